@@ -1,0 +1,10 @@
+"""GRPO in JAX that you can trust, in a few lines, from a laptop to a TPU pod."""
+
+from grpo_eqx import cli as cli
+from grpo_eqx.config import GRPOConfig as GRPOConfig
+from grpo_eqx.errors import UserError as UserError
+from grpo_eqx.evaluation import Evaluation as Evaluation
+from grpo_eqx.trainer import FitResult as FitResult
+from grpo_eqx.trainer import GRPOTrainer as GRPOTrainer
+
+__version__ = "0.1.0"

@@ -1,0 +1,74 @@
+"""Problems from a JSONL file: one `{"question": ..., "answer": ...}` a line."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+
+from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.errors import UserError
+
+QUESTION, ANSWER = "question", "answer"
+
+
+class Records(PromptSource):
+    """Problems held in memory, from rows with a `question`, an `answer` and any other columns."""
+
+    rows: Sequence[dict[str, Any]] = eqx.field(static=True)
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < len(self.rows):
+            raise IndexError(index)
+        row = self.rows[index]
+        return Prompt(row[QUESTION], {name: row[name] for name in row if name != QUESTION})
+
+    def split(self, num_heldout: int) -> tuple["Records", "Records"]:
+        """These problems without the last `num_heldout`, and those."""
+        cut = len(self.rows) - num_heldout
+        return (
+            Records(self.rows[:cut], self.name),
+            Records(self.rows[cut:], f"the last {num_heldout:,} of {self.name}"),
+        )
+
+
+def read_jsonl(path: Path) -> Records:
+    """Reads a JSONL file; raises `UserError`, naming the line, where it is not as it should be."""
+    rows = []
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    rows.append(_parse(line, path, number))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"data {str(path)!r} cannot be read: {error}.") from error
+    if not rows:
+        raise UserError(f"data {str(path)!r} is empty: it needs one JSON object a line.")
+    columns = rows[0].keys()
+    for i, row in enumerate(rows):
+        if row.keys() != columns:
+            raise UserError(
+                f"{path}: problem {i + 1} has the columns {', '.join(sorted(row))}, and the first "
+                f"one {', '.join(sorted(columns))}: give every problem the same."
+            )
+    return Records(rows, path.name)
+
+
+def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{path}, line {number}: not valid JSON ({error}).") from error
+    if not isinstance(row, dict):
+        raise UserError(f"{path}, line {number}: not a JSON object but {type(row).__name__}.")
+    for name in (QUESTION, ANSWER):
+        if name not in row:
+            raise UserError(f"{path}, line {number}: the field {name!r} is missing.")
+    if not isinstance(row[QUESTION], str) or not row[QUESTION].strip():
+        raise UserError(f"{path}, line {number}: the field {QUESTION!r} must be a text.")
+    return row

@@ -1,0 +1,67 @@
+"""From the names of training and held-out data to prompt sources."""
+
+from pathlib import Path
+
+from grpo_eqx.config import EMBEDDED_DATA
+from grpo_eqx.data.jsonl import ANSWER, QUESTION, Records, read_jsonl
+from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.word_problems import WordProblems
+from grpo_eqx.errors import UserError
+
+_HELDOUT_SHARE = 10  # of a file without held-out problems of its own, at most one in ten
+
+
+def load_data(
+    data: str, eval_data: str | None, num_eval: int
+) -> tuple[PromptSource, PromptSource]:
+    """Training and held-out problems.
+
+    **Arguments:** names or paths as `GRPOConfig.data` and `eval_data` describe them; how many
+    held-out problems an evaluation uses.
+
+    Without `eval_data`, a file's own last problems are set apart: `num_eval` of them, but at most
+    a tenth of the file. Raises `UserError` for what does not exist or cannot be read.
+    """
+    if eval_data is not None:
+        return _load(data, "train"), _load(eval_data, "test")
+    train = _load(data, "train")
+    if isinstance(train, Records) and not _is_hub_name(data):
+        return train.split(min(num_eval, max(1, len(train) // _HELDOUT_SHARE)))
+    return train, _load(data, "test")
+
+
+def _is_hub_name(name: str) -> bool:
+    return not Path(name).exists() and name.count("/") == 1 and not name.endswith(".jsonl")
+
+
+def _load(name: str, split: str) -> PromptSource:
+    if name == EMBEDDED_DATA:
+        return WordProblems("train" if split == "train" else "heldout")
+    if _is_hub_name(name):
+        return _load_hub(name, split)
+    path = Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"data {name!r} is not a file, nor {EMBEDDED_DATA!r}, nor a hub name like openai/gsm8k."
+        )
+    return read_jsonl(path)
+
+
+def _load_hub(name: str, split: str) -> PromptSource:
+    """A split of a hub data set with GSM8K's columns, through `datasets`."""
+    import datasets
+
+    try:
+        configs = datasets.get_dataset_config_names(name)
+        config = "main" if "main" in configs else configs[0]
+        rows = datasets.load_dataset(name, config, split=split)
+    except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UserError(
+            f"data {name!r} could not be loaded from the Hugging Face hub "
+            f"({type(error).__name__}: {reason})."
+        ) from error
+    for column in (QUESTION, ANSWER):
+        if column not in rows.column_names:
+            raise UserError(f"data {name!r} has no column {column!r}, only {rows.column_names}.")
+    return Records(rows.to_list(), f"{name} ({split})")

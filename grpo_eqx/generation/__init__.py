@@ -1,0 +1,7 @@
+"""Generation: sampling, the rollout it fills, and the engine."""
+
+from grpo_eqx.generation.engine import generate as generate
+from grpo_eqx.generation.engine import sample_keys as sample_keys
+from grpo_eqx.generation.rollout import Rollout as Rollout
+from grpo_eqx.generation.sampling import GREEDY as GREEDY
+from grpo_eqx.generation.sampling import Sampling as Sampling

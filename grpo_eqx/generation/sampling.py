@@ -1,0 +1,77 @@
+"""Drawing the next token, and the log-prob of what was drawn."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from grpo_eqx.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are drawn. The truncations apply in the order of the fields, each to what is left."""
+
+    temperature: float = 1.0
+    """Divides the logits before the softmax; 0 means greedy."""
+    top_k: int | None = None
+    """Keep the `top_k` likeliest tokens."""
+    top_p: float = 1.0
+    """Keep the smallest set of likeliest tokens with at least this probability together."""
+    min_p: float = 0.0
+    """Keep tokens with at least this share of the likeliest token's probability."""
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise UserError(f"temperature is {self.temperature}: it must be 0 (greedy) or more.")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k is {self.top_k}: it must be at least 1, or None for all tokens.")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p is {self.top_p}: it must be in (0, 1].")
+        if not 0 <= self.min_p <= 1:
+            raise UserError(f"min_p is {self.min_p}: it must be in [0, 1].")
+
+
+GREEDY = Sampling(temperature=0.0)
+
+
+def sample_tokens(
+    logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"], sampling: Sampling
+) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
+    """Draws one token a row, each row with its own key.
+
+    **Returns:** the tokens, and their float32 log-probs under the very distribution they were
+    drawn from: tempered and truncated. A greedy token comes from a point mass, so its log-prob
+    is 0.
+    """
+    if sampling.temperature == 0:
+        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return tokens, jnp.zeros(tokens.shape, jnp.float32)
+    logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
+    # The Gumbel-max form keeps a draw the same under rounding noise of another device layout,
+    # where the inverse of a cumulative sum over the vocabulary would not.
+    draw = jnp.vectorize(lambda key: jax.random.gumbel(key, logits.shape[-1:]), signature="()->(v)")
+    tokens = jnp.argmax(logits + draw(keys), axis=-1).astype(jnp.int32)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return tokens, chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _truncate(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array, "*batch V"]:
+    """Sets the logits of tokens that may not be drawn to minus infinity."""
+    vocab_size = logits.shape[-1]
+    if sampling.top_k is not None and sampling.top_k < vocab_size:
+        lowest = jax.lax.top_k(logits, sampling.top_k)[0][..., -1:]
+        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+    if sampling.top_p < 1:
+        descending = jnp.sort(logits, axis=-1, descending=True)
+        probs = jax.nn.softmax(descending, axis=-1)
+        before = jnp.cumsum(probs, axis=-1) - probs
+        lowest = jnp.min(
+            jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
+        )
+        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+    if sampling.min_p > 0:
+        lowest = logits.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
+        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+    return logits

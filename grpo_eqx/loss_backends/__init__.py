@@ -1,0 +1,6 @@
+"""Loss backends: per-token log-probs and entropies from hidden states and the head."""
+
+from grpo_eqx.loss_backends.base import LossBackend as LossBackend
+from grpo_eqx.loss_backends.base import TokenStats as TokenStats
+from grpo_eqx.loss_backends.chunked import ChunkedLoss as ChunkedLoss
+from grpo_eqx.loss_backends.dense import DenseLoss as DenseLoss

@@ -1,0 +1,101 @@
+"""The batch of an update, and how it is cut into micro-batches."""
+
+import dataclasses
+from functools import partial
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array
+
+from grpo_eqx._types import GroupFloats, TokenFloats
+from grpo_eqx.errors import UserError
+from grpo_eqx.generation import Rollout
+
+
+class Batch(eqx.Module):
+    """What an update learns from: `P` prompts with `G` completions each."""
+
+    rollout: Rollout
+    advantages: GroupFloats
+    old_logps: TokenFloats | None
+    """Log-probs under the policy that ratios are against. `None`: the policy being updated, so
+    that ratios are exactly 1 and no extra forward pass is needed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class MicroBatches:
+    """How a batch is cut so that every device holds an equal share of every micro-batch."""
+
+    prompt_shards: int
+    prompt_parts: int
+    group_shards: int
+    group_parts: int
+
+    @classmethod
+    def plan(
+        cls, num_prompts: int, num_generations: int, sharding: NamedSharding, size: int | None
+    ) -> "MicroBatches":
+        """Micro-batches of `size` completions a device: whole groups, or parts of one group.
+
+        Raises `UserError`, with the sizes that work, where `size` does not divide evenly.
+        """
+        mesh = sharding.mesh
+        spec = (*sharding.spec, None, None)[:2]
+        prompt_shards, group_shards = (_num_shards(mesh, axes) for axes in spec)
+        prompts, group = num_prompts // prompt_shards, num_generations // group_shards
+        if size is None:
+            return cls(prompt_shards, 1, group_shards, 1)
+        whole = {n * group: (prompts // n, 1) for n in range(1, prompts + 1) if prompts % n == 0}
+        partial = {n: (prompts, group // n) for n in range(1, group) if group % n == 0}
+        valid = partial | whole
+        if size not in valid:
+            raise UserError(
+                f"micro_batch_size_per_device is {size}, and a device has {prompts} x {group} "
+                f"completions a step: use one of {', '.join(map(str, sorted(valid)))}."
+            )
+        prompt_parts, group_parts = valid[size]
+        return cls(prompt_shards, prompt_parts, group_shards, group_parts)
+
+    def split(self, batch: Batch) -> Batch:
+        """The batch with a new leading axis of micro-batches on every array."""
+        cut = partial(jax.tree.map, self._cut)
+        rollout = batch.rollout
+        return Batch(
+            Rollout(
+                self._cut_prompts(rollout.prompt_ids),
+                self._cut_prompts(rollout.prompt_mask),
+                *cut((rollout.completion_ids, rollout.completion_mask)),
+                *cut((rollout.sampler_logps, rollout.finished)),
+            ),
+            *cut((batch.advantages, batch.old_logps)),
+        )
+
+    def _cut(self, x: Array) -> Array:
+        (P, G), rest = x.shape[:2], x.shape[2:]
+        shape = (
+            self.prompt_shards, self.prompt_parts, P // self.prompt_shards // self.prompt_parts,
+            self.group_shards, self.group_parts, G // self.group_shards // self.group_parts,
+        )  # fmt: skip
+        order = (1, 4, 0, 2, 3, 5)
+        pieces = x.reshape(*shape, *rest).transpose(*order, *range(6, 6 + len(rest)))
+        return pieces.reshape(
+            self.prompt_parts * self.group_parts,
+            P // self.prompt_parts,
+            G // self.group_parts,
+            *rest,
+        )
+
+    def _cut_prompts(self, x: Array) -> Array:
+        """Cuts `[P, ...]` to go with `_cut`: prompts again for every part of their group."""
+        shape = (self.prompt_shards, self.prompt_parts, -1, *x.shape[1:])
+        pieces = jnp.moveaxis(x.reshape(shape), 1, 0)
+        pieces = pieces.reshape(self.prompt_parts, -1, *x.shape[1:])
+        return jnp.repeat(pieces, self.group_parts, axis=0)
+
+
+def _num_shards(mesh: jax.sharding.Mesh, axes: str | tuple[str, ...] | None) -> int:
+    names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+    return int(np.prod([mesh.shape[name] for name in names], initial=1))

@@ -1,0 +1,1 @@
+"""Models: Qwen2 and its Hugging Face folder format."""

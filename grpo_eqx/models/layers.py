@@ -1,0 +1,154 @@
+"""The pieces of a Qwen2 layer: linear maps, RMSNorm, rotary positions, attention over segments.
+
+Sequences come as `[P, G, T, ...]`: `P` prompts with `G` continuations each (a plain batch has
+`G = 1`). Attention reads a list of *segments* of keys and values and merges them exactly, so that
+a group's prompt is held and read once, not once per continuation.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+_MASKED = -1e30  # finite, so that a row without any visible key stays finite too
+
+
+class Linear(eqx.Module):
+    """`x @ weight.T + bias`, with the weight laid out as Hugging Face stores it."""
+
+    weight: Float[Array, "*stack out in"]
+    bias: Float[Array, "*stack out"] | None = None
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        y = _project(x, self.weight)
+        return y if self.bias is None else y + self.bias
+
+
+@jax.custom_vjp
+def _project(x: Float[Array, "*batch in"], weight: Float[Array, "out in"]) -> Float[Array, "*batch out"]:
+    return jnp.einsum("...i,oi->...o", x, weight)
+
+
+def _project_forward(
+    x: Float[Array, "*batch in"], weight: Float[Array, "out in"]
+) -> tuple[Float[Array, "*batch out"], tuple[Array, Array]]:
+    return _project(x, weight), (x, weight)
+
+
+def _project_backward(
+    residuals: tuple[Array, Array], dy: Float[Array, "*batch out"]
+) -> tuple[Float[Array, "*batch in"], Float[Array, "out in"]]:
+    """The usual gradients, of operands that are complete before they are multiplied.
+
+    Left to itself, XLA's CPU compiler computes the activation functions before these products
+    again, in the strided order of the transposition that the weight's gradient needs: a third of
+    an update's time.
+    """
+    x, weight = residuals
+    x, dy = jax.lax.optimization_barrier((x, dy))
+    return (
+        jnp.einsum("...o,oi->...i", dy, weight),
+        jnp.einsum("...o,...i->oi", dy, x),
+    )
+
+
+_project.defvjp(_project_forward, _project_backward)
+
+
+def rms_norm(
+    x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float
+) -> Float[Array, "*batch H"]:
+    """Root-mean-square normalisation (arXiv 1910.07467) with float32 statistics."""
+    x32 = x.astype(jnp.float32)
+    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return scale * normed.astype(x.dtype)
+
+
+class Rotary(NamedTuple):
+    """Cosines and sines of rotary positions (RoFormer, arXiv 2104.09864), float32."""
+
+    cos: Float[Array, "P G T D"]
+    sin: Float[Array, "P G T D"]
+
+    @classmethod
+    def at(cls, positions: Int[Array, "P G T"], head_dim: int, theta: float) -> "Rotary":
+        frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+        angles = positions[..., None].astype(jnp.float32) * frequencies
+        angles = jnp.concatenate([angles, angles], axis=-1)
+        return cls(jnp.cos(angles), jnp.sin(angles))
+
+    def rotate(self, x: Float[Array, "P G T heads D"]) -> Float[Array, "P G T heads D"]:
+        first, second = jnp.split(x, 2, axis=-1)
+        turned = jnp.concatenate([-second, first], axis=-1)
+        cos, sin = self.cos[..., None, :], self.sin[..., None, :]
+        return (x * cos + turned * sin).astype(x.dtype)
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of `J` rows per prompt: `J = 1` where the group shares them, else `J = G`."""
+
+    keys: Float[Array, "*layers P J K S D"]
+    values: Float[Array, "*layers P J K S D"]
+
+
+class Segment(NamedTuple):
+    """A stretch of keys and values, and which of them each query may see (broadcastable)."""
+
+    kv: KeyValues
+    visible: Bool[Array, "#P #J #T S"]
+
+
+class _Partial(NamedTuple):
+    """Attention over one segment before normalisation, all float32."""
+
+    weighted: Float[Array, "P G T N D"]
+    total: Float[Array, "P G T N"]
+    highest: Float[Array, "P G T N"]
+
+
+def attend(
+    queries: Float[Array, "P G T N D"], segments: Sequence[Segment]
+) -> Float[Array, "P G T N D"]:
+    """Softmax attention of each query over the union of all segments.
+
+    Each segment is reduced by itself and the parts are merged by their softmax statistics (as in
+    FlashAttention, arXiv 2205.14135), which equals one softmax over the concatenation. Every
+    query must see at least one key of some segment; the result of one that sees none is finite
+    and without meaning.
+    """
+    parts = [_attend_segment(queries, segment) for segment in segments]
+    highest = jnp.stack([part.highest for part in parts]).max(axis=0)
+    scales = [jnp.exp(part.highest - highest) for part in parts]
+    weighted = sum(part.weighted * scale[..., None] for part, scale in zip(parts, scales, strict=True))
+    total = sum(part.total * scale for part, scale in zip(parts, scales, strict=True))
+    return (weighted / total[..., None]).astype(queries.dtype)
+
+
+def _attend_segment(queries: Float[Array, "P G T N D"], segment: Segment) -> _Partial:
+    keys, values = segment.kv
+    P, G, T, N, D = queries.shape
+    _, J, K, S, _ = keys.shape
+    rows, repeats = G // J, N // K
+    # A shared segment sees its group as one long run of queries: one larger product per prompt.
+    q = queries.reshape(P, J, rows, T, K, repeats, D)
+    scores = jnp.einsum("pjgtkrd,pjksd->pjkrgts", q, keys, preferred_element_type=jnp.float32)
+    visible = segment.visible[:, :, None, None, None]
+    scores = jnp.where(visible, scores * D**-0.5, _MASKED)
+    highest = jax.lax.stop_gradient(scores.max(axis=-1))
+    weights = jnp.exp(scores - highest[..., None])
+    weighted = jnp.einsum(
+        "pjkrgts,pjksd->pjgtkrd",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+
+    def by_query(x: Float[Array, "P J K R rows T"]) -> Float[Array, "P G T N"]:
+        return x.transpose(0, 1, 4, 5, 2, 3).reshape(P, G, T, N)
+
+    return _Partial(
+        weighted.reshape(P, G, T, N, D), by_query(weights.sum(axis=-1)), by_query(highest)
+    )

@@ -1,0 +1,240 @@
+"""Qwen2 models as Hugging Face folders: `config.json` and safetensors, in and out, without torch."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from grpo_eqx.config import EMBEDDED_MODEL
+from grpo_eqx.errors import UserError, WeightsError
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.qwen2 import Qwen2, parameter_name
+from grpo_eqx.sharding.mesh import AutoMesh
+
+_ASSETS = Path(__file__).parent.parent / "assets"
+_INDEX = "model.safetensors.index.json"
+_FILE_BYTES = 5 * 10**9
+
+
+def model_folder(name_or_path: str | Path) -> Path:
+    """The folder of a model: a local one, the embedded one, or a download from the hub.
+
+    Downloads take safetensors, configs and tokenizer files, never pickles or code. Raises
+    `UserError` where there is no such model.
+    """
+    path = Path(name_or_path)
+    if path.is_dir():
+        return path
+    if str(name_or_path) == EMBEDDED_MODEL:
+        return _ASSETS / EMBEDDED_MODEL
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError
+
+    patterns = ["*.json", "*.safetensors", "merges.txt", "vocab.txt", "*.jinja"]
+    try:
+        return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
+    except (OSError, HFValidationError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not be "
+            f"downloaded from the Hugging Face hub ({type(error).__name__}: {reason})."
+        ) from error
+
+
+def from_pretrained(
+    name_or_path: str | Path,
+    mesh: jax.sharding.Mesh | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
+) -> Qwen2:
+    """Loads a Qwen2 model, every array straight into its sharding over `mesh`.
+
+    Only the slices that this host's devices hold are read, one parameter at a time.
+
+    **Arguments:** a folder or hub name; a mesh of (dp, fsdp, tp), by default all devices on fsdp;
+    the dtype of the arrays.
+
+    Raises `WeightsError`, naming the tensor, where one is missing, unexpected, truncated or of
+    another shape than `config.json` says.
+    """
+    folder = model_folder(name_or_path)
+    mesh = AutoMesh().build() if mesh is None else mesh
+    config = Qwen2Config.from_json(folder / "config.json")
+    template = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    with ExitStack() as stack:
+        tensors = _open_tensors(folder, stack)
+        _check_tensors(folder, template, tensors)
+
+        def load(
+            path: tuple[object, ...], leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding
+        ) -> jax.Array:
+            name = parameter_name(path)
+
+            def read(index: tuple[slice, ...]) -> np.ndarray:
+                if not name.startswith("layers."):
+                    return tensors[_hugging_face_name(name)][index].astype(dtype)
+                layers = range(config.num_hidden_layers)[index[0]]
+                rows = [tensors[_hugging_face_name(name, i)][index[1:]] for i in layers]
+                return np.stack([row.astype(dtype) for row in rows])
+
+            return jax.make_array_from_callback(leaf.shape, sharding, read)
+
+        return jax.tree.map_with_path(load, template, template.shardings(mesh))
+
+
+def save_pretrained(
+    model: Qwen2, folder: str | Path, dtype: jax.typing.DTypeLike | None = None
+) -> None:
+    """Writes `config.json` and safetensors that Hugging Face transformers loads.
+
+    **Arguments:** the dtype of the tensors, by default that of the model. Files hold at most 5 GB
+    each, and one of them is in host memory at a time.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype = jnp.dtype(model.norm.dtype if dtype is None else dtype)
+    config = {**model.config.to_json(), "torch_dtype": dtype.name}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    groups = _files(_named_arrays(model), dtype)
+    if len(groups) == 1:
+        _write_file(folder / "model.safetensors", groups[0], dtype)
+        return
+    weight_map = {}
+    for i, group in enumerate(groups, start=1):
+        file = f"model-{i:05d}-of-{len(groups):05d}.safetensors"
+        _write_file(folder / file, group, dtype)
+        weight_map.update(dict.fromkeys(group, file))
+    total = sum(x.size for group in groups for x in group.values()) * dtype.itemsize
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def _hugging_face_name(name: str, layer: int | None = None) -> str:
+    """The tensor of a parameter, for parameters within `layers` the one of a layer."""
+    if name == "lm_head":
+        return "lm_head.weight"
+    if layer is None:
+        return f"model.{name}.weight"
+    module, _, kind = name.removeprefix("layers.").partition(".")
+    if module.endswith("layernorm"):
+        return f"model.layers.{layer}.{module}.weight"
+    block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+    return f"model.layers.{layer}.{block}.{module}.{kind}"
+
+
+def _named_shapes(model: Qwen2) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Every tensor's Hugging Face name and shape, of a model or its shapes."""
+    for path, leaf in jax.tree.leaves_with_path(model):
+        name = parameter_name(path)
+        if name.startswith("layers."):
+            for layer in range(leaf.shape[0]):
+                yield _hugging_face_name(name, layer), leaf.shape[1:]
+        else:
+            yield _hugging_face_name(name), leaf.shape
+
+
+class _Slot:
+    """One tensor of a model to write: read from the device only when asked for."""
+
+    def __init__(self, array: jax.Array, layer: int | None):
+        self.array, self.layer = array, layer
+        self.size = array.size if layer is None else array[0].size
+
+    def read(self, dtype: np.dtype) -> np.ndarray:
+        array = self.array if self.layer is None else self.array[self.layer]
+        return np.ascontiguousarray(np.asarray(array).astype(dtype))
+
+
+def _named_arrays(model: Qwen2) -> dict[str, _Slot]:
+    slots = {}
+    for path, leaf in jax.tree.leaves_with_path(model):
+        name = parameter_name(path)
+        if name.startswith("layers."):
+            for layer in range(leaf.shape[0]):
+                slots[_hugging_face_name(name, layer)] = _Slot(leaf, layer)
+        else:
+            slots[_hugging_face_name(name)] = _Slot(leaf, None)
+    return slots
+
+
+def _files(slots: Mapping[str, _Slot], dtype: np.dtype) -> list[dict[str, _Slot]]:
+    """The tensors in groups of at most `_FILE_BYTES` (or one tensor)."""
+    groups: list[dict[str, _Slot]] = [{}]
+    used = 0
+    for name, slot in slots.items():
+        size = slot.size * dtype.itemsize
+        if groups[-1] and used + size > _FILE_BYTES:
+            groups.append({})
+            used = 0
+        groups[-1][name] = slot
+        used += size
+    return groups
+
+
+def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None:
+    arrays = {name: slot.read(dtype) for name, slot in slots.items()}
+    save_file(arrays, path, metadata={"format": "pt"})
+
+
+def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Lazily readable slices of every tensor in the folder's safetensors files."""
+    if (folder / _INDEX).exists():
+        files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
+    else:
+        files = ["model.safetensors"]
+    tensors: dict[str, Any] = {}
+    for file in files:
+        path = folder / file
+        if not path.exists():
+            pickles = sorted(p.name for p in folder.glob("*.bin"))
+            hint = f" ({pickles[0]} is a pickle, which is never loaded)" if pickles else ""
+            raise WeightsError(f"{folder} holds no {file}{hint}: only safetensors are read.")
+        try:
+            handle = stack.enter_context(safe_open(path, framework="numpy"))
+        except SafetensorError as error:
+            raise WeightsError(f"{path} cannot be read: {_truncation(path) or error}.") from error
+        tensors.update({name: handle.get_slice(name) for name in handle.keys()})
+    return tensors
+
+
+def _truncation(path: Path) -> str | None:
+    """The first tensor that a shortened safetensors file no longer holds, as a sentence's end."""
+    size = path.stat().st_size
+    try:
+        with path.open("rb") as file:
+            header_size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(header_size))
+    except ValueError:
+        return None
+    ends = [
+        (8 + header_size + entry["data_offsets"][1], name)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    ]
+    missing = [(end, name) for end, name in sorted(ends) if end > size]
+    if not missing:
+        return None
+    return f"it ends at byte {size}, inside tensor {missing[0][1]!r}; download it again"
+
+
+def _check_tensors(folder: Path, template: Qwen2, tensors: Mapping[str, Any]) -> None:
+    expected = dict(_named_shapes(template))
+    for name, shape in expected.items():
+        if name not in tensors:
+            raise WeightsError(f"{folder}: tensor {name!r} is missing.")
+        found = tuple(tensors[name].get_shape())
+        if found != shape:
+            raise WeightsError(
+                f"{folder}: tensor {name!r} has shape {found}, and config.json says {shape}."
+            )
+    extra = sorted(tensors.keys() - expected.keys())
+    if extra:
+        raise WeightsError(
+            f"{folder}: tensor {extra[0]!r} does not belong to the model of config.json."
+        )

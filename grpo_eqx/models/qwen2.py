@@ -1,0 +1,281 @@
+"""Qwen2 as one Equinox module: the same definition trains and generates."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from grpo_eqx._types import Remat
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.layers import KeyValues, Linear, Rotary, Segment, attend, rms_norm
+from grpo_eqx.sharding.rules import parameter_sharding
+
+
+class Qwen2Layer(eqx.Module):
+    """One transformer layer; in `Qwen2.layers` every array has a leading axis of layers."""
+
+    input_layernorm: Float[Array, "*stack H"]
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    post_attention_layernorm: Float[Array, "*stack H"]
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+
+    def project(
+        self, x: Float[Array, "P G T H"], rotary: Rotary, config: Qwen2Config
+    ) -> tuple[Float[Array, "P G T N D"], KeyValues]:
+        """Rotated queries and keys, and values, of the normalised input."""
+        x = rms_norm(x, self.input_layernorm, config.rms_norm_eps)
+        split = (*x.shape[:-1], -1, config.head_size)
+        queries = rotary.rotate(self.q_proj(x).reshape(split))
+        keys = rotary.rotate(self.k_proj(x).reshape(split)).swapaxes(2, 3)
+        values = self.v_proj(x).reshape(split).swapaxes(2, 3)
+        return queries, KeyValues(keys, values)
+
+    def finish(
+        self,
+        x: Float[Array, "P G T H"],
+        queries: Float[Array, "P G T N D"],
+        segments: Sequence[Segment],
+        config: Qwen2Config,
+    ) -> Float[Array, "P G T H"]:
+        """The rest of the layer once its segments of keys and values are known."""
+        attended = attend(queries, segments)
+        x = x + self.o_proj(attended.reshape(*x.shape[:-1], -1))
+        normed = rms_norm(x, self.post_attention_layernorm, config.rms_norm_eps)
+        return x + self.down_proj(jax.nn.silu(self.gate_proj(normed)) * self.up_proj(normed))
+
+
+class PromptCache(NamedTuple):
+    """What a group's completions need of their prompt.
+
+    The prompt's last token is left to the completions, as their first input: so the sampler and
+    the trainer read the same position from the same place, and a prefill yields no hidden states.
+    """
+
+    kv: KeyValues
+    visible: Bool[Array, "P Tp"]
+    """The prompt's real tokens, except the last."""
+    last_ids: Int[Array, " P"]
+    last_positions: Int[Array, " P"]
+
+    def segment(self, layer_kv: KeyValues) -> Segment:
+        return Segment(layer_kv, self.visible[:, None, None, :])
+
+
+class Qwen2(eqx.Module):
+    """Qwen2 (arXiv 2407.10671), with layers stacked along a leading axis and run by `lax.scan`."""
+
+    embed_tokens: Float[Array, "V H"]
+    layers: Qwen2Layer
+    norm: Float[Array, " H"]
+    lm_head: Float[Array, "V H"] | None
+    config: Qwen2Config = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, config: Qwen2Config, key: PRNGKeyArray, std: float = 0.02) -> "Qwen2":
+        """Random weights: normal with `std`, norms one, biases zero, all float32."""
+        keys = iter(jax.random.split(key, 9))
+        stack, hidden = config.num_hidden_layers, config.hidden_size
+        wide = config.num_attention_heads * config.head_size
+        narrow = config.num_key_value_heads * config.head_size
+
+        def normal(*shape: int) -> Array:
+            return std * jax.random.normal(next(keys), shape)
+
+        def linear(out_size: int, in_size: int, bias: bool = False) -> Linear:
+            weight = normal(stack, out_size, in_size)
+            return Linear(weight, jnp.zeros((stack, out_size)) if bias else None)
+
+        return cls(
+            embed_tokens=normal(config.vocab_size, hidden),
+            layers=Qwen2Layer(
+                input_layernorm=jnp.ones((stack, hidden)),
+                q_proj=linear(wide, hidden, bias=True),
+                k_proj=linear(narrow, hidden, bias=True),
+                v_proj=linear(narrow, hidden, bias=True),
+                o_proj=linear(hidden, wide),
+                post_attention_layernorm=jnp.ones((stack, hidden)),
+                gate_proj=linear(config.intermediate_size, hidden),
+                up_proj=linear(config.intermediate_size, hidden),
+                down_proj=linear(hidden, config.intermediate_size),
+            ),
+            norm=jnp.ones(hidden),
+            lm_head=None if config.tie_word_embeddings else normal(config.vocab_size, hidden),
+            config=config,
+        )
+
+    def shardings(self, mesh: jax.sharding.Mesh) -> "Qwen2":
+        """This model's tree with a `NamedSharding` for every array (or shape) of it."""
+
+        def of(path: tuple[object, ...], leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
+            return parameter_sharding(mesh, _DIMS[parameter_name(path)], leaf.shape)
+
+        return jax.tree.map_with_path(of, self)
+
+    @property
+    def head(self) -> Float[Array, "V H"]:
+        """The language-model head: `lm_head`, or the embedding where they are tied."""
+        return self.embed_tokens if self.lm_head is None else self.lm_head
+
+    def astype(self, dtype: jnp.dtype) -> "Qwen2":
+        """The same model with every array in `dtype`."""
+        return jax.tree.map(lambda x: x.astype(dtype), self)
+
+    def __call__(
+        self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "B T H"]:
+        """Final hidden states of plain sequences, padded on either side where `mask` is false."""
+        mask = jnp.ones(ids.shape, bool) if mask is None else mask
+        hidden, _ = self._causal_pass(ids, mask, "none")
+        return rms_norm(hidden[:, 0], self.norm, self.config.rms_norm_eps)
+
+    def logits(
+        self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "B T V"]:
+        """Float32 logits of plain sequences. Holds `B x T x V` numbers: for small uses only."""
+        return self.project_logits(self(ids, mask))
+
+    def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
+        """Float32 logits of final hidden states."""
+        return jnp.einsum("...h,vh->...v", hidden, self.head, preferred_element_type=jnp.float32)
+
+    def prefill(
+        self, ids: Int[Array, "P Tp"], mask: Bool[Array, "P Tp"], remat: Remat = "none"
+    ) -> PromptCache:
+        """Reads each prompt once, for all completions of its group."""
+        _, kv = self._causal_pass(ids, mask, remat)
+        order = jnp.arange(ids.shape[1])
+        last = jnp.max(jnp.where(mask, order, 0), axis=1)
+        return PromptCache(
+            kv=kv,
+            visible=mask & (order != last[:, None]),
+            last_ids=jnp.take_along_axis(ids, last[:, None], axis=1)[:, 0],
+            last_positions=mask.sum(axis=1) - 1,
+        )
+
+    def completion_hidden(
+        self, prompt: PromptCache, ids: Int[Array, "P G Tc"], remat: Remat = "none"
+    ) -> Float[Array, "P G Tc H"]:
+        """Final hidden states that predict each token of `ids`, given the prompt.
+
+        `ids` is padded on the right; states past a completion's end have no meaning.
+        """
+        P, G, Tc = ids.shape
+        first = jnp.broadcast_to(prompt.last_ids[:, None, None], (P, G, 1))
+        inputs = jnp.concatenate([first, ids[:, :, :-1]], axis=2)
+        positions = prompt.last_positions[:, None, None] + jnp.arange(Tc)
+        rotary = Rotary.at(positions, self.config.head_size, self.config.rope_theta)
+        causal = jnp.tril(jnp.ones((Tc, Tc), bool))[None, None]
+
+        def step(
+            x: Float[Array, "P G Tc H"], xs: tuple[Qwen2Layer, KeyValues]
+        ) -> tuple[Float[Array, "P G Tc H"], None]:
+            layer, prompt_kv = xs
+            queries, kv = layer.project(x, rotary, self.config)
+            segments = [prompt.segment(prompt_kv), Segment(kv, causal)]
+            return layer.finish(x, queries, segments, self.config), None
+
+        x, _ = jax.lax.scan(_remat(step, remat), self.embed_tokens[inputs], (self.layers, prompt.kv))
+        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+
+    def decode(
+        self,
+        prompt: PromptCache,
+        own: KeyValues,
+        ids: Int[Array, "P G"],
+        index: Int[Array, ""],
+    ) -> tuple[Float[Array, "P G V"], KeyValues]:
+        """One decoding step: the logits after `ids`, the inputs at `index` of the completions.
+
+        **Arguments:** `own` holds the completions' keys and values so far, `[L, P, G, K, Tc, D]`.
+
+        **Returns:** float32 logits, and `own` with this step's keys and values written in place.
+        """
+        length = own.keys.shape[-2]
+        positions = jnp.broadcast_to(prompt.last_positions[:, None] + index, ids.shape)
+        rotary = Rotary.at(positions[..., None], self.config.head_size, self.config.rope_theta)
+        written = (jnp.arange(length) <= index)[None, None, None]
+
+        def step(
+            carry: tuple[Float[Array, "P G 1 H"], KeyValues, Int[Array, ""]],
+            xs: tuple[Qwen2Layer, KeyValues],
+        ) -> tuple[tuple[Float[Array, "P G 1 H"], KeyValues, Int[Array, ""]], None]:
+            x, own, depth = carry
+            layer, prompt_kv = xs
+            queries, new = layer.project(x, rotary, self.config)
+            # The whole stack travels as carry: XLA then writes one token in place, where stacked
+            # outputs of the scan would copy every layer's cache at every step.
+            own = KeyValues(*(_write(cache, kv, depth, index) for cache, kv in zip(own, new, strict=True)))
+            layer_kv = KeyValues(*(jax.lax.dynamic_index_in_dim(c, depth, keepdims=False) for c in own))
+            segments = [prompt.segment(prompt_kv), Segment(layer_kv, written)]
+            return (layer.finish(x, queries, segments, self.config), own, depth + 1), None
+
+        carry = (self.embed_tokens[ids][:, :, None], own, jnp.zeros((), jnp.int32))
+        (x, own, _), _ = jax.lax.scan(step, carry, (self.layers, prompt.kv))
+        hidden = rms_norm(x[:, :, 0], self.norm, self.config.rms_norm_eps)
+        return self.project_logits(hidden), own
+
+    def _causal_pass(
+        self, ids: Int[Array, "P T"], mask: Bool[Array, "P T"], remat: Remat
+    ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
+        """All layers over plain sequences: states before the last norm, and keys and values."""
+        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+        rotary = Rotary.at(positions[:, None], self.config.head_size, self.config.rope_theta)
+        T = ids.shape[1]
+        visible = (jnp.tril(jnp.ones((T, T), bool)) & mask[:, None, :])[:, None]
+
+        def step(
+            x: Float[Array, "P 1 T H"], layer: Qwen2Layer
+        ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
+            queries, kv = layer.project(x, rotary, self.config)
+            return layer.finish(x, queries, [Segment(kv, visible)], self.config), kv
+
+        return jax.lax.scan(_remat(step, remat), self.embed_tokens[ids][:, None], self.layers)
+
+
+def parameter_name(path: tuple[object, ...]) -> str:
+    """A parameter's dotted name within `Qwen2`, such as `layers.q_proj.weight`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+_DIMS = {
+    "embed_tokens": ("vocab", "hidden"),
+    "norm": ("hidden",),
+    "lm_head": ("vocab", "hidden"),
+    "layers.input_layernorm": ("layers", "hidden"),
+    "layers.post_attention_layernorm": ("layers", "hidden"),
+    "layers.o_proj.weight": ("layers", "hidden", "heads"),
+    "layers.gate_proj.weight": ("layers", "mlp", "hidden"),
+    "layers.up_proj.weight": ("layers", "mlp", "hidden"),
+    "layers.down_proj.weight": ("layers", "hidden", "mlp"),
+    **{f"layers.{name}_proj.weight": ("layers", "heads", "hidden") for name in "qkv"},
+    **{f"layers.{name}_proj.bias": ("layers", "heads") for name in "qkv"},
+}
+
+
+def _write(
+    cache: Float[Array, "L P G K Tc D"],
+    token: Float[Array, "P G K 1 D"],
+    layer: Int[Array, ""],
+    index: Int[Array, ""],
+) -> Float[Array, "L P G K Tc D"]:
+    start = (layer, 0, 0, 0, index, 0)
+    return jax.lax.dynamic_update_slice(cache, token[None].astype(cache.dtype), start)
+
+
+def _remat(step, remat: Remat):
+    """Wraps a scan body so that its backward pass recomputes what `remat` says is not kept."""
+    if remat == "none":
+        return step
+    policy = jax.checkpoint_policies.nothing_saveable
+    if remat == "dots":
+        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+    return jax.checkpoint(step, policy=policy, prevent_cse=False)

@@ -1,0 +1,44 @@
+"""The optimiser that a config describes."""
+
+import jax
+import optax
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.models.qwen2 import Qwen2, parameter_name
+
+
+def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
+    """Learning rate by update: a linear warm-up, then level or down to 0 at the last update."""
+    assert cfg.learning_rate is not None  # resolved
+    updates = cfg.steps * cfg.num_iterations - cfg.warmup_steps
+    after = {
+        "constant": optax.constant_schedule(cfg.learning_rate),
+        "linear": optax.linear_schedule(cfg.learning_rate, 0.0, max(updates, 1)),
+        "cosine": optax.cosine_decay_schedule(cfg.learning_rate, max(updates, 1)),
+    }[cfg.lr_scheduler_type]
+    if cfg.warmup_steps == 0:
+        return after
+    warmup = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup_steps)
+    return optax.join_schedules([warmup, after], [cfg.warmup_steps])
+
+
+def make_optimizer(cfg: GRPOConfig) -> optax.GradientTransformation:
+    """AdamW or Lion with the config's schedule, after clipping to `max_grad_norm`."""
+    build = optax.adamw if cfg.optimizer == "adamw" else optax.lion
+    return optax.chain(
+        optax.clip_by_global_norm(cfg.max_grad_norm),
+        build(
+            learning_rate_schedule(cfg),
+            b1=cfg.adam_beta1,
+            b2=cfg.adam_beta2,
+            weight_decay=cfg.weight_decay,
+            mask=_is_matrix,
+        ),
+    )
+
+
+def _is_matrix(params: Qwen2) -> Qwen2:
+    """Weight decay is for matrices, not for norms and biases."""
+    return jax.tree.map_with_path(
+        lambda path, _: not parameter_name(path).endswith(("norm", "bias")), params
+    )

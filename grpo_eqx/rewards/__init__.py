@@ -1,0 +1,24 @@
+"""Reward functions and the policy for calling them."""
+
+from functools import partial
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.rewards import gsm8k
+from grpo_eqx.rewards.runner import RewardFunc as RewardFunc
+from grpo_eqx.rewards.runner import RewardRunner as RewardRunner
+from grpo_eqx.rewards.runner import Rewards as Rewards
+
+BUILT_IN: dict[str, RewardFunc] = {
+    "correct": gsm8k.correct,
+    "correct_strict": partial(gsm8k.correct, mode="strict"),
+    "format": gsm8k.format,
+    "tags": gsm8k.tags,
+}
+"""Reward functions that a config can name."""
+
+
+def reward_func(name: str) -> RewardFunc:
+    """The built-in reward function of that name; raises `UserError` for an unknown one."""
+    if name not in BUILT_IN:
+        raise UserError(f"no reward function named {name!r}; built-in: {', '.join(BUILT_IN)}.")
+    return BUILT_IN[name]

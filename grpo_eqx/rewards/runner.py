@@ -1,0 +1,122 @@
+"""Calling reward functions: what they are given, and what is accepted back."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.errors import RewardError, UserError
+
+
+RewardFunc = Callable[..., Sequence[float | None]]
+"""TRL's reward signature: `f(prompts, completions, **columns)`, parallel lists in, a float a row out.
+
+`columns` holds the problems' other columns, each as a list. `None` in place of a float says that
+the function does not apply to that completion.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewards:
+    """Rewards of `P` prompts with `G` completions each; NaN where a function does not apply."""
+
+    names: tuple[str, ...]
+    each: Float[np.ndarray, "funcs P G"]
+    """Every function's own rewards, unweighted."""
+    total: Float[np.ndarray, "P G"]
+    """Weighted sum over the functions that apply; NaN where none does."""
+
+    def metrics(self) -> dict[str, float]:
+        """Means and deviations under TRL's names."""
+        with warnings.catch_warnings():
+            # NaN is the right mean of rewards that are all missing.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            metrics = {
+                "reward": float(np.nanmean(self.total)),
+                # The mean over groups of each group's own deviation, as TRL reports it.
+                "reward_std": float(np.nanmean(np.nanstd(self.total, axis=1, ddof=1))),
+                "frac_reward_zero_std": float(np.mean(np.nanstd(self.total, axis=1) == 0)),
+            }
+            for name, rewards in zip(self.names, self.each, strict=True):
+                metrics[f"rewards/{name}/mean"] = float(np.nanmean(rewards))
+                metrics[f"rewards/{name}/std"] = float(np.nanstd(rewards, ddof=1))
+        return metrics
+
+
+class RewardRunner:
+    """Calls every reward function on a batch and combines what they return."""
+
+    def __init__(self, funcs: Mapping[str, RewardFunc], weights: Sequence[float] | None = None):
+        """**Arguments:** the functions by the name they are logged under; their weights, by
+        default 1 each. Raises `UserError` where the two do not match."""
+        weights = (1.0,) * len(funcs) if weights is None else weights
+        if not funcs or len(weights) != len(funcs):
+            raise UserError(
+                f"{len(funcs)} reward functions and {len(weights)} reward_weights: give at least "
+                f"one function, and one weight for each."
+            )
+        self.funcs = dict(funcs)
+        self.weights = np.asarray(weights, np.float64)
+
+    def __call__(
+        self, prompts: Sequence[Prompt], completions: Sequence[Sequence[str]]
+    ) -> Rewards:
+        """Rewards of `completions[p][g]`, the completions of `prompts[p]`.
+
+        Raises `RewardError`, naming the function, where one fails, or returns anything but one
+        finite number or `None` for each completion.
+        """
+        group = len(completions[0])
+        rows = [prompt for prompt in prompts for _ in range(group)]
+        texts = [text for of_prompt in completions for text in of_prompt]
+        columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
+        each = np.stack(
+            [_call(name, func, rows, texts, columns) for name, func in self.funcs.items()]
+        )
+        weighted = np.nansum(self.weights[:, None] * each, axis=0)
+        total = np.where(np.isnan(each).all(axis=0), np.nan, weighted)
+        shape = (len(prompts), group)
+        return Rewards(tuple(self.funcs), each.reshape(-1, *shape), total.reshape(shape))
+
+
+def func_name(func: RewardFunc) -> str:
+    """The name that a function's rewards are logged under."""
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def _call(
+    name: str,
+    func: RewardFunc,
+    rows: Sequence[Prompt],
+    texts: list[str],
+    columns: Mapping[str, list[Any]],
+) -> Float[np.ndarray, " PG"]:
+    try:
+        returned = func(prompts=[row.text for row in rows], completions=texts, **columns)
+    except RewardError as error:
+        raise RewardError(f"reward function {name}: {error}") from error
+    if not isinstance(returned, (Sequence, np.ndarray)) or len(returned) != len(texts):
+        got = f"{len(returned)} values" if hasattr(returned, "__len__") else repr(returned)
+        raise RewardError(
+            f"reward function {name} returned {got} for {len(texts)} completions: return a list "
+            f"with one float (or None) for each."
+        )
+    rewards = np.empty(len(texts))
+    for i, reward in enumerate(returned):
+        try:
+            rewards[i] = np.nan if reward is None else float(reward)
+        except (TypeError, ValueError) as error:
+            raise RewardError(
+                f"reward function {name} returned {reward!r} for completion {i}: return a float, "
+                f"or None where it does not apply."
+            ) from error
+        if reward is not None and not np.isfinite(rewards[i]):
+            raise RewardError(
+                f"reward function {name} returned {reward!r} for completion {i}: return a finite "
+                f"number, or None where it does not apply."
+            )
+    return rewards

@@ -1,0 +1,7 @@
+"""Meshes, and what is split over their axes."""
+
+from grpo_eqx.sharding.mesh import AutoMesh as AutoMesh
+from grpo_eqx.sharding.mesh import ExplicitMesh as ExplicitMesh
+from grpo_eqx.sharding.mesh import HostLocalMesh as HostLocalMesh
+from grpo_eqx.sharding.mesh import Mesh as Mesh
+from grpo_eqx.sharding.mesh import parse_mesh as parse_mesh

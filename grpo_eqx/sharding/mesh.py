@@ -1,0 +1,106 @@
+"""How devices are laid out: strategies that build a `jax.sharding.Mesh` of (dp, fsdp, tp)."""
+
+import abc
+from collections import Counter
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from grpo_eqx.errors import UserError
+
+AXES = ("dp", "fsdp", "tp")
+
+
+class Mesh(eqx.Module):
+    """A rule from the devices at hand to a mesh with the axes `dp`, `fsdp` and `tp`.
+
+    `dp` holds whole copies of the parameters, `fsdp` splits parameters and batch, `tp` splits
+    heads, MLP and vocabulary.
+    """
+
+    @abc.abstractmethod
+    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+        """Sizes of (dp, fsdp, tp) for these devices; raises `UserError` where none fits."""
+
+    def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+        """The mesh over `devices`, by default all there are, in process and id order."""
+        devices = jax.devices() if devices is None else devices
+        ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+        grid = np.array(ordered, dtype=object).reshape(self.shape(devices))
+        # Automatic axes: the compiler places collectives; jax.make_mesh would make explicit ones.
+        return jax.sharding.Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+
+class ExplicitMesh(Mesh):
+    """Fixed axis sizes, of which at most one may be -1: whatever devices are left."""
+
+    dp: int = 1
+    fsdp: int = 1
+    tp: int = 1
+
+    def __check_init__(self) -> None:
+        sizes = (self.dp, self.fsdp, self.tp)
+        if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
+            raise UserError(
+                f"mesh {self}: axis sizes are positive, and at most one of them is -1 (the rest)."
+            )
+
+    def __str__(self) -> str:
+        return f"{self.dp},{self.fsdp},{self.tp}"
+
+    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+        sizes = [self.dp, self.fsdp, self.tp]
+        fixed = int(np.prod([size for size in sizes if size != -1]))
+        if -1 in sizes and len(devices) % fixed == 0:
+            sizes[sizes.index(-1)] = len(devices) // fixed
+        if int(np.prod(sizes)) != len(devices):
+            needed = f"a multiple of {fixed}" if -1 in sizes else str(fixed)
+            raise UserError(
+                f"mesh {self} (dp,fsdp,tp) needs {needed} devices, and {len(devices)} "
+                f"{'is' if len(devices) == 1 else 'are'} present: use --mesh auto, or axis sizes "
+                f"with the product {len(devices)}."
+            )
+        return sizes[0], sizes[1], sizes[2]
+
+
+class AutoMesh(Mesh):
+    """Every device on `fsdp`: `1,-1,1`."""
+
+    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+        return 1, len(devices), 1
+
+
+class HostLocalMesh(Mesh):
+    """`fsdp` within each host, `dp` across hosts; on one host the same as `AutoMesh`."""
+
+    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+        per_host = Counter(device.process_index for device in devices)
+        if len(set(per_host.values())) > 1:
+            raise UserError(
+                f"mesh host_local needs the same number of devices on every host, and they have "
+                f"{dict(sorted(per_host.items()))}: use --mesh auto."
+            )
+        return len(per_host), len(devices) // len(per_host), 1
+
+
+def parse_mesh(text: str) -> Mesh:
+    """The strategy named on a command line: `auto`, `host_local`, `1,-1,1`, `dp:2,fsdp:-1,tp:1`."""
+    named: dict[str, type[Mesh]] = {"auto": AutoMesh, "host_local": HostLocalMesh}
+    if text in named:
+        return named[text]()
+    parts = [part.strip().rpartition(":") for part in text.split(",")]
+    names = [name for name, _, _ in parts]
+    try:
+        sizes = [int(size) for _, _, size in parts]
+    except ValueError:
+        sizes = []
+    if names == ["", "", ""] and len(sizes) == 3:
+        return ExplicitMesh(*sizes)
+    if sizes and set(names) <= set(AXES) and len(set(names)) == len(names):
+        return ExplicitMesh(**dict(zip(names, sizes, strict=True)))
+    raise UserError(
+        f"mesh {text!r} is not understood: use auto, host_local, three sizes (1,-1,1) or named "
+        f"sizes (dp:2,fsdp:-1,tp:1)."
+    )

@@ -1,0 +1,73 @@
+"""What a person sees while a run goes on."""
+
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+_LINE_EVERY_S = 10.0
+
+
+class TrainingDisplay:
+    """Reward, length and time left: a live bar on a terminal, else a line every few seconds."""
+
+    def __init__(self, steps: int, console: Console | None = None):
+        self.steps = steps
+        self.console = Console() if console is None else console
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("[bold]reward {task.fields[reward]}[/]  length {task.fields[length]}"),
+            TextColumn("·"),
+            TimeElapsedColumn(),
+            TextColumn("gone,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
+            console=self.console,
+        )
+        self._task = self._progress.add_task("", total=steps, reward="   -", length="  -")
+        self._start = self._last_line = time.monotonic()
+
+    def __enter__(self) -> "TrainingDisplay":
+        if self.console.is_terminal:
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.console.is_terminal:
+            self._progress.stop()
+
+    def note(self, text: str) -> None:
+        """A line of its own, above a live bar."""
+        self.console.print(text, highlight=False)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Shows the metrics after `step`, counted from 1."""
+        reward, length = f"{metrics['reward']:.3f}", f"{metrics['completions/mean_length']:.1f}"
+        if self.console.is_terminal:
+            self._progress.update(self._task, completed=step, reward=reward, length=length)
+            return
+        now = time.monotonic()
+        if step not in (1, self.steps) and now - self._last_line < _LINE_EVERY_S:
+            return
+        self._last_line = now
+        left = (now - self._start) / step * (self.steps - step)
+        self.note(
+            f"step {step}/{self.steps}  reward {reward}  length {length}  "
+            f"{metrics['step_time']:.2f} s/step  {left:.0f} s left"
+        )

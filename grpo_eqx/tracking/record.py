@@ -1,0 +1,75 @@
+"""Everything that is recorded of a run, behind one object."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.tracking.console import TrainingDisplay
+from grpo_eqx.tracking.learning_curve import plot_learning_curve
+from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.tracker import JsonlTracker, Tracker, WandbTracker
+
+_MANY_CLIPPED = 0.5
+
+
+class RunRecord:
+    """Opens the run folder, feeds trackers and display, and draws the learning curve at the end."""
+
+    def __init__(self, cfg: GRPOConfig, trackers: Sequence[Tracker] = ()):
+        assert cfg.output_dir is not None  # resolved
+        self.cfg = cfg
+        self.folder = RunFolder(cfg.output_dir)
+        self.history: list[Mapping[str, float]] = []
+        self._extra_trackers = trackers
+        self._trackers: list[Tracker] = []
+        self._display = TrainingDisplay(cfg.steps)
+        self._warned = False
+
+    def __enter__(self) -> "RunRecord":
+        cfg = self.cfg
+        self.folder.start(cfg)
+        self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
+        if cfg.wandb != "disabled":
+            fields = dataclasses.asdict(cfg)
+            self._trackers.append(
+                WandbTracker(cfg.wandb, cfg.wandb_project, fields, self.folder.path)
+            )
+        self._display.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._display.__exit__(kind, error, trace)
+        for tracker in self._trackers:
+            tracker.finish()
+        if self.history:
+            title = f"GRPO: {self.cfg.model} on {self.cfg.data}"
+            plot_learning_curve(self.history, title, self.folder.learning_curve)
+
+    def note(self, text: str) -> None:
+        """Tells the person something, once."""
+        self._display.note(text)
+
+    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics of `step`, counted from 1."""
+        self.history.append(metrics)
+        for tracker in self._trackers:
+            tracker.log(step, metrics)
+        self._display.step(step, metrics)
+        clipped = metrics["completions/clipped_ratio"]
+        if clipped > _MANY_CLIPPED and not self._warned:
+            self._warned = True
+            self.note(
+                f"warning: {clipped:.0%} of the completions were cut off at max_completion_length "
+                f"({self.cfg.max_completion_length}) before their answer; consider raising it."
+            )
+
+    def wants_completions(self, step: int) -> bool:
+        """Whether the completions of `step`, counted from 1, are to be written."""
+        every = self.cfg.log_completions_steps
+        return every > 0 and (step == 1 or step % every == 0)

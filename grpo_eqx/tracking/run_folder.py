@@ -1,0 +1,81 @@
+"""The folder that a run leaves behind."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.errors import UserError
+from grpo_eqx.rewards import Rewards
+
+
+class RunFolder:
+    """`config.json`, `metrics.jsonl`, `completions/`, `learning_curve.png` and `model/`.
+
+    A folder that already holds a run keeps it: its entries move to `previous-1`, `previous-2`...
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.config = path / "config.json"
+        self.metrics = path / "metrics.jsonl"
+        self.completions = path / "completions"
+        self.learning_curve = path / "learning_curve.png"
+        self.model = path / "model"
+
+    def start(self, cfg: GRPOConfig) -> None:
+        """Makes the folder and writes the config; raises `UserError` where it cannot be written."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._keep_previous()
+            self.completions.mkdir()
+            fields = json.dumps(dataclasses.asdict(cfg), indent=2, default=str)
+            self.config.write_text(fields + "\n")
+        except OSError as error:
+            raise UserError(
+                f"output_dir {str(self.path)!r} cannot be written ({error.strerror}): choose another."
+            ) from error
+
+    def write_completions(
+        self,
+        step: int,
+        prompts: Sequence[Prompt],
+        completions: Sequence[Sequence[str]],
+        rewards: Rewards,
+        advantages: np.ndarray,
+        lengths: np.ndarray,
+        finished: np.ndarray,
+    ) -> None:
+        """A parquet table of the step, one row a completion."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        group = advantages.shape[1]
+        table = {
+            "step": [step] * advantages.size,
+            "prompt": [prompt.text for prompt in prompts for _ in range(group)],
+            "completion": [text for texts in completions for text in texts],
+            **dict(zip(rewards.names, rewards.each.reshape(len(rewards.names), -1), strict=True)),
+            "reward": rewards.total.reshape(-1),
+            "advantage": advantages.reshape(-1),
+            "length": lengths.reshape(-1),
+            "truncated": ~finished.reshape(-1),
+        }
+        pq.write_table(pa.table(table), self.completions / f"step_{step:06d}.parquet")
+
+    def _keep_previous(self) -> None:
+        entries = (self.config, self.metrics, self.completions, self.learning_curve, self.model)
+        present = [entry for entry in entries if entry.exists()]
+        if not present:
+            return
+        number = 1
+        while (self.path / f"previous-{number}").exists():
+            number += 1
+        kept = self.path / f"previous-{number}"
+        kept.mkdir()
+        for entry in present:
+            entry.rename(kept / entry.name)

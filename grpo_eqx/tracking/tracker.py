@@ -1,0 +1,50 @@
+"""Where metrics go: one object a destination."""
+
+import abc
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Tracker(abc.ABC):
+    """Receives the metrics of every step. Subclass it to send them elsewhere."""
+
+    @abc.abstractmethod
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Records the metrics of `step`, counted from 1."""
+
+    @abc.abstractmethod
+    def finish(self) -> None:
+        """Writes out what is still held; called once, also after a failure."""
+
+
+class JsonlTracker(Tracker):
+    """One JSON object a step and line, flushed at once so that a killed run keeps its record."""
+
+    def __init__(self, path: Path):
+        self._file = path.open("w", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+
+    def finish(self) -> None:
+        self._file.close()
+
+
+class WandbTracker(Tracker):
+    """A Weights & Biases run; `wandb` is imported and contacted only here."""
+
+    def __init__(self, mode: str, project: str, config: Mapping[str, Any], folder: Path):
+        import wandb
+
+        self._run = wandb.init(
+            mode=mode, project=project, name=folder.name, dir=folder, config=dict(config)
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self) -> None:
+        self._run.finish()

@@ -1,0 +1,288 @@
+"""`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.batches import PromptBatches, pad_prompts
+from grpo_eqx.data.load import load_data
+from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import UserError
+from grpo_eqx.evaluation import Evaluation
+from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend
+from grpo_eqx.micro_batches import Batch, MicroBatches
+from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.objective import group_advantages
+from grpo_eqx.optimizer import learning_rate_schedule, make_optimizer
+from grpo_eqx.programs import ProgramOptions, Programs
+from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k, reward_func
+from grpo_eqx.rewards.runner import func_name
+from grpo_eqx.sharding import Mesh, parse_mesh
+from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
+from grpo_eqx.tracking.metrics import StepClock, step_metrics
+from grpo_eqx.tracking.record import RunRecord
+from grpo_eqx.tracking.tracker import Tracker
+
+_EVAL_STEP = 2**31 - 1  # evaluations draw at steps counted down from here, training up from 0
+_EVAL_ROWS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """What `GRPOTrainer.fit` leaves behind."""
+
+    output_dir: Path
+    history: Sequence[Mapping[str, float]]
+    """The metrics of every step."""
+    seconds: float
+    """Duration of the steps, compilation included."""
+
+
+class GRPOTrainer:
+    """Trains a language model on problems with rewards.
+
+    ```python
+    trainer = GRPOTrainer(GRPOConfig(steps=100))
+    trainer.fit()
+    ```
+
+    Whatever the config names can be passed as an object instead.
+    """
+
+    def __init__(
+        self,
+        cfg: GRPOConfig | None = None,
+        *,
+        model: Qwen2 | None = None,
+        tokenizer: ChatTokenizer | None = None,
+        reward_funcs: Sequence[RewardFunc] | None = None,
+        train_data: PromptSource | None = None,
+        eval_data: PromptSource | None = None,
+        eval_func: RewardFunc = gsm8k.correct,
+        optimizer: optax.GradientTransformation | None = None,
+        mesh: Mesh | None = None,
+        loss_backend: LossBackend | None = None,
+        trackers: Sequence[Tracker] = (),
+    ):
+        """**Arguments:**
+
+        - `cfg`: the settings; by default the embedded model on the embedded problems.
+        - `model`, `tokenizer`: in place of `cfg.model`; a model comes with its tokenizer.
+        - `reward_funcs`: any callables with TRL's reward signature.
+        - `train_data`, `eval_data`: prompt sources; training data come with held-out ones.
+        - `eval_func`: scores an evaluation's completions; 1.0 means solved.
+        - `optimizer`: any optax transformation, complete with learning rate and clipping.
+        - `mesh`, `loss_backend`: strategy objects.
+        - `trackers`: destinations of metrics besides the run folder.
+
+        Raises `UserError` for whatever cannot work, before anything is trained.
+        """
+        self.cfg = cfg = (GRPOConfig() if cfg is None else cfg).resolved()
+        self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
+        sharding = batch_sharding(self.mesh, cfg.prompts_per_step, cfg.num_generations)
+        MicroBatches.plan(
+            cfg.prompts_per_step, cfg.num_generations, sharding, cfg.micro_batch_size_per_device
+        )
+        if (train_data is None) != (eval_data is None):
+            raise UserError("train_data and eval_data go together: pass both, or neither.")
+        if train_data is None or eval_data is None:
+            train_data, eval_data = load_data(cfg.data, cfg.eval_data, cfg.eval_problems)
+        self.eval_data, self.eval_func = eval_data, eval_func
+        self.rewards = _reward_runner(cfg, reward_funcs)
+        if model is not None and tokenizer is None:
+            raise UserError("a model is passed without its tokenizer: pass both.")
+        if tokenizer is None:
+            tokenizer = ChatTokenizer.from_pretrained(model_folder(cfg.model), cfg.system_prompt)
+        self.tokenizer = tokenizer
+        self.prompts = PromptBatches(
+            train_data,
+            tokenizer,
+            batch_size=cfg.prompts_per_step,
+            max_length=cfg.max_prompt_length,
+            overlong=cfg.overlong_prompts,
+            seed=cfg.seed,
+        )
+        if model is None:
+            model = from_pretrained(cfg.model, self.mesh)
+        else:
+            model = jax.device_put(
+                model.astype(jnp.float32), model.shardings(self.mesh), may_alias=False
+            )
+        tokenizer.check_belongs_to(model.config.vocab_size)
+        # The course of a passed optimizer's learning rate is not known.
+        self.learning_rate = None if optimizer is not None else learning_rate_schedule(cfg)
+        self.programs = Programs(
+            _program_options(cfg, tokenizer),
+            self.mesh,
+            loss_backend or {"chunked": ChunkedLoss, "dense": DenseLoss}[cfg.loss_backend](),
+            optimizer or make_optimizer(cfg),
+        )
+        self.state = self.programs.init(model)
+        self.step = 0
+        self.trackers = trackers
+
+    def fit(self) -> FitResult:
+        """Trains for the remaining of `cfg.steps` steps, and writes the run folder."""
+        cfg = self.cfg
+        with RunRecord(cfg, self.trackers) as record:
+            record.note(self.describe())
+            for step in range(self.step, cfg.steps):
+                clock = StepClock()
+                prompts = self.prompts.batch(step)
+                rollout = self.programs.generate(
+                    self.state.model, prompts.ids, prompts.mask, step,
+                    num_generations=cfg.num_generations,
+                )  # fmt: skip
+                rollout = _without_padding(rollout)
+                completions = self._texts(rollout)
+                clock.lap("rollout")
+                rewards = self.rewards(prompts.prompts, completions)
+                advantages = group_advantages(rewards.total, cfg.scale_rewards)
+                clock.lap("reward")
+                update_metrics = self._update(rollout, advantages)
+                clock.lap("update")
+                self.step = step + 1
+                lengths, finished = np.asarray(rollout.lengths), np.asarray(rollout.finished)
+                metrics = step_metrics(rewards, lengths, finished, update_metrics, clock)
+                record.step(self.step, metrics)
+                if record.wants_completions(self.step):
+                    record.folder.write_completions(
+                        self.step, prompts.prompts, completions, rewards, advantages, lengths,
+                        finished,
+                    )  # fmt: skip
+        self.save_pretrained(record.folder.model)
+        seconds = sum(metrics["step_time"] for metrics in record.history)
+        return FitResult(record.folder.path, record.history, seconds)
+
+    def evaluate(self, *, temperature: float = 0.0, num_samples: int = 1) -> Evaluation:
+        """Solves up to `cfg.eval_problems` held-out problems: by default greedy pass@1.
+
+        **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
+        `Evaluation.pass_at`. The draws are the same at every call.
+        """
+        count = min(self.cfg.eval_problems, len(self.eval_data))
+        problems = [self.eval_data[i] for i in range(count)]
+        sampling = Sampling(temperature=temperature)
+        completions = self._complete([p.text for p in problems], sampling, num_samples)
+        accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
+        return Evaluation(accuracy(problems, completions).total == 1.0)
+
+    def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
+        """One completion of each user message, by default greedy."""
+        completions = self._complete(prompts, Sampling(temperature=temperature), 1)
+        return [texts[0] for texts in completions]
+
+    def save_pretrained(self, path: str | Path) -> None:
+        """Writes model and tokenizer as a folder that Hugging Face transformers loads."""
+        save_pretrained(self.state.model, path)
+        self.tokenizer.save_pretrained(path)
+
+    def describe(self) -> str:
+        """One line on what is trained, on what, on which devices."""
+        size = sum(x.size for x in jax.tree.leaves(self.state.model))
+        axes = " ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
+        kind = jax.tree.leaves(self.mesh.devices.tolist())[0].device_kind
+        dropped = self.prompts.num_dropped
+        return (
+            f"{self.cfg.model} ({size:,} parameters) on {self.prompts.name}: "
+            f"{len(self.prompts):,} problems{f' ({dropped:,} over-long dropped)' if dropped else ''}, "
+            f"{len(self.eval_data):,} held out; {self.mesh.size} x {kind} ({axes})"
+        )
+
+    def _update(self, rollout: Rollout, advantages: np.ndarray) -> dict[str, float]:
+        """`num_iterations` updates on one rollout; the metrics of the last one."""
+        cfg = self.cfg
+        # The first update's ratios are 1 by definition, so one alone needs no scores.
+        old_logps = (
+            self.programs.score(self.state.model, rollout) if cfg.num_iterations > 1 else None
+        )
+        for _ in range(cfg.num_iterations):
+            self.state, metrics = self.programs.update(
+                self.state, Batch(rollout, advantages, old_logps)
+            )
+        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        if self.learning_rate is not None:
+            last_update = (self.step + 1) * cfg.num_iterations - 1
+            metrics["learning_rate"] = float(self.learning_rate(last_update))
+        return metrics
+
+    def _complete(
+        self, texts: Sequence[str], sampling: Sampling, num_samples: int
+    ) -> list[list[str]]:
+        """`num_samples` completions of each user message, in batches of one shape."""
+        tokens = self.tokenizer.encode(texts)
+        limit = self.cfg.max_prompt_length
+        for text, ids in zip(texts, tokens, strict=True):
+            if len(ids) > limit:
+                raise UserError(
+                    f"the prompt {text[:40]!r}... has {len(ids)} tokens, and max_prompt_length is "
+                    f"{limit}: raise it or shorten the prompt."
+                )
+        shards = num_batch_shards(self.mesh)
+        rows = -(-min(len(tokens), max(1, _EVAL_ROWS // num_samples)) // shards) * shards
+        completions = []
+        for batch, start in enumerate(range(0, len(tokens), rows)):
+            chosen = tokens[start : start + rows]
+            padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
+            ids, mask = pad_prompts(padded, self.tokenizer.pad_id, limit)
+            rollout = self.programs.generate(
+                self.state.model, ids, mask, _EVAL_STEP - batch,
+                num_generations=num_samples, sampling=sampling,
+            )  # fmt: skip
+            completions += self._texts(rollout)[: len(chosen)]
+        return completions
+
+    def _texts(self, rollout: Rollout) -> list[list[str]]:
+        """The completions as text, `[P][G]`."""
+        P, G, _ = rollout.completion_ids.shape
+        ids, lengths = jax.device_get((rollout.completion_ids, rollout.lengths))
+        rows = zip(ids.reshape(P * G, -1), lengths.reshape(-1), strict=True)
+        texts = self.tokenizer.decode([row[:length].tolist() for row, length in rows])
+        return [texts[i * G : (i + 1) * G] for i in range(P)]
+
+
+def _without_padding(rollout: Rollout) -> Rollout:
+    """Cuts completions to the longest one, up to a multiple of a quarter of the limit: an update
+    has four shapes at most."""
+    limit = rollout.completion_ids.shape[-1]
+    quarter = -(-limit // 4)
+    longest = int(rollout.lengths.max())
+    return rollout.trimmed(min(-(-longest // quarter) * quarter, limit))
+
+
+def _reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
+    if funcs is None:
+        return RewardRunner({name: reward_func(name) for name in cfg.reward_funcs}, cfg.reward_weights)
+    named = {func_name(func): func for func in funcs}
+    if len(named) < len(funcs):
+        raise UserError("two reward functions have the same name: give each its own.")
+    return RewardRunner(named, cfg.reward_weights)
+
+
+def _program_options(cfg: GRPOConfig, tokenizer: ChatTokenizer) -> ProgramOptions:
+    assert cfg.max_completion_length is not None and cfg.epsilon_high is not None  # resolved
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    return ProgramOptions(
+        sampling=Sampling(
+            temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
+        ),
+        max_completion_length=cfg.max_completion_length,
+        eos_ids=tokenizer.eos_ids,
+        pad_id=tokenizer.pad_id,
+        seed=cfg.seed,
+        dtype=jnp.dtype(dtype),
+        remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
+        epsilon=cfg.epsilon,
+        epsilon_high=cfg.epsilon_high,
+        micro_batch_size_per_device=cfg.micro_batch_size_per_device,
+    )

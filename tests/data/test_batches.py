@@ -1,0 +1,78 @@
+"""Order, padding and the policy for over-long prompts."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from grpo_eqx.data.batches import PromptBatches, pad_prompts
+from grpo_eqx.data.jsonl import Records
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import UserError
+
+
+class Letters:
+    """A stand-in tokenizer: a token for each character, no chat template."""
+
+    chat_template = None
+    eos_token_id = 1
+    pad_token_id = 0
+
+    def __call__(self, texts: list[str], add_special_tokens: bool) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[ord(c) for c in text] for text in texts]}
+
+
+def source(*texts: str) -> Records:
+    return Records([{"question": text, "answer": "1"} for text in texts], "letters")
+
+
+def batches(*texts: str, batch_size: int = 2, max_length: int = 40, **kwargs: object):
+    options = {"overlong": "error", "seed": 0, **kwargs}
+    tokenizer = ChatTokenizer(Letters())
+    return PromptBatches(
+        source(*texts), tokenizer, batch_size=batch_size, max_length=max_length, **options
+    )
+
+
+def test_every_problem_once_per_epoch_also_where_batches_straddle_epochs() -> None:
+    data = batches(*"abcde", batch_size=2)
+    seen = [p.text for step in range(10) for p in data.batch(step).prompts]
+    epochs = [seen[i : i + 5] for i in range(0, 20, 5)]
+    assert all(sorted(epoch) == list("abcde") for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) > 1
+
+
+def test_order_is_a_pure_function_of_seed_and_step() -> None:
+    data, again = batches(*"abcdefgh"), batches(*"abcdefgh")
+    backwards = {step: again.batch(step) for step in reversed(range(8))}
+    for step in range(8):
+        assert data.batch(step).prompts == backwards[step].prompts
+    other = batches(*"abcdefgh", seed=1)
+    assert [data.batch(s).prompts for s in range(4)] != [other.batch(s).prompts for s in range(4)]
+
+
+def test_padding_is_on_the_right_up_to_a_bucket() -> None:
+    ids, mask = pad_prompts([[5, 6, 7], [8]], pad_id=0, max_length=100)
+    assert ids.shape == mask.shape == (2, 32)
+    assert ids[0, :4].tolist() == [5, 6, 7, 0]
+    assert mask.sum(axis=1).tolist() == [3, 1]
+    shapes = Counter(pad_prompts([[1] * n], 0, 100)[0].shape[1] for n in range(1, 101))
+    assert sorted(shapes) == [32, 64, 100]
+
+
+def test_over_long_prompts_follow_the_policy() -> None:
+    texts = ["ab", "x" * 41, "cd"]
+    with pytest.raises(UserError, match=r"problem 1 \('xxx.*41 tokens, and max_prompt_length is 40"):
+        batches(*texts)
+    dropped = batches(*texts, overlong="drop")
+    assert (len(dropped), dropped.num_dropped) == (2, 1)
+    kept = batches("ab", "y" * 30 + "z" * 20, overlong="truncate_left")
+    longest = kept.batch(0).ids[np.argmax(kept.batch(0).mask.sum(axis=1))]
+    assert longest.tolist() == [ord("y")] * 20 + [ord("z")] * 20
+
+
+def test_too_few_problems_are_refused_with_both_numbers() -> None:
+    with pytest.raises(UserError, match=r"letters has 3 problems, and prompts_per_step is 4"):
+        batches(*"abc", batch_size=4)
+    with pytest.raises(UserError, match=r"1 problems \(2 over-long ones dropped\)"):
+        batches("a", "b" * 50, "c" * 50, overlong="drop")

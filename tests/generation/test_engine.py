@@ -1,0 +1,114 @@
+"""The rollout: what it returns, and that nothing about the batch changes it."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_eqx.generation import GREEDY, Rollout, Sampling, generate, sample_keys
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.qwen2 import Qwen2
+
+CONFIG = Qwen2Config(
+    vocab_size=29,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+MODEL = Qwen2.init(CONFIG, jax.random.key(0), std=0.3)
+EOS, PAD = 3, 0
+LENGTHS = np.array([7, 4, 1])
+
+
+def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
+    """Three prompts of different lengths, padded on one side with tokens that mean something."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(4, 29, size=length) for length in LENGTHS]
+    ids, mask = rng.integers(29, size=(3, width)), np.zeros((3, width), bool)
+    for i, row in enumerate(rows):
+        place = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+        ids[i, place], mask[i, place] = row, True
+    return jnp.asarray(ids, jnp.int32), jnp.asarray(mask)
+
+
+def run(
+    ids: jax.Array,
+    mask: jax.Array,
+    sampling: Sampling = Sampling(),  # noqa: B008 - immutable
+    group: int = 4,
+    max_length: int = 12,
+    eos_ids: tuple[int, ...] = (EOS,),
+) -> Rollout:
+    keys = sample_keys(0, jnp.int32(5), jnp.arange(len(ids)), group)
+    return jax.jit(
+        lambda model: generate(
+            model, ids, mask, keys,
+            sampling=sampling, max_length=max_length, eos_ids=eos_ids, pad_id=PAD,
+        )
+    )(MODEL)  # fmt: skip
+
+
+def test_completions_end_with_their_eos_and_are_padded_after_it() -> None:
+    rollout = run(*prompts(), eos_ids=(EOS, 5, 6))
+    ids, lengths = np.asarray(rollout.completion_ids), np.asarray(rollout.lengths)
+    finished = np.asarray(rollout.finished)
+    assert finished.any()
+    for p, g in np.ndindex(lengths.shape):
+        row, length = ids[p, g], lengths[p, g]
+        assert not np.isin(row[: length - 1], (EOS, 5, 6)).any()
+        assert np.isin(row[length - 1], (EOS, 5, 6)) == finished[p, g]
+        assert (row[length:] == PAD).all()
+        assert finished[p, g] or length == 12
+        assert np.asarray(rollout.completion_mask)[p, g].tolist() == [True] * length + [False] * (
+            12 - length
+        )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_sampler_logps_are_the_trainers(temperature: float, side: str) -> None:
+    """The decode loop and the training pass read the same model: log-probs agree to 1e-4."""
+    rollout = run(*prompts(width=11, side=side), Sampling(temperature=temperature))
+    prompt = MODEL.prefill(rollout.prompt_ids, rollout.prompt_mask)
+    hidden = MODEL.completion_hidden(prompt, rollout.completion_ids)
+    logprobs = jax.nn.log_softmax(MODEL.project_logits(hidden) / temperature, axis=-1)
+    trainers = jnp.take_along_axis(logprobs, rollout.completion_ids[..., None], axis=-1)[..., 0]
+    mask = np.asarray(rollout.completion_mask)
+    np.testing.assert_allclose(rollout.sampler_logps[mask], trainers[mask], atol=1e-4)
+    assert (np.asarray(rollout.sampler_logps)[~mask] == 0).all()
+
+
+def test_padding_of_prompts_changes_nothing() -> None:
+    first = run(*prompts())
+    for width, side in [(16, "right"), (7, "left"), (20, "left")]:
+        other = run(*prompts(width, side))
+        assert (first.completion_ids == other.completion_ids).all()
+        np.testing.assert_allclose(first.sampler_logps, other.sampler_logps, atol=1e-5)
+
+
+def test_a_sample_is_the_same_alone_and_in_a_larger_group_or_batch() -> None:
+    ids, mask = prompts()
+    full = run(ids, mask, group=4)
+    assert (run(ids, mask, group=2).completion_ids == full.completion_ids[:, :2]).all()
+    assert (run(ids[:1], mask[:1]).completion_ids == full.completion_ids[:1]).all()
+
+
+def test_samples_differ_between_prompts_samples_and_steps() -> None:
+    keys = [sample_keys(0, jnp.int32(step), jnp.arange(3), 4) for step in (0, 1)]
+    data = np.concatenate([np.asarray(jax.random.key_data(k)).reshape(-1, 2) for k in keys])
+    assert len(np.unique(data, axis=0)) == 24
+    other_seed = sample_keys(1, jnp.int32(0), jnp.arange(3), 4)
+    assert not (jax.random.key_data(other_seed) == jax.random.key_data(keys[0])).all()
+
+
+def test_a_longer_limit_only_continues() -> None:
+    short, long = run(*prompts(), max_length=6), run(*prompts(), max_length=12)
+    mask = np.asarray(short.completion_mask)
+    assert (short.completion_ids[mask] == long.completion_ids[..., :6][mask]).all()
+
+
+def test_greedy_needs_no_keys_and_repeats_within_a_group() -> None:
+    ids = np.asarray(run(*prompts(), GREEDY).completion_ids)
+    assert (ids == ids[:, :1]).all()

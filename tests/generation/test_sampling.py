@@ -1,0 +1,66 @@
+"""Tokens come from the distribution that their log-probs claim."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.generation import GREEDY, Sampling
+from grpo_eqx.generation.sampling import sample_tokens
+
+LOGITS = jnp.log(jnp.array([0.4, 0.3, 0.15, 0.1, 0.05]))
+
+
+def draw(sampling: Sampling, count: int = 20_000) -> tuple[np.ndarray, np.ndarray]:
+    keys = jax.random.split(jax.random.key(0), count)
+    logits = jnp.broadcast_to(LOGITS, (count, 5))
+    tokens, logps = sample_tokens(logits, keys, sampling)
+    return np.asarray(tokens), np.asarray(logps)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        (Sampling(), [0.4, 0.3, 0.15, 0.1, 0.05]),
+        (Sampling(top_k=2), [4 / 7, 3 / 7, 0, 0, 0]),
+        (Sampling(top_k=9), [0.4, 0.3, 0.15, 0.1, 0.05]),
+        (Sampling(top_p=0.5), [4 / 7, 3 / 7, 0, 0, 0]),
+        (Sampling(top_p=0.3), [1, 0, 0, 0, 0]),
+        (Sampling(min_p=0.3), [8 / 17, 6 / 17, 3 / 17, 0, 0]),
+        (Sampling(temperature=0.5), [0.16, 0.09, 0.0225, 0.01, 0.0025]),
+        (Sampling(temperature=0.5, top_k=2), [0.16, 0.09, 0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_draws_follow_the_truncated_tempered_distribution(
+    sampling: Sampling, expected: list[float]
+) -> None:
+    probs = np.array(expected) / np.sum(expected)
+    tokens, logps = draw(sampling)
+    shares = np.bincount(tokens, minlength=5) / len(tokens)
+    np.testing.assert_allclose(shares, probs, atol=0.012)
+    assert (shares[probs == 0] == 0).all()
+    np.testing.assert_allclose(logps, np.log(probs[tokens]), atol=1e-5)
+
+
+def test_greedy_takes_the_likeliest_with_certainty() -> None:
+    tokens, logps = draw(GREEDY, count=10)
+    assert (tokens == 0).all()
+    assert (logps == 0).all()
+
+
+def test_each_row_draws_with_its_own_key() -> None:
+    keys = jax.random.split(jax.random.key(1), 6)
+    logits = jax.random.normal(jax.random.key(2), (6, 50))
+    together = sample_tokens(logits, keys, Sampling())[0]
+    alone = [int(sample_tokens(logits[i], keys[i], Sampling())[0]) for i in range(6)]
+    assert together.tolist() == alone
+
+
+@pytest.mark.parametrize(
+    "bad", [{"temperature": -1.0}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.1}, {"min_p": 2.0}]
+)
+def test_values_outside_their_range_are_refused(bad: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=next(iter(bad))):
+        Sampling(**bad)

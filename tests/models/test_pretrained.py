@@ -1,0 +1,416 @@
+"""Hugging Face folders: what is saved is loaded again, and what is broken is refused by name."""
+
+import json
+from collections.abc import Callable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from safetensors.numpy import load_file, save_file
+
+from grpo_eqx.errors import UserError, WeightsError
+from grpo_eqx.models import pretrained
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.sharding import AutoMesh, ExplicitMesh
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DOWN_PROJ = "model.layers.1.mlp.down_proj.weight"
+
+
+def random_model(seed: int = 0, **changes: Any) -> Qwen2:
+    """A small model in which no two arrays, and no two layers, hold the same numbers."""
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 40,
+        **changes,
+    }
+    config = Qwen2Config(**sizes)
+    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), shapes)
+
+
+def assert_same(left: Qwen2, right: Qwen2) -> None:
+    assert jax.tree.structure(left) == jax.tree.structure(right)
+    for x, y in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+def tensors_of(folder: Path) -> dict[str, np.ndarray]:
+    """Every tensor of every safetensors file of the folder."""
+    return {k: v for file in folder.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A sound folder of one file."""
+    save_pretrained(random_model(), tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def sharded_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A sound folder of several files of at most 4000 bytes and their index."""
+    monkeypatch.setattr(pretrained, "_FILE_BYTES", 4000)
+    save_pretrained(random_model(), tmp_path)
+    return tmp_path
+
+
+# What is saved is loaded again.
+
+
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_a_saved_model_loads_exactly(tmp_path: Path, tied: bool):
+    model = random_model(tie_word_embeddings=tied)
+    save_pretrained(model, tmp_path)
+    assert_same(from_pretrained(tmp_path), model)
+    assert (tmp_path / WEIGHTS).exists()
+    assert not (tmp_path / INDEX).exists()
+
+
+def test_a_head_dim_of_its_own_survives(tmp_path: Path):
+    model = random_model(hidden_size=18, num_attention_heads=6, num_key_value_heads=3, head_dim=10)
+    save_pretrained(model, tmp_path)
+    assert_same(from_pretrained(tmp_path), model)
+
+
+def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path):
+    save_pretrained(random_model(), tmp_path / "run" / "final")
+    assert_same(from_pretrained(tmp_path / "run" / "final"), random_model())
+
+
+def test_tensors_have_hugging_face_names_and_layouts(tmp_path: Path):
+    model = random_model(tie_word_embeddings=False)
+    save_pretrained(model, tmp_path)
+    tensors = tensors_of(tmp_path)
+    np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], model.embed_tokens)
+    np.testing.assert_array_equal(tensors["model.norm.weight"], model.norm)
+    np.testing.assert_array_equal(tensors["lm_head.weight"], model.lm_head)
+    layers = model.layers
+    for i in range(3):
+        of_layer = {
+            "input_layernorm.weight": layers.input_layernorm,
+            "post_attention_layernorm.weight": layers.post_attention_layernorm,
+            "self_attn.q_proj.weight": layers.q_proj.weight,
+            "self_attn.q_proj.bias": layers.q_proj.bias,
+            "self_attn.k_proj.weight": layers.k_proj.weight,
+            "self_attn.k_proj.bias": layers.k_proj.bias,
+            "self_attn.v_proj.weight": layers.v_proj.weight,
+            "self_attn.v_proj.bias": layers.v_proj.bias,
+            "self_attn.o_proj.weight": layers.o_proj.weight,
+            "mlp.gate_proj.weight": layers.gate_proj.weight,
+            "mlp.up_proj.weight": layers.up_proj.weight,
+            "mlp.down_proj.weight": layers.down_proj.weight,
+        }
+        for name, stacked in of_layer.items():
+            np.testing.assert_array_equal(tensors.pop(f"model.layers.{i}.{name}"), stacked[i])
+    assert sorted(tensors) == ["lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
+
+
+def test_a_tied_head_is_not_written_twice(folder: Path):
+    assert "lm_head.weight" not in tensors_of(folder)
+
+
+# Dtypes.
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_narrow_dtype_rounds_as_jnp_does(tmp_path: Path, dtype: Any):
+    model = random_model()
+    rounded = model.astype(dtype)
+    save_pretrained(model, tmp_path, dtype=dtype)
+    assert json.loads((tmp_path / "config.json").read_text())["torch_dtype"] == dtype.__name__
+    assert_same(from_pretrained(tmp_path, dtype=dtype), rounded)
+    assert_same(from_pretrained(tmp_path), rounded.astype(jnp.float32))
+
+
+def test_a_model_is_saved_in_its_own_dtype_by_default(tmp_path: Path):
+    model = random_model().astype(jnp.bfloat16)
+    save_pretrained(model, tmp_path)
+    assert {x.dtype for x in tensors_of(tmp_path).values()} == {jnp.dtype(jnp.bfloat16)}
+    assert_same(from_pretrained(tmp_path, dtype=jnp.bfloat16), model)
+
+
+def test_loading_in_a_narrow_dtype_rounds_as_jnp_does(folder: Path):
+    loaded = from_pretrained(folder, dtype=jnp.bfloat16)
+    assert_same(loaded, random_model().astype(jnp.bfloat16))
+
+
+# Several files.
+
+
+def test_a_large_model_is_split_over_files_with_an_index(sharded_folder: Path):
+    index = json.loads((sharded_folder / INDEX).read_text())
+    files = sorted(path.name for path in sharded_folder.glob("*.safetensors"))
+    count = len(files)
+    assert count > 3
+    assert files == [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    for file in files:
+        tensors = load_file(sharded_folder / file)
+        assert sum(x.nbytes for x in tensors.values()) <= 4000
+        assert {index["weight_map"].pop(name) for name in tensors} == {file}
+    assert not index["weight_map"]
+    total = sum(x.nbytes for x in jax.tree.leaves(random_model()))
+    assert index["metadata"]["total_size"] == total
+
+
+def test_a_tensor_larger_than_a_file_has_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(pretrained, "_FILE_BYTES", 1)
+    save_pretrained(random_model(), tmp_path)
+    assert {len(load_file(file)) for file in tmp_path.glob("*.safetensors")} == {1}
+    assert_same(from_pretrained(tmp_path), random_model())
+
+
+def test_a_split_model_loads_exactly(sharded_folder: Path):
+    assert_same(from_pretrained(sharded_folder), random_model())
+
+
+def test_a_missing_file_of_several_is_named(sharded_folder: Path):
+    next(sharded_folder.glob("model-00002-*")).unlink()
+    with pytest.raises(WeightsError, match="holds no model-00002-of-"):
+        from_pretrained(sharded_folder)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"weight_map": []}'])
+def test_an_index_that_is_no_index_is_named(sharded_folder: Path, content: str):
+    (sharded_folder / INDEX).write_text(content)
+    with pytest.raises(WeightsError, match=r"model.safetensors.index.json"):
+        from_pretrained(sharded_folder)
+
+
+# Weights that are not those of the model.
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    """Changes the tensors of the folder's one file."""
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.2.self_attn.k_proj.bias",
+        DOWN_PROJ,
+    ],
+)
+def test_a_missing_tensor_is_named(folder: Path, name: str):
+    rewrite(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(WeightsError, match=f"'{name}' is missing"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "lm_head.weight",  # of a model whose config ties it
+        "model.layers.3.input_layernorm.weight",  # of a deeper model
+        "model.layers.0.self_attn.q_norm.weight",  # of another architecture
+    ],
+)
+def test_a_tensor_too_many_is_named(folder: Path, name: str):
+    rewrite(folder, lambda tensors: tensors.update({name: np.zeros(16, np.float32)}))
+    with pytest.raises(WeightsError, match=f"'{name}' does not belong"):
+        from_pretrained(folder)
+
+
+def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path):
+    rewrite(folder, lambda tensors: tensors.update({DOWN_PROJ: np.zeros((16, 25), np.float32)}))
+    with pytest.raises(WeightsError, match=rf"'{DOWN_PROJ}' has shape \(16, 25\).*\(16, 24\)"):
+        from_pretrained(folder)
+
+
+def test_a_transposed_tensor_is_refused_even_though_its_size_is_right(folder: Path):
+    rewrite(folder, lambda tensors: tensors.update({DOWN_PROJ: tensors[DOWN_PROJ].T.copy()}))
+    with pytest.raises(WeightsError, match=DOWN_PROJ):
+        from_pretrained(folder)
+
+
+def test_weights_of_another_config_are_refused(folder: Path):
+    untied = random_model(tie_word_embeddings=False).config.to_json()
+    (folder / "config.json").write_text(json.dumps(untied))
+    with pytest.raises(WeightsError, match=r"'lm_head.weight' is missing"):
+        from_pretrained(folder)
+
+
+# Files that cannot be read.
+
+
+@pytest.mark.parametrize("tensor", [DOWN_PROJ, "model.norm.weight"])
+def test_a_truncated_file_is_named_with_the_tensor_it_ends_in(folder: Path, tensor: str):
+    content = (folder / WEIGHTS).read_bytes()
+    header_size = int.from_bytes(content[:8], "little")
+    begin, end = json.loads(content[8 : 8 + header_size])[tensor]["data_offsets"]
+    cut = 8 + header_size + (begin + end) // 2
+    (folder / WEIGHTS).write_bytes(content[:cut])
+    with pytest.raises(WeightsError, match=f"ends at byte {cut}, inside tensor '{tensor}'") as info:
+        from_pretrained(folder)
+    assert str(folder / WEIGHTS) in str(info.value)
+
+
+def test_a_file_truncated_within_its_header_is_named(folder: Path):
+    content = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(content[:100])
+    with pytest.raises(WeightsError, match=r"model.safetensors cannot be read"):
+        from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00" * 1000,
+        b"\xff" * 1000,
+        b"<!DOCTYPE html><html><body>404</body></html>",
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 988097824\n",
+        b"\x02\x00\x00\x00\x00\x00\x00\x00[]",
+    ],
+    ids=["empty", "zeros", "ones", "html", "git-lfs-pointer", "header-is-a-list"],
+)
+def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes):
+    (folder / WEIGHTS).write_bytes(content)
+    with pytest.raises(WeightsError, match=r"model.safetensors cannot be read"):
+        from_pretrained(folder)
+
+
+def test_a_pickle_is_never_loaded(folder: Path):
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(WeightsError, match=r"pytorch_model.bin is a pickle, which is never loaded"):
+        from_pretrained(folder)
+
+
+def test_a_folder_without_weights_is_refused(folder: Path):
+    (folder / WEIGHTS).unlink()
+    with pytest.raises(WeightsError, match=r"no model.safetensors: only safetensors are read"):
+        from_pretrained(folder)
+
+
+def test_a_folder_without_config_is_refused(folder: Path):
+    (folder / "config.json").unlink()
+    with pytest.raises(UserError, match=r"config.json"):
+        from_pretrained(folder)
+
+
+# Names, without a network.
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        LocalEntryNotFoundError("cannot find an appropriate cached snapshot folder\nand more"),
+        OSError("no space left on device"),
+        TimeoutError(),
+        HFValidationError("repo id must be in the form 'repo_name'"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_model_that_cannot_be_downloaded_is_named(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    def no_download(*args: object, **kwargs: object) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_download)
+    with pytest.raises(UserError, match="'nobody/no-such-model'") as info:
+        from_pretrained("nobody/no-such-model")
+    assert type(error).__name__ in str(info.value)
+    assert str(error).partition("\n")[0] in str(info.value)
+    assert "\n" not in str(info.value)
+
+
+def test_a_hub_name_is_downloaded_without_pickles_and_code(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: dict[str, Any] = {}
+
+    def download(name: str, allow_patterns: list[str]) -> str:
+        asked.update(name=name, patterns=allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert_same(from_pretrained("somebody/some-model"), random_model())
+    assert asked["name"] == "somebody/some-model"
+
+    def wanted(file: str) -> bool:
+        return any(fnmatch(file, pattern) for pattern in asked["patterns"])
+
+    needed = [WEIGHTS, INDEX, "config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert all(map(wanted, needed))
+    assert not any(map(wanted, ["pytorch_model.bin", "modeling_x.py", "training_args.pt", "a.pkl"]))
+
+
+def test_a_folder_comes_before_the_hub(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def no_download(*args: object, **kwargs: object) -> str:
+        raise AssertionError("asked the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", no_download)
+    assert model_folder(folder) == folder
+    assert model_folder(str(folder)) == folder
+
+
+# Loading onto a mesh.
+
+
+def devices(count: int) -> list[jax.Device]:
+    if len(jax.devices()) < count:
+        pytest.skip(f"needs {count} devices: set --xla_force_host_platform_device_count={count}")
+    return jax.devices()[:count]
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [ExplicitMesh(1, 8, 1), ExplicitMesh(2, 2, 2), ExplicitMesh(1, 2, 4), ExplicitMesh(8, 1, 1)],
+    ids=str,
+)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_every_array_is_loaded_into_its_sharding(tmp_path: Path, mesh: ExplicitMesh, tied: bool):
+    model = random_model(tie_word_embeddings=tied)
+    save_pretrained(model, tmp_path)
+    built = mesh.build(devices(8))
+    loaded = from_pretrained(tmp_path, mesh=built)
+    assert_same(loaded, model)
+    wanted = jax.tree.leaves(model.shardings(built))
+    assert [leaf.sharding for leaf in jax.tree.leaves(loaded)] == wanted
+    # Heads are split over tp and the hidden size over fsdp: a device holds only its part.
+    [part, *_] = loaded.layers.q_proj.weight.addressable_shards
+    assert part.data.shape == (3, 16 // mesh.tp, 16 // mesh.fsdp)
+
+
+def test_a_dimension_that_an_axis_does_not_divide_is_whole(tmp_path: Path):
+    model = random_model(vocab_size=41, hidden_size=18, head_dim=4)
+    save_pretrained(model, tmp_path)
+    loaded = from_pretrained(tmp_path, mesh=ExplicitMesh(1, 4, 2).build(devices(8)))
+    assert_same(loaded, model)
+    assert loaded.embed_tokens.sharding.is_fully_replicated
+    assert not loaded.layers.q_proj.weight.sharding.is_fully_replicated
+
+
+def test_without_a_mesh_every_device_is_used(folder: Path):
+    loaded = from_pretrained(folder)
+    assert loaded.norm.sharding == loaded.shardings(AutoMesh().build()).norm
+
+
+def test_what_is_saved_from_a_mesh_is_whole(folder: Path, tmp_path: Path):
+    loaded = from_pretrained(folder, mesh=ExplicitMesh(1, 4, 2).build(devices(8)))
+    save_pretrained(loaded, tmp_path / "again", dtype=jnp.float32)
+    assert_same(from_pretrained(tmp_path / "again"), random_model())

@@ -1,0 +1,370 @@
+"""One model, four ways through it: plain, grouped, decoded and rematerialised all agree."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_eqx._types import Remat
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.layers import KeyValues, Rotary, Segment, attend, rms_norm
+from grpo_eqx.models.qwen2 import PromptCache, Qwen2
+
+CONFIG = Qwen2Config(
+    hidden_size=24,
+    intermediate_size=36,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    vocab_size=50,
+    head_dim=8,
+    rope_theta=100.0,
+)
+LENGTHS = (1, 5)
+"""Prompt lengths: the shortest possible and a longer one."""
+WIDTH = 6
+"""Prompt length with padding."""
+GROUP = 3
+SIDES = ("left", "right")
+
+logits = jax.jit(Qwen2.logits)
+prefill = jax.jit(Qwen2.prefill, static_argnames="remat")
+decode = jax.jit(Qwen2.decode)
+jitted_attend = jax.jit(attend)
+
+
+def random_model(config: Qwen2Config = CONFIG, seed: int = 0) -> Qwen2:
+    """A model whose biases and norms matter, and whose attention is not flat."""
+    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    rng = np.random.default_rng(seed)
+    model = jax.tree.map(lambda x: jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype), shapes)
+    norms = (model.norm, model.layers.input_layernorm, model.layers.post_attention_layernorm)
+    layers = dataclasses.replace(
+        model.layers, input_layernorm=1 + norms[1], post_attention_layernorm=1 + norms[2]
+    )
+    return dataclasses.replace(model, norm=1 + norms[0], layers=layers)
+
+
+def random_ids(*shape: int, seed: int = 0) -> Array:
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.integers(0, CONFIG.vocab_size, shape, dtype=np.int32))
+
+
+def pad(rows: list[Array], side: str, length: int, fill: int = 0) -> tuple[Array, Array]:
+    """Ids and mask of rows padded to `length`."""
+    ids = np.full((len(rows), length), fill, np.int32)
+    mask = np.zeros((len(rows), length), bool)
+    for i, row in enumerate(rows):
+        where = slice(length - len(row), None) if side == "left" else slice(len(row))
+        ids[i, where], mask[i, where] = row, True
+    return jnp.asarray(ids), jnp.asarray(mask)
+
+
+def prompts(side: str, fill: int = 0) -> tuple[Array, Array]:
+    rows = [random_ids(length, seed=length) for length in LENGTHS]
+    return pad(rows, side, WIDTH, fill)
+
+
+@jax.jit
+def grouped_logits(
+    model: Qwen2,
+    prompt_ids: Int[Array, "P Tp"],
+    prompt_mask: Bool[Array, "P Tp"],
+    completion_ids: Int[Array, "P G Tc"],
+) -> Float[Array, "P G Tc V"]:
+    """The logits that predict each token of the completions."""
+    hidden = model.completion_hidden(model.prefill(prompt_ids, prompt_mask), completion_ids)
+    return model.project_logits(hidden)
+
+
+def assert_close(actual: Any, desired: Any, tolerance: float = 1e-5) -> None:
+    """Equal to `tolerance` of the largest number."""
+    desired = np.asarray(desired)
+    np.testing.assert_allclose(actual, desired, rtol=0, atol=tolerance * np.abs(desired).max())
+
+
+# A plain pass.
+
+
+def test_init_has_the_promised_distribution():
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=False)
+    model = jax.jit(lambda key: Qwen2.init(config, key))(jax.random.key(0))
+    model = jax.tree.map(np.asarray, model)
+    assert {x.dtype for x in jax.tree.leaves(model)} == {jnp.dtype(jnp.float32)}
+    norms = [model.norm, model.layers.input_layernorm, model.layers.post_attention_layernorm]
+    biases = [model.layers.q_proj.bias, model.layers.k_proj.bias, model.layers.v_proj.bias]
+    assert all((x == 1).all() for x in norms)
+    assert all((x == 0).all() for x in biases)
+    weights = [x for x in jax.tree.leaves(model) if (x != 0).all() and (x != 1).all()]
+    assert len(weights) == 9
+    for i, weight in enumerate(weights):
+        assert weight.std() == pytest.approx(0.02, rel=0.1)
+        assert all(not np.array_equal(weight, other) for other in weights[:i])
+
+
+def test_a_tied_model_projects_with_its_embedding():
+    tied = random_model()
+    untied = dataclasses.replace(
+        tied,
+        lm_head=tied.embed_tokens,
+        config=dataclasses.replace(CONFIG, tie_word_embeddings=False),
+    )
+    ids = random_ids(2, 5)
+    assert tied.head is tied.embed_tokens
+    np.testing.assert_array_equal(logits(tied, ids), logits(untied, ids))
+    other = dataclasses.replace(untied, lm_head=-tied.embed_tokens)
+    np.testing.assert_array_equal(logits(other, ids), -logits(untied, ids))
+
+
+def test_a_token_depends_on_those_before_it_and_none_after():
+    model, ids = random_model(), random_ids(1, 8)
+    changed = ids.at[0, 4].set((ids[0, 4] + 1) % CONFIG.vocab_size)
+    before, after = logits(model, ids)[0], logits(model, changed)[0]
+    np.testing.assert_array_equal(before[:4], after[:4])
+    assert (np.abs(before - after)[4:].max(axis=-1) > 1e-2).all()
+
+
+def test_logits_are_float32_whatever_the_model():
+    model = random_model().astype(jnp.bfloat16)
+    assert model(random_ids(1, 4)).dtype == jnp.bfloat16
+    assert model.logits(random_ids(1, 4)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_padding_changes_nothing(side: str):
+    model = random_model()
+    ids, mask = prompts(side)
+    padded = logits(model, ids, mask)
+    for i, length in enumerate(LENGTHS):
+        assert_close(padded[i][mask[i]], logits(model, random_ids(1, length, seed=length))[0])
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_content_of_padding_never_matters(side: str):
+    model = random_model()
+    completions = random_ids(len(LENGTHS), GROUP, 5)
+    (ids, mask), (other_ids, _) = prompts(side, fill=0), prompts(side, fill=33)
+    assert not np.array_equal(ids, other_ids)
+    plain = [logits(model, x, mask)[mask] for x in (ids, other_ids)]
+    np.testing.assert_array_equal(*plain)
+    grouped = [grouped_logits(model, x, mask, completions) for x in (ids, other_ids)]
+    np.testing.assert_array_equal(*grouped)
+
+
+# The grouped pass.
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_the_grouped_pass_is_the_plain_pass_over_prompt_and_completion(side: str):
+    model = random_model()
+    completions = random_ids(len(LENGTHS), GROUP, 5)
+    grouped = grouped_logits(model, *prompts(side), completions)
+    for i, length in enumerate(LENGTHS):
+        prompt = jnp.broadcast_to(random_ids(length, seed=length), (GROUP, length))
+        plain = logits(model, jnp.concatenate([prompt, completions[i]], axis=1))
+        assert_close(grouped[i], plain[:, length - 1 : -1])
+
+
+def test_what_follows_a_completion_never_matters():
+    model = random_model()
+    completions = random_ids(len(LENGTHS), GROUP, 5)
+    changed = completions.at[:, :, 3:].set(7)
+    before = grouped_logits(model, *prompts("left"), completions)
+    after = grouped_logits(model, *prompts("left"), changed)
+    # The token at 3 is predicted from those before it, and is an input only afterwards.
+    np.testing.assert_array_equal(before[:, :, :4], after[:, :, :4])
+    assert np.abs(before - after)[:, :, 4].max() > 1e-2
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_prompt_cache_leaves_the_last_token_to_the_completions(side: str):
+    ids, mask = prompts(side)
+    cache = prefill(random_model(), ids, mask)
+    last = [random_ids(length, seed=length)[-1] for length in LENGTHS]
+    np.testing.assert_array_equal(cache.last_ids, last)
+    np.testing.assert_array_equal(cache.last_positions, np.array(LENGTHS) - 1)
+    np.testing.assert_array_equal(cache.visible.sum(axis=1), np.array(LENGTHS) - 1)
+    assert not (cache.visible & ~mask).any()
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_decoding_step_by_step_is_the_grouped_pass(side: str):
+    model = random_model()
+    completions = random_ids(len(LENGTHS), GROUP, 5)
+    P, G, Tc = completions.shape
+    cache = prefill(model, *prompts(side))
+    # Rubbish where nothing is written yet: no step may look at it.
+    shape = (CONFIG.num_hidden_layers, P, G, CONFIG.num_key_value_heads, Tc, CONFIG.head_size)
+    own = KeyValues(jnp.full(shape, 1e3), jnp.full(shape, 1e3))
+    inputs, steps = jnp.broadcast_to(cache.last_ids[:, None], (P, G)), []
+    for index in range(Tc):
+        step, own = decode(model, cache, own, inputs, jnp.asarray(index))
+        steps.append(step)
+        inputs = completions[:, :, index]
+    grouped = grouped_logits(model, *prompts(side), completions)
+    assert_close(jnp.stack(steps, axis=2), grouped)
+
+
+def test_decoding_writes_one_token_and_keeps_the_others():
+    model = random_model()
+    cache = prefill(model, *prompts("left"))
+    shape = (CONFIG.num_hidden_layers, len(LENGTHS), GROUP, CONFIG.num_key_value_heads, 5, 8)
+    own = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape))))
+    _, after = decode(model, cache, own, random_ids(len(LENGTHS), GROUP), jnp.asarray(2))
+    for old, new in zip(own, after, strict=True):
+        others = np.array([0, 1, 3, 4])
+        np.testing.assert_array_equal(old[..., others, :], new[..., others, :])
+        assert (jnp.abs(old - new)[..., 2, :] > 0).all()
+
+
+# Rematerialisation.
+
+
+@functools.cache
+def gradient(remat: Remat) -> tuple[Qwen2, int]:
+    """The gradient of a loss that reads every completion token, and its bytes of scratch memory."""
+    (ids, mask), completions = prompts("left"), random_ids(len(LENGTHS), GROUP, 16)
+
+    def loss(model: Qwen2) -> Float[Array, ""]:
+        hidden = model.completion_hidden(model.prefill(ids, mask, remat), completions, remat)
+        logps = jax.nn.log_softmax(model.project_logits(hidden))
+        return -jnp.take_along_axis(logps, completions[..., None], axis=-1).mean()
+
+    compiled = jax.jit(jax.grad(loss)).lower(random_model()).compile()
+    return compiled(random_model()), compiled.memory_analysis().temp_size_in_bytes
+
+
+@pytest.mark.parametrize("remat", ["full", "dots"])
+def test_remat_changes_no_gradient(remat: Remat):
+    (plain, _), (rematerialised, _) = gradient("none"), gradient(remat)
+    for x, y in zip(jax.tree.leaves(rematerialised), jax.tree.leaves(plain), strict=True):
+        assert_close(x, y)
+        assert np.abs(y).max() > 0
+
+
+def test_the_more_is_recomputed_the_less_memory_a_gradient_takes():
+    (_, full), (_, dots), (_, none) = gradient("full"), gradient("dots"), gradient("none")
+    assert full < dots < none
+
+
+# Attention over segments.
+
+
+def softmax_attention(
+    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray
+) -> np.ndarray:
+    """The textbook form in float64: queries `[T, N, D]`, keys `[K, S, D]`, visible `[T, S]`."""
+    T, N, D = queries.shape
+    result = np.zeros((T, N, D))
+    for n in range(N):
+        head = n // (N // len(keys))
+        scores = queries[:, n].astype(np.float64) @ keys[head].T.astype(np.float64) / np.sqrt(D)
+        scores = np.where(visible, scores, -np.inf)
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        result[:, n] = weights / weights.sum(axis=-1, keepdims=True) @ values[head]
+    return result
+
+
+@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["mild", "sharp"])
+def test_attention_over_segments_is_attention_over_their_concatenation(scale: float):
+    P, G, T, N, K, D, S1, S2 = 2, 3, 4, 6, 2, 8, 5, 4
+    rng = np.random.default_rng(0)
+    queries = (scale * rng.normal(size=(P, G, T, N, D))).astype(np.float32)
+    shared = rng.normal(size=(2, P, 1, K, S1, D)).astype(np.float32)
+    own = rng.normal(size=(2, P, G, K, S2, D)).astype(np.float32)
+    shared_visible = np.array([[True, False, True, True, False], [False] * 5])[:, None, None]
+    causal = np.tril(np.ones((T, S2), bool))[None, None]
+    attended = jitted_attend(
+        jnp.asarray(queries),
+        [
+            Segment(KeyValues(*map(jnp.asarray, shared)), jnp.asarray(shared_visible)),
+            Segment(KeyValues(*map(jnp.asarray, own)), jnp.asarray(causal)),
+        ],
+    )
+    for p in range(P):
+        seen = np.concatenate([np.tile(shared_visible[p, 0], (T, 1)), causal[0, 0]], axis=1)
+        for g in range(G):
+            keys, values = np.concatenate([shared[:, p, 0], own[:, p, g]], axis=2)
+            assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen))
+
+
+def test_the_order_and_number_of_segments_do_not_matter():
+    P, G, T, N, K, D, S = 2, 3, 4, 6, 2, 8, 6
+    rng = np.random.default_rng(1)
+    queries = jnp.asarray(rng.normal(size=(P, G, T, N, D)), jnp.float32)
+    keys, values = jnp.asarray(rng.normal(size=(2, P, G, K, S, D)), jnp.float32)
+    visible = jnp.asarray(rng.random((P, G, T, S)) < 0.5).at[..., 0].set(True)
+
+    def part(start: int, stop: int) -> Segment:
+        kv = KeyValues(keys[..., start:stop, :], values[..., start:stop, :])
+        return Segment(kv, visible[..., start:stop])
+
+    whole = jitted_attend(queries, [part(0, S)])
+    assert_close(jitted_attend(queries, [part(0, 2), part(2, S)]), whole)
+    assert_close(jitted_attend(queries, [part(3, S), part(1, 3), part(0, 1)]), whole)
+
+
+def test_a_query_that_sees_nothing_stays_finite_and_so_does_its_gradient():
+    queries = jnp.ones((1, 1, 2, 2, 4))
+    kv = KeyValues(jnp.ones((1, 1, 1, 3, 4)), jnp.ones((1, 1, 1, 3, 4)))
+    nothing = jnp.zeros((1, 1, 2, 3), bool)
+
+    def total(queries: Float[Array, "P G T N D"]) -> Float[Array, ""]:
+        return jitted_attend(queries, [Segment(kv, nothing)]).sum()
+
+    value, slope = jax.jit(jax.value_and_grad(total))(queries)
+    assert np.isfinite(value)
+    assert np.isfinite(slope).all()
+
+
+# Rotary positions.
+
+
+def logits_at(
+    model: Qwen2, ids: Int[Array, "B T"], positions: Int[Array, " T"]
+) -> Float[Array, "B T V"]:
+    """The plain pass, spelled out layer by layer, with chosen positions."""
+    B, T = ids.shape
+    rotary = Rotary.at(jnp.broadcast_to(positions, (B, 1, T)), CONFIG.head_size, CONFIG.rope_theta)
+    causal = jnp.tril(jnp.ones((T, T), bool))[None, None]
+    x = model.embed_tokens[ids][:, None]
+    for i in range(CONFIG.num_hidden_layers):
+        layer = jax.tree.map(lambda leaf, i=i: leaf[i], model.layers)
+        queries, kv = layer.project(x, rotary, CONFIG)
+        x = layer.finish(x, queries, [Segment(kv, causal)], CONFIG)
+    return model.project_logits(rms_norm(x[:, 0], model.norm, CONFIG.rms_norm_eps))
+
+
+def test_only_distances_between_positions_matter():
+    model, ids = random_model(), random_ids(2, 8)
+    positions, at = jnp.arange(8), jax.jit(logits_at)
+    plain = at(model, ids, positions)
+    assert_close(plain, logits(model, ids))
+    assert_close(at(model, ids, positions + 1), plain)
+    assert_close(at(model, ids, positions + 1000), plain, tolerance=1e-4)  # angles up to 1000
+    stretched = at(model, ids, 2 * positions)
+    assert np.abs(stretched - plain).max() > 0.05 * np.abs(plain).max()
+
+
+def test_rotation_turns_pairs_half_a_head_apart_by_known_angles():
+    positions = jnp.array([[[0, 1, 5]]])
+    x = np.random.default_rng(0).normal(size=(1, 1, 3, 1, 4)).astype(np.float32)
+    turned = Rotary.at(positions, head_dim=4, theta=100.0).rotate(jnp.asarray(x))
+    for t, position in enumerate([0, 1, 5]):
+        for pair, frequency in enumerate([1.0, 0.1]):  # 100 ** (-2 * pair / 4)
+            z = complex(x[0, 0, t, 0, pair], x[0, 0, t, 0, pair + 2])
+            z *= np.exp(1j * position * frequency)
+            assert turned[0, 0, t, 0, pair] == pytest.approx(z.real, abs=1e-5)
+            assert turned[0, 0, t, 0, pair + 2] == pytest.approx(z.imag, abs=1e-5)
+
+
+def test_a_prompt_cache_of_one_token_shows_nothing():
+    cache = random_model().prefill(jnp.array([[3]]), jnp.array([[True]]))
+    assert isinstance(cache, PromptCache)
+    assert not cache.visible.any()
+    assert (cache.last_ids[0], cache.last_positions[0]) == (3, 0)

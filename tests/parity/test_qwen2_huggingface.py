@@ -1,0 +1,357 @@
+"""Qwen2 here and in Hugging Face transformers: the same folder gives the same numbers."""
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_eqx.generation import GREEDY, generate, sample_keys
+from grpo_eqx.models import pretrained
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.pretrained import from_pretrained, save_pretrained
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.sharding import AutoMesh
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.parity
+
+torch.set_num_threads(2)
+
+TOLERANCE = 1e-4
+"""The largest difference between logits, as a share of the largest logit."""
+LENGTHS = (1, 7, 4)
+WIDTH = 9
+PAD = 0
+
+logits = jax.jit(Qwen2.logits)
+jitted_generate = jax.jit(generate, static_argnames=("sampling", "max_length", "eos_ids", "pad_id"))
+
+
+def random_sizes(queries_per_key: int, tied: bool) -> dict[str, Any]:
+    """Sizes that are odd wherever they may be; every other one has a `head_dim` of its own."""
+    rng = np.random.default_rng(queries_per_key)
+    key_value_heads, head_dim = int(rng.integers(1, 4)), 2 * int(rng.integers(2, 6))
+    heads = queries_per_key * key_value_heads
+    sizes = {
+        "hidden_size": heads * head_dim,
+        "intermediate_size": 2 * int(rng.integers(10, 40)) + 1,
+        "num_hidden_layers": int(rng.integers(1, 4)),
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "vocab_size": 2 * int(rng.integers(30, 60)) + 1,
+        "rope_theta": float(rng.choice([50.0, 1e4, 1e6])),
+        "rms_norm_eps": float(rng.choice([1e-6, 1e-5, 1e-2])),
+        "tie_word_embeddings": tied,
+    }
+    if queries_per_key % 2:
+        sizes |= {"hidden_size": 2 * int(rng.integers(8, 24)) + 1, "head_dim": head_dim}
+    return sizes
+
+
+ALL_SIZES = [random_sizes(n, tied=n in (1, 4, 6, 7)) for n in range(1, 9)]
+A_TIED, AN_UNTIED = ALL_SIZES[6], ALL_SIZES[2]
+
+
+def sizes_name(sizes: dict[str, Any]) -> str:
+    queries = sizes["num_attention_heads"] // sizes["num_key_value_heads"]
+    tied = "tied" if sizes["tie_word_embeddings"] else "untied"
+    return f"{queries}-queries-per-key-{tied}"
+
+
+def random_array(rng: np.random.Generator, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Norms around one and biases as large as what they are added to, so that both matter."""
+    noise = rng.standard_normal(shape, dtype=np.float32)
+    if "norm" in name:
+        return 1 + 0.3 * noise
+    return 0.5 * noise if "bias" in name else noise * shape[-1] ** -0.5
+
+
+def random_theirs(sizes: dict[str, Any], seed: int = 0) -> Any:
+    """Hugging Face's model with random weights."""
+    config = transformers.Qwen2Config(**sizes, attn_implementation="eager")
+    model = transformers.Qwen2ForCausalLM(config).eval()
+    rng = np.random.default_rng(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.from_numpy(random_array(rng, name, tuple(parameter.shape))))
+    return model
+
+
+def random_ours(config: Qwen2Config, seed: int = 0) -> Qwen2:
+    """Our model with random weights."""
+    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    rng = np.random.default_rng(seed)
+
+    def fill(path: tuple[object, ...], leaf: jax.ShapeDtypeStruct) -> Array:
+        return jnp.asarray(random_array(rng, jax.tree_util.keystr(path), leaf.shape))
+
+    return jax.tree.map_with_path(fill, shapes)
+
+
+def load_theirs(folder: Path, **options: Any) -> Any:
+    """Hugging Face's model of a folder, with not one tensor too many or too few."""
+    model, info = transformers.Qwen2ForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", output_loading_info=True, **options
+    )
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    return model.eval()
+
+
+def load_ours(folder: Path) -> Qwen2:
+    return from_pretrained(folder, mesh=AutoMesh().build(jax.devices()[:1]))
+
+
+def their_logits(model: Any, ids: Int[Array, "B T"], mask: Bool[Array, "B T"]) -> np.ndarray:
+    mask = torch.tensor(np.asarray(mask))
+    with torch.no_grad():
+        result = model(
+            torch.tensor(np.asarray(ids)),
+            attention_mask=mask.long(),
+            position_ids=(mask.long().cumsum(1) - 1).clamp(min=0),
+        )
+    return result.logits.float().numpy()
+
+
+def random_rows(vocab_size: int, lengths: tuple[int, ...] = LENGTHS) -> list[np.ndarray]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, vocab_size, length, dtype=np.int32) for length in lengths]
+
+
+def pad(rows: list[np.ndarray], side: str) -> tuple[Array, Array]:
+    """Ids and mask of rows padded to `WIDTH`."""
+    ids = np.full((len(rows), WIDTH), PAD, np.int32)
+    mask = np.zeros((len(rows), WIDTH), bool)
+    for i, row in enumerate(rows):
+        where = slice(WIDTH - len(row), None) if side == "left" else slice(len(row))
+        ids[i, where], mask[i, where] = row, True
+    return jnp.asarray(ids), jnp.asarray(mask)
+
+
+def padded_rows(vocab_size: int, padding: str) -> tuple[Array, Array]:
+    lengths = (WIDTH,) * len(LENGTHS) if padding == "none" else LENGTHS
+    return pad(random_rows(vocab_size, lengths), padding)
+
+
+def assert_close(ours: Array, theirs: np.ndarray) -> None:
+    assert np.abs(theirs).max() > 0.5
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=TOLERANCE * np.abs(theirs).max())
+
+
+class Pair(NamedTuple):
+    """One set of random weights on both sides."""
+
+    theirs: Any
+    ours: Qwen2
+
+
+def pair_of(sizes: dict[str, Any], folder: Path) -> Pair:
+    theirs = random_theirs(sizes)
+    theirs.save_pretrained(folder)
+    return Pair(theirs, load_ours(folder))
+
+
+@pytest.fixture(scope="module", params=ALL_SIZES, ids=sizes_name)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Every size, from Hugging Face to us."""
+    return pair_of(request.param, tmp_path_factory.mktemp("pair"))
+
+
+@pytest.fixture(scope="module", params=[A_TIED, AN_UNTIED], ids=["tied", "untied"])
+def few(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    """Two sizes, for what takes longer."""
+    return pair_of(request.param, tmp_path_factory.mktemp("few"))
+
+
+# Logits.
+
+
+def test_the_sizes_are_as_odd_as_they_should_be():
+    repeats = [s["num_attention_heads"] // s["num_key_value_heads"] for s in ALL_SIZES]
+    assert repeats == list(range(1, 9))
+    assert {s["tie_word_embeddings"] for s in ALL_SIZES} == {True, False}
+    assert all(s["vocab_size"] % 2 and s["intermediate_size"] % 2 for s in ALL_SIZES)
+    of_their_own = [s for s in ALL_SIZES if "head_dim" in s]
+    assert any(s["hidden_size"] > s["num_attention_heads"] * s["head_dim"] for s in of_their_own)
+    assert any(s["hidden_size"] < s["num_attention_heads"] * s["head_dim"] for s in of_their_own)
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_logits_agree(pair: Pair, padding: str):
+    ids, mask = padded_rows(pair.ours.config.vocab_size, padding)
+    assert_close(logits(pair.ours, ids, mask)[mask], their_logits(pair.theirs, ids, mask)[mask])
+
+
+@jax.jit
+def grouped_logits(
+    model: Qwen2,
+    prompt_ids: Int[Array, "P Tp"],
+    prompt_mask: Bool[Array, "P Tp"],
+    completion_ids: Int[Array, "P G Tc"],
+) -> Float[Array, "P G Tc V"]:
+    hidden = model.completion_hidden(model.prefill(prompt_ids, prompt_mask), completion_ids)
+    return model.project_logits(hidden)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_grouped_pass_agrees_with_theirs_over_prompt_and_completion(few: Pair, side: str):
+    vocab_size = few.ours.config.vocab_size
+    prompts = random_rows(vocab_size)
+    rng = np.random.default_rng(2)
+    completions = rng.integers(0, vocab_size, (len(prompts), 3, 5), dtype=np.int32)
+    ours = grouped_logits(few.ours, *pad(prompts, side), jnp.asarray(completions))
+    for i, prompt in enumerate(prompts):
+        both = np.concatenate([np.tile(prompt, (3, 1)), completions[i]], axis=1)
+        theirs = their_logits(few.theirs, both, np.ones_like(both))
+        assert_close(ours[i], theirs[:, len(prompt) - 1 : -1])
+
+
+# Greedy generation.
+
+
+def their_completions(model: Any, eos_id: int | None, max_length: int) -> np.ndarray:
+    """Hugging Face's greedy completions of the left-padded prompts, padded to `max_length`."""
+    ids, mask = padded_rows(model.config.vocab_size, "left")
+    with torch.no_grad():
+        result = model.generate(
+            torch.tensor(np.asarray(ids)),
+            attention_mask=torch.tensor(np.asarray(mask)).long(),
+            do_sample=False,
+            max_new_tokens=max_length,
+            eos_token_id=eos_id,
+            pad_token_id=PAD,
+        )
+    completions = result[:, WIDTH:].numpy()
+    short = max_length - completions.shape[1]
+    return np.pad(completions, ((0, 0), (0, short)), constant_values=PAD)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_greedy_completions_are_theirs(few: Pair, side: str):
+    theirs = their_completions(few.theirs, None, max_length=12)
+    assert len(np.unique(theirs)) > 4  # not one token again and again
+    rollout = jitted_generate(
+        few.ours,
+        *padded_rows(few.ours.config.vocab_size, side),
+        sample_keys(0, jnp.asarray(0), jnp.arange(len(LENGTHS)), num_generations=2),
+        sampling=GREEDY,
+        max_length=12,
+        eos_ids=(),
+        pad_id=PAD,
+    )
+    for sample in range(2):
+        np.testing.assert_array_equal(rollout.completion_ids[:, sample], theirs)
+    assert rollout.completion_mask.all()
+    assert not rollout.finished.any()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_greedy_completions_end_where_theirs_do(few: Pair, side: str):
+    # A token that one completion draws early on, and some other never.
+    endless = their_completions(few.theirs, None, max_length=12)
+    eos_id = next(int(t) for t in endless[:, 1:5].ravel() if not (endless == t).any(axis=1).all())
+    theirs = their_completions(few.theirs, eos_id, max_length=12)
+    rollout = jitted_generate(
+        few.ours,
+        *padded_rows(few.ours.config.vocab_size, side),
+        sample_keys(0, jnp.asarray(0), jnp.arange(len(LENGTHS)), num_generations=1),
+        sampling=GREEDY,
+        max_length=12,
+        eos_ids=(eos_id,),
+        pad_id=PAD,
+    )
+    np.testing.assert_array_equal(rollout.completion_ids[:, 0], theirs)
+    ended = (theirs == eos_id).any(axis=1)
+    assert ended.any()
+    assert not ended.all()
+    np.testing.assert_array_equal(rollout.finished[:, 0], ended)
+    lengths = np.where(ended, (theirs == eos_id).argmax(axis=1) + 1, 12)
+    np.testing.assert_array_equal(rollout.lengths[:, 0], lengths)
+
+
+# Folders.
+
+
+@pytest.mark.parametrize("file_bytes", [5 * 10**9, 20_000], ids=["one-file", "sharded"])
+@pytest.mark.parametrize("sizes", [A_TIED, AN_UNTIED], ids=["tied", "untied"])
+def test_they_load_what_we_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: dict[str, Any], file_bytes: int
+):
+    monkeypatch.setattr(pretrained, "_FILE_BYTES", file_bytes)
+    ours = random_ours(Qwen2Config(**sizes))
+    save_pretrained(ours, tmp_path)
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 1) == (file_bytes == 20_000)
+    ids, mask = padded_rows(sizes["vocab_size"], "left")
+    theirs = load_theirs(tmp_path)
+    assert theirs.dtype == torch.float32
+    assert_close(logits(ours, ids, mask)[mask], their_logits(theirs, ids, mask)[mask])
+
+
+@pytest.mark.parametrize("sizes", [A_TIED, AN_UNTIED], ids=["tied", "untied"])
+def test_we_load_what_they_shard(tmp_path: Path, sizes: dict[str, Any]):
+    theirs = random_theirs(sizes)
+    theirs.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 1
+    ids, mask = padded_rows(sizes["vocab_size"], "left")
+    ours = logits(load_ours(tmp_path), ids, mask)
+    assert_close(ours[mask], their_logits(theirs, ids, mask)[mask])
+
+
+def test_there_and_back_changes_no_tensor(tmp_path: Path):
+    theirs = random_theirs(AN_UNTIED)
+    theirs.save_pretrained(tmp_path / "theirs")
+    save_pretrained(load_ours(tmp_path / "theirs"), tmp_path / "ours")
+    back = load_theirs(tmp_path / "ours").state_dict()
+    assert back.keys() == theirs.state_dict().keys()
+    assert all(torch.equal(back[name], x) for name, x in theirs.state_dict().items())
+
+
+def test_bfloat16_rounds_as_theirs_and_keeps_its_dtype(tmp_path: Path):
+    theirs = random_theirs(AN_UNTIED)
+    theirs.save_pretrained(tmp_path / "float32")
+    save_pretrained(load_ours(tmp_path / "float32"), tmp_path / "ours", dtype=jnp.bfloat16)
+    loaded, rounded = load_theirs(tmp_path / "ours", dtype="auto"), theirs.to(torch.bfloat16)
+    assert loaded.dtype == torch.bfloat16
+    for name, x in rounded.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], x)
+    rounded.save_pretrained(tmp_path / "theirs")
+    ids, mask = padded_rows(AN_UNTIED["vocab_size"], "left")
+    ours = logits(load_ours(tmp_path / "theirs"), ids, mask)
+    assert_close(ours[mask], their_logits(rounded.float(), ids, mask)[mask])
+
+
+@pytest.mark.parametrize("absent", ["rope_theta", "tie_word_embeddings", "rms_norm_eps"])
+def test_a_field_that_is_absent_means_what_it_means_to_them(tmp_path: Path, absent: str):
+    fields = Qwen2Config.from_name("0.5B").to_json()
+    del fields[absent]
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    ours = Qwen2Config.from_json(tmp_path / "config.json")
+    theirs = transformers.Qwen2Config.from_pretrained(tmp_path)
+    rope = getattr(theirs, "rope_parameters", None) or {"rope_theta": theirs.rope_theta}
+    assert ours.rope_theta == rope["rope_theta"]
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+
+
+# A true size.
+
+
+@pytest.mark.slow
+def test_the_half_billion_model_agrees(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pretrained, "_FILE_BYTES", 5 * 10**8)  # the less to hold while writing
+    config = Qwen2Config.from_name("0.5B")
+    ids, mask = padded_rows(config.vocab_size, "left")
+    with tempfile.TemporaryDirectory() as folder:  # 2 GB: gone at once
+        model = random_ours(config)
+        ours = np.asarray(logits(model, ids, mask))
+        save_pretrained(model, folder)
+        del model
+        theirs = their_logits(load_theirs(Path(folder)), ids, mask)
+    assert_close(ours[mask], theirs[mask])

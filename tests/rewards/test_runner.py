@@ -1,0 +1,71 @@
+"""The contract between the trainer and reward functions."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.rewards import RewardRunner, reward_func
+
+PROMPTS = [Prompt("1+1?", {"answer": 2, "level": "a"}), Prompt("2+2?", {"answer": 4, "level": "b"})]
+COMPLETIONS = [["2", "3"], ["5", "4"]]
+
+
+def test_functions_receive_parallel_lists_with_every_column() -> None:
+    seen: dict[str, Any] = {}
+
+    def spy(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
+        seen.update(prompts=prompts, completions=completions, **columns)
+        return [0.0] * len(completions)
+
+    RewardRunner({"spy": spy})(PROMPTS, COMPLETIONS)
+    assert seen == {
+        "prompts": ["1+1?", "1+1?", "2+2?", "2+2?"],
+        "completions": ["2", "3", "5", "4"],
+        "answer": [2, 2, 4, 4],
+        "level": ["a", "a", "b", "b"],
+    }
+
+
+def test_rewards_are_weighted_and_none_means_not_applicable() -> None:
+    funcs = {
+        "first": lambda completions, **_: [1.0, 0.0, None, None],
+        "second": lambda completions, **_: [1.0, 2.0, 3.0, None],
+    }
+    rewards = RewardRunner(funcs, weights=[1.0, 0.5])(PROMPTS, COMPLETIONS)
+    np.testing.assert_array_equal(rewards.total, [[1.5, 1.0], [1.5, np.nan]])
+    np.testing.assert_array_equal(rewards.each[0], [[1.0, 0.0], [np.nan, np.nan]])
+
+
+def test_metrics_have_trls_names() -> None:
+    rewards = RewardRunner({"correct": reward_func("correct")})(PROMPTS, COMPLETIONS)
+    metrics = rewards.metrics()
+    assert metrics["reward"] == metrics["rewards/correct/mean"] == 0.5
+    assert metrics["frac_reward_zero_std"] == 0.0
+    np.testing.assert_allclose(metrics["reward_std"], np.sqrt(0.5))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([1.0], r"bad returned 1 values for 4 completions"),
+        (3.0, r"bad returned 3\.0 for 4 completions"),
+        ([1.0, float("nan"), 0.0, 0.0], r"bad returned nan for completion 1"),
+        ([1.0, 0.0, float("inf"), 0.0], r"bad returned inf for completion 2"),
+        ([1.0, 0.0, 0.0, "yes"], r"bad returned 'yes' for completion 3"),
+    ],
+)
+def test_a_broken_contract_names_function_and_row(returned: Any, message: str) -> None:
+    bad: Callable[..., Any] = lambda completions, **_: returned  # noqa: E731
+    with pytest.raises(RewardError, match=message):
+        RewardRunner({"bad": bad})(PROMPTS, COMPLETIONS)
+
+
+def test_weights_must_match_and_names_must_exist() -> None:
+    with pytest.raises(UserError, match="2 reward functions and 1 reward_weights"):
+        RewardRunner({"a": reward_func("format"), "b": reward_func("tags")}, weights=[1.0])
+    with pytest.raises(UserError, match="no reward function named 'corect'; built-in: correct"):
+        reward_func("corect")

@@ -1,0 +1,32 @@
+"""How batches are split over a mesh."""
+
+import pytest
+from jax.sharding import PartitionSpec
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards, parameter_sharding
+
+
+def test_prompts_are_split_over_dp_and_fsdp_where_they_divide() -> None:
+    mesh = parse_mesh("2,4,1").build()
+    assert batch_sharding(mesh, 16, 3).spec == PartitionSpec(("dp", "fsdp"))
+    assert num_batch_shards(mesh) == 8
+
+
+def test_few_prompts_split_their_groups_over_fsdp() -> None:
+    mesh = parse_mesh("2,4,1").build()
+    assert batch_sharding(mesh, 2, 8).spec == PartitionSpec("dp", "fsdp")
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_what_would() -> None:
+    with pytest.raises(UserError, match="prompts_per_step a multiple of 8, or of 2 with num_gen"):
+        batch_sharding(parse_mesh("2,4,1").build(), 6, 6)
+
+
+def test_dimensions_that_do_not_divide_stay_whole() -> None:
+    mesh = parse_mesh("1,4,2").build()
+    sharding = parameter_sharding(mesh, ("layers", "mlp", "hidden"), (3, 10, 12))
+    assert sharding.spec == PartitionSpec(None, "tp", "fsdp")
+    odd = parameter_sharding(mesh, ("layers", "mlp", "hidden"), (3, 9, 13))
+    assert odd.spec == PartitionSpec(None, None, None)

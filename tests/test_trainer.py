@@ -1,0 +1,187 @@
+"""`GRPOTrainer` from outside: what it takes, what it leaves, and that it can be repeated."""
+
+import json
+from pathlib import Path
+
+import equinox as eqx
+import numpy as np
+import optax
+import pyarrow.parquet as pq
+import pytest
+
+from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.loss_backends import DenseLoss
+from grpo_eqx.models.pretrained import from_pretrained, model_folder
+from grpo_eqx.sharding import ExplicitMesh
+from grpo_eqx.tracking import Tracker
+
+SMALL = {
+    "steps": 2,
+    "prompts_per_step": 8,
+    "num_generations": 2,
+    "max_completion_length": 16,
+    "eval_problems": 8,
+    "log_completions_steps": 1,
+}
+
+
+class Sums(PromptSource):
+    """Additions of one-digit numbers."""
+
+    name: str = "sums"
+    size: int = 32
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Prompt:
+        a, b = divmod(index, 8)
+        return Prompt(f"What is {a} plus {b}?", {"answer": a + b})
+
+
+class Recorder(Tracker):
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.finished = False
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.steps.append(step)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def without_times(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if "time" not in name}
+
+
+def lines(path: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[GRPOTrainer, Path]:
+    path = tmp_path_factory.mktemp("run")
+    trainer = GRPOTrainer(GRPOConfig(**SMALL, output_dir=path))
+    trainer.fit()
+    return trainer, path
+
+
+def test_a_run_leaves_its_record(run: tuple[GRPOTrainer, Path]) -> None:
+    trainer, path = run
+    config = json.loads((path / "config.json").read_text())
+    assert config["learning_rate"] == trainer.cfg.learning_rate is not None
+    metrics = lines(path)
+    assert [row["step"] for row in metrics] == [1, 2]
+    for name in (
+        "reward", "reward_std", "frac_reward_zero_std", "rewards/correct/mean", "loss", "grad_norm",
+        "learning_rate", "entropy", "completions/mean_length", "completions/clipped_ratio",
+        "clip_ratio/region_mean", "sampling/sampling_logp_difference/max", "step_time",
+        "time/train/rollout_s", "time/train/update_s",
+    ):  # fmt: skip
+        assert np.isfinite(metrics[0][name]), name
+    parts = [metrics[0][f"time/train/{part}_s"] for part in ("rollout", "reward", "update")]
+    assert sum(parts) == pytest.approx(metrics[0]["step_time"])
+    assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    table = pq.read_table(path / "completions" / "step_000002.parquet").to_pylist()
+    assert len(table) == 16
+    assert set(table[0]) == {
+        "step", "prompt", "completion", "correct", "reward", "advantage", "length", "truncated"
+    }  # fmt: skip
+
+
+def test_the_exported_model_is_the_trained_one(run: tuple[GRPOTrainer, Path]) -> None:
+    trainer, path = run
+    exported = from_pretrained(path / "model")
+    assert eqx.tree_equal(exported, trainer.state.model)
+    tokenizer = ChatTokenizer.from_pretrained(path / "model")
+    assert tokenizer.eos_ids == trainer.tokenizer.eos_ids
+    again = GRPOTrainer(GRPOConfig(**SMALL, model=str(path / "model")))
+    assert again.evaluate().solved.tolist() == trainer.evaluate().solved.tolist()
+
+
+def test_the_same_seed_gives_the_same_metrics_and_keeps_the_earlier_run(
+    run: tuple[GRPOTrainer, Path],
+) -> None:
+    trainer, path = run
+    first = [without_times(row) for row in lines(path)]
+    GRPOTrainer(GRPOConfig(**SMALL, output_dir=path)).fit()
+    assert [without_times(row) for row in lines(path)] == first
+    assert [without_times(row) for row in lines(path / "previous-1")] == first
+
+
+def test_everything_can_be_passed_as_an_object(tmp_path: Path) -> None:
+    seen = []
+
+    def short(prompts: list[str], completions: list[str], **columns: list[int]) -> list[float]:
+        seen.extend(columns["answer"])
+        return [-float(len(completion)) for completion in completions]
+
+    model = from_pretrained("tiny_qwen2", ExplicitMesh(fsdp=-1).build())
+    recorder = Recorder()
+    trainer = GRPOTrainer(
+        GRPOConfig(**SMALL, output_dir=tmp_path, num_iterations=2),
+        model=model,
+        tokenizer=ChatTokenizer.from_pretrained(model_folder("tiny_qwen2")),
+        reward_funcs=[short],
+        train_data=Sums(),
+        eval_data=Sums(),
+        optimizer=optax.sgd(1e-2),
+        mesh=ExplicitMesh(dp=2, fsdp=-1),
+        loss_backend=DenseLoss(),
+        trackers=[recorder],
+    )
+    history = trainer.fit().history
+    assert recorder.steps == [1, 2]
+    assert recorder.finished
+    assert set(seen) <= set(range(15))
+    assert "rewards/short/mean" in history[0]
+    assert "learning_rate" not in history[0]
+    assert not eqx.tree_equal(model, trainer.state.model)  # and the passed model still lives
+
+
+def test_generate_returns_text(run: tuple[GRPOTrainer, Path]) -> None:
+    trainer, _ = run
+    texts = trainer.generate(["Tom has 3 apples and eats 1. How many are left?", "Hi"])
+    assert len(texts) == 2
+    assert all(isinstance(text, str) and "<|" not in text for text in texts)
+    with pytest.raises(UserError, match="has 10.* tokens, and max_prompt_length is 1024"):
+        trainer.generate(["9" * 1050])
+
+
+def test_evaluation_samples_and_counts(run: tuple[GRPOTrainer, Path]) -> None:
+    trainer, _ = run
+    evaluation = trainer.evaluate(temperature=1.0, num_samples=3)
+    assert evaluation.solved.shape == (8, 3)
+    assert evaluation.pass_at(1) <= evaluation.pass_at(3)
+
+
+def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) -> None:
+    assert run[0].step == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mesh": "3,1,1"}, "needs 3 devices"),
+        ({"prompts_per_step": 6}, "cannot be split evenly"),
+        ({"micro_batch_size_per_device": 3}, "micro_batch_size_per_device is 3"),
+        ({"max_prompt_length": 8}, "tokens, and max_prompt_length is 8"),
+        ({"reward_funcs": ("nice",)}, "no reward function named 'nice'"),
+        ({"reward_weights": (1.0, 2.0)}, "1 reward functions and 2 reward_weights"),
+        ({"data": "nowhere.jsonl"}, "'nowhere.jsonl' is not a file"),
+        ({"prompts_per_step": 8192 + 8}, "has 8192 problems, and prompts_per_step is 8200"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_construction(
+    fields: dict[str, object], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        GRPOTrainer(GRPOConfig(**{**SMALL, **fields}))
+
+
+def test_a_model_comes_with_its_tokenizer() -> None:
+    with pytest.raises(UserError, match="pass both"):
+        GRPOTrainer(GRPOConfig(**SMALL), model=from_pretrained("tiny_qwen2"))
