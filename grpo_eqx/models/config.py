@@ -87,6 +87,8 @@ class Qwen2Config:
             fields = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not a readable config.json: {error}.") from error
+        if not isinstance(fields, dict):
+            raise UserError(f"{path} is not a readable config.json: it holds no object.")
         rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
         unsupported = {
             "model_type": fields.get("model_type") != "qwen2",
@@ -96,9 +98,12 @@ class Qwen2Config:
         }
         for name, refused in unsupported.items():
             if refused:
-                raise UserError(f"{path}: {name}={fields.get(name)!r} is not supported, only Qwen2.")
+                value = rope if name == "rope_scaling" else fields.get(name)
+                raise UserError(f"{path}: {name}={value!r} is not supported, only Qwen2.")
         known = {f.name for f in dataclasses.fields(cls)} & fields.keys()
-        values = {name: fields[name] for name in known}
+        # What an absent field means to Hugging Face, where it is not what it means here.
+        absent = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
+        values = absent | {name: fields[name] for name in known}
         if "rope_theta" in rope:
             values["rope_theta"] = rope["rope_theta"]
         try:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 _MASKED = -1e30  # finite, so that a row without any visible key stays finite too
@@ -23,7 +24,8 @@ class Linear(eqx.Module):
     bias: Float[Array, "*stack out"] | None = None
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        y = _project(x, self.weight)
+        # By this name rematerialisation finds the product, which `custom_vjp` hides from it.
+        y = checkpoint_name(_project(x, self.weight), "product")
         return y if self.bias is None else y + self.bias
 
 

@@ -41,7 +41,7 @@ def model_folder(name_or_path: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
     except (OSError, HFValidationError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
             f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not be "
             f"downloaded from the Hugging Face hub ({type(error).__name__}: {reason})."
@@ -185,7 +185,10 @@ def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Lazily readable slices of every tensor in the folder's safetensors files."""
     if (folder / _INDEX).exists():
-        files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
+        try:
+            files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(f"{folder / _INDEX} is no index of tensors: {error!r}.") from error
     else:
         files = ["model.safetensors"]
     tensors: dict[str, Any] = {}
@@ -209,8 +212,11 @@ def _truncation(path: Path) -> str | None:
     try:
         with path.open("rb") as file:
             header_size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(header_size))
+            # No size of a header: the file is something else, such as a git-lfs pointer.
+            header = json.loads(file.read(header_size)) if header_size < size else None
     except ValueError:
+        return None
+    if not isinstance(header, dict):
         return None
     ends = [
         (8 + header_size + entry["data_offsets"][1], name)

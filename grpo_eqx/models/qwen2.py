@@ -125,7 +125,7 @@ class Qwen2(eqx.Module):
         """The language-model head: `lm_head`, or the embedding where they are tied."""
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
-    def astype(self, dtype: jnp.dtype) -> "Qwen2":
+    def astype(self, dtype: jax.typing.DTypeLike) -> "Qwen2":
         """The same model with every array in `dtype`."""
         return jax.tree.map(lambda x: x.astype(dtype), self)
 
@@ -277,5 +277,5 @@ def _remat(step, remat: Remat):
         return step
     policy = jax.checkpoint_policies.nothing_saveable
     if remat == "dots":
-        policy = jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        policy = jax.checkpoint_policies.save_only_these_names("product")
     return jax.checkpoint(step, policy=policy, prevent_cse=False)
