@@ -18,7 +18,9 @@ def main(cfg: GRPOConfig) -> None:
     print_accuracy("before", trainer)
     result = trainer.fit()
     print_accuracy("after", trainer)
-    print(f"{len(result.history)} steps in {result.seconds:.0f} s; the run is in {result.output_dir}")
+    print(
+        f"{len(result.history)} steps in {result.seconds:.0f} s; the run is in {result.output_dir}"
+    )
 
 
 def print_accuracy(when: str, trainer: GRPOTrainer) -> None:

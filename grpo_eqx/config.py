@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from grpo_eqx._types import Remat
 from grpo_eqx.errors import UserError
@@ -77,8 +77,8 @@ class GRPOConfig:
     optimizer: Literal["adamw", "lion"] = "adamw"
     """Optimiser; any other optax transformation can be passed to GRPOTrainer."""
     learning_rate: float | None = None
-    """Peak learning rate. None: 2e-4 for the embedded model, else 1e-6."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    """Peak learning rate. None: 1e-4 for the embedded model, else 1e-6."""
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "linear"
     """Course of the learning rate after the warm-up: level, or down to 0."""
     warmup_steps: int = 0
     """Updates over which the learning rate rises linearly from 0."""
@@ -109,7 +109,7 @@ class GRPOConfig:
     # Evaluation and records
     eval_problems: int = 512
     """Held-out problems that an evaluation uses, at most."""
-    output_dir: Path | None = None
+    output_dir: str | Path | None = None
     """Folder of the run. None: runs/MODEL-DATA-seedSEED."""
     log_completions_steps: int = 10
     """Write the table of prompts, completions and rewards every so many steps; 0: never."""
@@ -126,10 +126,13 @@ class GRPOConfig:
     def resolved(self) -> "GRPOConfig":
         """The same config with every rule-given `None` replaced by its value."""
         embedded = self.model == EMBEDDED_MODEL
-        names = [str(x).rstrip("/").rsplit("/", 1)[-1].removesuffix(".jsonl") for x in (self.model, self.data)]
-        defaults = {
+        names = [
+            str(x).rstrip("/").rsplit("/", 1)[-1].removesuffix(".jsonl")
+            for x in (self.model, self.data)
+        ]
+        defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
-            "learning_rate": 2e-4 if embedded else 1e-6,
+            "learning_rate": 1e-4 if embedded else 1e-6,
             "epsilon_high": self.epsilon,
             "output_dir": Path("runs") / f"{names[0]}-{names[1]}-seed{self.seed}",
         }

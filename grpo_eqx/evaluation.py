@@ -25,7 +25,5 @@ class Evaluation:
         wrong = num_samples - self.solved.sum(axis=1)
         # C(wrong, k) / C(samples, k), as a product of k ratios
         draws = np.arange(k)
-        missed = np.prod(
-            np.maximum(wrong[:, None] - draws, 0) / (num_samples - draws), axis=1
-        )
+        missed = np.prod(np.maximum(wrong[:, None] - draws, 0) / (num_samples - draws), axis=1)
         return float(1 - missed.mean())

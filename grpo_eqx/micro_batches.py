@@ -1,13 +1,12 @@
 """The batch of an update, and how it is cut into micro-batches."""
 
 import dataclasses
-from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import Array
 
 from grpo_eqx._types import GroupFloats, TokenFloats
@@ -61,17 +60,11 @@ class MicroBatches:
 
     def split(self, batch: Batch) -> Batch:
         """The batch with a new leading axis of micro-batches on every array."""
-        cut = partial(jax.tree.map, self._cut)
-        rollout = batch.rollout
-        return Batch(
-            Rollout(
-                self._cut_prompts(rollout.prompt_ids),
-                self._cut_prompts(rollout.prompt_mask),
-                *cut((rollout.completion_ids, rollout.completion_mask)),
-                *cut((rollout.sampler_logps, rollout.finished)),
-            ),
-            *cut((batch.advantages, batch.old_logps)),
-        )
+
+        def cut(path: tuple[jax.tree_util.GetAttrKey, ...], x: Array) -> Array:
+            return self._cut_prompts(x) if path[-1].name.startswith("prompt_") else self._cut(x)
+
+        return jax.tree.map_with_path(cut, batch)
 
     def _cut(self, x: Array) -> Array:
         (P, G), rest = x.shape[:2], x.shape[2:]
@@ -96,6 +89,6 @@ class MicroBatches:
         return jnp.repeat(pieces, self.group_parts, axis=0)
 
 
-def _num_shards(mesh: jax.sharding.Mesh, axes: str | tuple[str, ...] | None) -> int:
+def _num_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:
     names = () if axes is None else (axes,) if isinstance(axes, str) else axes
     return int(np.prod([mesh.shape[name] for name in names], initial=1))

@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
 from grpo_eqx._types import PromptIds, PromptMask, Remat, TokenFloats
@@ -149,8 +148,13 @@ class Programs:
             eos_ids=options.eos_ids,
             pad_id=options.pad_id,
         )
-        sharding = batch_sharding(self.mesh, len(prompt_ids), group)
-        return jax.lax.with_sharding_constraint(rollout, _rollout_shardings(rollout, sharding))
+        # Stated, because everything that follows is laid out by it.
+        ids, mask, logps, finished = jax.lax.with_sharding_constraint(
+            (rollout.completion_ids, rollout.completion_mask, rollout.sampler_logps,
+             rollout.finished),
+            batch_sharding(self.mesh, len(prompt_ids), group),
+        )  # fmt: skip
+        return Rollout(rollout.prompt_ids, rollout.prompt_mask, ids, mask, logps, finished)
 
     def _score_program(self, model: Qwen2, rollout: Rollout) -> TokenFloats:
         return self._token_stats(model, rollout).logps
@@ -169,16 +173,14 @@ class Programs:
     def _micro_batch_loss(
         self, model: Qwen2, batch: Batch, num_tokens: Float[Array, ""]
     ) -> tuple[Float[Array, ""], tuple[UpdateSums, Float[Array, ""]]]:
-        """This micro-batch's part of the loss, its sums, and its largest sampler gap."""
+        """One micro-batch's part of the loss, its sums, and its largest sampler gap."""
         stats = self._token_stats(model, batch.rollout)
         mask = batch.rollout.completion_mask
-        old_logps = batch.old_logps
-        if old_logps is None:
-            old_logps = jax.lax.stop_gradient(stats.logps)
+        old_logps = stats.logps if batch.old_logps is None else batch.old_logps
         tokens = clipped_policy_loss(
             stats.logps,
-            old_logps,
-            batch.advantages,
+            jax.lax.stop_gradient(jnp.asarray(old_logps)),
+            jnp.asarray(batch.advantages),
             epsilon=self.options.epsilon,
             epsilon_high=self.options.epsilon_high,
         )
@@ -219,8 +221,3 @@ class Programs:
             "sampling/sampling_logp_difference/max": gap_max,
         }
         return TrainState(model, opt_state), metrics
-
-
-def _rollout_shardings(rollout: Rollout, sharding: NamedSharding) -> Rollout:
-    prompts = prompt_sharding(sharding)
-    return Rollout(prompts, prompts, *[sharding] * 4)

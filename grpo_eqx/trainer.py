@@ -12,9 +12,9 @@ import optax
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.load import load_data
-from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.evaluation import Evaluation
 from grpo_eqx.generation import Rollout, Sampling
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend
@@ -87,6 +87,7 @@ class GRPOTrainer:
         Raises `UserError` for whatever cannot work, before anything is trained.
         """
         self.cfg = cfg = (GRPOConfig() if cfg is None else cfg).resolved()
+        sampling = _sampling(cfg)
         self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
         sharding = batch_sharding(self.mesh, cfg.prompts_per_step, cfg.num_generations)
         MicroBatches.plan(
@@ -111,6 +112,8 @@ class GRPOTrainer:
             overlong=cfg.overlong_prompts,
             seed=cfg.seed,
         )
+        if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
+            _check_answers(self.prompts.prompts)
         if model is None:
             model = from_pretrained(cfg.model, self.mesh)
         else:
@@ -121,7 +124,7 @@ class GRPOTrainer:
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rate = None if optimizer is not None else learning_rate_schedule(cfg)
         self.programs = Programs(
-            _program_options(cfg, tokenizer),
+            _program_options(cfg, sampling, tokenizer),
             self.mesh,
             loss_backend or {"chunked": ChunkedLoss, "dense": DenseLoss}[cfg.loss_backend](),
             optimizer or make_optimizer(cfg),
@@ -169,8 +172,9 @@ class GRPOTrainer:
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
-        count = min(self.cfg.eval_problems, len(self.eval_data))
-        problems = [self.eval_data[i] for i in range(count)]
+        problems = [self.eval_data[i] for i in range(self._num_eval)]
+        if self.eval_func is gsm8k.correct:
+            _check_answers(problems)
         sampling = Sampling(temperature=temperature)
         completions = self._complete([p.text for p in problems], sampling, num_samples)
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
@@ -194,9 +198,14 @@ class GRPOTrainer:
         dropped = self.prompts.num_dropped
         return (
             f"{self.cfg.model} ({size:,} parameters) on {self.prompts.name}: "
-            f"{len(self.prompts):,} problems{f' ({dropped:,} over-long dropped)' if dropped else ''}, "
-            f"{len(self.eval_data):,} held out; {self.mesh.size} x {kind} ({axes})"
+            f"{len(self.prompts):,} problems"
+            + (f" ({dropped:,} over-long ones dropped)" if dropped else "")
+            + f", {self._num_eval:,} held out; {self.mesh.size} x {kind} ({axes})"
         )
+
+    @property
+    def _num_eval(self) -> int:
+        return min(self.cfg.eval_problems, len(self.eval_data))
 
     def _update(self, rollout: Rollout, advantages: np.ndarray) -> dict[str, float]:
         """`num_iterations` updates on one rollout; the metrics of the last one."""
@@ -205,11 +214,10 @@ class GRPOTrainer:
         old_logps = (
             self.programs.score(self.state.model, rollout) if cfg.num_iterations > 1 else None
         )
+        batch = Batch(rollout, advantages, old_logps)
         for _ in range(cfg.num_iterations):
-            self.state, metrics = self.programs.update(
-                self.state, Batch(rollout, advantages, old_logps)
-            )
-        metrics = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            self.state, on_device = self.programs.update(self.state, batch)
+        metrics = {name: float(value) for name, value in jax.device_get(on_device).items()}
         if self.learning_rate is not None:
             last_update = (self.step + 1) * cfg.num_iterations - 1
             metrics["learning_rate"] = float(self.learning_rate(last_update))
@@ -227,15 +235,17 @@ class GRPOTrainer:
                     f"the prompt {text[:40]!r}... has {len(ids)} tokens, and max_prompt_length is "
                     f"{limit}: raise it or shorten the prompt."
                 )
+        if not tokens:
+            return []
         shards = num_batch_shards(self.mesh)
         rows = -(-min(len(tokens), max(1, _EVAL_ROWS // num_samples)) // shards) * shards
-        completions = []
+        completions: list[list[str]] = []
         for batch, start in enumerate(range(0, len(tokens), rows)):
             chosen = tokens[start : start + rows]
             padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
-            ids, mask = pad_prompts(padded, self.tokenizer.pad_id, limit)
+            prompt_ids, prompt_mask = pad_prompts(padded, self.tokenizer.pad_id, limit)
             rollout = self.programs.generate(
-                self.state.model, ids, mask, _EVAL_STEP - batch,
+                self.state.model, prompt_ids, prompt_mask, _EVAL_STEP - batch,
                 num_generations=num_samples, sampling=sampling,
             )  # fmt: skip
             completions += self._texts(rollout)[: len(chosen)]
@@ -252,7 +262,8 @@ class GRPOTrainer:
 
 def _without_padding(rollout: Rollout) -> Rollout:
     """Cuts completions to the longest one, up to a multiple of a quarter of the limit: an update
-    has four shapes at most."""
+    has four shapes at most.
+    """
     limit = rollout.completion_ids.shape[-1]
     quarter = -(-limit // 4)
     longest = int(rollout.lengths.max())
@@ -261,21 +272,42 @@ def _without_padding(rollout: Rollout) -> Rollout:
 
 def _reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
     if funcs is None:
-        return RewardRunner({name: reward_func(name) for name in cfg.reward_funcs}, cfg.reward_weights)
+        return RewardRunner(
+            {name: reward_func(name) for name in cfg.reward_funcs}, cfg.reward_weights
+        )
     named = {func_name(func): func for func in funcs}
     if len(named) < len(funcs):
         raise UserError("two reward functions have the same name: give each its own.")
     return RewardRunner(named, cfg.reward_weights)
 
 
-def _program_options(cfg: GRPOConfig, tokenizer: ChatTokenizer) -> ProgramOptions:
-    assert cfg.max_completion_length is not None and cfg.epsilon_high is not None  # resolved
+def _check_answers(prompts: Sequence[Prompt]) -> None:
+    """Refuses problems that `gsm8k.correct` cannot score, before anything is generated."""
+    for prompt in prompts:
+        if "answer" not in prompt.columns:
+            raise UserError(
+                "the problems have no column 'answer' to compare with: bring one, or pass "
+                "reward_funcs and eval_func of your own."
+            )
+        try:
+            gsm8k.gold_number(prompt.columns["answer"])
+        except RewardError as error:
+            raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error
+
+
+def _sampling(cfg: GRPOConfig) -> Sampling:
+    return Sampling(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p)
+
+
+def _program_options(
+    cfg: GRPOConfig, sampling: Sampling, tokenizer: ChatTokenizer
+) -> ProgramOptions:
+    assert cfg.max_completion_length is not None  # resolved
+    assert cfg.epsilon_high is not None
     on_cpu = jax.default_backend() == "cpu"
     dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     return ProgramOptions(
-        sampling=Sampling(
-            temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
-        ),
+        sampling=sampling,
         max_completion_length=cfg.max_completion_length,
         eos_ids=tokenizer.eos_ids,
         pad_id=tokenizer.pad_id,

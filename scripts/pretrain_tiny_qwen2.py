@@ -45,14 +45,14 @@ class PretrainConfig:
 
     output_dir: Path = Path("grpo_eqx/assets/tiny_qwen2")
     """Folder for weights, config and tokenizer."""
-    steps: int = 1500
+    steps: int = 1400
     """Optimiser steps."""
-    problems_per_step: int = 32
+    problems_per_step: int = 24
     """Problems in a batch."""
     writers_per_problem: int = 4
     """Answers to each problem, every one by another writer."""
     learning_rate: float = 2e-3
-    """Peak learning rate: linear warm-up over a tenth of the steps, then cosine decay to a tenth."""
+    """Peak learning rate: linear warm-up over a tenth of the steps, then cosine down to a tenth."""
     careful: float = 0.5
     """Share of writers who work in lines and are right."""
     slipping: float = 0.3
@@ -108,7 +108,10 @@ def train_tokenizer(source: WordProblems, cfg: PretrainConfig) -> PreTrainedToke
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -136,7 +139,9 @@ def pretrain(
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, cfg.learning_rate, cfg.steps // 10, cfg.steps, cfg.learning_rate / 10
     )
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01))
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)
+    )
 
     def loss_of(
         model: Qwen2,

@@ -68,7 +68,7 @@ def test_without_arguments_it_says_what_it_trains(
 
     monkeypatch.setattr(example, "GRPOTrainer", Nothing)
     monkeypatch.setattr(example, "UserError", example.cli.UserError, raising=False)
-    code, out, err = run("--mesh", "auto")
+    code, out, _ = run("--mesh", "auto")
     assert code == 2
     assert len(out.splitlines()) == 1
     assert "embedded model" in out

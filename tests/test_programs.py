@@ -154,9 +154,7 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
 def test_the_same_tokens_on_one_device_and_on_eight(rollout: Rollout) -> None:
     for mesh, count in (("auto", 8), ("2,2,2", 8)):
         many = programs(mesh, count)
-        other = many.generate(
-            model_on(many.mesh), PROMPT_IDS, PROMPT_MASK, 0, num_generations=G
-        )
+        other = many.generate(model_on(many.mesh), PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
         assert (np.asarray(other.completion_ids) == rollout.completion_ids).all()
 
 
@@ -168,7 +166,9 @@ def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
 
 
 def test_micro_batches_that_do_not_divide_are_refused_with_those_that_do(batch: Batch) -> None:
-    with pytest.raises(UserError, match=r"is 3, and a device has 8 x 4 .* one of 1, 2, 4, 8, 16, 32"):
+    with pytest.raises(
+        UserError, match=r"is 3, and a device has 8 x 4 .* one of 1, 2, 4, 8, 16, 32"
+    ):
         step_of(programs(micro=3), batch)
 
 

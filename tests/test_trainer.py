@@ -88,7 +88,8 @@ def test_a_run_leaves_its_record(run: tuple[GRPOTrainer, Path]) -> None:
     table = pq.read_table(path / "completions" / "step_000002.parquet").to_pylist()
     assert len(table) == 16
     assert set(table[0]) == {
-        "step", "prompt", "completion", "correct", "reward", "advantage", "length", "truncated"
+        "step", "prompt", "completion", "rewards/correct", "reward", "advantage", "length",
+        "truncated",
     }  # fmt: skip
 
 
@@ -105,7 +106,7 @@ def test_the_exported_model_is_the_trained_one(run: tuple[GRPOTrainer, Path]) ->
 def test_the_same_seed_gives_the_same_metrics_and_keeps_the_earlier_run(
     run: tuple[GRPOTrainer, Path],
 ) -> None:
-    trainer, path = run
+    _, path = run
     first = [without_times(row) for row in lines(path)]
     GRPOTrainer(GRPOConfig(**SMALL, output_dir=path)).fit()
     assert [without_times(row) for row in lines(path)] == first
@@ -147,7 +148,7 @@ def test_generate_returns_text(run: tuple[GRPOTrainer, Path]) -> None:
     texts = trainer.generate(["Tom has 3 apples and eats 1. How many are left?", "Hi"])
     assert len(texts) == 2
     assert all(isinstance(text, str) and "<|" not in text for text in texts)
-    with pytest.raises(UserError, match="has 10.* tokens, and max_prompt_length is 1024"):
+    with pytest.raises(UserError, match=r"has 10.* tokens, and max_prompt_length is 1024"):
         trainer.generate(["9" * 1050])
 
 

@@ -44,7 +44,8 @@ class PromptBatches:
         seed: int,
     ):
         """**Arguments:** `batch_size` prompts a step; the limit in tokens and what becomes of
-        longer prompts; the seed of the order."""
+        longer prompts; the seed of the order.
+        """
         self.tokenizer = tokenizer
         self.name = source.name
         self.batch_size = batch_size

@@ -32,8 +32,8 @@ class Records(PromptSource):
         """These problems without the last `num_heldout`, and those."""
         cut = len(self.rows) - num_heldout
         return (
-            Records(self.rows[:cut], self.name),
-            Records(self.rows[cut:], f"the last {num_heldout:,} of {self.name}"),
+            Records(rows=self.rows[:cut], name=self.name),
+            Records(rows=self.rows[cut:], name=f"the last {num_heldout:,} of {self.name}"),
         )
 
 
@@ -56,7 +56,7 @@ def read_jsonl(path: Path) -> Records:
                 f"{path}: problem {i + 1} has the columns {', '.join(sorted(row))}, and the first "
                 f"one {', '.join(sorted(columns))}: give every problem the same."
             )
-    return Records(rows, path.name)
+    return Records(rows=rows, name=path.name)
 
 
 def _parse(line: str, path: Path, number: int) -> dict[str, Any]:

@@ -11,9 +11,7 @@ from grpo_eqx.errors import UserError
 _HELDOUT_SHARE = 10  # of a file without held-out problems of its own, at most one in ten
 
 
-def load_data(
-    data: str, eval_data: str | None, num_eval: int
-) -> tuple[PromptSource, PromptSource]:
+def load_data(data: str, eval_data: str | None, num_eval: int) -> tuple[PromptSource, PromptSource]:
     """Training and held-out problems.
 
     **Arguments:** names or paths as `GRPOConfig.data` and `eval_data` describe them; how many
@@ -64,4 +62,4 @@ def _load_hub(name: str, split: str) -> PromptSource:
     for column in (QUESTION, ANSWER):
         if column not in rows.column_names:
             raise UserError(f"data {name!r} has no column {column!r}, only {rows.column_names}.")
-    return Records(rows.to_list(), f"{name} ({split})")
+    return Records(rows=rows.to_list(), name=f"{name} ({split})")

@@ -13,9 +13,12 @@ _GENERATION_CONFIG = "generation_config.json"
 class ChatTokenizer:
     """A tokenizer with the chat template, end-of-sequence and padding ids of its model."""
 
-    def __init__(self, tokenizer: Any, eos_ids: Sequence[int] = (), system_prompt: str | None = None):
+    def __init__(
+        self, tokenizer: Any, eos_ids: Sequence[int] = (), system_prompt: str | None = None
+    ):
         """**Arguments:** a transformers tokenizer; the ids that end a completion, by default the
-        tokenizer's own; the text of a system message before every prompt."""
+        tokenizer's own; the text of a system message before every prompt.
+        """
         own = tokenizer.eos_token_id
         self.tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids) or (() if own is None else (own,))
@@ -26,9 +29,7 @@ class ChatTokenizer:
         self.system_prompt = system_prompt
 
     @classmethod
-    def from_pretrained(
-        cls, folder: Path, system_prompt: str | None = None
-    ) -> "ChatTokenizer":
+    def from_pretrained(cls, folder: Path, system_prompt: str | None = None) -> "ChatTokenizer":
         """The tokenizer in a model's folder."""
         from transformers import AutoTokenizer
 

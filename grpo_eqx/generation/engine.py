@@ -14,7 +14,7 @@ from grpo_eqx.models.qwen2 import Qwen2
 
 
 class _DecodeState(NamedTuple):
-    index: Int[Array, ""]
+    position: Int[Array, ""]
     inputs: Int[Array, "P G"]
     done: Bool[Array, "P G"]
     cache: KeyValues
@@ -66,10 +66,10 @@ def generate(
     fold_in = jnp.vectorize(jax.random.fold_in, excluded={1})
 
     def unfinished(state: _DecodeState) -> Bool[Array, ""]:
-        return (state.index < max_length) & ~state.done.all()
+        return (state.position < max_length) & ~state.done.all()
 
     def decode(state: _DecodeState) -> _DecodeState:
-        index = state.index
+        index = state.position
         logits, cache = model.decode(prompt, state.cache, state.inputs, index)
         tokens, logps = sample_tokens(logits, fold_in(keys, index), sampling)
         tokens = jnp.where(state.done, pad_id, tokens)
@@ -84,7 +84,7 @@ def generate(
         )
 
     state = _DecodeState(
-        index=jnp.zeros((), jnp.int32),
+        position=jnp.zeros((), jnp.int32),
         inputs=jnp.broadcast_to(prompt.last_ids[:, None], (P, G)).astype(jnp.int32),
         done=jnp.zeros((P, G), bool),
         cache=cache,

@@ -1,28 +1,27 @@
 """One batch of completions, grouped by prompt."""
 
 import equinox as eqx
-import jax
-import numpy as np
-from jaxtyping import Bool, Int
-
-from grpo_eqx._types import CompletionIds, CompletionMask, PromptIds, PromptMask, TokenFloats
+from jaxtyping import Array, Bool, Float, Int
 
 
 class Rollout(eqx.Module):
     """`P` prompts with `G` completions each, padded on the right."""
 
-    prompt_ids: PromptIds
-    prompt_mask: PromptMask
-    completion_ids: CompletionIds
-    completion_mask: CompletionMask
+    prompt_ids: Int[Array, "P Tp"]
+    """Tokens of the prompts."""
+    prompt_mask: Bool[Array, "P Tp"]
+    """True on the prompts' own tokens."""
+    completion_ids: Int[Array, "P G Tc"]
+    """Tokens of the completions."""
+    completion_mask: Bool[Array, "P G Tc"]
     """True on each completion's tokens, its end-of-sequence token included."""
-    sampler_logps: TokenFloats
+    sampler_logps: Float[Array, "P G Tc"]
     """Log-prob of each token under the distribution it was drawn from; 0 where masked."""
-    finished: Bool[jax.Array | np.ndarray, "P G"]
+    finished: Bool[Array, "P G"]
     """True where the completion ended by itself, false where the length limit cut it."""
 
     @property
-    def lengths(self) -> Int[jax.Array | np.ndarray, "P G"]:
+    def lengths(self) -> Int[Array, "P G"]:
         """Tokens of each completion."""
         return self.completion_mask.sum(axis=-1)
 

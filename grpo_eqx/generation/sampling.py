@@ -11,7 +11,7 @@ from grpo_eqx.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. The truncations apply in the order of the fields, each to what is left."""
+    """How tokens are drawn. Truncations apply in the order of the fields, each to what is left."""
 
     temperature: float = 1.0
     """Divides the logits before the softmax; 0 means greedy."""
@@ -26,7 +26,9 @@ class Sampling:
         if self.temperature < 0:
             raise UserError(f"temperature is {self.temperature}: it must be 0 (greedy) or more.")
         if self.top_k is not None and self.top_k < 1:
-            raise UserError(f"top_k is {self.top_k}: it must be at least 1, or None for all tokens.")
+            raise UserError(
+                f"top_k is {self.top_k}: it must be at least 1, or None for all tokens."
+            )
         if not 0 < self.top_p <= 1:
             raise UserError(f"top_p is {self.top_p}: it must be in (0, 1].")
         if not 0 <= self.min_p <= 1:

@@ -83,7 +83,7 @@ def _forward(
 def _backward(
     temperature: float, residuals: _Residuals, cotangents: TokenStats
 ) -> tuple[Array, Array, None]:
-    """dz = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / temperature, a stretch at a time."""
+    """Dz = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / temperature, a stretch at a time."""
     hidden, head, ids, stats = residuals
     compute_head = head.astype(hidden.dtype)
 

@@ -31,7 +31,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Qwen2Config:
-    """Sizes and constants of a Qwen2 model; the fields are those of Hugging Face's `Qwen2Config`."""
+    """Sizes and constants of a Qwen2 model; fields as in Hugging Face's `Qwen2Config`."""
 
     hidden_size: int
     intermediate_size: int

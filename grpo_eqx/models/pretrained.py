@@ -1,4 +1,4 @@
-"""Qwen2 models as Hugging Face folders: `config.json` and safetensors, in and out, without torch."""
+"""Qwen2 as a Hugging Face folder: `config.json` and safetensors, in and out, without torch."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -43,8 +43,8 @@ def model_folder(name_or_path: str | Path) -> Path:
     except (OSError, HFValidationError, ValueError) as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
-            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not be "
-            f"downloaded from the Hugging Face hub ({type(error).__name__}: {reason})."
+            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not "
+            f"be downloaded from the Hugging Face hub ({type(error).__name__}: {reason})."
         ) from error
 
 
@@ -76,7 +76,8 @@ def from_pretrained(
         ) -> jax.Array:
             name = parameter_name(path)
 
-            def read(index: tuple[slice, ...]) -> np.ndarray:
+            def read(index: tuple[slice, ...] | None) -> np.ndarray:
+                assert index is not None  # only for arrays without data
                 if not name.startswith("layers."):
                     return tensors[_hugging_face_name(name)][index].astype(dtype)
                 layers = range(config.num_hidden_layers)[index[0]]
@@ -202,7 +203,7 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
             handle = stack.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:
             raise WeightsError(f"{path} cannot be read: {_truncation(path) or error}.") from error
-        tensors.update({name: handle.get_slice(name) for name in handle.keys()})
+        tensors.update({name: handle.get_slice(name) for name in handle.keys()})  # noqa: SIM118
     return tensors
 
 

@@ -1,7 +1,7 @@
 """Qwen2 as one Equinox module: the same definition trains and generates."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -13,6 +13,9 @@ from grpo_eqx._types import Remat
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import KeyValues, Linear, Rotary, Segment, attend, rms_norm
 from grpo_eqx.sharding.rules import parameter_sharding
+
+_Inputs = ParamSpec("_Inputs")
+_Output = TypeVar("_Output")
 
 
 class Qwen2Layer(eqx.Module):
@@ -113,7 +116,7 @@ class Qwen2(eqx.Module):
         )
 
     def shardings(self, mesh: jax.sharding.Mesh) -> "Qwen2":
-        """This model's tree with a `NamedSharding` for every array (or shape) of it."""
+        """The model's tree with a `NamedSharding` for every array (or shape) of it."""
 
         def of(path: tuple[object, ...], leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
             return parameter_sharding(mesh, _DIMS[parameter_name(path)], leaf.shape)
@@ -183,7 +186,9 @@ class Qwen2(eqx.Module):
             segments = [prompt.segment(prompt_kv), Segment(kv, causal)]
             return layer.finish(x, queries, segments, self.config), None
 
-        x, _ = jax.lax.scan(_remat(step, remat), self.embed_tokens[inputs], (self.layers, prompt.kv))
+        x, _ = jax.lax.scan(
+            _remat(step, remat), self.embed_tokens[inputs], (self.layers, prompt.kv)
+        )
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def decode(
@@ -213,8 +218,12 @@ class Qwen2(eqx.Module):
             queries, new = layer.project(x, rotary, self.config)
             # The whole stack travels as carry: XLA then writes one token in place, where stacked
             # outputs of the scan would copy every layer's cache at every step.
-            own = KeyValues(*(_write(cache, kv, depth, index) for cache, kv in zip(own, new, strict=True)))
-            layer_kv = KeyValues(*(jax.lax.dynamic_index_in_dim(c, depth, keepdims=False) for c in own))
+            own = KeyValues(
+                *(_write(cache, kv, depth, index) for cache, kv in zip(own, new, strict=True))
+            )
+            layer_kv = KeyValues(
+                *(jax.lax.dynamic_index_in_dim(c, depth, keepdims=False) for c in own)
+            )
             segments = [prompt.segment(prompt_kv), Segment(layer_kv, written)]
             return (layer.finish(x, queries, segments, self.config), own, depth + 1), None
 
@@ -271,7 +280,7 @@ def _write(
     return jax.lax.dynamic_update_slice(cache, token[None].astype(cache.dtype), start)
 
 
-def _remat(step, remat: Remat):
+def _remat(step: Callable[_Inputs, _Output], remat: Remat) -> Callable[_Inputs, _Output]:
     """Wraps a scan body so that its backward pass recomputes what `remat` says is not kept."""
     if remat == "none":
         return step

@@ -11,9 +11,8 @@ from jaxtyping import Float
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, UserError
 
-
 RewardFunc = Callable[..., Sequence[float | None]]
-"""TRL's reward signature: `f(prompts, completions, **columns)`, parallel lists in, a float a row out.
+"""TRL's reward signature, `f(prompts, completions, **columns)`: lists in, a float a row out.
 
 `columns` holds the problems' other columns, each as a list. `None` in place of a float says that
 the function does not apply to that completion.
@@ -52,7 +51,8 @@ class RewardRunner:
 
     def __init__(self, funcs: Mapping[str, RewardFunc], weights: Sequence[float] | None = None):
         """**Arguments:** the functions by the name they are logged under; their weights, by
-        default 1 each. Raises `UserError` where the two do not match."""
+        default 1 each. Raises `UserError` where the two do not match.
+        """
         weights = (1.0,) * len(funcs) if weights is None else weights
         if not funcs or len(weights) != len(funcs):
             raise UserError(
@@ -62,13 +62,11 @@ class RewardRunner:
         self.funcs = dict(funcs)
         self.weights = np.asarray(weights, np.float64)
 
-    def __call__(
-        self, prompts: Sequence[Prompt], completions: Sequence[Sequence[str]]
-    ) -> Rewards:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[str]]) -> Rewards:
         """Rewards of `completions[p][g]`, the completions of `prompts[p]`.
 
-        Raises `RewardError`, naming the function, where one fails, or returns anything but one
-        finite number or `None` for each completion.
+        Raises `RewardError`, naming the function, where it returns anything but one finite number
+        or `None` for each completion. What a function raises itself passes through.
         """
         group = len(completions[0])
         rows = [prompt for prompt in prompts for _ in range(group)]
@@ -96,11 +94,12 @@ def _call(
     columns: Mapping[str, list[Any]],
 ) -> Float[np.ndarray, " PG"]:
     try:
-        returned = func(prompts=[row.text for row in rows], completions=texts, **columns)
+        returned: Any = func(prompts=[row.text for row in rows], completions=texts, **columns)
     except RewardError as error:
         raise RewardError(f"reward function {name}: {error}") from error
-    if not isinstance(returned, (Sequence, np.ndarray)) or len(returned) != len(texts):
-        got = f"{len(returned)} values" if hasattr(returned, "__len__") else repr(returned)
+    count = len(returned) if isinstance(returned, (Sequence, np.ndarray)) else None
+    if count != len(texts):
+        got = repr(returned) if count is None else f"{count} values"
         raise RewardError(
             f"reward function {name} returned {got} for {len(texts)} completions: return a list "
             f"with one float (or None) for each."

@@ -3,6 +3,7 @@
 import abc
 from collections import Counter
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -13,6 +14,14 @@ from grpo_eqx.errors import UserError
 AXES = ("dp", "fsdp", "tp")
 
 
+@runtime_checkable
+class Device(Protocol):
+    """What a layout needs to know of a device: the part of `jax.Device` that it reads."""
+
+    id: int
+    process_index: int
+
+
 class Mesh(eqx.Module):
     """A rule from the devices at hand to a mesh with the axes `dp`, `fsdp` and `tp`.
 
@@ -21,7 +30,7 @@ class Mesh(eqx.Module):
     """
 
     @abc.abstractmethod
-    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+    def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
         """Sizes of (dp, fsdp, tp) for these devices; raises `UserError` where none fits."""
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
@@ -50,7 +59,7 @@ class ExplicitMesh(Mesh):
     def __str__(self) -> str:
         return f"{self.dp},{self.fsdp},{self.tp}"
 
-    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+    def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
         sizes = [self.dp, self.fsdp, self.tp]
         fixed = int(np.prod([size for size in sizes if size != -1]))
         if -1 in sizes and len(devices) % fixed == 0:
@@ -68,14 +77,14 @@ class ExplicitMesh(Mesh):
 class AutoMesh(Mesh):
     """Every device on `fsdp`: `1,-1,1`."""
 
-    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+    def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
         return 1, len(devices), 1
 
 
 class HostLocalMesh(Mesh):
     """`fsdp` within each host, `dp` across hosts; on one host the same as `AutoMesh`."""
 
-    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+    def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
         per_host = Counter(device.process_index for device in devices)
         if len(set(per_host.values())) > 1:
             raise UserError(

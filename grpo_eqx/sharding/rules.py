@@ -75,4 +75,3 @@ def optimizer_shardings(
         param_shardings,
         transform_non_params=lambda _: replicated(mesh),
     )
-

@@ -32,7 +32,9 @@ def completion_metrics(
     """Lengths of all completions and of those that ended by themselves, and the share cut off."""
     metrics = {f"completions/{name}_length": v for name, v in _mean_min_max(lengths).items()}
     ended = lengths[finished] if finished.any() else np.zeros(1)
-    metrics |= {f"completions/{name}_terminated_length": v for name, v in _mean_min_max(ended).items()}
+    metrics |= {
+        f"completions/{name}_terminated_length": v for name, v in _mean_min_max(ended).items()
+    }
     metrics["completions/clipped_ratio"] = float(1 - finished.mean())
     return metrics
 

@@ -19,8 +19,8 @@ class RunFolder:
     A folder that already holds a run keeps it: its entries move to `previous-1`, `previous-2`...
     """
 
-    def __init__(self, path: Path):
-        self.path = path
+    def __init__(self, path: str | Path):
+        self.path = path = Path(path)
         self.config = path / "config.json"
         self.metrics = path / "metrics.jsonl"
         self.completions = path / "completions"
@@ -37,7 +37,8 @@ class RunFolder:
             self.config.write_text(fields + "\n")
         except OSError as error:
             raise UserError(
-                f"output_dir {str(self.path)!r} cannot be written ({error.strerror}): choose another."
+                f"output_dir {str(self.path)!r} cannot be written ({error.strerror}): choose "
+                f"another."
             ) from error
 
     def write_completions(
@@ -59,7 +60,10 @@ class RunFolder:
             "step": [step] * advantages.size,
             "prompt": [prompt.text for prompt in prompts for _ in range(group)],
             "completion": [text for texts in completions for text in texts],
-            **dict(zip(rewards.names, rewards.each.reshape(len(rewards.names), -1), strict=True)),
+            **{
+                f"rewards/{name}": each.reshape(-1)
+                for name, each in zip(rewards.names, rewards.each, strict=True)
+            },
             "reward": rewards.total.reshape(-1),
             "advantage": advantages.reshape(-1),
             "length": lengths.reshape(-1),
@@ -68,7 +72,8 @@ class RunFolder:
         pq.write_table(pa.table(table), self.completions / f"step_{step:06d}.parquet")
 
     def _keep_previous(self) -> None:
-        entries = (self.config, self.metrics, self.completions, self.learning_curve, self.model)
+        entries = [self.config, self.metrics, self.completions, self.learning_curve, self.model]
+        entries.append(self.path / "wandb")
         present = [entry for entry in entries if entry.exists()]
         if not present:
             return

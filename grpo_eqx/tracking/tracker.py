@@ -4,7 +4,7 @@ import abc
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 class Tracker(abc.ABC):
@@ -36,7 +36,13 @@ class JsonlTracker(Tracker):
 class WandbTracker(Tracker):
     """A Weights & Biases run; `wandb` is imported and contacted only here."""
 
-    def __init__(self, mode: str, project: str, config: Mapping[str, Any], folder: Path):
+    def __init__(
+        self,
+        mode: Literal["online", "offline"],
+        project: str,
+        config: Mapping[str, Any],
+        folder: Path,
+    ):
         import wandb
 
         self._run = wandb.init(

@@ -23,7 +23,7 @@ class Letters:
 
 
 def source(*texts: str) -> Records:
-    return Records([{"question": text, "answer": "1"} for text in texts], "letters")
+    return Records(rows=[{"question": text, "answer": "1"} for text in texts], name="letters")
 
 
 def batches(*texts: str, batch_size: int = 2, max_length: int = 40, **kwargs: object):
@@ -62,7 +62,9 @@ def test_padding_is_on_the_right_up_to_a_bucket() -> None:
 
 def test_over_long_prompts_follow_the_policy() -> None:
     texts = ["ab", "x" * 41, "cd"]
-    with pytest.raises(UserError, match=r"problem 1 \('xxx.*41 tokens, and max_prompt_length is 40"):
+    with pytest.raises(
+        UserError, match=r"problem 1 \('xxx.*41 tokens, and max_prompt_length is 40"
+    ):
         batches(*texts)
     dropped = batches(*texts, overlong="drop")
     assert (len(dropped), dropped.num_dropped) == (2, 1)

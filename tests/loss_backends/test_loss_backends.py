@@ -21,7 +21,9 @@ def inputs(seed: int, scale: float = 1.0) -> tuple[jax.Array, jax.Array, jax.Arr
     return hidden, head, ids
 
 
-def reference(hidden: np.ndarray, head: np.ndarray, ids: np.ndarray, temperature: float):
+def reference(
+    hidden: jax.Array, head: jax.Array, ids: jax.Array, temperature: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """log-probs, entropies and logsumexps in float64."""
     logits = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64).T / temperature
     top = logits.max(-1, keepdims=True)
@@ -31,9 +33,11 @@ def reference(hidden: np.ndarray, head: np.ndarray, ids: np.ndarray, temperature
     return logps, -(np.exp(logprobs) * logprobs).sum(-1), logsumexps
 
 
-def reference_gradients(hidden, head, ids, temperature: float, cotangents: TokenStats):
+def reference_gradients(
+    hidden: jax.Array, head: jax.Array, ids: jax.Array, temperature: float, cotangents: TokenStats
+) -> tuple[np.ndarray, np.ndarray]:
     """Gradients of sum(cotangents * stats) for hidden states and head, by hand in float64."""
-    logps, entropies, logsumexps = reference(hidden, head, ids, temperature)
+    _, entropies, logsumexps = reference(hidden, head, ids, temperature)
     logits = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64).T / temperature
     logprobs = logits - logsumexps[..., None]
     probs = np.exp(logprobs)

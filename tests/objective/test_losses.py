@@ -24,7 +24,9 @@ def test_value_equals_the_formula() -> None:
 
 
 def test_gradient_is_cut_exactly_where_clipping_is_reported() -> None:
-    gradient = jax.grad(lambda x: clipped_policy_loss(x, OLD, ADVANTAGES, **RANGE).losses.sum())(NEW)
+    gradient = jax.grad(lambda x: clipped_policy_loss(x, OLD, ADVANTAGES, **RANGE).losses.sum())(
+        NEW
+    )
     found = clipped_policy_loss(NEW, OLD, ADVANTAGES, **RANGE)
     cut = np.asarray(found.clipped_low + found.clipped_high)
     assert 0 < cut.mean() < 1
