@@ -28,6 +28,7 @@ from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k, reward_func
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding import Mesh, parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
+from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.metrics import StepClock, step_metrics
 from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
@@ -240,7 +241,8 @@ class GRPOTrainer:
         shards = num_batch_shards(self.mesh)
         rows = -(-min(len(tokens), max(1, _EVAL_ROWS // num_samples)) // shards) * shards
         completions: list[list[str]] = []
-        for batch, start in enumerate(range(0, len(tokens), rows)):
+        starts = range(0, len(tokens), rows)
+        for batch, start in enumerate(track_on_terminal(starts, "completing prompts")):
             chosen = tokens[start : start + rows]
             padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
             prompt_ids, prompt_mask = pad_prompts(padded, self.tokenizer.pad_id, limit)

@@ -1,7 +1,7 @@
 """What a person sees while a run goes on."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -12,9 +12,18 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
+    track,
 )
 
 _LINE_EVERY_S = 10.0
+
+
+def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
+    """The items, with a bar that shows how far they are on a terminal and is gone afterwards."""
+    console = Console()
+    return track(
+        items, description, console=console, transient=True, disable=not console.is_terminal
+    )
 
 
 class TrainingDisplay:

@@ -1,0 +1,39 @@
+"""No module imports from a layer above its own."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "grpo_eqx"
+LAYERS = (
+    {"_types", "errors"},
+    {"config", "sharding"},
+    {"models", "data", "rewards", "evaluation"},
+    {"generation", "loss_backends", "objective", "optimizer"},
+    {"micro_batches", "programs", "tracking"},
+    {"trainer"},
+    {"cli", "__init__"},
+)
+
+
+def layer(part: str) -> int:
+    """The layer of a module or sub-package of `grpo_eqx`."""
+    return next(i for i, names in enumerate(LAYERS) if part in names)
+
+
+def imported(path: Path) -> set[str]:
+    """The parts of `grpo_eqx` that a file imports from."""
+    parts = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("grpo_eqx"):
+            below = (node.module or "").split(".")[1:2]
+            parts |= set(below) or {alias.name for alias in node.names}
+    return parts
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.name)
+def test_imports_point_downwards(path: Path) -> None:
+    own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    above = {part for part in imported(path) if layer(part) > layer(own)}
+    assert not above, f"{path.name} (layer {layer(own)}) imports from {above}"
