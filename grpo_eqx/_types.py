@@ -16,8 +16,6 @@ from jaxtyping import Bool, Float, Int
 
 PromptIds = Int[jax.Array | np.ndarray, "P Tp"]
 PromptMask = Bool[jax.Array | np.ndarray, "P Tp"]
-CompletionIds = Int[jax.Array | np.ndarray, "P G Tc"]
-CompletionMask = Bool[jax.Array | np.ndarray, "P G Tc"]
 TokenFloats = Float[jax.Array | np.ndarray, "P G Tc"]
 GroupFloats = Float[jax.Array | np.ndarray, "P G"]
 

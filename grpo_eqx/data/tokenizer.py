@@ -1,6 +1,7 @@
 """Text to tokens and back, through a Hugging Face tokenizer and its chat template."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ class ChatTokenizer:
     @classmethod
     def from_pretrained(cls, folder: Path, system_prompt: str | None = None) -> "ChatTokenizer":
         """The tokenizer in a model's folder."""
+        # It would advise every user to install torch, which nothing here needs.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
         try:

@@ -19,7 +19,7 @@ def plot_learning_curve(history: Sequence[Mapping[str, float]], title: str, path
     steps = np.arange(1, len(history) + 1)
     for axes, name, label, color in (
         (top, "reward", "mean reward", _BLUE),
-        (bottom, "completions/mean_length", "completion length (tokens)", _ORANGE),
+        (bottom, "completions/mean_length", "length (tokens)", _ORANGE),
     ):
         values = np.array([metrics[name] for metrics in history])
         axes.plot(steps, values, color=color, alpha=0.3, linewidth=1, label="each step")
@@ -32,6 +32,7 @@ def plot_learning_curve(history: Sequence[Mapping[str, float]], title: str, path
     top.legend(frameon=False, loc="lower right")
     bottom.set_xlabel("step")
     bottom.set_ylim(bottom=0)
+    bottom.set_xlim(0, len(history) + 1)
     figure.savefig(path, dpi=150)
 
 
