@@ -30,7 +30,7 @@ class FirstRun:
 
 def main(cfg: FirstRun) -> None:
     rows = [run(seed, cfg.output_dir / f"seed{seed}") for seed in cfg.seeds]
-    machine = f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores"
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
     print(f"\n{machine}\n")
     print("| seed | sampled before | sampled after | greedy before | greedy after | training |")
     print("|---|---|---|---|---|---|")

@@ -1,6 +1,7 @@
 """Everything a run can be told, in one frozen dataclass."""
 
 import dataclasses
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -155,24 +156,29 @@ def _check(cfg: GRPOConfig) -> None:
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}: it must be at least 1.")
     for name in ("warmup_steps", "log_completions_steps", "seed", "weight_decay"):
-        if getattr(cfg, name) < 0:
+        if not getattr(cfg, name) >= 0:
             raise UserError(f"{name} is {getattr(cfg, name)}: it must not be negative.")
     if cfg.num_generations < 2:
         raise UserError(
             f"num_generations is {cfg.num_generations}: advantages are relative to a group, so "
             f"use at least 2."
         )
-    if cfg.temperature <= 0:
+    if not 0 < cfg.temperature < math.inf:
         raise UserError(
             f"temperature is {cfg.temperature}: training samples, so it must be above 0."
         )
     for name in ("learning_rate", "max_grad_norm"):
         value = getattr(cfg, name)
-        if value is not None and not value > 0:
-            raise UserError(f"{name} is {value}: it must be above 0.")
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{name} is {value}: it must be above 0 and finite.")
+    for name in ("adam_beta1", "adam_beta2"):
+        if not 0 <= getattr(cfg, name) < 1:
+            raise UserError(f"{name} is {getattr(cfg, name)}: it must be at least 0 and below 1.")
+    if not all(math.isfinite(weight) for weight in cfg.reward_weights or ()):
+        raise UserError(f"reward_weights are {cfg.reward_weights}: they must be finite.")
     if not 0 < cfg.epsilon < 1:
         raise UserError(f"epsilon is {cfg.epsilon}: it must be between 0 and 1.")
-    if cfg.epsilon_high is not None and cfg.epsilon_high <= 0:
+    if cfg.epsilon_high is not None and not cfg.epsilon_high > 0:
         raise UserError(f"epsilon_high is {cfg.epsilon_high}: it must be above 0.")
     if cfg.warmup_steps > cfg.steps * cfg.num_iterations:
         raise UserError(

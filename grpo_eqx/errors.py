@@ -1,6 +1,5 @@
 """The errors a user can mend, and the exit codes a command ends with."""
 
-EXIT_OK = 0
 EXIT_USER_ERROR = 2
 
 

@@ -8,6 +8,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -95,17 +96,21 @@ class Programs:
         step: int,
         *,
         num_generations: int,
+        first_row: int = 0,
         sampling: Sampling | None = None,
     ) -> Rollout:
         """Samples `num_generations` completions of every prompt.
 
-        The draws are a pure function of (seed, step, prompt's row, sample's row).
+        The draws are a pure function of (seed, step, prompt's row, sample's row), where prompts'
+        rows are counted from `first_row`.
         """
         sharding = prompt_sharding(batch_sharding(self.mesh, len(prompt_ids), num_generations))
         ids, mask = jax.device_put((prompt_ids, prompt_mask), sharding)
+        rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
         return self._generate(
-            model, ids, mask, np.int32(step), num_generations, sampling or self.options.sampling
-        )
+            model, ids, mask, np.int32(step), rows, num_generations,
+            sampling or self.options.sampling,
+        )  # fmt: skip
 
     def score(self, model: Qwen2, rollout: Rollout) -> TokenFloats:
         """Log-probs of the completions' tokens under `model`, float32 `[P, G, Tc]`."""
@@ -134,6 +139,7 @@ class Programs:
         prompt_ids: Int[Array, "P Tp"],
         prompt_mask: Array,
         step: Int[Array, ""],
+        rows: Int[Array, " P"],
         group: int,
         sampling: Sampling,
     ) -> Rollout:
@@ -142,7 +148,7 @@ class Programs:
             model.astype(options.dtype),
             prompt_ids,
             prompt_mask,
-            sample_keys(options.seed, step, jnp.arange(len(prompt_ids)), group),
+            sample_keys(options.seed, step, rows, group),
             sampling=sampling,
             max_length=options.max_completion_length,
             eos_ids=options.eos_ids,
@@ -162,7 +168,10 @@ class Programs:
     def _token_stats(self, model: Qwen2, rollout: Rollout) -> TokenStats:
         """Statistics of the completions' tokens at the sampling temperature."""
         options = self.options
-        compute = model.astype(options.dtype)
+        # The table of embeddings stays in float32: many tokens add to one row of its gradient.
+        compute = eqx.tree_at(
+            lambda m: m.embed_tokens, model.astype(options.dtype), model.embed_tokens
+        )
         prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, options.remat)
         hidden = compute.completion_hidden(prompt, rollout.completion_ids, options.remat)
         # The head in float32: its gradient is summed over all tokens before it is rounded.
@@ -176,15 +185,17 @@ class Programs:
         """One micro-batch's part of the loss, its sums, and its largest sampler gap."""
         stats = self._token_stats(model, batch.rollout)
         mask = batch.rollout.completion_mask
-        old_logps = stats.logps if batch.old_logps is None else batch.old_logps
+        old_logps = jax.lax.stop_gradient(
+            stats.logps if batch.old_logps is None else jnp.asarray(batch.old_logps)
+        )
         tokens = clipped_policy_loss(
             stats.logps,
-            jax.lax.stop_gradient(jnp.asarray(old_logps)),
+            old_logps,
             jnp.asarray(batch.advantages),
             epsilon=self.options.epsilon,
             epsilon_high=self.options.epsilon_high,
         )
-        gap = jnp.where(mask, jnp.abs(stats.logps - batch.rollout.sampler_logps), 0.0)
+        gap = jnp.where(mask, jnp.abs(old_logps - batch.rollout.sampler_logps), 0.0)
         terms = (tokens.losses, stats.entropies, tokens.clipped_low, tokens.clipped_high, gap)
         sums = UpdateSums(*(jnp.sum(x, where=mask) / num_tokens for x in terms))
         return sums.loss, (sums, gap.max())

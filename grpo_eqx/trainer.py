@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import numpy as np
 import optax
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.data.batches import PromptBatches, pad_prompts
+from grpo_eqx.data.batches import PromptBatches, TokenizedPrompts, pad_prompts
 from grpo_eqx.data.load import load_data
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
@@ -33,7 +34,7 @@ from grpo_eqx.tracking.metrics import StepClock, step_metrics
 from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
 
-_EVAL_STEP = 2**31 - 1  # evaluations draw at steps counted down from here, training up from 0
+_EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 _EVAL_ROWS = 128
 
 
@@ -64,7 +65,7 @@ class GRPOTrainer:
         cfg: GRPOConfig | None = None,
         *,
         model: Qwen2 | None = None,
-        tokenizer: ChatTokenizer | None = None,
+        tokenizer: ChatTokenizer | Any | None = None,
         reward_funcs: Sequence[RewardFunc] | None = None,
         train_data: PromptSource | None = None,
         eval_data: PromptSource | None = None,
@@ -77,7 +78,8 @@ class GRPOTrainer:
         """**Arguments:**
 
         - `cfg`: the settings; by default the embedded model on the embedded problems.
-        - `model`, `tokenizer`: in place of `cfg.model`; a model comes with its tokenizer.
+        - `model`, `tokenizer`: in place of `cfg.model`; a model comes with its tokenizer, one of
+          transformers or a `ChatTokenizer` (which brings its own system prompt).
         - `reward_funcs`: any callables with TRL's reward signature.
         - `train_data`, `eval_data`: prompt sources; training data come with held-out ones.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved.
@@ -98,23 +100,27 @@ class GRPOTrainer:
             raise UserError("train_data and eval_data go together: pass both, or neither.")
         if train_data is None or eval_data is None:
             train_data, eval_data = load_data(cfg.data, cfg.eval_data, cfg.eval_problems)
-        self.eval_data, self.eval_func = eval_data, eval_func
+        self.eval_func = eval_func
         self.rewards = _reward_runner(cfg, reward_funcs)
         if model is not None and tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
         if tokenizer is None:
             tokenizer = ChatTokenizer.from_pretrained(model_folder(cfg.model), cfg.system_prompt)
+        if not isinstance(tokenizer, ChatTokenizer):
+            tokenizer = ChatTokenizer(tokenizer, system_prompt=cfg.system_prompt)
         self.tokenizer = tokenizer
+        data = _tokenize(cfg, train_data, len(train_data), tokenizer)
+        self.heldout = _tokenize(cfg, eval_data, cfg.eval_problems, tokenizer)
         self.prompts = PromptBatches(
-            train_data,
-            tokenizer,
+            data,
             batch_size=cfg.prompts_per_step,
+            pad_id=tokenizer.pad_id,
             max_length=cfg.max_prompt_length,
-            overlong=cfg.overlong_prompts,
             seed=cfg.seed,
         )
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
-            _check_answers(self.prompts.prompts)
+            _check_answers(data.prompts)
+            _check_answers(self.heldout.prompts)
         if model is None:
             model = from_pretrained(cfg.model, self.mesh)
         else:
@@ -137,6 +143,10 @@ class GRPOTrainer:
     def fit(self) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder."""
         cfg = self.cfg
+        if self.step >= cfg.steps:
+            raise UserError(
+                f"this trainer has done its {cfg.steps} steps: make a new one for more."
+            )
         with RunRecord(cfg, self.trackers) as record:
             record.note(self.describe())
             for step in range(self.step, cfg.steps):
@@ -173,17 +183,25 @@ class GRPOTrainer:
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
-        problems = [self.eval_data[i] for i in range(self._num_eval)]
+        problems = self.heldout.prompts
         if self.eval_func is gsm8k.correct:
             _check_answers(problems)
         sampling = Sampling(temperature=temperature)
-        completions = self._complete([p.text for p in problems], sampling, num_samples)
+        completions = self._complete(self.heldout.tokens, sampling, num_samples)
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
         return Evaluation(accuracy(problems, completions).total == 1.0)
 
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
         """One completion of each user message, by default greedy."""
-        completions = self._complete(prompts, Sampling(temperature=temperature), 1)
+        tokens = self.tokenizer.encode(prompts)
+        limit = self.cfg.max_prompt_length
+        for text, ids in zip(prompts, tokens, strict=True):
+            if len(ids) > limit:
+                raise UserError(
+                    f"the prompt {text[:40]!r}... has {len(ids)} tokens, and max_prompt_length is "
+                    f"{limit}: raise it or shorten the prompt."
+                )
+        completions = self._complete(tokens, Sampling(temperature=temperature), 1)
         return [texts[0] for texts in completions]
 
     def save_pretrained(self, path: str | Path) -> None:
@@ -195,18 +213,14 @@ class GRPOTrainer:
         """One line on what is trained, on what, on which devices."""
         size = sum(x.size for x in jax.tree.leaves(self.state.model))
         axes = " ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        kind = jax.tree.leaves(self.mesh.devices.tolist())[0].device_kind
-        dropped = self.prompts.num_dropped
+        kind = self.mesh.devices.flat[0].device_kind
+        data = self.prompts.data
         return (
-            f"{self.cfg.model} ({size:,} parameters) on {self.prompts.name}: "
-            f"{len(self.prompts):,} problems"
-            + (f" ({dropped:,} over-long ones dropped)" if dropped else "")
-            + f", {self._num_eval:,} held out; {self.mesh.size} x {kind} ({axes})"
+            f"{self.cfg.model} ({size:,} parameters) on {data.name}: "
+            f"{len(data):,} problems"
+            + (f" ({data.num_dropped:,} over-long ones dropped)" if data.num_dropped else "")
+            + f", {len(self.heldout):,} held out; {self.mesh.size} x {kind} ({axes})"
         )
-
-    @property
-    def _num_eval(self) -> int:
-        return min(self.cfg.eval_problems, len(self.eval_data))
 
     def _update(self, rollout: Rollout, advantages: np.ndarray) -> dict[str, float]:
         """`num_iterations` updates on one rollout; the metrics of the last one."""
@@ -225,30 +239,24 @@ class GRPOTrainer:
         return metrics
 
     def _complete(
-        self, texts: Sequence[str], sampling: Sampling, num_samples: int
+        self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int
     ) -> list[list[str]]:
-        """`num_samples` completions of each user message, in batches of one shape."""
-        tokens = self.tokenizer.encode(texts)
-        limit = self.cfg.max_prompt_length
-        for text, ids in zip(texts, tokens, strict=True):
-            if len(ids) > limit:
-                raise UserError(
-                    f"the prompt {text[:40]!r}... has {len(ids)} tokens, and max_prompt_length is "
-                    f"{limit}: raise it or shorten the prompt."
-                )
+        """`num_samples` completions of each tokenised prompt, in batches of one shape."""
         if not tokens:
             return []
         shards = num_batch_shards(self.mesh)
         rows = -(-min(len(tokens), max(1, _EVAL_ROWS // num_samples)) // shards) * shards
         completions: list[list[str]] = []
         starts = range(0, len(tokens), rows)
-        for batch, start in enumerate(track_on_terminal(starts, "completing prompts")):
+        for start in track_on_terminal(starts, "completing prompts"):
             chosen = tokens[start : start + rows]
             padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
-            prompt_ids, prompt_mask = pad_prompts(padded, self.tokenizer.pad_id, limit)
+            prompt_ids, prompt_mask = pad_prompts(
+                padded, self.tokenizer.pad_id, self.cfg.max_prompt_length
+            )
             rollout = self.programs.generate(
-                self.state.model, prompt_ids, prompt_mask, _EVAL_STEP - batch,
-                num_generations=num_samples, sampling=sampling,
+                self.state.model, prompt_ids, prompt_mask, _EVAL_STEP,
+                num_generations=num_samples, first_row=start, sampling=sampling,
             )  # fmt: skip
             completions += self._texts(rollout)[: len(chosen)]
         return completions
@@ -274,13 +282,26 @@ def _without_padding(rollout: Rollout) -> Rollout:
 
 def _reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
     if funcs is None:
-        return RewardRunner(
-            {name: reward_func(name) for name in cfg.reward_funcs}, cfg.reward_weights
-        )
-    named = {func_name(func): func for func in funcs}
-    if len(named) < len(funcs):
+        pairs = [(name, reward_func(name)) for name in cfg.reward_funcs]
+    else:
+        pairs = [(func_name(func), func) for func in funcs]
+    if len(dict(pairs)) < len(pairs):
         raise UserError("two reward functions have the same name: give each its own.")
-    return RewardRunner(named, cfg.reward_weights)
+    return RewardRunner(dict(pairs), cfg.reward_weights)
+
+
+def _tokenize(
+    cfg: GRPOConfig, source: PromptSource, count: int, tokenizer: ChatTokenizer
+) -> TokenizedPrompts:
+    """The first `count` problems of a source (all, where it has fewer)."""
+    prompts = [source[i] for i in range(min(count, len(source)))]
+    return TokenizedPrompts(
+        source.name,
+        prompts,
+        tokenizer,
+        max_length=cfg.max_prompt_length,
+        overlong=cfg.overlong_prompts,
+    )
 
 
 def _check_answers(prompts: Sequence[Prompt]) -> None:

@@ -36,6 +36,9 @@ def test_given_values_are_kept() -> None:
         ({"epsilon": 1.5}, "epsilon is 1.5"),
         ({"epsilon_high": 0.0}, "epsilon_high is 0.0"),
         ({"warmup_steps": 200}, r"warmup_steps \(200\) exceeds the run's 150 updates"),
+        ({"temperature": float("nan")}, "training samples"),
+        ({"adam_beta2": 1.0}, "adam_beta2 is 1.0"),
+        ({"reward_weights": (float("inf"),)}, "must be finite"),
         ({"seed": -1}, "seed is -1"),
     ],
 )

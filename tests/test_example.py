@@ -93,6 +93,8 @@ GOOD = '{"question": "1+1?", "answer": "#### 2"}'
         (["--data", "{tmp}/bad.jsonl"], r"bad\.jsonl, line 2: not valid JSON"),
         (["--data", "{tmp}/empty.jsonl"], r"empty\.jsonl' is empty"),
         (["--data", "{tmp}/few.jsonl"], r"has 2 problems, and prompts_per_step is 16"),
+        (["--data", "{tmp}/one.jsonl"], r"one\.jsonl has no problems to use: bring more"),
+        (["--data", "{tmp}/wordy.jsonl"], r"the problem '1\+1\?'.*gold answer must be one number"),
         (["--num-generations", "1"], r"num_generations is 1"),
         (["--mesh", "3,1,1"], r"needs 3 devices, and 8 are present"),
         (["--max-prompt-length", "16"], r"tokens, and max_prompt_length is 16"),
@@ -104,6 +106,8 @@ def test_bad_input_gives_one_line_and_exit_code_2(
 ) -> None:
     jsonl(tmp_path / "bad.jsonl", GOOD, "{oops")
     jsonl(tmp_path / "empty.jsonl")
+    jsonl(tmp_path / "one.jsonl", GOOD)
+    jsonl(tmp_path / "wordy.jsonl", *[GOOD.replace("#### 2", "two")] * 40)
     jsonl(tmp_path / "few.jsonl", GOOD, GOOD, GOOD)
     filled = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
     code, _, err = run(*filled, *SHORT)

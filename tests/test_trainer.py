@@ -148,6 +148,7 @@ def test_generate_returns_text(run: tuple[GRPOTrainer, Path]) -> None:
     texts = trainer.generate(["Tom has 3 apples and eats 1. How many are left?", "Hi"])
     assert len(texts) == 2
     assert all(isinstance(text, str) and "<|" not in text for text in texts)
+    assert trainer.generate([]) == []
     with pytest.raises(UserError, match=r"has 10.* tokens, and max_prompt_length is 1024"):
         trainer.generate(["9" * 1050])
 
@@ -161,6 +162,9 @@ def test_evaluation_samples_and_counts(run: tuple[GRPOTrainer, Path]) -> None:
 
 def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) -> None:
     assert run[0].step == 2
+    with pytest.raises(UserError, match="has done its 2 steps"):
+        run[0].fit()
+    assert not (run[1] / "previous-2").exists()
 
 
 @pytest.mark.parametrize(
@@ -170,6 +174,7 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
         ({"prompts_per_step": 6}, "cannot be split evenly"),
         ({"micro_batch_size_per_device": 3}, "micro_batch_size_per_device is 3"),
         ({"max_prompt_length": 8}, "tokens, and max_prompt_length is 8"),
+        ({"reward_funcs": ("correct", "correct")}, "have the same name"),
         ({"reward_funcs": ("nice",)}, "no reward function named 'nice'"),
         ({"reward_weights": (1.0, 2.0)}, "1 reward functions and 2 reward_weights"),
         ({"data": "nowhere.jsonl"}, "'nowhere.jsonl' is not a file"),

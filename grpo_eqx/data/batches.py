@@ -1,14 +1,13 @@
 """Batches of tokenised prompts, in an order that is a pure function of (seed, step)."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 
 from grpo_eqx._types import PromptIds, PromptMask
-from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 
@@ -26,38 +25,38 @@ class PromptBatch:
     mask: PromptMask
 
 
-class PromptBatches:
-    """All prompts of a source, tokenised once, shuffled anew in every epoch.
+class TokenizedPrompts:
+    """Problems with their tokens, under the policy for over-long prompts.
 
-    Raises `UserError` at construction: for an over-long prompt under the policy `error`, and
-    where fewer prompts than one batch are left.
+    Raises `UserError` for an over-long prompt under the policy `error`, for columns that reward
+    functions could not receive, and where nothing is left.
     """
 
     def __init__(
         self,
-        source: PromptSource,
+        name: str,
+        prompts: Sequence[Prompt],
         tokenizer: ChatTokenizer,
         *,
-        batch_size: int,
         max_length: int,
         overlong: OverlongPrompts,
-        seed: int,
     ):
-        """**Arguments:** `batch_size` prompts a step; the limit in tokens and what becomes of
-        longer prompts; the seed of the order.
+        """**Arguments:** what to call the problems in messages; the limit in tokens, and what
+        becomes of longer prompts.
         """
-        self.tokenizer = tokenizer
-        self.name = source.name
-        self.batch_size = batch_size
-        self.max_length = max_length
-        self.seed = seed
-        prompts = [source[i] for i in range(len(source))]
+        self.name = name
+        reserved = {"prompts", "completions"} & {key for p in prompts for key in p.columns}
+        if reserved:
+            raise UserError(
+                f"{name} has a column {min(reserved)!r}, which is what reward functions call their "
+                f"own argument: rename it."
+            )
         tokens = tokenizer.encode([prompt.text for prompt in prompts])
         too_long = [i for i, ids in enumerate(tokens) if len(ids) > max_length]
         if too_long and overlong == "error":
             first = too_long[0]
             raise UserError(
-                f"{source.name}: problem {first} ({prompts[first].text[:40]!r}...) has "
+                f"{name}: problem {first} ({prompts[first].text[:40]!r}...) has "
                 f"{len(tokens[first])} tokens, and max_prompt_length is {max_length}: raise it, or "
                 f"set overlong_prompts to drop or truncate_left."
             )
@@ -65,28 +64,53 @@ class PromptBatches:
         self.num_dropped = len(dropped)
         self.prompts = [prompt for i, prompt in enumerate(prompts) if i not in dropped]
         self.tokens = [ids[-max_length:] for i, ids in enumerate(tokens) if i not in dropped]
-        if len(self.prompts) < batch_size:
+        if not self.prompts:
             without = f" ({self.num_dropped} over-long ones dropped)" if dropped else ""
-            raise UserError(
-                f"{source.name} has {len(self.prompts)} problems{without}, and prompts_per_step is "
-                f"{batch_size}: lower it or bring more problems."
-            )
+            raise UserError(f"{name} has no problems to use{without}: bring more.")
 
     def __len__(self) -> int:
         return len(self.prompts)
 
+
+class PromptBatches:
+    """Batches of tokenised prompts, shuffled anew in every epoch.
+
+    Raises `UserError` where there are fewer prompts than one batch.
+    """
+
+    def __init__(
+        self, data: TokenizedPrompts, *, batch_size: int, pad_id: int, max_length: int, seed: int
+    ):
+        """**Arguments:** `batch_size` prompts a step, padded with `pad_id` to `max_length` at
+        most; the seed of the order.
+        """
+        self.data = data
+        self.batch_size = batch_size
+        self.pad_id = pad_id
+        self.max_length = max_length
+        self.seed = seed
+        self._orders: dict[int, np.ndarray] = {}
+        if len(data) < batch_size:
+            without = f" ({data.num_dropped} over-long ones dropped)" if data.num_dropped else ""
+            raise UserError(
+                f"{data.name} has {len(data)} problems{without}, and prompts_per_step is "
+                f"{batch_size}: lower it or bring more problems."
+            )
+
     def batch(self, step: int) -> PromptBatch:
         """The prompts of a step: each once per epoch, epochs joined without gaps."""
+        size = len(self.data)
         draws = range(step * self.batch_size, (step + 1) * self.batch_size)
-        chosen = [self._order(i // len(self))[i % len(self)] for i in draws]
-        ids, mask = pad_prompts(
-            [self.tokens[i] for i in chosen], self.tokenizer.pad_id, self.max_length
-        )
-        return PromptBatch([self.prompts[i] for i in chosen], ids, mask)
+        chosen = [self._order(i // size)[i % size] for i in draws]
+        tokens = [self.data.tokens[i] for i in chosen]
+        ids, mask = pad_prompts(tokens, self.pad_id, self.max_length)
+        return PromptBatch([self.data.prompts[i] for i in chosen], ids, mask)
 
-    @functools.lru_cache(maxsize=2)  # noqa: B019 - lives as long as the run
     def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(len(self))
+        if epoch not in self._orders:
+            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
+            self._orders = {epoch: order}  # one is enough: batches go forward
+        return self._orders[epoch]
 
 
 def pad_prompts(

@@ -39,30 +39,30 @@ class Records(PromptSource):
 
 def read_jsonl(path: Path) -> Records:
     """Reads a JSONL file; raises `UserError`, naming the line, where it is not as it should be."""
-    rows = []
+    rows: dict[int, dict[str, Any]] = {}
     try:
-        with path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    rows.append(_parse(line, path, number))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"data {str(path)!r} cannot be read: {error}.") from error
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise UserError(f"data {str(path)!r} cannot be read: {error.strerror}.") from error
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            rows[number] = _parse(line, path, number)
     if not rows:
         raise UserError(f"data {str(path)!r} is empty: it needs one JSON object a line.")
-    columns = rows[0].keys()
-    for i, row in enumerate(rows):
+    columns = next(iter(rows.values())).keys()
+    for number, row in rows.items():
         if row.keys() != columns:
             raise UserError(
-                f"{path}: problem {i + 1} has the columns {', '.join(sorted(row))}, and the first "
-                f"one {', '.join(sorted(columns))}: give every problem the same."
+                f"{path}, line {number}: the columns are {', '.join(sorted(row))}, and those of "
+                f"the first problem {', '.join(sorted(columns))}: give every problem the same."
             )
-    return Records(rows=rows, name=path.name)
+    return Records(rows=list(rows.values()), name=path.name)
 
 
-def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        row = json.loads(line)
-    except ValueError as error:
+        row = json.loads(line.decode())
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number}: not valid JSON ({error}).") from error
     if not isinstance(row, dict):
         raise UserError(f"{path}, line {number}: not a JSON object but {type(row).__name__}.")
@@ -71,4 +71,6 @@ def _parse(line: str, path: Path, number: int) -> dict[str, Any]:
             raise UserError(f"{path}, line {number}: the field {name!r} is missing.")
     if not isinstance(row[QUESTION], str) or not row[QUESTION].strip():
         raise UserError(f"{path}, line {number}: the field {QUESTION!r} must be a text.")
+    if not row[QUESTION].isprintable() and any("\ud800" <= c <= "\udfff" for c in row[QUESTION]):
+        raise UserError(f"{path}, line {number}: the field {QUESTION!r} has half a character.")
     return row

@@ -29,7 +29,12 @@ def load_data(data: str, eval_data: str | None, num_eval: int) -> tuple[PromptSo
 
 
 def _is_hub_name(name: str) -> bool:
-    return not Path(name).exists() and name.count("/") == 1 and not name.endswith(".jsonl")
+    return (
+        not Path(name).exists()
+        and name.count("/") == 1
+        and not name.startswith((".", "/", "~"))
+        and not name.endswith((".jsonl", ".json"))
+    )
 
 
 def _load(name: str, split: str) -> PromptSource:
@@ -56,7 +61,7 @@ def _load_hub(name: str, split: str) -> PromptSource:
     except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
-            f"data {name!r} could not be loaded from the Hugging Face hub "
+            f"data {name!r} is no file here, and could not be loaded from the Hugging Face hub "
             f"({type(error).__name__}: {reason})."
         ) from error
     for column in (QUESTION, ANSWER):

@@ -38,10 +38,11 @@ class ChatTokenizer:
 
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+            eos_ids = _generation_eos_ids(folder)
+        except Exception as error:  # the tokenizers library raises nothing more precise
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"{folder} holds no usable tokenizer: {reason}") from error
-        return cls(tokenizer, _generation_eos_ids(folder), system_prompt)
+        return cls(tokenizer, eos_ids, system_prompt)
 
     def check_belongs_to(self, vocab_size: int) -> None:
         """Raises `UserError` where a model with this vocabulary cannot have the tokenizer."""
@@ -71,6 +72,8 @@ class ChatTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of rendered prompts."""
+        if not texts:
+            return []
         rendered = [self.render(text) for text in texts]
         special = self.tokenizer.chat_template is None  # a template brings its own special tokens
         return self.tokenizer(rendered, add_special_tokens=special)["input_ids"]

@@ -23,7 +23,7 @@ class Sampling:
     """Keep tokens with at least this share of the likeliest token's probability."""
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
+        if not self.temperature >= 0:
             raise UserError(f"temperature is {self.temperature}: it must be 0 (greedy) or more.")
         if self.top_k is not None and self.top_k < 1:
             raise UserError(

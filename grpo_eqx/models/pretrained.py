@@ -102,6 +102,8 @@ def save_pretrained(
     dtype = jnp.dtype(model.norm.dtype if dtype is None else dtype)
     config = {**model.config.to_json(), "torch_dtype": dtype.name}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    for stale in [*folder.glob("model*.safetensors"), folder / _INDEX]:
+        stale.unlink(missing_ok=True)
     groups = _files(_named_arrays(model), dtype)
     if len(groups) == 1:
         _write_file(folder / "model.safetensors", groups[0], dtype)
@@ -145,7 +147,7 @@ class _Slot:
 
     def __init__(self, array: jax.Array, layer: int | None):
         self.array, self.layer = array, layer
-        self.size = array.size if layer is None else array[0].size
+        self.size = array.size if layer is None else array.size // array.shape[0]
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         array = self.array if self.layer is None else self.array[self.layer]

@@ -148,7 +148,12 @@ class Qwen2(eqx.Module):
 
     def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
         """Float32 logits of final hidden states."""
-        return jnp.einsum("...h,vh->...v", hidden, self.head, preferred_element_type=jnp.float32)
+        head = self.head.astype(hidden.dtype)
+        return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
+
+    def embed(self, ids: Int[Array, "*batch"]) -> Float[Array, "*batch H"]:
+        """Embeddings in the dtype that the layers compute in, whatever the table's own."""
+        return self.embed_tokens[ids].astype(self.norm.dtype)
 
     def prefill(
         self, ids: Int[Array, "P Tp"], mask: Bool[Array, "P Tp"], remat: Remat = "none"
@@ -186,9 +191,7 @@ class Qwen2(eqx.Module):
             segments = [prompt.segment(prompt_kv), Segment(kv, causal)]
             return layer.finish(x, queries, segments, self.config), None
 
-        x, _ = jax.lax.scan(
-            _remat(step, remat), self.embed_tokens[inputs], (self.layers, prompt.kv)
-        )
+        x, _ = jax.lax.scan(_remat(step, remat), self.embed(inputs), (self.layers, prompt.kv))
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def decode(
@@ -227,7 +230,7 @@ class Qwen2(eqx.Module):
             segments = [prompt.segment(prompt_kv), Segment(layer_kv, written)]
             return (layer.finish(x, queries, segments, self.config), own, depth + 1), None
 
-        carry = (self.embed_tokens[ids][:, :, None], own, jnp.zeros((), jnp.int32))
+        carry = (self.embed(ids)[:, :, None], own, jnp.zeros((), jnp.int32))
         (x, own, _), _ = jax.lax.scan(step, carry, (self.layers, prompt.kv))
         hidden = rms_norm(x[:, :, 0], self.norm, self.config.rms_norm_eps)
         return self.project_logits(hidden), own
@@ -247,7 +250,7 @@ class Qwen2(eqx.Module):
             queries, kv = layer.project(x, rotary, self.config)
             return layer.finish(x, queries, [Segment(kv, visible)], self.config), kv
 
-        return jax.lax.scan(_remat(step, remat), self.embed_tokens[ids][:, None], self.layers)
+        return jax.lax.scan(_remat(step, remat), self.embed(ids)[:, None], self.layers)
 
 
 def parameter_name(path: tuple[object, ...]) -> str:

@@ -31,4 +31,7 @@ def group_advantages(
             advantages /= np.nanstd(rewards, axis=1, keepdims=True, ddof=1) + _EPSILON
         elif scale_rewards == "batch":
             advantages /= np.nanstd(rewards, ddof=1) + _EPSILON
+        # Rounding of the mean must not give a group of equal rewards a direction.
+        equal = np.nanmax(rewards, axis=1) == np.nanmin(rewards, axis=1)
+    advantages[equal] = 0.0
     return np.nan_to_num(advantages, nan=0.0).astype(np.float32)

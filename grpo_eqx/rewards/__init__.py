@@ -1,7 +1,5 @@
 """Reward functions and the policy for calling them."""
 
-from functools import partial
-
 from grpo_eqx.errors import UserError
 from grpo_eqx.rewards import gsm8k
 from grpo_eqx.rewards.runner import RewardFunc as RewardFunc
@@ -10,7 +8,7 @@ from grpo_eqx.rewards.runner import Rewards as Rewards
 
 BUILT_IN: dict[str, RewardFunc] = {
     "correct": gsm8k.correct,
-    "correct_strict": partial(gsm8k.correct, mode="strict"),
+    "correct_strict": gsm8k.correct_strict,
     "format": gsm8k.format,
     "tags": gsm8k.tags,
 }

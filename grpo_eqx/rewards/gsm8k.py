@@ -12,11 +12,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from numbers import Number
-from typing import Final, Literal
+from typing import Final
 
 from grpo_eqx.errors import RewardError
 
-Mode = Literal["flexible", "strict"]
 _Span = tuple[int, int]
 
 _TAGS: Final = ("<think>", "</think>", "<answer>", "</answer>")
@@ -61,26 +60,37 @@ def correct(
     completions: Sequence[str],
     *,
     answer: Sequence[object],
-    mode: Mode = "flexible",
     **columns: object,
 ) -> list[float]:
-    """Scores 1.0 where the completion's number equals the gold one exactly, else 0.0.
+    """Scores 1.0 where the completion's last number equals the gold one exactly, else 0.0.
 
     **Arguments:**
 
     - `prompts`: unused; part of the reward signature.
     - `completions`: the model's texts, one per row.
     - `answer`: the gold answers, one per row, as `gold_number` reads them.
-    - `mode`: `"flexible"` scores `last_number`, `"strict"` scores `marked_number`.
     - `columns`: the other dataset columns; unused.
 
     **Returns:** one score per completion, 0.0 or 1.0.
 
     **Raises:** `RewardError` where a gold answer does not hold one number; it names the row.
     """
-    read = _reader(mode)
-    pairs = zip(completions, _gold_numbers(answer), strict=True)
-    return [float(read(completion) == gold) for completion, gold in pairs]
+    return _compare(last_number, completions, answer)
+
+
+def correct_strict(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    *,
+    answer: Sequence[object],
+    **columns: object,
+) -> list[float]:
+    r"""Scores 1.0 where the completion's marked number equals the gold one exactly, else 0.0.
+
+    A number is marked as `marked_number` reads it: `#### n`, `\boxed{n}` or
+    `<answer>n</answer>`. Arguments, return and errors are those of `correct`.
+    """
+    return _compare(marked_number, completions, answer)
 
 
 def format(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
@@ -173,12 +183,11 @@ def _finite_number(answer: object) -> Decimal | None:
     return number if number.is_finite() else None
 
 
-def _reader(mode: Mode) -> Callable[[str], Decimal | None]:
-    if mode == "flexible":
-        return last_number
-    if mode == "strict":
-        return marked_number
-    raise RewardError(f"correct: mode must be 'flexible' or 'strict'; got {mode!r}")
+def _compare(
+    read: Callable[[str], Decimal | None], completions: Sequence[str], answer: Sequence[object]
+) -> list[float]:
+    pairs = zip(completions, _gold_numbers(answer), strict=True)
+    return [float(read(completion) == gold) for completion, gold in pairs]
 
 
 def _only_number(text: str) -> Decimal | None:

@@ -38,7 +38,9 @@ class Rewards:
                 "reward": float(np.nanmean(self.total)),
                 # The mean over groups of each group's own deviation, as TRL reports it.
                 "reward_std": float(np.nanmean(np.nanstd(self.total, axis=1, ddof=1))),
-                "frac_reward_zero_std": float(np.mean(np.nanstd(self.total, axis=1) == 0)),
+                "frac_reward_zero_std": float(
+                    np.mean(np.nanmax(self.total, axis=1) == np.nanmin(self.total, axis=1))
+                ),
             }
             for name, rewards in zip(self.names, self.each, strict=True):
                 metrics[f"rewards/{name}/mean"] = float(np.nanmean(rewards))

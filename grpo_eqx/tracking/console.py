@@ -63,7 +63,7 @@ class TrainingDisplay:
 
     def note(self, text: str) -> None:
         """A line of its own, above a live bar."""
-        self.console.print(text, highlight=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics after `step`, counted from 1."""

@@ -77,6 +77,11 @@ class RunFolder:
         present = [entry for entry in entries if entry.exists()]
         if not present:
             return
+        if not self.metrics.exists():
+            raise UserError(
+                f"output_dir {str(self.path)!r} already holds {present[0].name!r}, and is no run's "
+                f"folder: choose another."
+            )
         number = 1
         while (self.path / f"previous-{number}").exists():
             number += 1

@@ -2,9 +2,12 @@
 
 import abc
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
+
+from grpo_eqx.errors import UserError
 
 
 class Tracker(abc.ABC):
@@ -20,13 +23,17 @@ class Tracker(abc.ABC):
 
 
 class JsonlTracker(Tracker):
-    """One JSON object a step and line, flushed at once so that a killed run keeps its record."""
+    """One JSON object a step and line, null for what is not finite.
+
+    Every line is flushed at once, so that a killed run keeps its record.
+    """
 
     def __init__(self, path: Path):
         self._file = path.open("w", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._file.write(json.dumps({"step": step, **metrics}) + "\n")
+        row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
         self._file.flush()
 
     def finish(self) -> None:
@@ -45,9 +52,15 @@ class WandbTracker(Tracker):
     ):
         import wandb
 
-        self._run = wandb.init(
-            mode=mode, project=project, name=folder.name, dir=folder, config=dict(config)
-        )
+        try:
+            self._run = wandb.init(
+                mode=mode, project=project, name=folder.name, dir=folder, config=dict(config)
+            )
+        except wandb.Error as error:
+            raise UserError(
+                f"Weights & Biases did not start ({error}): run `wandb login`, or use --wandb "
+                f"offline."
+            ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)

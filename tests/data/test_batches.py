@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from grpo_eqx.data.batches import PromptBatches, pad_prompts
+from grpo_eqx.data.batches import PromptBatches, TokenizedPrompts, pad_prompts
 from grpo_eqx.data.jsonl import Records
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
@@ -22,16 +22,20 @@ class Letters:
         return {"input_ids": [[ord(c) for c in text] for text in texts]}
 
 
+TOKENIZER = ChatTokenizer(Letters())
+
+
 def source(*texts: str) -> Records:
     return Records(rows=[{"question": text, "answer": "1"} for text in texts], name="letters")
 
 
 def batches(*texts: str, batch_size: int = 2, max_length: int = 40, **kwargs: object):
     options = {"overlong": "error", "seed": 0, **kwargs}
-    tokenizer = ChatTokenizer(Letters())
-    return PromptBatches(
-        source(*texts), tokenizer, batch_size=batch_size, max_length=max_length, **options
+    overlong, seed = options["overlong"], options["seed"]
+    data = TokenizedPrompts(
+        "letters", list(source(*texts)), TOKENIZER, max_length=max_length, overlong=overlong
     )
+    return PromptBatches(data, batch_size=batch_size, pad_id=0, max_length=max_length, seed=seed)
 
 
 def test_every_problem_once_per_epoch_also_where_batches_straddle_epochs() -> None:
@@ -67,10 +71,18 @@ def test_over_long_prompts_follow_the_policy() -> None:
     ):
         batches(*texts)
     dropped = batches(*texts, overlong="drop")
-    assert (len(dropped), dropped.num_dropped) == (2, 1)
+    assert (len(dropped.data), dropped.data.num_dropped) == (2, 1)
     kept = batches("ab", "y" * 30 + "z" * 20, overlong="truncate_left")
     longest = kept.batch(0).ids[np.argmax(kept.batch(0).mask.sum(axis=1))]
     assert longest.tolist() == [ord("y")] * 20 + [ord("z")] * 20
+
+
+def test_nothing_usable_and_reserved_columns_are_refused() -> None:
+    with pytest.raises(UserError, match=r"no problems to use \(1 over-long"):
+        batches("a" * 50, overlong="drop")
+    rows = Records(rows=[{"question": "a", "answer": "1", "prompts": "x"}], name="rows")
+    with pytest.raises(UserError, match="rows has a column 'prompts'"):
+        TokenizedPrompts("rows", list(rows), TOKENIZER, max_length=9, overlong="error")
 
 
 def test_too_few_problems_are_refused_with_both_numbers() -> None:
