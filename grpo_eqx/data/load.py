@@ -53,7 +53,10 @@ def _load(name: str, split: str) -> PromptSource:
 def _load_hub(name: str, split: str) -> PromptSource:
     """A split of a hub data set with GSM8K's columns, through `datasets`."""
     import datasets
+    from huggingface_hub.utils import logging as hub_logging
 
+    # Every retry would be a line of its own; what went wrong in the end is told below.
+    hub_logging.set_verbosity_error()
     try:
         configs = datasets.get_dataset_config_names(name)
         config = "main" if "main" in configs else configs[0]
