@@ -328,6 +328,11 @@ def _program_options(
     assert cfg.max_completion_length is not None  # resolved
     assert cfg.epsilon_high is not None
     on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and cfg.dtype == "bfloat16":
+        raise UserError(
+            "dtype is bfloat16, and these devices are CPUs, whose compiler lacks its products with "
+            "a float32 result: use auto or float32."
+        )
     dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     return ProgramOptions(
         sampling=sampling,

@@ -179,3 +179,20 @@ def test_parameters_and_moments_are_split_over_the_mesh() -> None:
     moments = state.opt_state[0].mu
     for array in (state.model.layers.gate_proj.weight, moments.layers.gate_proj.weight):
         assert array.addressable_shards[0].data.size == array.size // 8
+
+
+def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batch: Batch) -> None:
+    """A CPU cannot run it; tracing and lowering still check every dtype of the three programs."""
+    options = dataclasses.replace(OPTIONS, dtype=jnp.dtype("bfloat16"), remat="full")
+    mesh = parse_mesh("auto").build(jax.devices()[:1])
+    runner = Programs(options, mesh, ChunkedLoss(chunk_size=64), optax.sgd(1.0))
+    model = model_on(mesh)
+
+    def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:
+        rollout = runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+        state, metrics = runner.update(runner.init(model), batch)
+        return state.model, metrics["loss"], runner.score(model, rollout)
+
+    lowered = jax.jit(program).trace(model).lower(lowering_platforms=("tpu",))
+    assert "bf16" in lowered.as_text()
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(lowered.out_info))

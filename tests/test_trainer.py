@@ -171,6 +171,7 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
     ("fields", "message"),
     [
         ({"mesh": "3,1,1"}, "needs 3 devices"),
+        ({"dtype": "bfloat16"}, "these devices are CPUs"),
         ({"prompts_per_step": 6}, "cannot be split evenly"),
         ({"micro_batch_size_per_device": 3}, "micro_batch_size_per_device is 3"),
         ({"max_prompt_length": 8}, "tokens, and max_prompt_length is 8"),
