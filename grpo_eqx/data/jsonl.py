@@ -71,6 +71,10 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
             raise UserError(f"{path}, line {number}: the field {name!r} is missing.")
     if not isinstance(row[QUESTION], str) or not row[QUESTION].strip():
         raise UserError(f"{path}, line {number}: the field {QUESTION!r} must be a text.")
-    if not row[QUESTION].isprintable() and any("\ud800" <= c <= "\udfff" for c in row[QUESTION]):
-        raise UserError(f"{path}, line {number}: the field {QUESTION!r} has half a character.")
+    try:
+        row[QUESTION].encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{path}, line {number}: the field {QUESTION!r} has half a character."
+        ) from error
     return row

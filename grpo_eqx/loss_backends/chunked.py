@@ -83,7 +83,10 @@ def _forward(
 def _backward(
     temperature: float, residuals: _Residuals, cotangents: TokenStats
 ) -> tuple[Array, Array, None]:
-    """Dz = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / temperature, a stretch at a time."""
+    """Pulls cotangents back through the logits z, a stretch at a time.
+
+    dz = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / temperature
+    """
     hidden, head, ids, stats = residuals
     compute_head = head.astype(hidden.dtype)
 

@@ -104,7 +104,8 @@ def save_pretrained(
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     for stale in [*folder.glob("model*.safetensors"), folder / _INDEX]:
         stale.unlink(missing_ok=True)
-    groups = _files(_named_arrays(model), dtype)
+    slots = {name: _Slot(array, layer) for name, array, layer in _tensors(model)}
+    groups = _files(slots, dtype)
     if len(groups) == 1:
         _write_file(folder / "model.safetensors", groups[0], dtype)
         return
@@ -131,15 +132,15 @@ def _hugging_face_name(name: str, layer: int | None = None) -> str:
     return f"model.layers.{layer}.{block}.{module}.{kind}"
 
 
-def _named_shapes(model: Qwen2) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Every tensor's Hugging Face name and shape, of a model or its shapes."""
+def _tensors(model: Qwen2) -> Iterator[tuple[str, Any, int | None]]:
+    """Every tensor of a folder: its name, the parameter (or shape) it is of, and which layer's."""
     for path, leaf in jax.tree.leaves_with_path(model):
         name = parameter_name(path)
         if name.startswith("layers."):
             for layer in range(leaf.shape[0]):
-                yield _hugging_face_name(name, layer), leaf.shape[1:]
+                yield _hugging_face_name(name, layer), leaf, layer
         else:
-            yield _hugging_face_name(name), leaf.shape
+            yield _hugging_face_name(name), leaf, None
 
 
 class _Slot:
@@ -152,18 +153,6 @@ class _Slot:
     def read(self, dtype: np.dtype) -> np.ndarray:
         array = self.array if self.layer is None else self.array[self.layer]
         return np.ascontiguousarray(np.asarray(array).astype(dtype))
-
-
-def _named_arrays(model: Qwen2) -> dict[str, _Slot]:
-    slots = {}
-    for path, leaf in jax.tree.leaves_with_path(model):
-        name = parameter_name(path)
-        if name.startswith("layers."):
-            for layer in range(leaf.shape[0]):
-                slots[_hugging_face_name(name, layer)] = _Slot(leaf, layer)
-        else:
-            slots[_hugging_face_name(name)] = _Slot(leaf, None)
-    return slots
 
 
 def _files(slots: Mapping[str, _Slot], dtype: np.dtype) -> list[dict[str, _Slot]]:
@@ -233,7 +222,10 @@ def _truncation(path: Path) -> str | None:
 
 
 def _check_tensors(folder: Path, template: Qwen2, tensors: Mapping[str, Any]) -> None:
-    expected = dict(_named_shapes(template))
+    expected = {
+        name: leaf.shape if layer is None else leaf.shape[1:]
+        for name, leaf, layer in _tensors(template)
+    }
     for name, shape in expected.items():
         if name not in tensors:
             raise WeightsError(f"{folder}: tensor {name!r} is missing.")
