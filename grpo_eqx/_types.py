@@ -1,4 +1,4 @@
-"""Shape names used in signatures throughout the package.
+"""Names of shapes, and of the choices a config offers, used in signatures throughout the package.
 
 One letter or word means one thing everywhere:
 
@@ -21,3 +21,15 @@ GroupFloats = Float[jax.Array | np.ndarray, "P G"]
 
 Remat = Literal["none", "dots", "full"]
 """What a layer keeps for the backward pass: everything, its matrix products, or only its input."""
+
+AdvantageEstimator = Literal[
+    "grpo", "rloo", "reinforce", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+]
+ScaleRewards = Literal["group", "batch", "none"]
+MultiObjectiveAggregation = Literal["sum_then_normalize", "normalize_then_sum"]
+LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"]
+CLIPPED_LOSSES: tuple[LossType, ...] = ("grpo", "bnpo", "dr_grpo", "dapo")
+"""The losses with PPO's clipped objective; they differ in how tokens are aggregated."""
+ImportanceSamplingLevel = Literal["token", "sequence", "sequence_token"]
+KLEstimator = Literal["k1", "k2", "k3"]
+SamplerCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]

@@ -1,12 +1,20 @@
 """Everything a run can be told, in one frozen dataclass."""
 
 import dataclasses
-import math
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_eqx._types import Remat
-from grpo_eqx.errors import UserError
+from grpo_eqx._types import (
+    AdvantageEstimator,
+    ImportanceSamplingLevel,
+    KLEstimator,
+    LossType,
+    MultiObjectiveAggregation,
+    Remat,
+    SamplerCorrection,
+    ScaleRewards,
+)
+from grpo_eqx.config_checks import active_defaults, check_combinations, check_values
 
 EMBEDDED_MODEL = "tiny_qwen2"
 """The name of the model that comes with the package."""
@@ -57,24 +65,103 @@ class GRPOConfig:
     min_p: float = 0.0
     """Sample from tokens with at least this share of the likeliest token's probability."""
 
-    # Rewards and objective
+    # Rewards
     reward_funcs: tuple[str, ...] = ("correct",)
     """Built-in rewards: correct, correct_strict, format, tags."""
     reward_weights: tuple[float, ...] | None = None
     """Weight of each reward function. None: 1 each."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """Divide advantages by the standard deviation of the group, of the batch, or by nothing."""
-    epsilon: float = 0.2
+    multi_objective_aggregation: MultiObjectiveAggregation = "sum_then_normalize"
+    """Several rewards: sum them, then normalise; or normalise each in its group, then their sum in
+    the batch (GDPO)."""
+    overlong_buffer: float = 0.0
+    """DAPO's soft over-long penalty: over this last share of max_completion_length the reward
+    falls linearly by up to 1 (DAPO: 0.2). 0: none."""
+    dynamic_sampling: bool = False
+    """Replace groups whose rewards are all equal by fresh prompts (DAPO)."""
+    max_generation_batches: int | None = None
+    """With dynamic_sampling: rollouts a step may make, at most. None: 4."""
+
+    # Advantages
+    advantage_estimator: AdvantageEstimator = "grpo"
+    """What a reward is compared with: its group's mean (grpo), the mean of the group's others
+    (rloo), nothing (reinforce), the batch (reinforce_plus_plus), or its group's mean and then the
+    batch (reinforce_plus_plus_baseline)."""
+    scale_rewards: ScaleRewards | None = None
+    """Divide advantages by the standard deviation of the group, of the batch, or by nothing; grpo
+    estimator only. None: group."""
+
+    # Objective
+    loss_type: LossType = "dapo"
+    """Clipped ratios, averaged over sequences of token means (grpo), over all tokens (dapo; bnpo is
+    the same here), or summed over a constant (dr_grpo); cispo: capped ratios as weights of
+    log-probs; sapo: a soft gate in place of clipping."""
+    importance_sampling_level: ImportanceSamplingLevel = "token"
+    """Ratios of tokens, of whole sequences (GSPO), or of sequences with gradients of tokens
+    (GSPO-token)."""
+    epsilon: float | None = None
     """Clip range of the ratio below 1. Without effect while the ratio is exactly 1: in the first
-    update after each rollout."""
+    update after each rollout. None: 0.2."""
     epsilon_high: float | None = None
-    """Clip range of the ratio above 1. None: epsilon."""
+    """Clip range of the ratio above 1; for cispo, which needs it, the cap on the ratio itself.
+    None: epsilon."""
+    delta: float | None = None
+    """Cap on the ratio at negative advantages, where clipping has none (INTELLECT-2). Above
+    1 + epsilon_high."""
+    dual_clip: float | None = None
+    """Dual-clip PPO's bound c on the loss at negative advantages, -c A (verl: 3). Above
+    1 + epsilon_high, where it is delta by another name."""
+    sapo_temperature_pos: float | None = None
+    """Sharpness of sapo's gate at positive advantages. None: 1.0."""
+    sapo_temperature_neg: float | None = None
+    """Sharpness of sapo's gate at negative advantages. None: 1.05."""
+    mask_truncated_completions: bool = False
+    """Leave completions that max_completion_length cut off out of the loss."""
+    top_entropy_quantile: float = 1.0
+    """Share of the tokens, those of the highest entropy, that the policy term acts on. Below 1 each
+    update takes one more forward pass."""
+    entropy_coef: float = 0.0
+    """Weight of the mean entropy, which the loss rewards."""
+
+    # Several updates on a rollout
     num_iterations: int = 1
-    """Updates per rollout. From the second on, ratios are against the policy that sampled."""
+    """Passes over each rollout. From the second update on, ratios are against the policy that
+    sampled."""
+    steps_per_generation: int = 1
+    """Updates in each pass, each on an equal share of the rollout's prompts."""
+
+    # KL to a reference policy
+    beta: float = 0.0
+    """Weight of the KL divergence to the reference model. 0: no such model is kept."""
+    kl_estimator: KLEstimator | None = None
+    """Estimator of the divergence: k1, k2 or k3. None: k3."""
+    kl_clamp: float | None = None
+    """Clamp each token's estimate to this size (verl: 10). None: no clamp."""
+    use_bias_correction_kl: bool | None = None
+    """Multiply the estimate by the ratio, which makes the gradients of k1 and k3 unbiased
+    (DeepSeek-V3.2); that of k2 is so as it is. False with k3 is the GRPO paper's form. None: True,
+    with k2 False."""
+    sync_ref_model: bool = False
+    """Move the reference model towards the trained one every ref_model_sync_steps steps."""
+    ref_model_sync_steps: int | None = None
+    """Training steps between two such moves. None: 64."""
+    ref_model_mixup_alpha: float | None = None
+    """Share of the trained model in the mixture that becomes the reference. None: 0.6."""
+
+    # Where the sampler's distribution is not the trainer's
+    importance_sampling_mode: SamplerCorrection | None = None
+    """Weight tokens by the ratio of the trainer's probability to the sampler's, a token's own or
+    its sequence's, truncated to the clip range or masked outside it. None: unweighted."""
+    importance_sampling_clip_min: float | None = None
+    """Lower end of that range. None: open."""
+    importance_sampling_clip_max: float | None = None
+    """Upper end of that range. None: 3.0, or open where the lower end is given."""
+    off_policy_mask_threshold: float | None = None
+    """Leave out sequences of negative advantage whose tokens' mean of sampler's less policy's
+    log-prob exceeds this (DeepSeek-V3.2). None: none."""
 
     # Optimiser
     steps: int = 150
-    """Training steps: rollouts, each with num_iterations updates."""
+    """Training steps: rollouts, each with num_iterations x steps_per_generation updates."""
     optimizer: Literal["adamw", "lion"] = "adamw"
     """Optimiser; any other optax transformation can be passed to GRPOTrainer."""
     learning_rate: float | None = None
@@ -116,16 +203,22 @@ class GRPOConfig:
     """Write the table of prompts, completions and rewards every so many steps; 0: never."""
     wandb: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: stream, write locally, or not at all."""
-    wandb_project: str = "grpo_eqx"
-    """Project of the Weights & Biases run."""
+    wandb_project: str | None = None
+    """Project of the Weights & Biases run. None: grpo_eqx."""
     seed: int = 0
     """Seed of data order and sampling."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_values(self)
+        check_combinations(self)
+
+    @property
+    def updates_per_step(self) -> int:
+        """Optimiser steps on each rollout."""
+        return self.num_iterations * self.steps_per_generation
 
     def resolved(self) -> "GRPOConfig":
-        """The same config with every rule-given `None` replaced by its value."""
+        """The same config with every rule-given `None` that has a part in it replaced."""
         embedded = self.model == EMBEDDED_MODEL
         names = [
             str(x).rstrip("/").rsplit("/", 1)[-1].removesuffix(".jsonl")
@@ -134,54 +227,8 @@ class GRPOConfig:
         defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
             "learning_rate": 1e-4 if embedded else 1e-6,
-            "epsilon_high": self.epsilon,
             "output_dir": Path("runs") / f"{names[0]}-{names[1]}-seed{self.seed}",
+            **active_defaults(self),
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
-
-
-def _check(cfg: GRPOConfig) -> None:
-    """Raises `UserError` for the first setting that cannot work, alone or with another."""
-    for name in (
-        "prompts_per_step",
-        "max_prompt_length",
-        "max_completion_length",
-        "num_iterations",
-        "steps",
-        "micro_batch_size_per_device",
-        "eval_problems",
-    ):
-        value = getattr(cfg, name)
-        if value is not None and value < 1:
-            raise UserError(f"{name} is {value}: it must be at least 1.")
-    for name in ("warmup_steps", "log_completions_steps", "seed", "weight_decay"):
-        if not getattr(cfg, name) >= 0:
-            raise UserError(f"{name} is {getattr(cfg, name)}: it must not be negative.")
-    if cfg.num_generations < 2:
-        raise UserError(
-            f"num_generations is {cfg.num_generations}: advantages are relative to a group, so "
-            f"use at least 2."
-        )
-    if not 0 < cfg.temperature < math.inf:
-        raise UserError(
-            f"temperature is {cfg.temperature}: training samples, so it must be above 0."
-        )
-    for name in ("learning_rate", "max_grad_norm"):
-        value = getattr(cfg, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"{name} is {value}: it must be above 0 and finite.")
-    for name in ("adam_beta1", "adam_beta2"):
-        if not 0 <= getattr(cfg, name) < 1:
-            raise UserError(f"{name} is {getattr(cfg, name)}: it must be at least 0 and below 1.")
-    if not all(math.isfinite(weight) for weight in cfg.reward_weights or ()):
-        raise UserError(f"reward_weights are {cfg.reward_weights}: they must be finite.")
-    if not 0 < cfg.epsilon < 1:
-        raise UserError(f"epsilon is {cfg.epsilon}: it must be between 0 and 1.")
-    if cfg.epsilon_high is not None and not cfg.epsilon_high > 0:
-        raise UserError(f"epsilon_high is {cfg.epsilon_high}: it must be above 0.")
-    if cfg.warmup_steps > cfg.steps * cfg.num_iterations:
-        raise UserError(
-            f"warmup_steps ({cfg.warmup_steps}) exceeds the run's "
-            f"{cfg.steps * cfg.num_iterations} updates: lower it."
-        )

@@ -1,6 +1,7 @@
 """The batch of an update, and how it is cut into micro-batches."""
 
 import dataclasses
+from typing import TypeVar
 
 import equinox as eqx
 import jax
@@ -13,15 +14,28 @@ from grpo_eqx._types import GroupFloats, TokenFloats
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Rollout
 
+BatchPart = TypeVar("BatchPart", "Batch", Rollout)
+
 
 class Batch(eqx.Module):
     """What an update learns from: `P` prompts with `G` completions each."""
 
     rollout: Rollout
     advantages: GroupFloats
-    old_logps: TokenFloats | None
+    old_logps: TokenFloats | None = None
     """Log-probs under the policy that ratios are against. `None`: the policy being updated, so
     that ratios are exactly 1 and no extra forward pass is needed."""
+    ref_logps: TokenFloats | None = None
+    """Log-probs under the reference model, for the KL term."""
+    entropies: TokenFloats | None = None
+    """Entropies of the policy being updated, where only tokens with high ones are to count."""
+
+    def share(self, index: int, count: int) -> "Batch":
+        """Every `count`-th prompt with its group, from prompt `index` on.
+
+        Strided, so that each device's prompts give an equal part of every share.
+        """
+        return jax.tree.map(lambda x: x[index::count], self)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +72,23 @@ class MicroBatches:
         prompt_parts, group_parts = valid[size]
         return cls(prompt_shards, prompt_parts, group_shards, group_parts)
 
-    def split(self, batch: Batch) -> Batch:
-        """The batch with a new leading axis of micro-batches on every array."""
+    def split(self, batch: BatchPart) -> BatchPart:
+        """The batch, or rollout, with a new leading axis of micro-batches on every array."""
 
         def cut(path: tuple[jax.tree_util.GetAttrKey, ...], x: Array) -> Array:
             return self._cut_prompts(x) if path[-1].name.startswith("prompt_") else self._cut(x)
 
         return jax.tree.map_with_path(cut, batch)
+
+    def join(self, x: Array) -> Array:
+        """The `[P, G, ...]` array that an array with an axis of micro-batches was cut from."""
+        _, P, G, *rest = x.shape
+        pieces = x.reshape(
+            self.prompt_parts, self.group_parts, self.prompt_shards, P // self.prompt_shards,
+            self.group_shards, G // self.group_shards, *rest,
+        )  # fmt: skip
+        whole = pieces.transpose(2, 0, 3, 4, 1, 5, *range(6, 6 + len(rest)))
+        return whole.reshape(P * self.prompt_parts, G * self.group_parts, *rest)
 
     def _cut(self, x: Array) -> Array:
         (P, G), rest = x.shape[:2], x.shape[2:]

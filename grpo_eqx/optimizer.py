@@ -10,7 +10,7 @@ from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
     """Learning rate by update: a linear warm-up, then level or down to 0 at the last update."""
     assert cfg.learning_rate is not None  # resolved
-    updates = cfg.steps * cfg.num_iterations - cfg.warmup_steps
+    updates = cfg.steps * cfg.updates_per_step - cfg.warmup_steps
     after = {
         "constant": optax.constant_schedule(cfg.learning_rate),
         "linear": optax.linear_schedule(cfg.learning_rate, 0.0, max(updates, 1)),

@@ -6,27 +6,29 @@ a host loop around them.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx._types import PromptIds, PromptMask, Remat, TokenFloats
+from grpo_eqx._types import PromptIds, PromptMask, Remat
 from grpo_eqx.generation import Rollout, Sampling, generate, sample_keys
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.micro_batches import Batch, MicroBatches
 from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.objective import clipped_policy_loss
+from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
 from grpo_eqx.sharding.rules import (
     batch_sharding,
     optimizer_shardings,
     prompt_sharding,
     replicated,
 )
+
+Placed = TypeVar("Placed", Rollout, Batch)
 
 
 class TrainState(NamedTuple):
@@ -37,14 +39,11 @@ class TrainState(NamedTuple):
     opt_state: optax.OptState
 
 
-class UpdateSums(NamedTuple):
-    """Sums over the tokens of a micro-batch, which add up to those of the batch."""
+class TokenScores(NamedTuple):
+    """What a model makes of a rollout's tokens, float32, at the sampling temperature."""
 
-    loss: Float[Array, ""]
-    entropy: Float[Array, ""]
-    clipped_low: Float[Array, ""]
-    clipped_high: Float[Array, ""]
-    logp_gap: Float[Array, ""]
+    logps: Float[Array, "P G Tc"]
+    entropies: Float[Array, "P G Tc"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,9 +57,10 @@ class ProgramOptions:
     seed: int
     dtype: jnp.dtype
     remat: Remat
-    epsilon: float
-    epsilon_high: float
-    micro_batch_size_per_device: int | None
+    objective: Objective
+    mask_truncated_completions: bool = False
+    top_entropy_quantile: float = 1.0
+    micro_batch_size_per_device: int | None = None
 
 
 class Programs:
@@ -78,7 +78,11 @@ class Programs:
         self.backend = backend
         self.optimizer = optimizer
         self._generate = jax.jit(self._generate_program, static_argnames=("group", "sampling"))
-        self._score = jax.jit(self._score_program)
+        self._score = jax.jit(self._score_program, static_argnames="micro_batches")
+        self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
+        self._replace_groups = jax.jit(self._replace_groups_program)
+        self._reference = jax.jit(self._reference_program)
+        self._mix = jax.jit(self._mix_program, donate_argnames="reference")
         self._update = jax.jit(
             self._update_program, donate_argnames="state", static_argnames="micro_batches"
         )
@@ -112,24 +116,47 @@ class Programs:
             sampling or self.options.sampling,
         )  # fmt: skip
 
-    def score(self, model: Qwen2, rollout: Rollout) -> TokenFloats:
-        """Log-probs of the completions' tokens under `model`, float32 `[P, G, Tc]`."""
-        return self._score(model, rollout)
+    def replace_groups(
+        self, rollout: Rollout, fresh: Rollout, source: Int[np.ndarray, " P"]
+    ) -> Rollout:
+        """A rollout whose prompt `p` is `source[p]`: of `rollout` below `P`, then of `fresh`."""
+        return self._replace_groups(rollout, fresh, source)
+
+    def score(self, model: Qwen2, rollout: Rollout) -> TokenScores:
+        """Log-probs and entropies of the completions' tokens under `model`."""
+        P, G, _ = rollout.completion_ids.shape
+        rollout = jax.tree.map(self._place, rollout)
+        return self._score(model, rollout, self._micro_batches(P, G))
+
+    def reference(self, model: Qwen2) -> Qwen2:
+        """A frozen copy for `score`, in the dtypes that it computes in."""
+        return self._reference(model)
+
+    def mix_reference(self, reference: Qwen2, model: Qwen2, alpha: float) -> Qwen2:
+        """The mixture alpha * model + (1 - alpha) * reference; `reference` is donated.
+
+        The soft update of TR-DPO (arXiv 2404.09656, eq. 2).
+        """
+        return self._mix(reference, model, np.float32(alpha))
+
+    def share(self, batch: Batch, index: int, count: int) -> Batch:
+        """`batch.share(index, count)` on the devices: a part of the batch for one update."""
+        return self._share(batch, index, count)
 
     def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
         """One optimiser step on the batch; `state` is donated.
 
-        The loss is the mean over all tokens of the batch (DAPO, arXiv 2503.14476, eq. 8), so the
-        step is the same for any number of micro-batches and devices.
+        Everything is counted over the whole batch, so the step is the same for any number of
+        micro-batches and devices.
         """
         batch = jax.tree.map(self._place, batch)
-        return self._update(state, batch, self._micro_batches(batch))
+        P, G = batch.advantages.shape
+        return self._update(state, batch, self._micro_batches(P, G))
 
     def _place(self, x: Array | np.ndarray) -> Array:
         return x if isinstance(x, jax.Array) else jax.device_put(x, replicated(self.mesh))
 
-    def _micro_batches(self, batch: Batch) -> MicroBatches:
-        P, G = batch.advantages.shape
+    def _micro_batches(self, P: int, G: int) -> MicroBatches:
         sharding = batch_sharding(self.mesh, P, G)
         return MicroBatches.plan(P, G, sharding, self.options.micro_batch_size_per_device)
 
@@ -155,15 +182,57 @@ class Programs:
             pad_id=options.pad_id,
         )
         # Stated, because everything that follows is laid out by it.
-        ids, mask, logps, finished = jax.lax.with_sharding_constraint(
-            (rollout.completion_ids, rollout.completion_mask, rollout.sampler_logps,
-             rollout.finished),
-            batch_sharding(self.mesh, len(prompt_ids), group),
-        )  # fmt: skip
-        return Rollout(rollout.prompt_ids, rollout.prompt_mask, ids, mask, logps, finished)
+        return self._constrain(rollout, len(prompt_ids), group)
 
-    def _score_program(self, model: Qwen2, rollout: Rollout) -> TokenFloats:
-        return self._token_stats(model, rollout).logps
+    def _constrain(self, tree: Placed, P: int, G: int) -> Placed:
+        """A rollout or batch laid out as `batch_sharding` says."""
+        sharding = batch_sharding(self.mesh, P, G)
+
+        def constrain(path: tuple[jax.tree_util.GetAttrKey, ...], x: Array) -> Array:
+            of_prompts = path[-1].name.startswith("prompt_")
+            layout = prompt_sharding(sharding) if of_prompts else sharding
+            return jax.lax.with_sharding_constraint(x, layout)
+
+        return jax.tree.map_with_path(constrain, tree)
+
+    def _replace_groups_program(
+        self, rollout: Rollout, fresh: Rollout, source: Int[Array, " P"]
+    ) -> Rollout:
+        P, G, _ = rollout.completion_ids.shape
+        width = max(rollout.prompt_ids.shape[1], fresh.prompt_ids.shape[1])
+        both = jax.tree.map(
+            lambda a, b: jnp.concatenate([a, b])[source],
+            rollout.with_prompt_width(width, self.options.pad_id),
+            fresh.with_prompt_width(width, self.options.pad_id),
+        )
+        return self._constrain(both, P, G)
+
+    def _share_program(self, batch: Batch, index: int, count: int) -> Batch:
+        P, G = batch.advantages.shape
+        return self._constrain(batch.share(index, count), P // count, G)
+
+    def _score_program(
+        self, model: Qwen2, rollout: Rollout, micro_batches: MicroBatches
+    ) -> TokenScores:
+        def score(part: Rollout) -> TokenScores:
+            stats = self._token_stats(model, part)
+            return TokenScores(stats.logps, stats.entropies)
+
+        return jax.tree.map(micro_batches.join, jax.lax.map(score, micro_batches.split(rollout)))
+
+    def _reference_program(self, model: Qwen2) -> Qwen2:
+        # The compute dtype loses nothing: `_token_stats` casts these parameters to it anyway.
+        layers = model.astype(self.options.dtype).layers
+        copy = eqx.tree_at(lambda m: m.layers, model, layers)
+        copy = jax.tree.map(jnp.copy, copy)  # of its own: the model's buffers will be donated
+        return jax.lax.with_sharding_constraint(copy, model.shardings(self.mesh))
+
+    def _mix_program(self, reference: Qwen2, model: Qwen2, alpha: Float[Array, ""]) -> Qwen2:
+        def mix(old: Array, new: Array) -> Array:
+            return (alpha * new + (1 - alpha) * old.astype(jnp.float32)).astype(old.dtype)
+
+        mixed = jax.tree.map(mix, reference, model)
+        return jax.lax.with_sharding_constraint(mixed, model.shardings(self.mesh))
 
     def _token_stats(self, model: Qwen2, rollout: Rollout) -> TokenStats:
         """Statistics of the completions' tokens at the sampling temperature."""
@@ -179,56 +248,57 @@ class Programs:
             hidden, model.head, rollout.completion_ids, options.sampling.temperature
         )
 
-    def _micro_batch_loss(
-        self, model: Qwen2, batch: Batch, num_tokens: Float[Array, ""]
-    ) -> tuple[Float[Array, ""], tuple[UpdateSums, Float[Array, ""]]]:
-        """One micro-batch's part of the loss, its sums, and its largest sampler gap."""
-        stats = self._token_stats(model, batch.rollout)
-        mask = batch.rollout.completion_mask
-        old_logps = jax.lax.stop_gradient(
-            stats.logps if batch.old_logps is None else jnp.asarray(batch.old_logps)
+    def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
+        """A micro-batch for the objective; `floor` is the least entropy that counts."""
+        return TokenBatch(
+            logps=stats.logps,
+            entropies=stats.entropies,
+            sampler_logps=batch.rollout.sampler_logps,
+            advantages=jnp.asarray(batch.advantages),
+            mask=self._mask(batch.rollout),
+            policy_mask=None if floor is None else jnp.asarray(batch.entropies) >= floor,
+            old_logps=None if batch.old_logps is None else jnp.asarray(batch.old_logps),
+            ref_logps=None if batch.ref_logps is None else jnp.asarray(batch.ref_logps),
         )
-        tokens = clipped_policy_loss(
-            stats.logps,
-            old_logps,
-            jnp.asarray(batch.advantages),
-            epsilon=self.options.epsilon,
-            epsilon_high=self.options.epsilon_high,
-        )
-        gap = jnp.where(mask, jnp.abs(old_logps - batch.rollout.sampler_logps), 0.0)
-        terms = (tokens.losses, stats.entropies, tokens.clipped_low, tokens.clipped_high, gap)
-        sums = UpdateSums(*(jnp.sum(x, where=mask) / num_tokens for x in terms))
-        return sums.loss, (sums, gap.max())
+
+    def _mask(self, rollout: Rollout) -> Bool[Array, "P G Tc"]:
+        """True on the tokens that the loss counts."""
+        mask = rollout.completion_mask
+        if self.options.mask_truncated_completions:
+            return mask & rollout.finished[..., None]
+        return mask
+
+    def _entropy_floor(self, batch: Batch) -> Float[Array, ""] | None:
+        """The entropy that `top_entropy_quantile` of the batch's tokens reach."""
+        if self.options.top_entropy_quantile == 1:
+            return None
+        assert batch.entropies is not None, "top_entropy_quantile needs entropies"
+        entropies = jnp.where(self._mask(batch.rollout), batch.entropies, jnp.nan)
+        return jnp.nanquantile(entropies, 1 - self.options.top_entropy_quantile)
 
     def _update_program(
         self, state: TrainState, batch: Batch, micro_batches: MicroBatches
     ) -> tuple[TrainState, dict[str, Array]]:
-        num_tokens = jnp.maximum(batch.rollout.completion_mask.sum(), 1).astype(jnp.float32)
-        gradient_of = jax.grad(self._micro_batch_loss, has_aux=True)
+        floor = self._entropy_floor(batch)
+        mask = self._mask(batch.rollout)
+        acted_on = mask if floor is None else jnp.asarray(batch.entropies) >= floor
+        totals = Totals.of(mask, acted_on)
 
-        def accumulate(
-            carry: tuple[Qwen2, UpdateSums, Float[Array, ""]], micro_batch: Batch
-        ) -> tuple[tuple[Qwen2, UpdateSums, Float[Array, ""]], None]:
-            gradient, (sums, gap_max) = gradient_of(state.model, micro_batch, num_tokens)
-            total = jax.tree.map(jnp.add, carry[:2], (gradient, sums))
-            return (*total, jnp.maximum(carry[2], gap_max)), None
+        def loss(model: Qwen2, part: Batch) -> tuple[Float[Array, ""], Metrics]:
+            stats = self._token_stats(model, part.rollout)
+            return self.options.objective(self._token_batch(part, stats, floor), totals)
+
+        def accumulate(gradient: Qwen2, part: Batch) -> tuple[Qwen2, Metrics]:
+            of_part, metrics = jax.grad(loss, has_aux=True)(state.model, part)
+            return jax.tree.map(jnp.add, gradient, of_part), metrics
 
         zeros = jax.tree.map(jnp.zeros_like, state.model)
-        start = (zeros, UpdateSums(*[jnp.zeros(())] * len(UpdateSums._fields)), jnp.zeros(()))
-        (gradient, sums, gap_max), _ = jax.lax.scan(accumulate, start, micro_batches.split(batch))
+        gradient, metrics = jax.lax.scan(accumulate, zeros, micro_batches.split(batch))
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.model)
         model = optax.apply_updates(state.model, updates)
-        shardings = state.model.shardings(self.mesh)
-        model = jax.lax.with_sharding_constraint(model, shardings)
-        metrics = {
-            "loss": sums.loss,
-            "entropy": sums.entropy,
+        model = jax.lax.with_sharding_constraint(model, state.model.shardings(self.mesh))
+        return TrainState(model, opt_state), {
+            **metrics.merged(),
             "grad_norm": optax.tree.norm(gradient),
             "update_norm": optax.tree.norm(updates),
-            "clip_ratio/low_mean": sums.clipped_low,
-            "clip_ratio/high_mean": sums.clipped_high,
-            "clip_ratio/region_mean": sums.clipped_low + sums.clipped_high,
-            "sampling/sampling_logp_difference/mean": sums.logp_gap,
-            "sampling/sampling_logp_difference/max": gap_max,
         }
-        return TrainState(model, opt_state), metrics

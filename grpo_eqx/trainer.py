@@ -1,6 +1,7 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,26 +12,34 @@ import numpy as np
 import optax
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.config_checks import without_effect
 from grpo_eqx.data.batches import PromptBatches, TokenizedPrompts, pad_prompts
 from grpo_eqx.data.load import load_data
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.evaluation import Evaluation
-from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.experience import ExperienceCollector
+from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend
 from grpo_eqx.micro_batches import Batch, MicroBatches
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.objective import group_advantages
+from grpo_eqx.objective import compute_advantages, make_objective
 from grpo_eqx.optimizer import learning_rate_schedule, make_optimizer
 from grpo_eqx.programs import ProgramOptions, Programs
-from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k, reward_func
+from grpo_eqx.rewards import (
+    RewardFunc,
+    RewardRunner,
+    gsm8k,
+    reward_func,
+    soft_overlong_punishment,
+)
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding import Mesh, parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.tracking.console import track_on_terminal
-from grpo_eqx.tracking.metrics import StepClock, step_metrics
+from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
 
@@ -89,12 +98,17 @@ class GRPOTrainer:
 
         Raises `UserError` for whatever cannot work, before anything is trained.
         """
-        self.cfg = cfg = (GRPOConfig() if cfg is None else cfg).resolved()
+        given = GRPOConfig() if cfg is None else cfg
+        self._note = without_effect(given)
+        self.cfg = cfg = given.resolved()
         sampling = _sampling(cfg)
         self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
         sharding = batch_sharding(self.mesh, cfg.prompts_per_step, cfg.num_generations)
         MicroBatches.plan(
-            cfg.prompts_per_step, cfg.num_generations, sharding, cfg.micro_batch_size_per_device
+            cfg.prompts_per_step // cfg.steps_per_generation,
+            cfg.num_generations,
+            sharding,
+            cfg.micro_batch_size_per_device,
         )
         if (train_data is None) != (eval_data is None):
             raise UserError("train_data and eval_data go together: pass both, or neither.")
@@ -137,6 +151,17 @@ class GRPOTrainer:
             optimizer or make_optimizer(cfg),
         )
         self.state = self.programs.init(model)
+        # Without a KL term no reference model takes up memory.
+        self.reference = self.programs.reference(model) if cfg.beta > 0 else None
+        self.experiences = ExperienceCollector(
+            self.programs,
+            self.prompts,
+            tokenizer,
+            self.rewards,
+            num_generations=cfg.num_generations,
+            max_generation_batches=cfg.max_generation_batches or 1,
+            aggregation=cfg.multi_objective_aggregation,
+        )
         self.step = 0
         self.trackers = trackers
 
@@ -149,29 +174,27 @@ class GRPOTrainer:
             )
         with RunRecord(cfg, self.trackers) as record:
             record.note(self.describe())
+            if self._note is not None:
+                record.note(self._note)
             for step in range(self.step, cfg.steps):
                 clock = StepClock()
-                prompts = self.prompts.batch(step)
-                rollout = self.programs.generate(
-                    self.state.model, prompts.ids, prompts.mask, step,
-                    num_generations=cfg.num_generations,
-                )  # fmt: skip
-                rollout = _without_padding(rollout)
-                completions = self._texts(rollout)
-                clock.lap("rollout")
-                rewards = self.rewards(prompts.prompts, completions)
-                advantages = group_advantages(rewards.total, cfg.scale_rewards)
-                clock.lap("reward")
-                update_metrics = self._update(rollout, advantages)
+                experience = self.experiences.collect(self.state.model, step, clock)
+                advantages = compute_advantages(
+                    experience.rewards,
+                    estimator=cfg.advantage_estimator,
+                    scale_rewards=cfg.scale_rewards or "none",
+                    aggregation=cfg.multi_objective_aggregation,
+                )
+                update_metrics = self._update(experience.rollout, advantages)
+                self._sync_reference(step + 1)
                 clock.lap("update")
                 self.step = step + 1
-                lengths, finished = np.asarray(rollout.lengths), np.asarray(rollout.finished)
-                metrics = step_metrics(rewards, lengths, finished, update_metrics, clock)
+                metrics = {**experience.metrics, **update_metrics, **clock.metrics()}
                 record.step(self.step, metrics)
                 if record.wants_completions(self.step):
                     record.folder.write_completions(
-                        self.step, prompts.prompts, completions, rewards, advantages, lengths,
-                        finished,
+                        self.step, experience.prompts, experience.completions,
+                        experience.rewards, advantages,
                     )  # fmt: skip
         self.save_pretrained(record.folder.model)
         seconds = sum(metrics["step_time"] for metrics in record.history)
@@ -189,7 +212,7 @@ class GRPOTrainer:
         sampling = Sampling(temperature=temperature)
         completions = self._complete(self.heldout.tokens, sampling, num_samples)
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
-        return Evaluation(accuracy(problems, completions).total == 1.0)
+        return Evaluation(accuracy(problems, completions.texts, completions.ids).total == 1.0)
 
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
         """One completion of each user message, by default greedy."""
@@ -201,8 +224,10 @@ class GRPOTrainer:
                     f"the prompt {text[:40]!r}... has {len(ids)} tokens, and max_prompt_length is "
                     f"{limit}: raise it or shorten the prompt."
                 )
+        if not tokens:
+            return []
         completions = self._complete(tokens, Sampling(temperature=temperature), 1)
-        return [texts[0] for texts in completions]
+        return [texts[0] for texts in completions.texts]
 
     def save_pretrained(self, path: str | Path) -> None:
         """Writes model and tokenizer as a folder that Hugging Face transformers loads."""
@@ -223,30 +248,47 @@ class GRPOTrainer:
         )
 
     def _update(self, rollout: Rollout, advantages: np.ndarray) -> dict[str, float]:
-        """`num_iterations` updates on one rollout; the metrics of the last one."""
-        cfg = self.cfg
-        # The first update's ratios are 1 by definition, so one alone needs no scores.
-        old_logps = (
-            self.programs.score(self.state.model, rollout) if cfg.num_iterations > 1 else None
-        )
-        batch = Batch(rollout, advantages, old_logps)
-        for _ in range(cfg.num_iterations):
-            self.state, on_device = self.programs.update(self.state, batch)
-        metrics = {name: float(value) for name, value in jax.device_get(on_device).items()}
+        """All updates on one rollout; their metrics as one."""
+        cfg, programs = self.cfg, self.programs
+        rollout = _without_padding(rollout)
+        batch = Batch(rollout, advantages)
+        if cfg.updates_per_step > 1:
+            # One alone is on-policy, with ratios of 1 by definition, and needs no scores.
+            old_logps = programs.score(self.state.model, rollout).logps
+            batch = dataclasses.replace(batch, old_logps=old_logps)
+        if self.reference is not None:
+            ref_logps = programs.score(self.reference, rollout).logps
+            batch = dataclasses.replace(batch, ref_logps=ref_logps)
+        metrics = []
+        for index in list(range(cfg.steps_per_generation)) * cfg.num_iterations:
+            part = batch
+            if cfg.steps_per_generation > 1:
+                part = programs.share(batch, index, cfg.steps_per_generation)
+            if cfg.top_entropy_quantile < 1:
+                entropies = programs.score(self.state.model, part.rollout).entropies
+                part = dataclasses.replace(part, entropies=entropies)
+            self.state, of_update = programs.update(self.state, part)
+            metrics.append(of_update)
+        merged = merge_updates(jax.device_get(metrics))
         if self.learning_rate is not None:
-            last_update = (self.step + 1) * cfg.num_iterations - 1
-            metrics["learning_rate"] = float(self.learning_rate(last_update))
-        return metrics
+            last_update = (self.step + 1) * cfg.updates_per_step - 1
+            merged["learning_rate"] = float(self.learning_rate(last_update))
+        return merged
+
+    def _sync_reference(self, steps_done: int) -> None:
+        """Moves the reference model, where that is due after so many steps."""
+        every, alpha = self.cfg.ref_model_sync_steps, self.cfg.ref_model_mixup_alpha
+        if self.reference is None or every is None or alpha is None or steps_done % every:
+            return
+        self.reference = self.programs.mix_reference(self.reference, self.state.model, alpha)
 
     def _complete(
         self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int
-    ) -> list[list[str]]:
+    ) -> Completions:
         """`num_samples` completions of each tokenised prompt, in batches of one shape."""
-        if not tokens:
-            return []
         shards = num_batch_shards(self.mesh)
         rows = -(-min(len(tokens), max(1, _EVAL_ROWS // num_samples)) // shards) * shards
-        completions: list[list[str]] = []
+        parts = []
         starts = range(0, len(tokens), rows)
         for start in track_on_terminal(starts, "completing prompts"):
             chosen = tokens[start : start + rows]
@@ -258,16 +300,9 @@ class GRPOTrainer:
                 self.state.model, prompt_ids, prompt_mask, _EVAL_STEP,
                 num_generations=num_samples, first_row=start, sampling=sampling,
             )  # fmt: skip
-            completions += self._texts(rollout)[: len(chosen)]
-        return completions
-
-    def _texts(self, rollout: Rollout) -> list[list[str]]:
-        """The completions as text, `[P][G]`."""
-        P, G, _ = rollout.completion_ids.shape
-        ids, lengths = jax.device_get((rollout.completion_ids, rollout.lengths))
-        rows = zip(ids.reshape(P * G, -1), lengths.reshape(-1), strict=True)
-        texts = self.tokenizer.decode([row[:length].tolist() for row, length in rows])
-        return [texts[i * G : (i + 1) * G] for i in range(P)]
+            parts.append(Completions.of(rollout, self.tokenizer))
+        # The last batch was filled up.
+        return functools.reduce(Completions.joined, parts).of_prompts(np.arange(len(tokens)))
 
 
 def _without_padding(rollout: Rollout) -> Rollout:
@@ -285,9 +320,16 @@ def _reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> Rewar
         pairs = [(name, reward_func(name)) for name in cfg.reward_funcs]
     else:
         pairs = [(func_name(func), func) for func in funcs]
+    weights = cfg.reward_weights
+    if cfg.overlong_buffer > 0:
+        assert cfg.max_completion_length is not None  # resolved
+        buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))
+        penalty = soft_overlong_punishment(cfg.max_completion_length, buffer)
+        pairs.append((func_name(penalty), penalty))
+        weights = None if weights is None else (*weights, 1.0)
     if len(dict(pairs)) < len(pairs):
         raise UserError("two reward functions have the same name: give each its own.")
-    return RewardRunner(dict(pairs), cfg.reward_weights)
+    return RewardRunner(dict(pairs), weights)
 
 
 def _tokenize(
@@ -326,7 +368,6 @@ def _program_options(
     cfg: GRPOConfig, sampling: Sampling, tokenizer: ChatTokenizer
 ) -> ProgramOptions:
     assert cfg.max_completion_length is not None  # resolved
-    assert cfg.epsilon_high is not None
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu and cfg.dtype == "bfloat16":
         raise UserError(
@@ -342,7 +383,8 @@ def _program_options(
         seed=cfg.seed,
         dtype=jnp.dtype(dtype),
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
-        epsilon=cfg.epsilon,
-        epsilon_high=cfg.epsilon_high,
+        objective=make_objective(cfg),
+        mask_truncated_completions=cfg.mask_truncated_completions,
+        top_entropy_quantile=cfg.top_entropy_quantile,
         micro_batch_size_per_device=cfg.micro_batch_size_per_device,
     )

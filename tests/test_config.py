@@ -1,10 +1,12 @@
 """What a config refuses, and what it fills in."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.config_checks import without_effect
 
 
 def test_defaults_depend_on_the_model() -> None:
@@ -20,6 +22,92 @@ def test_given_values_are_kept() -> None:
     cfg = GRPOConfig(learning_rate=3e-5, epsilon=0.1, output_dir=Path("x")).resolved()
     assert (cfg.learning_rate, cfg.epsilon_high, cfg.output_dir) == (3e-5, 0.1, Path("x"))
     assert cfg.resolved() == cfg
+
+
+def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
+    default = GRPOConfig().resolved()
+    assert (default.epsilon, default.epsilon_high, default.scale_rewards) == (0.2, 0.2, "group")
+    for name in (
+        "kl_estimator", "use_bias_correction_kl", "ref_model_sync_steps", "sapo_temperature_pos",
+        "importance_sampling_clip_max", "max_generation_batches", "wandb_project",
+    ):  # fmt: skip
+        assert getattr(default, name) is None, name
+    sapo = GRPOConfig(loss_type="sapo", beta=0.1, advantage_estimator="rloo").resolved()
+    assert (sapo.epsilon, sapo.sapo_temperature_neg, sapo.scale_rewards) == (None, 1.05, None)
+    assert (sapo.kl_estimator, sapo.use_bias_correction_kl) == ("k3", True)
+    masked = GRPOConfig(importance_sampling_mode="token_mask", importance_sampling_clip_min=0.5)
+    assert masked.resolved().importance_sampling_clip_max is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"loss_type": "sapo", "epsilon_high": 0.28}, "epsilon_high is 0.28 with loss_type sapo"),
+        ({"loss_type": "sapo", "epsilon": 0.2}, "epsilon is 0.2 with loss_type sapo"),
+        ({"loss_type": "cispo"}, "cispo and epsilon_high is not set"),
+        ({"loss_type": "cispo", "epsilon_high": 0.28}, "the cap on the ratio itself"),
+        ({"loss_type": "cispo", "epsilon_high": 5.0, "epsilon": 0.2}, "does not clip ratios"),
+        ({"loss_type": "cispo", "epsilon_high": 5.0, "delta": 4.0}, "does not clip ratios"),
+        (
+            {
+                "loss_type": "cispo",
+                "epsilon_high": 5.0,
+                "importance_sampling_level": "sequence_token",
+            },
+            "carry no gradient",
+        ),
+        ({"sapo_temperature_pos": 1.0}, "sapo_temperature_pos is 1.0 with loss_type dapo"),
+        ({"delta": 1.1}, "delta is 1.1 and epsilon_high 0.2"),
+        ({"dual_clip": 1.25, "epsilon_high": 0.3}, "dual_clip is 1.25 and epsilon_high 0.3"),
+        ({"delta": 3.0, "dual_clip": 4.0}, "only the smaller would act"),
+        ({"kl_estimator": "k3"}, "kl_estimator is k3 with beta = 0: it would do nothing"),
+        ({"kl_clamp": 10.0}, "kl_clamp is 10.0 with beta = 0"),
+        ({"use_bias_correction_kl": True}, "with beta = 0"),
+        ({"sync_ref_model": True}, "sync_ref_model is True with beta = 0"),
+        ({"beta": 0.1, "kl_estimator": "k1", "use_bias_correction_kl": False}, "has mean zero"),
+        ({"beta": 0.1, "kl_estimator": "k2", "use_bias_correction_kl": True}, "is unbiased"),
+        ({"dynamic_sampling": True, "advantage_estimator": "reinforce"}, "teach as well"),
+        ({"beta": 0.1, "ref_model_sync_steps": 4}, "while sync_ref_model is off"),
+        ({"beta": 0.1, "ref_model_mixup_alpha": 0.5}, "while sync_ref_model is off"),
+        ({"beta": 0.1, "sync_ref_model": True, "steps": 64}, "never move in time"),
+        ({"advantage_estimator": "rloo", "scale_rewards": "batch"}, "a scale of its own"),
+        (
+            {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
+            "scale_rewards is none with multi_objective_aggregation",
+        ),
+        (
+            {
+                "multi_objective_aggregation": "normalize_then_sum",
+                "advantage_estimator": "reinforce",
+            },
+            "it is defined for grpo",
+        ),
+        ({"max_generation_batches": 3}, "while dynamic_sampling is off"),
+        ({"max_generation_batches": 1, "dynamic_sampling": True}, "use 2 or more"),
+        ({"importance_sampling_clip_max": 2.0}, "without importance_sampling_mode"),
+        (
+            {
+                "importance_sampling_mode": "token_mask",
+                "importance_sampling_clip_min": 2.0,
+                "importance_sampling_clip_max": 1.0,
+            },
+            "is not below",
+        ),
+        ({"wandb_project": "mine"}, "while wandb is disabled"),
+    ],
+)
+def test_a_knob_that_would_do_nothing_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        GRPOConfig(**fields)
+
+
+def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
+    """They come into play with the first second update, and belong to a recipe."""
+    assert without_effect(GRPOConfig()) is None
+    sequence = GRPOConfig(epsilon=0.1, importance_sampling_level="sequence")
+    assert "epsilon, importance_sampling_level have no effect" in str(without_effect(sequence))
+    assert without_effect(GRPOConfig(epsilon=0.1, num_iterations=2)) is None
+    assert without_effect(GRPOConfig(epsilon=0.1, steps_per_generation=2)) is None
 
 
 @pytest.mark.parametrize(
@@ -40,8 +128,13 @@ def test_given_values_are_kept() -> None:
         ({"adam_beta2": 1.0}, "adam_beta2 is 1.0"),
         ({"reward_weights": (float("inf"),)}, "must be finite"),
         ({"seed": -1}, "seed is -1"),
+        ({"beta": -0.1}, "beta is -0.1"),
+        ({"beta": float("nan")}, "beta is nan"),
+        ({"top_entropy_quantile": 0.0}, "top_entropy_quantile is 0.0"),
+        ({"overlong_buffer": 1.0}, "overlong_buffer is 1.0"),
+        ({"steps_per_generation": 3}, r"prompts_per_step \(16\) cannot be split evenly"),
     ],
 )
-def test_what_cannot_work_is_refused(fields: dict[str, float], message: str) -> None:
+def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         GRPOConfig(**fields)

@@ -8,10 +8,11 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_eqx"
 LAYERS = (
     {"_types", "errors"},
-    {"config", "sharding"},
+    {"config", "config_checks", "recipes", "sharding"},
     {"models", "data", "rewards", "evaluation"},
     {"generation", "loss_backends", "objective", "optimizer"},
     {"micro_batches", "programs", "tracking"},
+    {"experience"},
     {"trainer"},
     {"cli", "__init__"},
 )

@@ -1,6 +1,7 @@
 """The three programs: one step is one step, however its batch is cut and spread."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_mesh
 
@@ -34,19 +36,20 @@ OPTIONS = ProgramOptions(
     seed=0,
     dtype=jnp.dtype("float32"),
     remat="none",
-    epsilon=0.2,
-    epsilon_high=0.28,
-    micro_batch_size_per_device=None,
+    objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
 )
 PROMPT_IDS = np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32)
 PROMPT_MASK = np.arange(TP) < np.random.default_rng(1).integers(1, TP + 1, P)[:, None]
 
 
-def programs(mesh: str = "auto", num_devices: int = 1, micro: int | None = None) -> Programs:
-    options = dataclasses.replace(OPTIONS, micro_batch_size_per_device=micro)
+def programs(
+    mesh: str = "auto", num_devices: int = 1, micro: int | None = None, **options: Any
+) -> Programs:
+    options = dataclasses.replace(OPTIONS, micro_batch_size_per_device=micro, **options)
     built = parse_mesh(mesh).build(jax.devices()[:num_devices])
-    # Plain descent at rate 1: the change of the parameters is the gradient itself.
-    return Programs(options, built, ChunkedLoss(chunk_size=64), optax.sgd(1.0))
+    # Plain descent: the change of the parameters is the gradient, up to the rate, which is high
+    # enough for the rounding of the parameters not to hide it.
+    return Programs(options, built, ChunkedLoss(chunk_size=64), optax.sgd(32.0))
 
 
 def model_on(mesh: jax.sharding.Mesh) -> Qwen2:
@@ -70,13 +73,39 @@ def batch(rollout: Rollout) -> Batch:
     """The rollout with advantages, and old log-probs far enough off for some ratios to clip."""
     rng = np.random.default_rng(2)
     advantages = rng.normal(size=(P, G)).astype(np.float32)
-    noise = rng.normal(0, 0.3, (P, G, TC)).astype(np.float32)
-    return Batch(rollout, advantages, rollout.sampler_logps + noise)
+    old, ref = (rng.normal(0, 0.3, (P, G, TC)).astype(np.float32) for _ in range(2))
+    entropies = rng.random((P, G, TC), np.float32)
+    sampled = rollout.sampler_logps
+    return Batch(rollout, advantages, sampled + old, sampled + ref, entropies)
 
 
 @pytest.fixture(scope="module")
 def whole_step(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
     return step_of(programs(), batch)
+
+
+EVERYTHING = {
+    "objective": Objective(
+        loss_type="grpo",
+        importance_sampling_level="sequence",
+        epsilon=0.02,
+        epsilon_high=0.03,
+        beta=0.1,
+        importance_sampling_mode="sequence_truncate",
+        importance_sampling_clip_max=1.5,
+        off_policy_mask_threshold=0.1,
+        entropy_coef=0.01,
+        max_completion_length=TC,
+    ),
+    "mask_truncated_completions": True,
+    "top_entropy_quantile": 0.5,
+}
+"""Options under which every term and mask of the objective acts."""
+
+
+@pytest.fixture(scope="module")
+def whole_step_of_everything(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
+    return step_of(programs(**EVERYTHING), batch)
 
 
 def step_of(runner: Programs, batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
@@ -107,11 +136,34 @@ def test_micro_batches_and_devices_leave_the_update_unchanged(
     batch: Batch,
     whole_step: tuple[list[np.ndarray], dict[str, float]],
 ) -> None:
-    changes, metrics = step_of(programs(mesh, num_devices, micro), batch)
-    expected, expected_metrics = whole_step
+    assert_same_step(step_of(programs(mesh, num_devices, micro), batch), whole_step)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "micro"),
+    [("auto", 1, 16), ("auto", 1, 2), ("auto", 8, 2), ("2,2,2", 8, 4)],
+)
+def test_so_they_do_with_every_term_and_mask_of_the_objective(
+    mesh: str,
+    num_devices: int,
+    micro: int | None,
+    batch: Batch,
+    whole_step_of_everything: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    runner = programs(mesh, num_devices, micro, **EVERYTHING)
+    assert_same_step(step_of(runner, batch), whole_step_of_everything)
+
+
+def assert_same_step(
+    found: tuple[list[np.ndarray], dict[str, float]],
+    wanted: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    changes, metrics = found
+    expected, expected_metrics = wanted
     size = max(np.abs(x).max() for x in expected)
     for change, reference in zip(changes, expected, strict=True):
         np.testing.assert_allclose(change, reference, atol=2e-6 * size, rtol=1e-4)
+    assert size > 0
     for name, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
@@ -121,7 +173,7 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_clipped_objective(
 ) -> None:
     """By hand in float64, from the trainer's own log-probs."""
     one = programs()
-    logps = np.asarray(one.score(model_on(one.mesh), batch.rollout), np.float64)
+    logps = np.asarray(one.score(model_on(one.mesh), batch.rollout).logps, np.float64)
     ratio = np.exp(logps - np.asarray(batch.old_logps, np.float64))
     advantage = batch.advantages[..., None].astype(np.float64)
     losses = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
@@ -135,14 +187,106 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_clipped_objective(
 
 def test_scores_equal_what_the_sampler_reported(rollout: Rollout) -> None:
     one = programs()
-    scores = np.asarray(one.score(model_on(one.mesh), rollout))
+    scores = np.asarray(one.score(model_on(one.mesh), rollout).logps)
     mask = rollout.completion_mask
     np.testing.assert_allclose(scores[mask], rollout.sampler_logps[mask], atol=1e-4)
 
 
+@pytest.mark.parametrize(("mesh", "num_devices", "micro"), [("auto", 1, 2), ("2,2,2", 8, 8)])
+def test_scores_do_not_depend_on_micro_batches_and_devices(
+    mesh: str, num_devices: int, micro: int, rollout: Rollout
+) -> None:
+    one, many = programs(), programs(mesh, num_devices, micro)
+    expected = one.score(model_on(one.mesh), rollout)
+    found = many.score(model_on(many.mesh), rollout)
+    mask = rollout.completion_mask
+    for name in ("logps", "entropies"):
+        a, b = (np.asarray(getattr(scores, name))[mask] for scores in (found, expected))
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("auto", 4)])
+def test_shares_of_a_batch_are_its_prompts_by_stride(
+    mesh: str, num_devices: int, batch: Batch
+) -> None:
+    runner = programs(mesh, num_devices)
+    for index in range(2):
+        share = runner.share(batch, index, 2)
+        assert (np.asarray(share.advantages) == batch.advantages[index::2]).all()
+        assert (np.asarray(share.rollout.prompt_ids) == batch.rollout.prompt_ids[index::2]).all()
+        assert share.ref_logps.shape == (P // 2, G, TC)
+
+
+def test_groups_are_replaced_by_those_of_another_rollout(rollout: Rollout) -> None:
+    """Also where the other's prompts are wider."""
+    runner = programs("auto", 8)
+    rollout = jax.tree.map(jnp.asarray, rollout)
+    fresh = rollout.with_prompt_width(TP + 2, pad_id=0)
+    fresh = dataclasses.replace(fresh, completion_ids=fresh.completion_ids + 100)
+    source = np.array([0, 1, P + 7, 3, 4, P + 2, 6, 7], np.int32)
+    found = jax.tree.map(np.asarray, runner.replace_groups(rollout, fresh, source))
+    both = np.concatenate([rollout.completion_ids, fresh.completion_ids])
+    assert (found.completion_ids == both[source]).all()
+    assert (found.prompt_ids[:, :TP] == PROMPT_IDS[source % P]).all()
+    assert not found.prompt_mask[:, TP:].any()
+
+
+def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
+    batch: Batch, whole_step: tuple[list[np.ndarray], dict[str, float]]
+) -> None:
+    """Wider padding of the prompts, and the way through `replace_groups`, change nothing."""
+    runner = programs()
+    wide = jax.tree.map(jnp.asarray, batch.rollout).with_prompt_width(TP + 3, pad_id=0)
+    source = np.where(np.arange(P) % 2 == 0, np.arange(P), np.arange(P) + P).astype(np.int32)
+    merged = runner.replace_groups(batch.rollout, wide, source)
+    assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=merged)), whole_step)
+
+
+def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:
+    runner = programs("auto", 8)
+    model = model_on(runner.mesh)
+    weights = np.asarray(model.layers.gate_proj.weight)
+    reference = runner.reference(model)
+    for leaf in jax.tree.leaves(model):
+        leaf.delete()
+    other = model_on(runner.mesh)
+    other = jax.tree.map(lambda x: x + 1, other)
+    mixed = runner.mix_reference(reference, other, 0.25)
+    expected = 0.25 * (weights + 1) + 0.75 * weights
+    np.testing.assert_allclose(mixed.layers.gate_proj.weight, expected, atol=1e-6)
+    sharding = other.layers.gate_proj.weight.sharding
+    assert mixed.layers.gate_proj.weight.sharding.is_equivalent_to(sharding, 3)
+
+
+def test_a_reference_is_kept_in_the_dtype_it_is_computed_in() -> None:
+    runner = programs(dtype=jnp.dtype("bfloat16"))
+    reference = runner.reference(model_on(runner.mesh))
+    assert reference.layers.gate_proj.weight.dtype == jnp.bfloat16
+    assert reference.embed_tokens.dtype == jnp.float32
+
+
+def test_truncated_completions_can_be_left_out(batch: Batch) -> None:
+    """Their advantages then have no part in the update."""
+    finished = batch.rollout.finished
+    assert 0 < finished.sum() < finished.size
+    runner = programs(mask_truncated_completions=True)
+    changed = np.where(finished, batch.advantages, 100.0).astype(np.float32)
+    assert_same_step(
+        step_of(runner, dataclasses.replace(batch, advantages=changed)), step_of(runner, batch)
+    )
+
+
+def test_only_tokens_of_high_entropy_learn(batch: Batch) -> None:
+    mask = batch.rollout.completion_mask
+    floor = np.quantile(batch.entropies[mask], 0.75)
+    _, metrics = step_of(programs(top_entropy_quantile=0.25), batch)
+    assert metrics["effective_batch/tokens"] == (batch.entropies[mask] >= floor).sum()
+    np.testing.assert_allclose(metrics["effective_batch/tokens"] / mask.sum(), 0.25, atol=0.02)
+
+
 def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
     """Without them ratios are 1: nothing is clipped and the loss is minus the mean advantage."""
-    _, metrics = step_of(programs(), Batch(batch.rollout, batch.advantages, None))
+    _, metrics = step_of(programs(), Batch(batch.rollout, batch.advantages))
     mask = batch.rollout.completion_mask
     advantages = np.broadcast_to(batch.advantages[..., None], mask.shape)
     np.testing.assert_allclose(metrics["loss"], -advantages[mask].mean(), rtol=1e-4)
@@ -159,7 +303,7 @@ def test_the_same_tokens_on_one_device_and_on_eight(rollout: Rollout) -> None:
 
 
 def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
-    nothing = Batch(batch.rollout, np.zeros((P, G), np.float32), None)
+    nothing = Batch(batch.rollout, np.zeros((P, G), np.float32))
     changes, metrics = step_of(programs(), nothing)
     assert all((change == 0).all() for change in changes)
     assert metrics["grad_norm"] == 0
@@ -185,13 +329,13 @@ def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batc
     """A CPU cannot run it; tracing and lowering still check every dtype of the three programs."""
     options = dataclasses.replace(OPTIONS, dtype=jnp.dtype("bfloat16"), remat="full")
     mesh = parse_mesh("auto").build(jax.devices()[:1])
-    runner = Programs(options, mesh, ChunkedLoss(chunk_size=64), optax.sgd(1.0))
+    runner = Programs(options, mesh, ChunkedLoss(chunk_size=64), optax.sgd(32.0))
     model = model_on(mesh)
 
     def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:
         rollout = runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
         state, metrics = runner.update(runner.init(model), batch)
-        return state.model, metrics["loss"], runner.score(model, rollout)
+        return state.model, metrics["loss"], runner.score(model, rollout).logps
 
     lowered = jax.jit(program).trace(model).lower(lowering_platforms=("tpu",))
     assert "bf16" in lowered.as_text()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import numpy as np
@@ -14,6 +15,7 @@ from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
+from grpo_eqx.programs import Programs
 from grpo_eqx.sharding import ExplicitMesh
 from grpo_eqx.tracking import Tracker
 
@@ -78,7 +80,8 @@ def test_a_run_leaves_its_record(run: tuple[GRPOTrainer, Path]) -> None:
     for name in (
         "reward", "reward_std", "frac_reward_zero_std", "rewards/correct/mean", "loss", "grad_norm",
         "learning_rate", "entropy", "completions/mean_length", "completions/clipped_ratio",
-        "clip_ratio/region_mean", "sampling/sampling_logp_difference/max", "step_time",
+        "clip_ratio/region_mean", "policy_ratio/mean", "effective_batch/completions", "update_norm",
+        "sampling/sampling_logp_difference/max", "step_time",
         "time/train/rollout_s", "time/train/update_s",
     ):  # fmt: skip
         assert np.isfinite(metrics[0][name]), name
@@ -141,6 +144,97 @@ def test_everything_can_be_passed_as_an_object(tmp_path: Path) -> None:
     assert "rewards/short/mean" in history[0]
     assert "learning_rate" not in history[0]
     assert not eqx.tree_equal(model, trainer.state.model)  # and the passed model still lives
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The models that `score` was called with."""
+    models: list[Any] = []
+    score = Programs.score
+
+    def spy(self: Programs, model: Any, rollout: Any) -> Any:
+        models.append(model)
+        return score(self, model, rollout)
+
+    monkeypatch.setattr(Programs, "score", spy)
+    return models
+
+
+@pytest.mark.parametrize(
+    ("fields", "scores"),
+    [
+        ({}, 0),  # on-policy: ratios are 1, and nothing needs scoring
+        ({"num_iterations": 2}, 1),
+        ({"steps_per_generation": 2, "prompts_per_step": 16}, 1),
+        ({"beta": 0.1}, 1),  # the reference's
+        ({"beta": 0.1, "num_iterations": 3}, 2),
+        ({"top_entropy_quantile": 0.5, "num_iterations": 2}, 3),
+    ],
+)
+def test_no_forward_pass_is_made_that_is_not_needed(
+    fields: dict[str, Any], scores: int, scored: list[Any], tmp_path: Path
+) -> None:
+    GRPOTrainer(GRPOConfig(**{**SMALL, "steps": 1, **fields}, output_dir=tmp_path)).fit()
+    assert len(scored) == scores
+
+
+def test_no_reference_model_is_kept_without_a_kl_term() -> None:
+    assert GRPOTrainer(GRPOConfig(**SMALL)).reference is None
+    assert GRPOTrainer(GRPOConfig(**SMALL, beta=0.1)).reference is not None
+
+
+def shouting(completions: list[str], **columns: Any) -> list[float]:
+    """A reward that leads far away from what the model writes."""
+    return [float(len(completion)) for completion in completions]
+
+
+def test_a_second_update_has_ratios_off_1_and_clips(tmp_path: Path) -> None:
+    fields = {**SMALL, "learning_rate": 3e-3, "epsilon": 0.01, "lr_scheduler_type": "constant"}
+    cfg = GRPOConfig(**fields, num_iterations=2, output_dir=tmp_path / "2")
+    metrics = GRPOTrainer(cfg, reward_funcs=[shouting]).fit().history[-1]
+    assert metrics["policy_ratio/min"] < 0.99 < 1.01 < metrics["policy_ratio/max"]
+    assert metrics["clip_ratio/region_mean"] > 0
+    cfg = GRPOConfig(**fields, output_dir=tmp_path / "1")
+    once = GRPOTrainer(cfg, reward_funcs=[shouting]).fit().history[-1]
+    assert once["policy_ratio/min"] == once["policy_ratio/max"] == 1
+    assert once["clip_ratio/region_mean"] == 0
+
+
+@pytest.mark.slow
+def test_a_kl_term_holds_the_policy_near_the_reference(tmp_path: Path) -> None:
+    """Measured by the logged estimate, which a vanishing beta leaves at its own course."""
+    drift = {}
+    for beta in (1e-9, 1.0):
+        cfg = GRPOConfig(
+            **{**SMALL, "steps": 12, "num_generations": 8}, beta=beta, learning_rate=1e-3,
+            lr_scheduler_type="constant", output_dir=tmp_path / str(beta),
+        )  # fmt: skip
+        history = GRPOTrainer(cfg, reward_funcs=[shouting]).fit().history
+        assert history[0]["kl"] == pytest.approx(0, abs=1e-6)
+        drift[beta] = np.mean([metrics["kl"] for metrics in history[-4:]])
+    assert drift[1e-9] > 0.05
+    assert drift[1.0] < drift[1e-9] / 3
+
+
+def test_the_reference_follows_where_it_is_synchronised(tmp_path: Path) -> None:
+    cfg = GRPOConfig(
+        **{**SMALL, "steps": 3}, beta=0.1, sync_ref_model=True, ref_model_sync_steps=2,
+        ref_model_mixup_alpha=1.0, learning_rate=1e-3, lr_scheduler_type="constant",
+        output_dir=tmp_path,
+    )  # fmt: skip
+    kl = [metrics["kl"] for metrics in GRPOTrainer(cfg).fit().history]
+    assert kl[1] > 1e-6
+    assert kl[0] == pytest.approx(0, abs=1e-7)
+    assert kl[2] == pytest.approx(0, abs=1e-7)
+
+
+def test_the_soft_overlong_penalty_is_one_more_reward(tmp_path: Path) -> None:
+    cfg = GRPOConfig(**SMALL, overlong_buffer=1.0 - 1e-9, output_dir=tmp_path)
+    metrics = GRPOTrainer(cfg).fit().history[0]
+    lengths = metrics["completions/mean_length"]
+    assert metrics["rewards/soft_overlong/mean"] == pytest.approx(-lengths / 16)
+    total = metrics["rewards/correct/mean"] + metrics["rewards/soft_overlong/mean"]
+    assert metrics["reward"] == pytest.approx(total)
 
 
 def test_generate_returns_text(run: tuple[GRPOTrainer, Path]) -> None:

@@ -45,7 +45,9 @@ class TokenizedPrompts:
         becomes of longer prompts.
         """
         self.name = name
-        reserved = {"prompts", "completions"} & {key for p in prompts for key in p.columns}
+        reserved = {"prompts", "completions", "completion_ids"} & {
+            key for p in prompts for key in p.columns
+        }
         if reserved:
             raise UserError(
                 f"{name} has a column {min(reserved)!r}, which is what reward functions call their "

@@ -1,5 +1,6 @@
 """Generation: sampling, the rollout it fills, and the engine."""
 
+from grpo_eqx.generation.completions import Completions as Completions
 from grpo_eqx.generation.engine import generate as generate
 from grpo_eqx.generation.engine import sample_keys as sample_keys
 from grpo_eqx.generation.rollout import Rollout as Rollout

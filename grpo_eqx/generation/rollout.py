@@ -1,6 +1,9 @@
 """One batch of completions, grouped by prompt."""
 
+import dataclasses
+
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 
@@ -27,11 +30,18 @@ class Rollout(eqx.Module):
 
     def trimmed(self, length: int) -> "Rollout":
         """The same rollout without the padding past `length` completion tokens."""
-        return Rollout(
-            self.prompt_ids,
-            self.prompt_mask,
-            self.completion_ids[..., :length],
-            self.completion_mask[..., :length],
-            self.sampler_logps[..., :length],
-            self.finished,
+        return dataclasses.replace(
+            self,
+            completion_ids=self.completion_ids[..., :length],
+            completion_mask=self.completion_mask[..., :length],
+            sampler_logps=self.sampler_logps[..., :length],
+        )
+
+    def with_prompt_width(self, width: int, pad_id: int) -> "Rollout":
+        """The same rollout with prompts padded on the right to `width` tokens."""
+        pad = ((0, 0), (0, width - self.prompt_ids.shape[1]))
+        return dataclasses.replace(
+            self,
+            prompt_ids=jnp.pad(self.prompt_ids, pad, constant_values=pad_id),
+            prompt_mask=jnp.pad(self.prompt_mask, pad),
         )

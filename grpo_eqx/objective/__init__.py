@@ -1,6 +1,11 @@
 """GRPO's arithmetic: advantages from rewards, losses from log-probs."""
 
-from grpo_eqx.objective.advantages import ScaleRewards as ScaleRewards
-from grpo_eqx.objective.advantages import group_advantages as group_advantages
-from grpo_eqx.objective.losses import TokenLoss as TokenLoss
-from grpo_eqx.objective.losses import clipped_policy_loss as clipped_policy_loss
+from grpo_eqx.objective.advantages import compute_advantages as compute_advantages
+from grpo_eqx.objective.advantages import informative_groups as informative_groups
+from grpo_eqx.objective.aggregation import Totals as Totals
+from grpo_eqx.objective.aggregation import token_weights as token_weights
+from grpo_eqx.objective.kl import kl_estimates as kl_estimates
+from grpo_eqx.objective.metrics import Metrics as Metrics
+from grpo_eqx.objective.objective import Objective as Objective
+from grpo_eqx.objective.objective import TokenBatch as TokenBatch
+from grpo_eqx.objective.objective import make_objective as make_objective

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, UserError
@@ -14,9 +14,12 @@ from grpo_eqx.errors import RewardError, UserError
 RewardFunc = Callable[..., Sequence[float | None]]
 """TRL's reward signature, `f(prompts, completions, **columns)`: lists in, a float a row out.
 
-`columns` holds the problems' other columns, each as a list. `None` in place of a float says that
+`columns` holds `completion_ids`, each completion's tokens, and the problems' other columns, each as
+a list. `None` in place of a float says that
 the function does not apply to that completion.
 """
+
+_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +31,20 @@ class Rewards:
     """Every function's own rewards, unweighted."""
     total: Float[np.ndarray, "P G"]
     """Weighted sum over the functions that apply; NaN where none does."""
+    weights: tuple[float, ...]
+    """Weight of each function."""
+
+    def joined(self, other: "Rewards") -> "Rewards":
+        """These prompts, then the other's."""
+        return dataclasses.replace(
+            self,
+            each=np.concatenate([self.each, other.each], axis=1),
+            total=np.concatenate([self.total, other.total]),
+        )
+
+    def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
+        """Only those prompts, in that order."""
+        return dataclasses.replace(self, each=self.each[:, indices], total=self.total[indices])
 
     def metrics(self) -> dict[str, float]:
         """Means and deviations under TRL's names."""
@@ -38,9 +55,7 @@ class Rewards:
                 "reward": float(np.nanmean(self.total)),
                 # The mean over groups of each group's own deviation, as TRL reports it.
                 "reward_std": float(np.nanmean(np.nanstd(self.total, axis=1, ddof=1))),
-                "frac_reward_zero_std": float(
-                    np.mean(np.nanmax(self.total, axis=1) == np.nanmin(self.total, axis=1))
-                ),
+                "frac_reward_zero_std": float(all_equal(self.total, axis=1).mean()),
             }
             for name, rewards in zip(self.names, self.each, strict=True):
                 metrics[f"rewards/{name}/mean"] = float(np.nanmean(rewards))
@@ -64,8 +79,13 @@ class RewardRunner:
         self.funcs = dict(funcs)
         self.weights = np.asarray(weights, np.float64)
 
-    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Sequence[str]]) -> Rewards:
-        """Rewards of `completions[p][g]`, the completions of `prompts[p]`.
+    def __call__(
+        self,
+        prompts: Sequence[Prompt],
+        completions: Sequence[Sequence[str]],
+        completion_ids: Sequence[Sequence[Sequence[int]]],
+    ) -> Rewards:
+        """Rewards of `completions[p][g]`, the completions of `prompts[p]`, and of their tokens.
 
         Raises `RewardError`, naming the function, where it returns anything but one finite number
         or `None` for each completion. What a function raises itself passes through.
@@ -73,14 +93,31 @@ class RewardRunner:
         group = len(completions[0])
         rows = [prompt for prompt in prompts for _ in range(group)]
         texts = [text for of_prompt in completions for text in of_prompt]
-        columns = {name: [row.columns[name] for row in rows] for name in rows[0].columns}
+        columns: dict[str, list[Any]] = {
+            "completion_ids": [ids for of_prompt in completion_ids for ids in of_prompt]
+        }
+        columns |= {name: [row.columns[name] for row in rows] for name in rows[0].columns}
         each = np.stack(
             [_call(name, func, rows, texts, columns) for name, func in self.funcs.items()]
         )
         weighted = np.nansum(self.weights[:, None] * each, axis=0)
         total = np.where(np.isnan(each).all(axis=0), np.nan, weighted)
         shape = (len(prompts), group)
-        return Rewards(tuple(self.funcs), each.reshape(-1, *shape), total.reshape(shape))
+        return Rewards(
+            tuple(self.funcs),
+            each.reshape(-1, *shape),
+            total.reshape(shape),
+            tuple(self.weights.tolist()),
+        )
+
+
+def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.ndarray, "..."]:
+    """Whether all rewards along an axis, which is kept, are equal up to rounding, or missing."""
+    highest = np.fmax.reduce(rewards, axis=axis, keepdims=True)
+    lowest = np.fmin.reduce(rewards, axis=axis, keepdims=True)
+    # A weighted sum can round differently in the order of the same parts.
+    size = np.maximum(np.abs(highest), np.abs(lowest))
+    return np.isnan(highest) | (highest - lowest <= _ROUNDING * size)
 
 
 def func_name(func: RewardFunc) -> str:

@@ -42,8 +42,9 @@ def batch_sharding(
         return NamedSharding(mesh, PartitionSpec("dp", "fsdp"))
     raise UserError(
         f"{num_prompts} prompts with {num_generations} completions each cannot be split evenly "
-        f"over dp={dp} x fsdp={fsdp} devices: make prompts_per_step a multiple of {dp * fsdp}, "
-        f"or of {dp} with num_generations a multiple of {fsdp}."
+        f"over dp={dp} x fsdp={fsdp} devices: make the prompts of an update (prompts_per_step / "
+        f"steps_per_generation) a multiple of {dp * fsdp}, or of {dp} with num_generations a "
+        f"multiple of {fsdp}."
     )
 
 

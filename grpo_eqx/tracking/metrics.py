@@ -1,16 +1,19 @@
 """The metrics of a step, under TRL's names."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import SupportsFloat
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from grpo_eqx.rewards import Rewards
-
 
 class StepClock:
-    """Where a step's time goes: each lap is the time since the one before."""
+    """Where a step's time goes: each lap is the time since the one before.
+
+    Laps of one name add up.
+    """
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
@@ -18,7 +21,8 @@ class StepClock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self._laps[f"time/train/{name}_s"] = now - self._last
+        name = f"time/train/{name}_s"
+        self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now
 
     def metrics(self) -> dict[str, float]:
@@ -39,20 +43,14 @@ def completion_metrics(
     return metrics
 
 
-def step_metrics(
-    rewards: Rewards,
-    lengths: Int[np.ndarray, "P G"],
-    finished: Bool[np.ndarray, "P G"],
-    update: Mapping[str, float],
-    clock: StepClock,
-) -> dict[str, float]:
-    """All metrics of one step."""
-    return {
-        **rewards.metrics(),
-        **completion_metrics(lengths, finished),
-        **{name: float(value) for name, value in update.items()},
-        **clock.metrics(),
-    }
+def merge_updates(updates: Sequence[Mapping[str, SupportsFloat]]) -> dict[str, float]:
+    """One value of each metric for a step's updates: extremes where named so, else means."""
+    merged = {}
+    for name in updates[0]:
+        values = [float(update[name]) for update in updates]
+        kind = name.replace("/", "_").rsplit("_", 1)[-1]
+        merged[name] = {"min": min, "max": max}.get(kind, fmean)(values)
+    return merged
 
 
 def _mean_min_max(values: np.ndarray) -> dict[str, float]:

@@ -31,6 +31,7 @@ class RunRecord:
         self.folder.start(cfg)
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
+            assert cfg.wandb_project is not None  # resolved
             fields = dataclasses.asdict(cfg)
             self._trackers.append(
                 WandbTracker(cfg.wandb, cfg.wandb_project, fields, self.folder.path)

@@ -10,6 +10,7 @@ import numpy as np
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import UserError
+from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
 
 
@@ -45,11 +46,9 @@ class RunFolder:
         self,
         step: int,
         prompts: Sequence[Prompt],
-        completions: Sequence[Sequence[str]],
+        completions: Completions,
         rewards: Rewards,
         advantages: np.ndarray,
-        lengths: np.ndarray,
-        finished: np.ndarray,
     ) -> None:
         """A parquet table of the step, one row a completion."""
         import pyarrow as pa
@@ -59,15 +58,15 @@ class RunFolder:
         table = {
             "step": [step] * advantages.size,
             "prompt": [prompt.text for prompt in prompts for _ in range(group)],
-            "completion": [text for texts in completions for text in texts],
+            "completion": [text for texts in completions.texts for text in texts],
             **{
                 f"rewards/{name}": each.reshape(-1)
                 for name, each in zip(rewards.names, rewards.each, strict=True)
             },
             "reward": rewards.total.reshape(-1),
             "advantage": advantages.reshape(-1),
-            "length": lengths.reshape(-1),
-            "truncated": ~finished.reshape(-1),
+            "length": completions.lengths.reshape(-1),
+            "truncated": ~completions.finished.reshape(-1),
         }
         pq.write_table(pa.table(table), self.completions / f"step_{step:06d}.parquet")
 

@@ -1,0 +1,51 @@
+"""From losses of tokens to the loss of an optimiser step, by weights that sum over its batch."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from grpo_eqx._types import LossType
+
+
+class Totals(NamedTuple):
+    """Counts over everything that one optimiser step sees, on all devices and hosts."""
+
+    sequences: Float[Array, ""]
+    filled_sequences: Float[Array, ""]
+    """Sequences with any token that is not masked."""
+    tokens: Float[Array, ""]
+    """Tokens that are not masked."""
+    policy_tokens: Float[Array, ""]
+    """Those of them that the policy term acts on."""
+
+    @classmethod
+    def of(cls, mask: Bool[Array, "P G Tc"], policy_mask: Bool[Array, "P G Tc"]) -> "Totals":
+        """The counts of a whole batch."""
+        acted_on = policy_mask & mask
+        counts = (
+            jnp.asarray(mask[..., 0].size), mask.any(axis=-1).sum(), mask.sum(), acted_on.sum(),
+        )  # fmt: skip
+        return cls(*(count.astype(jnp.float32) for count in counts))
+
+
+def token_weights(
+    mask: Bool[Array, "P G Tc"], loss_type: LossType, totals: Totals, max_completion_length: int
+) -> Float[Array, "P G Tc"]:
+    """What each token's loss counts for. Sums of weighted losses over micro-batches are the loss.
+
+    - `grpo`, `sapo`: the mean over sequences of the mean over each one's tokens
+      (arXiv 2402.03300, eq. 3).
+    - `dapo`, `cispo`, `bnpo`: the mean over all tokens (DAPO, arXiv 2503.14476, eq. 8). BNPO's
+      "tokens of the local batch" are those of the whole batch where nothing depends on how it is
+      cut, so that here `bnpo` equals `dapo`.
+    - `dr_grpo`: the sum over tokens, by sequences times `max_completion_length`
+      (arXiv 2503.20783).
+    """
+    weights = mask.astype(jnp.float32)
+    if loss_type in ("grpo", "sapo"):
+        lengths = jnp.maximum(weights.sum(axis=-1, keepdims=True), 1)
+        return weights / lengths / totals.sequences
+    if loss_type == "dr_grpo":
+        return weights / (totals.sequences * max_completion_length)
+    return weights / jnp.maximum(totals.tokens, 1)

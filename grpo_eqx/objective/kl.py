@@ -1,0 +1,35 @@
+"""Estimates of the KL divergence to a reference policy, from the sampled tokens' log-probs."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from grpo_eqx._types import KLEstimator
+
+_MAX_EXPONENT = 20.0  # verl's bound
+
+
+def kl_estimates(
+    logps: Float[Array, "P G Tc"],
+    ref_logps: Float[Array, "P G Tc"],
+    estimator: KLEstimator = "k3",
+    clamp: float | None = None,
+) -> Float[Array, "P G Tc"]:
+    """Per-token estimates of KL(policy || reference) (http://joschu.net/blog/kl-approx.html).
+
+    With d = logps - ref_logps: `k1` is d, `k2` is d^2 / 2, and `k3` is exp(-d) + d - 1, which GRPO
+    uses (arXiv 2402.03300, eq. 4). As a loss, `k1` by itself has a gradient of mean zero, that of
+    `k2` is the gradient of the divergence, and that of `k3` approximates it near d = 0.
+
+    For `k3`, d is at least -20, so that the exponential stays finite; with `clamp` all estimates
+    are bounded to [-clamp, clamp], as in verl (which uses 10). No gradient flows where a bound
+    holds.
+    """
+    difference = logps - ref_logps
+    if estimator == "k1":
+        estimates = difference
+    elif estimator == "k2":
+        estimates = jnp.square(difference) / 2
+    else:
+        difference = jnp.maximum(difference, -_MAX_EXPONENT)
+        estimates = jnp.expm1(-difference) + difference
+    return estimates if clamp is None else jnp.clip(estimates, -clamp, clamp)

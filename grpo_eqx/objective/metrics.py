@@ -1,0 +1,77 @@
+"""Metrics of an update, gathered in micro-batches and merged exactly."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_eqx.objective.aggregation import Totals
+
+
+class Metrics(NamedTuple):
+    """Metrics of a micro-batch by name, grouped by how they merge with those of the others."""
+
+    sums: dict[str, Array]
+    mins: dict[str, Array]
+    maxs: dict[str, Array]
+
+    def merged(self) -> dict[str, Float[Array, ""]]:
+        """One dictionary, from arrays with a leading axis of micro-batches."""
+        # An extreme over no tokens at all is still its starting point, and becomes 0.
+        mins = {name: x.min(axis=0) for name, x in self.mins.items()}
+        maxs = {name: x.max(axis=0) for name, x in self.maxs.items()}
+        return {
+            **{name: x.sum(axis=0) for name, x in self.sums.items()},
+            **{name: jnp.where(x == jnp.inf, 0.0, x) for name, x in mins.items()},
+            **{name: jnp.where(x == -jnp.inf, 0.0, x) for name, x in maxs.items()},
+        }
+
+
+class MetricsRecorder:
+    """Takes a micro-batch's `[P, G, Tc]` arrays of token values, or `[P, G, 1]` of sequences'."""
+
+    def __init__(self, mask: Bool[Array, "P G Tc"], totals: Totals):
+        self.mask = mask
+        self.totals = totals
+        self._metrics = Metrics({}, {}, {})
+
+    def finish(self) -> Metrics:
+        """What was recorded, as constants of the gradient."""
+        return jax.lax.stop_gradient(self._metrics)
+
+    def add(self, name: str, part: Float[Array, ""] | Int[Array, ""]) -> None:
+        """A number that the micro-batches' parts add up to."""
+        self._metrics.sums[name] = part.astype(jnp.float32)
+
+    def mean(self, name: str, x: Array) -> None:
+        """The mean over tokens, or over sequences that have any."""
+        tokens = x.shape == self.mask.shape
+        count = self.totals.tokens if tokens else self.totals.filled_sequences
+        self.add(name, jnp.sum(x, where=self._present(x)) / jnp.maximum(count, 1))
+
+    def mean_max(self, name: str, x: Float[Array, "P G W"]) -> None:
+        self.mean(f"{name}/mean", x)
+        self._metrics.maxs[f"{name}/max"] = x.max(where=self._present(x), initial=-jnp.inf)
+
+    def mean_min_max(self, name: str, x: Float[Array, "P G W"]) -> None:
+        self.mean_max(name, x)
+        self._metrics.mins[f"{name}/min"] = x.min(where=self._present(x), initial=jnp.inf)
+
+    def sequence_min(self, name: str, x: Bool[Array, "P G W"]) -> None:
+        """The least of the sequences' own means."""
+        means, present = self._sequence_means(x)
+        self._metrics.mins[name] = means.min(where=present, initial=jnp.inf)
+
+    def sequence_max(self, name: str, x: Bool[Array, "P G W"]) -> None:
+        """The greatest of the sequences' own means."""
+        means, present = self._sequence_means(x)
+        self._metrics.maxs[name] = means.max(where=present, initial=-jnp.inf)
+
+    def _present(self, x: Array) -> Bool[Array, "P G W"]:
+        return self.mask if x.shape == self.mask.shape else self.mask.any(axis=-1, keepdims=True)
+
+    def _sequence_means(self, x: Array) -> tuple[Float[Array, "P G"], Bool[Array, "P G"]]:
+        present = self._present(x)
+        counts = present.sum(axis=-1)
+        return jnp.sum(x, axis=-1, where=present) / jnp.maximum(counts, 1), counts > 0

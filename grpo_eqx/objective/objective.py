@@ -1,0 +1,211 @@
+"""The whole objective of an update: every term, in order, on per-token log-probs."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from grpo_eqx._types import (
+    CLIPPED_LOSSES,
+    ImportanceSamplingLevel,
+    KLEstimator,
+    LossType,
+    SamplerCorrection,
+)
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.objective.aggregation import Totals, token_weights
+from grpo_eqx.objective.kl import kl_estimates
+from grpo_eqx.objective.metrics import Metrics, MetricsRecorder
+from grpo_eqx.objective.policy_loss import (
+    PolicyLoss,
+    cispo_loss,
+    clipped_loss,
+    sapo_loss,
+)
+from grpo_eqx.objective.ratios import (
+    off_policy_keep,
+    policy_ratios,
+    sampler_weights,
+)
+
+
+class TokenBatch(NamedTuple):
+    """What is known of each token of a (micro-)batch. Values where `mask` is False never count."""
+
+    logps: Float[Array, "P G Tc"]
+    """Under the policy that learns."""
+    entropies: Float[Array, "P G Tc"]
+    """Of the policy's distribution at each token."""
+    sampler_logps: Float[Array, "P G Tc"]
+    """Under the distribution the tokens were drawn from."""
+    advantages: Float[Array, "P G"]
+    mask: Bool[Array, "P G Tc"]
+    """True on the tokens that count."""
+    policy_mask: Bool[Array, "P G Tc"] | None = None
+    """True on those that the policy term and the entropy bonus act on. `None`: all that count."""
+    old_logps: Float[Array, "P G Tc"] | None = None
+    """Under the policy that ratios are against. `None`: the policy itself, so that they are 1."""
+    ref_logps: Float[Array, "P G Tc"] | None = None
+    """Under the reference policy; needed for `beta` above 0."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Objective:
+    """GRPO's objective and its variants; fields as in `GRPOConfig`, with their values filled in."""
+
+    loss_type: LossType = "dapo"
+    importance_sampling_level: ImportanceSamplingLevel = "token"
+    epsilon: float = 0.2
+    epsilon_high: float = 0.2
+    delta: float | None = None
+    dual_clip: float | None = None
+    sapo_temperature_pos: float = 1.0
+    sapo_temperature_neg: float = 1.05
+    beta: float = 0.0
+    kl_estimator: KLEstimator = "k3"
+    kl_clamp: float | None = None
+    use_bias_correction_kl: bool = True
+    importance_sampling_mode: SamplerCorrection | None = None
+    importance_sampling_clip_min: float | None = None
+    importance_sampling_clip_max: float | None = None
+    off_policy_mask_threshold: float | None = None
+    entropy_coef: float = 0.0
+    max_completion_length: int = 1
+
+    def __call__(self, batch: TokenBatch, totals: Totals) -> tuple[Float[Array, ""], Metrics]:
+        """This micro-batch's part of the loss of the optimiser step, and its metrics.
+
+        Per token: the policy loss, times the off-policy and policy masks and the sampler
+        correction, plus `beta` times the KL estimate. Aggregated as `token_weights` says, less
+        `entropy_coef` times the mean entropy of the tokens that the policy term acts on.
+        """
+        batch = _without_padding(batch)
+        old_logps = jax.lax.stop_gradient(
+            batch.logps if batch.old_logps is None else batch.old_logps
+        )
+        ratios = policy_ratios(batch.logps, old_logps, batch.mask, self.importance_sampling_level)
+        policy = self._policy_loss(batch, ratios)
+        correction = self._sampler_weights(batch, old_logps)
+        policy_mask = batch.mask if batch.policy_mask is None else batch.policy_mask & batch.mask
+        scale = self._scale(batch, policy_mask, correction)
+        weights = token_weights(batch.mask, self.loss_type, totals, self.max_completion_length)
+        policy_loss = loss = jnp.sum(weights * scale * policy.losses)
+
+        metrics = MetricsRecorder(batch.mask, totals)
+        if self.beta != 0:
+            kl = self._kl(batch, ratios)
+            metrics.mean("kl", kl)
+            loss += self.beta * jnp.sum(weights * kl)
+        if self.entropy_coef != 0:
+            metrics.add("policy_loss", policy_loss)
+            entropy = jnp.sum(batch.entropies, where=policy_mask)
+            loss -= self.entropy_coef * entropy / jnp.maximum(totals.policy_tokens, 1)
+        metrics.add("loss", loss)
+        metrics.mean("entropy", batch.entropies)
+        metrics.mean_min_max("policy_ratio", ratios)
+        self._record_clipping(metrics, policy)
+        metrics.mean_max(
+            "sampling/sampling_logp_difference", jnp.abs(old_logps - batch.sampler_logps)
+        )
+        if correction is not None:
+            metrics.mean_min_max("sampling/importance_sampling_ratio", correction)
+        effective = (scale != 0) & (batch.advantages[..., None] != 0)
+        metrics.add("effective_batch/completions", effective.any(axis=-1).sum())
+        metrics.add("effective_batch/tokens", effective.sum())
+        return loss, metrics.finish()
+
+    def _policy_loss(self, batch: TokenBatch, ratios: Float[Array, "P G W"]) -> PolicyLoss:
+        if self.loss_type == "cispo":
+            return cispo_loss(batch.logps, ratios, batch.advantages, epsilon_high=self.epsilon_high)
+        if self.loss_type == "sapo":
+            return sapo_loss(
+                ratios,
+                batch.advantages,
+                temperature_pos=self.sapo_temperature_pos,
+                temperature_neg=self.sapo_temperature_neg,
+            )
+        return clipped_loss(
+            ratios,
+            batch.advantages,
+            epsilon=self.epsilon,
+            epsilon_high=self.epsilon_high,
+            delta=self.delta,
+            dual_clip=self.dual_clip,
+        )
+
+    def _sampler_weights(
+        self, batch: TokenBatch, old_logps: Float[Array, "P G Tc"]
+    ) -> Float[Array, "P G W"] | None:
+        if self.importance_sampling_mode is None:
+            return None
+        return sampler_weights(
+            old_logps,
+            batch.sampler_logps,
+            batch.mask,
+            self.importance_sampling_mode,
+            self.importance_sampling_clip_min,
+            self.importance_sampling_clip_max,
+        )
+
+    def _scale(
+        self,
+        batch: TokenBatch,
+        policy_mask: Bool[Array, "P G Tc"],
+        correction: Float[Array, "P G W"] | None,
+    ) -> Float[Array, "P G Tc"]:
+        """What the policy losses are multiplied with: masks and the sampler correction."""
+        scale = policy_mask.astype(jnp.float32)
+        if self.off_policy_mask_threshold is not None:
+            scale *= off_policy_keep(
+                batch.logps,
+                batch.sampler_logps,
+                batch.mask,
+                batch.advantages,
+                self.off_policy_mask_threshold,
+            )
+        return scale if correction is None else scale * correction
+
+    def _kl(self, batch: TokenBatch, ratios: Float[Array, "P G W"]) -> Float[Array, "P G Tc"]:
+        """KL estimates, times the ratio where their gradient is to be unbiased.
+
+        The correction is that of DeepSeek-V3.2 (arXiv 2512.02556, eq. 7), for ratios of tokens; at
+        the level `sequence` it is TRL's, the sequence's ratio for each of its tokens.
+        """
+        assert batch.ref_logps is not None, "beta is not 0, and ref_logps are None"
+        kl = kl_estimates(batch.logps, batch.ref_logps, self.kl_estimator, self.kl_clamp)
+        return kl * ratios if self.use_bias_correction_kl else kl
+
+    def _record_clipping(self, metrics: MetricsRecorder, policy: PolicyLoss) -> None:
+        low, high = policy.clipped_low, policy.clipped_high
+        if self.loss_type == "cispo":
+            metrics.mean("cispo_clip_ratio", high)
+        elif self.loss_type in CLIPPED_LOSSES:
+            metrics.mean("clip_ratio/low_mean", low)
+            metrics.sequence_min("clip_ratio/low_min", low)
+            metrics.mean("clip_ratio/high_mean", high)
+            metrics.sequence_max("clip_ratio/high_max", high)
+            metrics.mean("clip_ratio/region_mean", low | high)
+
+
+def make_objective(cfg: GRPOConfig) -> Objective:
+    """The objective that a resolved config describes."""
+    fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(Objective)}
+    # What is None has no part in the config's combination.
+    return Objective(**{name: value for name, value in fields.items() if value is not None})
+
+
+def _without_padding(batch: TokenBatch) -> TokenBatch:
+    """The batch with zeros where masked: what is there, even NaN, must reach no gradient."""
+
+    def clean(x: Array) -> Array:
+        return jnp.where(batch.mask, x, 0.0)
+
+    return batch._replace(
+        logps=clean(batch.logps),
+        entropies=clean(batch.entropies),
+        sampler_logps=clean(batch.sampler_logps),
+        old_logps=None if batch.old_logps is None else clean(batch.old_logps),
+        ref_logps=None if batch.ref_logps is None else clean(batch.ref_logps),
+    )

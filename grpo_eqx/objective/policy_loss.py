@@ -1,0 +1,82 @@
+"""Policy losses of single tokens, from ratios and advantages."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+
+class PolicyLoss(NamedTuple):
+    """Losses, and where clipping cuts or caps their gradient."""
+
+    losses: Float[Array, "P G W"]
+    clipped_low: Bool[Array, "P G W"]
+    """The ratio is below the range and the advantage negative."""
+    clipped_high: Bool[Array, "P G W"]
+    """The ratio is above the range and the advantage positive."""
+
+
+def clipped_loss(
+    ratios: Float[Array, "P G W"],
+    advantages: Float[Array, "P G"],
+    *,
+    epsilon: float,
+    epsilon_high: float,
+    delta: float | None = None,
+    dual_clip: float | None = None,
+) -> PolicyLoss:
+    """-min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
+
+    PPO's clipped objective (arXiv 1707.06347, eq. 7), with DAPO's separate upper bound
+    (arXiv 2503.14476, eq. 10) and INTELLECT-2's cap on large ratios (`delta`, arXiv 2505.07291,
+    eq. 3). `dual_clip` is the loss' bound at negative advantages, -c A (dual-clip PPO,
+    arXiv 1912.09729, eq. 5; verl's `clip_ratio_c`): for ranges below it the same as `delta`.
+    """
+    advantage = advantages[..., None]
+    clipped = jnp.clip(ratios, 1 - epsilon, 1 + epsilon_high)
+    capped = ratios if delta is None else jnp.minimum(ratios, delta)
+    losses = -jnp.minimum(capped * advantage, clipped * advantage)
+    if dual_clip is not None:
+        bound = jnp.where(advantage < 0, -dual_clip * advantage, jnp.inf)
+        losses = jnp.minimum(losses, bound)
+    return PolicyLoss(
+        losses,
+        clipped_low=(ratios < 1 - epsilon) & (advantage < 0),
+        clipped_high=(ratios > 1 + epsilon_high) & (advantage > 0),
+    )
+
+
+def cispo_loss(
+    logps: Float[Array, "P G Tc"],
+    ratios: Float[Array, "P G W"],
+    advantages: Float[Array, "P G"],
+    *,
+    epsilon_high: float,
+) -> PolicyLoss:
+    """-stop_gradient(min(r, epsilon_high)) A logps: every token keeps its gradient.
+
+    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5, without the lower bound, as they ran it).
+    `epsilon_high` is TRL's: the cap on the ratio itself, which the paper writes 1 + epsilon_high.
+    """
+    advantage = advantages[..., None]
+    capped = jax.lax.stop_gradient(jnp.minimum(ratios, epsilon_high))
+    clipped_high = (ratios > epsilon_high) & (advantage > 0)
+    return PolicyLoss(-capped * advantage * logps, jnp.zeros_like(clipped_high), clipped_high)
+
+
+def sapo_loss(
+    ratios: Float[Array, "P G W"],
+    advantages: Float[Array, "P G"],
+    *,
+    temperature_pos: float,
+    temperature_neg: float,
+) -> PolicyLoss:
+    """-(4 / tau) sigmoid(tau (r - 1)) A: a soft gate in place of clipping.
+
+    SAPO (arXiv 2511.20347, eq. 6), with a `tau` for positive advantages and one for the rest.
+    """
+    advantage = advantages[..., None]
+    tau = jnp.where(advantage > 0, temperature_pos, temperature_neg)
+    nowhere = jnp.zeros(ratios.shape, bool)
+    return PolicyLoss(-jax.nn.sigmoid(tau * (ratios - 1)) * (4 / tau) * advantage, nowhere, nowhere)

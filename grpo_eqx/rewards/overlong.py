@@ -1,0 +1,20 @@
+"""DAPO's soft penalty on completions that come near the length limit."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from grpo_eqx.rewards.runner import RewardFunc
+
+
+def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardFunc:
+    """A reward that falls from 0 to -1 over the last `buffer` tokens before the limit.
+
+    Soft over-long punishment (DAPO, arXiv 2503.14476, eq. 13). **Arguments:** the limit and the
+    buffer in tokens, `0 < buffer <= max_completion_length`.
+    """
+
+    def soft_overlong(*, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:
+        free = max_completion_length - buffer
+        return [max(-1.0, min(0.0, (free - len(ids)) / buffer)) for ids in completion_ids]
+
+    return soft_overlong

@@ -1,0 +1,51 @@
+"""An update over several processes is the update of one."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+WORKER = Path(__file__).with_name("update_worker.py")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])
+
+
+def update_over(num_processes: int, folder: Path) -> list[dict[str, np.ndarray]]:
+    """What every process made of the same batch."""
+    port = free_port()
+    flags = f"--xla_force_host_platform_device_count={8 // num_processes}"
+    environment = {**os.environ, "XLA_FLAGS": flags}
+    outs = [folder / f"{num_processes}-{index}.npz" for index in range(num_processes)]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(index), str(num_processes), str(port), str(out)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index, out in enumerate(outs)
+    ]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=300)
+        assert worker.returncode == 0, errors
+    return [dict(np.load(out)) for out in outs]
+
+
+@pytest.mark.slow
+def test_hosts_leave_the_update_unchanged(tmp_path: Path) -> None:
+    (whole,) = update_over(1, tmp_path)
+    halves = update_over(2, tmp_path)
+    assert whole["metric grad_norm"] > 0
+    for half in halves:
+        assert half.keys() == whole.keys()
+        for name, value in whole.items():
+            size = np.abs(value).max()
+            np.testing.assert_allclose(half[name], value, rtol=1e-4, atol=4e-6 * size, err_msg=name)

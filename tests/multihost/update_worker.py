@@ -1,0 +1,79 @@
+"""One process of a run over several: makes one update and writes what came of it.
+
+    python update_worker.py PROCESS_ID NUM_PROCESSES PORT OUT
+
+Run by `test_update.py`, on eight CPU devices in all.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.micro_batches import Batch
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.objective import Objective
+from grpo_eqx.programs import ProgramOptions, Programs
+from grpo_eqx.sharding import parse_mesh
+
+P, G, TP, TC, V = 8, 4, 6, 10, 32
+
+
+def random_batch() -> Batch:
+    """Ragged completions, as arrays on the host: the same in every process."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, TC + 1, (P, G))
+    mask = np.arange(TC) < lengths[..., None]
+    prompt_mask = np.arange(TP) < rng.integers(1, TP + 1, P)[:, None]
+    logps = rng.normal(-2, 0.5, (3, P, G, TC)).astype(np.float32)
+    rollout = Rollout(
+        rng.integers(4, V, (P, TP)).astype(np.int32),
+        prompt_mask,
+        rng.integers(4, V, (P, G, TC)).astype(np.int32),
+        mask,
+        np.where(mask, logps[0], 0),
+        lengths < TC,
+    )
+    advantages = rng.normal(size=(P, G)).astype(np.float32)
+    return Batch(rollout, advantages, logps[1], logps[2], rng.random((P, G, TC), np.float32))
+
+
+def main(out: Path) -> None:
+    objective = Objective(
+        loss_type="dapo",
+        importance_sampling_level="sequence",
+        beta=0.1,
+        importance_sampling_mode="sequence_truncate",
+        importance_sampling_clip_max=3.0,
+        entropy_coef=0.01,
+        max_completion_length=TC,
+    )
+    options = ProgramOptions(
+        sampling=Sampling(), max_completion_length=TC, eos_ids=(3,), pad_id=0, seed=0,
+        dtype=jnp.dtype("float32"), remat="none", objective=objective,
+        mask_truncated_completions=True, top_entropy_quantile=0.5, micro_batch_size_per_device=2,
+    )  # fmt: skip
+    programs = Programs(options, parse_mesh("2,4,1").build(), ChunkedLoss(), optax.sgd(32.0))
+    config = Qwen2Config(
+        vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2,
+    )  # fmt: skip
+    model = Qwen2.init(config, jax.random.key(0), std=0.2)
+    model = jax.device_put(model, model.shardings(programs.mesh))
+    state, metrics = programs.update(programs.init(model), random_batch())
+    gather = jax.jit(lambda x: x, out_shardings=jax.NamedSharding(programs.mesh, jax.P()))
+    leaves = [np.asarray(x) for x in jax.tree.leaves(gather(state.model))]
+    np.savez(out, *leaves, **{f"metric {k}": np.asarray(v) for k, v in metrics.items()})
+
+
+if __name__ == "__main__":
+    process_id, num_processes, port = (int(argument) for argument in sys.argv[1:4])
+    if num_processes > 1:
+        jax.distributed.initialize(f"localhost:{port}", num_processes, process_id)
+    main(Path(sys.argv[4]))
