@@ -1,6 +1,7 @@
 """GRPO in JAX that you can trust, in a few lines, from a laptop to a TPU pod."""
 
 from grpo_eqx import cli as cli
+from grpo_eqx import recipes as recipes
 from grpo_eqx.config import GRPOConfig as GRPOConfig
 from grpo_eqx.errors import UserError as UserError
 from grpo_eqx.evaluation import Evaluation as Evaluation
