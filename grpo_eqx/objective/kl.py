@@ -21,7 +21,7 @@ def kl_estimates(
     `k2` is the gradient of the divergence, and that of `k3` approximates it near d = 0.
 
     For `k3`, d is at least -20, so that the exponential stays finite; with `clamp` all estimates
-    are bounded to [-clamp, clamp], as in verl (which uses 10). No gradient flows where a bound
+    are bounded to [-clamp, clamp] (verl does so for `k3`, with 10). No gradient flows where a bound
     holds.
     """
     difference = logps - ref_logps

@@ -91,7 +91,7 @@ class Objective:
         policy_mask = batch.mask if batch.policy_mask is None else batch.policy_mask & batch.mask
         scale = self._scale(batch, policy_mask, correction)
         weights = token_weights(batch.mask, self.loss_type, totals, self.max_completion_length)
-        policy_loss = loss = jnp.sum(weights * scale * policy.losses)
+        loss = jnp.sum(weights * scale * policy.losses)
 
         metrics = MetricsRecorder(batch.mask, totals)
         if self.beta != 0:
@@ -99,7 +99,7 @@ class Objective:
             metrics.mean("kl", kl)
             loss += self.beta * jnp.sum(weights * kl)
         if self.entropy_coef != 0:
-            metrics.add("policy_loss", policy_loss)
+            metrics.add("policy_loss", loss)
             entropy = jnp.sum(batch.entropies, where=policy_mask)
             loss -= self.entropy_coef * entropy / jnp.maximum(totals.policy_tokens, 1)
         metrics.add("loss", loss)

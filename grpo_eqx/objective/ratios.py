@@ -7,7 +7,7 @@ from jaxtyping import Array, Bool, Float
 from grpo_eqx._types import ImportanceSamplingLevel, SamplerCorrection
 
 _MAX_EXPONENT = 20.0
-"""Bound of log-ratios, as in verl: past it a ratio would only bring overflow and NaN."""
+"""Bound of log-ratios: far past it a ratio would only bring overflow and NaN."""
 
 
 def bounded_exp(log_ratios: Float[Array, "..."]) -> Float[Array, "..."]:

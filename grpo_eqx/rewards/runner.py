@@ -53,8 +53,7 @@ class Rewards:
             warnings.simplefilter("ignore", RuntimeWarning)
             metrics = {
                 "reward": float(np.nanmean(self.total)),
-                # The mean over groups of each group's own deviation, as TRL reports it.
-                "reward_std": float(np.nanmean(np.nanstd(self.total, axis=1, ddof=1))),
+                "reward_std": float(np.nanstd(self.total, ddof=1)),
                 "frac_reward_zero_std": float(all_equal(self.total, axis=1).mean()),
             }
             for name, rewards in zip(self.names, self.each, strict=True):

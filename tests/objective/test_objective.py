@@ -448,3 +448,21 @@ def test_the_settings_tested_cover_every_choice() -> None:
         "importance_sampling_clip_min": 2, "off_policy_mask_threshold": 2, "entropy_coef": 2,
     }  # fmt: skip
     assert choices == {name: len({getattr(x, name) for x in SETTINGS}) for name in choices}
+
+
+@pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
+@pytest.mark.parametrize("objective", [*SETTINGS, Objective(), Objective(beta=0.1)])
+def test_log_probs_that_are_far_apart_give_finite_losses_and_gradients(
+    objective: Objective, advantage: float
+) -> None:
+    far = jnp.asarray([[[-150.0, -1.0, -150.0], [-1.0, -150.0, -1.0]]])
+    batch = TokenBatch(
+        logps=far, entropies=jnp.ones_like(far), sampler_logps=-151 - far,
+        advantages=jnp.full((1, 2), advantage), mask=jnp.ones(far.shape, bool),
+        old_logps=-151 - far, ref_logps=-151 - far,
+    )  # fmt: skip
+    loss, gradient = jax.value_and_grad(
+        lambda logps: objective(batch._replace(logps=logps), totals_of(batch))[0]
+    )(far)
+    assert jnp.isfinite(loss)
+    assert jnp.isfinite(gradient).all()

@@ -72,7 +72,7 @@ def test_metrics_have_trls_names() -> None:
     metrics = rewards.metrics()
     assert metrics["reward"] == metrics["rewards/correct/mean"] == 0.5
     assert metrics["frac_reward_zero_std"] == 0.0
-    np.testing.assert_allclose(metrics["reward_std"], np.sqrt(0.5))
+    np.testing.assert_allclose(metrics["reward_std"], np.sqrt(1 / 3))
 
 
 @pytest.mark.parametrize(
