@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_eqx._types import (
+    CLIPPED_LOSSES,
     AdvantageEstimator,
     ImportanceSamplingLevel,
     KLEstimator,
@@ -14,7 +15,13 @@ from grpo_eqx._types import (
     SamplerCorrection,
     ScaleRewards,
 )
-from grpo_eqx.config_checks import active_defaults, check_combinations, check_values
+from grpo_eqx.config_checks import (
+    DEFAULT_EPSILON,
+    DEFAULT_REF_MODEL_SYNC_STEPS,
+    check_combinations,
+    check_values,
+    scales_rewards,
+)
 
 EMBEDDED_MODEL = "tiny_qwen2"
 """The name of the model that comes with the package."""
@@ -99,8 +106,8 @@ class GRPOConfig:
     """Ratios of tokens, of whole sequences (GSPO), or of sequences with gradients of tokens
     (GSPO-token)."""
     epsilon: float | None = None
-    """Clip range of the ratio below 1. Without effect while the ratio is exactly 1: in the first
-    update after each rollout. None: 0.2."""
+    """Clip range of the ratio below 1. Without effect with one update a rollout, where ratios are
+    exactly 1. None: 0.2."""
     epsilon_high: float | None = None
     """Clip range of the ratio above 1; for cispo, which needs it, the cap on the ratio itself.
     None: epsilon."""
@@ -127,7 +134,8 @@ class GRPOConfig:
     """Passes over each rollout. From the second update on, ratios are against the policy that
     sampled."""
     steps_per_generation: int = 1
-    """Updates in each pass, each on an equal share of the rollout's prompts."""
+    """Updates in each pass, each on an equal share of the rollout's prompts (in TRL: micro-steps,
+    of which accumulation makes updates)."""
 
     # KL to a reference policy
     beta: float = 0.0
@@ -143,7 +151,7 @@ class GRPOConfig:
     sync_ref_model: bool = False
     """Move the reference model towards the trained one every ref_model_sync_steps steps."""
     ref_model_sync_steps: int | None = None
-    """Training steps between two such moves. None: 64."""
+    """Training steps, that is rollouts, between two such moves (in TRL: updates). None: 64."""
     ref_model_mixup_alpha: float | None = None
     """Share of the trained model in the mixture that becomes the reference. None: 0.6."""
 
@@ -152,9 +160,9 @@ class GRPOConfig:
     """Weight tokens by the ratio of the trainer's probability to the sampler's, a token's own or
     its sequence's, truncated to the clip range or masked outside it. None: unweighted."""
     importance_sampling_clip_min: float | None = None
-    """Lower end of that range. None: open."""
+    """Lower end of that range, below 1. None: open."""
     importance_sampling_clip_max: float | None = None
-    """Upper end of that range. None: 3.0, or open where the lower end is given."""
+    """Upper end of that range, above 1. None: 3.0, or open where the lower end is given."""
     off_policy_mask_threshold: float | None = None
     """Leave out sequences of negative advantage whose tokens' mean of sampler's less policy's
     log-prob exceeds this (DeepSeek-V3.2). None: none."""
@@ -228,7 +236,34 @@ class GRPOConfig:
             "max_completion_length": 48 if embedded else 512,
             "learning_rate": 1e-4 if embedded else 1e-6,
             "output_dir": Path("runs") / f"{names[0]}-{names[1]}-seed{self.seed}",
-            **active_defaults(self),
+            **_active_defaults(self),
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
+
+
+def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
+    """Values for the fields that are `None` and have a part in this combination."""
+    defaults: dict[str, Any] = {}
+    if cfg.loss_type in CLIPPED_LOSSES:
+        defaults["epsilon"] = DEFAULT_EPSILON
+        defaults["epsilon_high"] = defaults["epsilon"] if cfg.epsilon is None else cfg.epsilon
+    if cfg.loss_type == "sapo":
+        defaults |= {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+    if cfg.beta > 0:
+        unbiased = cfg.kl_estimator == "k2"
+        defaults |= {"kl_estimator": "k3", "use_bias_correction_kl": not unbiased}
+    if cfg.sync_ref_model:
+        defaults |= {
+            "ref_model_sync_steps": DEFAULT_REF_MODEL_SYNC_STEPS,
+            "ref_model_mixup_alpha": 0.6,
+        }
+    if cfg.importance_sampling_mode is not None and cfg.importance_sampling_clip_min is None:
+        defaults["importance_sampling_clip_max"] = 3.0
+    if scales_rewards(cfg):
+        defaults["scale_rewards"] = "group"
+    if cfg.dynamic_sampling:
+        defaults["max_generation_batches"] = 4
+    if cfg.wandb != "disabled":
+        defaults["wandb_project"] = "grpo_eqx"
+    return defaults

@@ -1,4 +1,4 @@
-"""What a config is refused for, and what it leaves to rules: pure checks of fields."""
+"""What a config is refused for: pure checks of its fields."""
 
 import math
 from typing import TYPE_CHECKING, Any
@@ -9,6 +9,9 @@ from grpo_eqx.errors import UserError
 if TYPE_CHECKING:
     from grpo_eqx.config import GRPOConfig
 
+DEFAULT_EPSILON = 0.2
+DEFAULT_REF_MODEL_SYNC_STEPS = 64
+
 _AT_LEAST_ONE = (
     "prompts_per_step", "max_prompt_length", "max_completion_length", "num_iterations",
     "steps_per_generation", "steps", "micro_batch_size_per_device", "eval_problems",
@@ -16,11 +19,11 @@ _AT_LEAST_ONE = (
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "warmup_steps", "log_completions_steps", "seed", "weight_decay", "beta", "entropy_coef",
-    "importance_sampling_clip_min",
+    "off_policy_mask_threshold",
 )  # fmt: skip
 _ABOVE_ZERO = (
     "temperature", "learning_rate", "max_grad_norm", "epsilon_high", "sapo_temperature_pos",
-    "sapo_temperature_neg", "kl_clamp", "importance_sampling_clip_max",
+    "sapo_temperature_neg", "kl_clamp",
 )  # fmt: skip
 
 
@@ -51,8 +54,6 @@ def check_values(cfg: "GRPOConfig") -> None:
         )
     if not all(math.isfinite(weight) for weight in cfg.reward_weights or ()):
         raise UserError(f"reward_weights are {cfg.reward_weights}: they must be finite.")
-    if cfg.off_policy_mask_threshold is not None and math.isnan(cfg.off_policy_mask_threshold):
-        raise UserError("off_policy_mask_threshold is nan: it must be a number.")
 
 
 def check_combinations(cfg: "GRPOConfig") -> None:
@@ -68,33 +69,13 @@ def check_combinations(cfg: "GRPOConfig") -> None:
         )
 
 
-def active_defaults(cfg: "GRPOConfig") -> dict[str, Any]:
-    """Values for the fields that are `None` and have a part in this combination."""
-    defaults: dict[str, Any] = {}
-    if cfg.loss_type in CLIPPED_LOSSES:
-        defaults["epsilon"] = 0.2
-        defaults["epsilon_high"] = defaults["epsilon"] if cfg.epsilon is None else cfg.epsilon
-    if cfg.loss_type == "sapo":
-        defaults |= {"sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
-    if cfg.beta > 0:
-        unbiased = cfg.kl_estimator == "k2"
-        defaults |= {"kl_estimator": "k3", "use_bias_correction_kl": not unbiased}
-    if cfg.sync_ref_model:
-        defaults |= {"ref_model_sync_steps": 64, "ref_model_mixup_alpha": 0.6}
-    if cfg.importance_sampling_mode is not None and cfg.importance_sampling_clip_min is None:
-        defaults["importance_sampling_clip_max"] = 3.0
-    if _scales_rewards(cfg):
-        defaults["scale_rewards"] = "group"
-    if cfg.dynamic_sampling:
-        defaults["max_generation_batches"] = 4
-    if cfg.wandb != "disabled":
-        defaults["wandb_project"] = "grpo_eqx"
-    return defaults
-
-
 def without_effect(cfg: "GRPOConfig") -> str | None:
     """A sentence on settings that change nothing as yet, because every ratio is exactly 1."""
-    names = [name for name, _ in _given(cfg, ("epsilon", "epsilon_high", "delta", "dual_clip"))]
+    of_ratios = (
+        "epsilon", "epsilon_high", "delta", "dual_clip", "sapo_temperature_pos",
+        "sapo_temperature_neg",
+    )  # fmt: skip
+    names = [name for name, _ in _given(cfg, of_ratios)]
     if cfg.importance_sampling_level != "token":
         names.append("importance_sampling_level")
     if cfg.updates_per_step > 1 or not names:
@@ -139,7 +120,7 @@ def _check_clipping(cfg: "GRPOConfig") -> None:
             f"delta ({cfg.delta}) and dual_clip ({cfg.dual_clip}) both bound the loss at negative "
             f"advantages, and only the smaller would act: leave one out."
         )
-    high = next((x for x in (cfg.epsilon_high, cfg.epsilon) if x is not None), 0.2)
+    high = next((x for x in (cfg.epsilon_high, cfg.epsilon) if x is not None), DEFAULT_EPSILON)
     for name, value in _given(cfg, ("delta", "dual_clip")):
         if not 1 + high < value < math.inf:
             raise UserError(
@@ -171,7 +152,7 @@ def _check_kl(cfg: "GRPOConfig") -> None:
                 "while sync_ref_model is off",
                 "set sync_ref_model, or leave it unset (None)",
             )
-    every = 64 if cfg.ref_model_sync_steps is None else cfg.ref_model_sync_steps
+    every = cfg.ref_model_sync_steps or DEFAULT_REF_MODEL_SYNC_STEPS
     if cfg.sync_ref_model and every >= cfg.steps:
         raise UserError(
             f"ref_model_sync_steps is {every} and the run has {cfg.steps} steps, so that the "
@@ -186,12 +167,13 @@ def _check_advantages(cfg: "GRPOConfig") -> None:
             f"multi_objective_aggregation is normalize_then_sum with advantage_estimator "
             f"{estimator}: it is defined for grpo; use that, or sum_then_normalize."
         )
-    if cfg.scale_rewards is not None and not _scales_rewards(cfg):
-        because = (
-            f"with advantage_estimator {estimator}, which has a scale of its own"
-            if estimator != "grpo"
-            else "with multi_objective_aggregation normalize_then_sum, which has its own"
-        )
+    if cfg.scale_rewards is not None and not scales_rewards(cfg):
+        if estimator == "grpo":
+            because = "with multi_objective_aggregation normalize_then_sum, which has its own"
+        elif estimator.startswith("reinforce_plus_plus"):
+            because = f"with advantage_estimator {estimator}, which has its own"
+        else:
+            because = f"with advantage_estimator {estimator}, which is not scaled"
         _refuse(cfg, "scale_rewards", because, "leave it unset (None)")
     if not cfg.dynamic_sampling and cfg.max_generation_batches is not None:
         _refuse(
@@ -220,10 +202,15 @@ def _check_sampler_correction(cfg: "GRPOConfig") -> None:
                 cfg, name, "without importance_sampling_mode",
                 "set the mode, for example token_truncate, or leave it unset (None)",
             )  # fmt: skip
-    if low is not None and high is not None and not low < high:
+    if low is not None and not 0 < low < 1:
         raise UserError(
-            f"importance_sampling_clip_min ({low}) is not below importance_sampling_clip_max "
-            f"({high}): make it so."
+            f"importance_sampling_clip_min is {low}: it must be between 0 and 1, the weight of a "
+            f"sampler that is the trainer."
+        )
+    if high is not None and not 1 < high < math.inf:
+        raise UserError(
+            f"importance_sampling_clip_max is {high}: it must be finite and above 1, the weight of "
+            f"a sampler that is the trainer."
         )
 
 
@@ -240,7 +227,7 @@ def _check_updates(cfg: "GRPOConfig") -> None:
         )
 
 
-def _scales_rewards(cfg: "GRPOConfig") -> bool:
+def scales_rewards(cfg: "GRPOConfig") -> bool:
     return (
         cfg.advantage_estimator == "grpo"
         and cfg.multi_objective_aggregation == "sum_then_normalize"

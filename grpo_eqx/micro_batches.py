@@ -33,7 +33,7 @@ class Batch(eqx.Module):
     def share(self, index: int, count: int) -> "Batch":
         """Every `count`-th prompt with its group, from prompt `index` on.
 
-        Strided, so that each device's prompts give an equal part of every share.
+        Strided, so that devices with at least `count` prompts keep theirs.
         """
         return jax.tree.map(lambda x: x[index::count], self)
 

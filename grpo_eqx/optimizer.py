@@ -8,7 +8,7 @@ from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 
 
 def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
-    """Learning rate by update: a linear warm-up, then level or down to 0 at the last update."""
+    """Learning rate by update: a linear warm-up, then level or falling, to 0 after the last one."""
     assert cfg.learning_rate is not None  # resolved
     updates = cfg.steps * cfg.updates_per_step - cfg.warmup_steps
     after = {

@@ -1,4 +1,4 @@
-"""The three programs that run on devices: generate, score and update.
+"""The three programs that run on devices: generate, score and update, and helpers between them.
 
 They are pure functions of arrays, compiled once for each set of shapes. Everything else of GRPO is
 a host loop around them.
@@ -81,7 +81,7 @@ class Programs:
         self._score = jax.jit(self._score_program, static_argnames="micro_batches")
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
-        self._reference = jax.jit(self._reference_program)
+        self._reference = jax.jit(self._reference_program, static_argnames="frozen")
         self._mix = jax.jit(self._mix_program, donate_argnames="reference")
         self._update = jax.jit(
             self._update_program, donate_argnames="state", static_argnames="micro_batches"
@@ -128,9 +128,9 @@ class Programs:
         rollout = jax.tree.map(self._place, rollout)
         return self._score(model, rollout, self._micro_batches(P, G))
 
-    def reference(self, model: Qwen2) -> Qwen2:
-        """A frozen copy for `score`, in the dtypes that it computes in."""
-        return self._reference(model)
+    def reference(self, model: Qwen2, *, frozen: bool) -> Qwen2:
+        """A copy for `score`: in the dtypes that it computes in, or for mixing, in float32."""
+        return self._reference(model, frozen)
 
     def mix_reference(self, reference: Qwen2, model: Qwen2, alpha: float) -> Qwen2:
         """The mixture alpha * model + (1 - alpha) * reference; `reference` is donated.
@@ -220,16 +220,19 @@ class Programs:
 
         return jax.tree.map(micro_batches.join, jax.lax.map(score, micro_batches.split(rollout)))
 
-    def _reference_program(self, model: Qwen2) -> Qwen2:
-        # The compute dtype loses nothing: `_token_stats` casts these parameters to it anyway.
-        layers = model.astype(self.options.dtype).layers
-        copy = eqx.tree_at(lambda m: m.layers, model, layers)
+    def _reference_program(self, model: Qwen2, frozen: bool) -> Qwen2:
+        copy = model
+        if frozen:
+            # This loses nothing: `_token_stats` casts the layers to the compute dtype anyway.
+            # Mixtures must not be rounded to it, or small changes would never add up.
+            layers = model.astype(self.options.dtype).layers
+            copy = eqx.tree_at(lambda m: m.layers, model, layers)
         copy = jax.tree.map(jnp.copy, copy)  # of its own: the model's buffers will be donated
         return jax.lax.with_sharding_constraint(copy, model.shardings(self.mesh))
 
     def _mix_program(self, reference: Qwen2, model: Qwen2, alpha: Float[Array, ""]) -> Qwen2:
         def mix(old: Array, new: Array) -> Array:
-            return (alpha * new + (1 - alpha) * old.astype(jnp.float32)).astype(old.dtype)
+            return alpha * new + (1 - alpha) * old
 
         mixed = jax.tree.map(mix, reference, model)
         return jax.lax.with_sharding_constraint(mixed, model.shardings(self.mesh))

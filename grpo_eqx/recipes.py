@@ -14,7 +14,7 @@ _UPDATES = 4  # on each rollout, where a recipe is off-policy: as in GSPO, and a
 
 
 def grpo(**overrides: Any) -> GRPOConfig:
-    """GRPO as first published (DeepSeekMath, arXiv 2402.03300, section 4.1.3 and eq. 3).
+    """GRPO as first published (DeepSeekMath, arXiv 2402.03300, eq. 3 and section 4.2).
 
     Means over sequences of token means, advantages over the group's standard deviation, one update
     a rollout, and a KL term of weight 0.04 with the estimator k3.
@@ -31,7 +31,8 @@ def grpo(**overrides: Any) -> GRPOConfig:
 def dapo(**overrides: Any) -> GRPOConfig:
     """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token mean, soft over-long penalty.
 
-    No KL term. Four updates a rollout (the paper: 16, with 512 prompts a rollout).
+    No KL term. Groups are kept by their rewards without the penalty, as there. Four updates a
+    rollout (the paper: 16, with 512 prompts a rollout).
     """
     return _config(
         overrides,

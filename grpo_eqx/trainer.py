@@ -103,13 +103,7 @@ class GRPOTrainer:
         self.cfg = cfg = given.resolved()
         sampling = _sampling(cfg)
         self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
-        sharding = batch_sharding(self.mesh, cfg.prompts_per_step, cfg.num_generations)
-        MicroBatches.plan(
-            cfg.prompts_per_step // cfg.steps_per_generation,
-            cfg.num_generations,
-            sharding,
-            cfg.micro_batch_size_per_device,
-        )
+        _check_batches(cfg, self.mesh)
         if (train_data is None) != (eval_data is None):
             raise UserError("train_data and eval_data go together: pass both, or neither.")
         if train_data is None or eval_data is None:
@@ -152,17 +146,15 @@ class GRPOTrainer:
         )
         self.state = self.programs.init(model)
         # Without a KL term no reference model takes up memory.
-        self.reference = self.programs.reference(model) if cfg.beta > 0 else None
+        self.reference = None
+        if cfg.beta > 0:
+            self.reference = self.programs.reference(model, frozen=not cfg.sync_ref_model)
         self.experiences = ExperienceCollector(
-            self.programs,
-            self.prompts,
-            tokenizer,
-            self.rewards,
-            num_generations=cfg.num_generations,
-            max_generation_batches=cfg.max_generation_batches or 1,
-            aggregation=cfg.multi_objective_aggregation,
+            self.programs, self.prompts, tokenizer, self.rewards, cfg
         )
         self.step = 0
+        self.next_batch = 0  # of prompts: with dynamic sampling a step may take several
+        self.num_tokens = 0
         self.trackers = trackers
 
     def fit(self) -> FitResult:
@@ -178,7 +170,8 @@ class GRPOTrainer:
                 record.note(self._note)
             for step in range(self.step, cfg.steps):
                 clock = StepClock()
-                experience = self.experiences.collect(self.state.model, step, clock)
+                collected = self.experiences.collect(self.state.model, step, self.next_batch, clock)
+                experience = collected.experience
                 advantages = compute_advantages(
                     experience.rewards,
                     estimator=cfg.advantage_estimator,
@@ -189,7 +182,14 @@ class GRPOTrainer:
                 self._sync_reference(step + 1)
                 clock.lap("update")
                 self.step = step + 1
-                metrics = {**experience.metrics, **update_metrics, **clock.metrics()}
+                self.next_batch += collected.num_batches
+                self.num_tokens += collected.num_tokens
+                metrics = {
+                    **collected.metrics,
+                    **update_metrics,
+                    "num_tokens": float(self.num_tokens),
+                    **clock.metrics(),
+                }
                 record.step(self.step, metrics)
                 if record.wants_completions(self.step):
                     record.folder.write_completions(
@@ -315,12 +315,23 @@ def _without_padding(rollout: Rollout) -> Rollout:
     return rollout.trimmed(min(-(-longest // quarter) * quarter, limit))
 
 
+def _check_batches(cfg: GRPOConfig, mesh: jax.sharding.Mesh) -> None:
+    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
+    G = cfg.num_generations
+    for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
+        MicroBatches.plan(P, G, batch_sharding(mesh, P, G), cfg.micro_batch_size_per_device)
+
+
 def _reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
     if funcs is None:
         pairs = [(name, reward_func(name)) for name in cfg.reward_funcs]
     else:
         pairs = [(func_name(func), func) for func in funcs]
     weights = cfg.reward_weights
+    if weights is not None and len(weights) != len(pairs):
+        raise UserError(
+            f"{len(pairs)} reward functions and {len(weights)} reward_weights: give one for each."
+        )
     if cfg.overlong_buffer > 0:
         assert cfg.max_completion_length is not None  # resolved
         buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))

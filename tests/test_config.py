@@ -70,7 +70,7 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
         ({"beta": 0.1, "ref_model_sync_steps": 4}, "while sync_ref_model is off"),
         ({"beta": 0.1, "ref_model_mixup_alpha": 0.5}, "while sync_ref_model is off"),
         ({"beta": 0.1, "sync_ref_model": True, "steps": 64}, "never move in time"),
-        ({"advantage_estimator": "rloo", "scale_rewards": "batch"}, "a scale of its own"),
+        ({"advantage_estimator": "rloo", "scale_rewards": "batch"}, "which is not scaled"),
         (
             {"multi_objective_aggregation": "normalize_then_sum", "scale_rewards": "none"},
             "scale_rewards is none with multi_objective_aggregation",
@@ -86,13 +86,15 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
         ({"max_generation_batches": 1, "dynamic_sampling": True}, "use 2 or more"),
         ({"importance_sampling_clip_max": 2.0}, "without importance_sampling_mode"),
         (
-            {
-                "importance_sampling_mode": "token_mask",
-                "importance_sampling_clip_min": 2.0,
-                "importance_sampling_clip_max": 1.0,
-            },
-            "is not below",
+            {"importance_sampling_mode": "token_mask", "importance_sampling_clip_max": 0.5},
+            "must be finite and above 1",
         ),
+        (
+            {"importance_sampling_mode": "token_mask", "importance_sampling_clip_min": 0.0},
+            "must be between 0 and 1",
+        ),
+        ({"off_policy_mask_threshold": float("inf")}, "off_policy_mask_threshold is inf"),
+        ({"advantage_estimator": "reinforce", "scale_rewards": "group"}, "which is not scaled"),
         ({"wandb_project": "mine"}, "while wandb is disabled"),
     ],
 )
@@ -106,6 +108,8 @@ def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
     assert without_effect(GRPOConfig()) is None
     sequence = GRPOConfig(epsilon=0.1, importance_sampling_level="sequence")
     assert "epsilon, importance_sampling_level have no effect" in str(without_effect(sequence))
+    sapo = GRPOConfig(loss_type="sapo", sapo_temperature_pos=2.0)
+    assert "sapo_temperature_pos has no effect" in str(without_effect(sapo))
     assert without_effect(GRPOConfig(epsilon=0.1, num_iterations=2)) is None
     assert without_effect(GRPOConfig(epsilon=0.1, steps_per_generation=2)) is None
 

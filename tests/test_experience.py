@@ -1,15 +1,16 @@
 """Dynamic sampling: which groups a step ends up learning from."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.experience import Experience
+from grpo_eqx.experience import Collected
 from grpo_eqx.tracking.metrics import StepClock
 
-SMALL = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
+SMALL: dict[str, Any] = {"prompts_per_step": 8, "num_generations": 2}
 
 
 class Scripted:
@@ -28,36 +29,47 @@ class Scripted:
         return rewards
 
 
-def collect(**fields: Any) -> tuple[Experience, GRPOTrainer, Scripted]:
+def length_of_text(*, completions: list[str], **columns: Any) -> list[float]:
+    return [float(len(text)) for text in completions]
+
+
+def collect(
+    reward_funcs: Sequence[Callable[..., Any]] = (), **fields: Any
+) -> tuple[Collected, GRPOTrainer, Scripted]:
+    """A step's experience under a scripted reward, and others of weight 0.001."""
     scripted = Scripted()
-    trainer = GRPOTrainer(GRPOConfig(**SMALL, **fields), reward_funcs=[scripted])
-    return trainer.experiences.collect(trainer.state.model, 0, StepClock()), trainer, scripted
+    weights = (1.0, *[0.001] * len(reward_funcs))
+    cfg = GRPOConfig(**{**SMALL, "max_completion_length": 8, "reward_weights": weights, **fields})
+    trainer = GRPOTrainer(cfg, reward_funcs=[scripted, *reward_funcs])
+    return trainer.experiences.collect(trainer.state.model, 0, 5, StepClock()), trainer, scripted
 
 
 @pytest.fixture(scope="module")
-def refilled() -> tuple[Experience, GRPOTrainer, Scripted]:
+def refilled() -> tuple[Collected, GRPOTrainer, Scripted]:
     return collect(dynamic_sampling=True, max_generation_batches=8)
 
 
 def test_groups_without_variance_are_replaced_by_fresh_prompts(
-    refilled: tuple[Experience, GRPOTrainer, Scripted],
+    refilled: tuple[Collected, GRPOTrainer, Scripted],
 ) -> None:
-    experience, trainer, scripted = refilled
+    collected, _, scripted = refilled
+    experience = collected.experience
     totals = experience.rewards.total
     assert (totals.max(axis=1) > totals.min(axis=1)).all()
     # Two of eight groups vary in each rollout, so that eight of them take four rollouts.
     assert scripted.groups == 32
-    assert trainer.experiences.next_batch == 4
-    assert experience.metrics["dynamic_sampling/num_generation_batches"] == 4
-    assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 24 / 32
+    assert collected.num_batches == 4
+    assert collected.metrics["dynamic_sampling/num_generation_batches"] == 4
+    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 24 / 32
     assert len({prompt.text for prompt in experience.prompts}) == 8
 
 
-def test_prompts_completions_and_tokens_stay_together(
-    refilled: tuple[Experience, GRPOTrainer, Scripted],
-) -> None:
-    experience, trainer, _ = refilled
-    rollout = experience.rollout
+def test_prompts_completions_and_rewards_stay_together() -> None:
+    collected, trainer, _ = collect(
+        [length_of_text], dynamic_sampling=True, max_generation_batches=3,
+        multi_objective_aggregation="normalize_then_sum", max_completion_length=24,
+    )  # fmt: skip
+    experience, rollout = collected.experience, collected.experience.rollout
     ids, mask = np.asarray(rollout.prompt_ids), np.asarray(rollout.prompt_mask)
     tokens = experience.completions.ids
     for p, prompt in enumerate(experience.prompts):
@@ -69,27 +81,54 @@ def test_prompts_completions_and_tokens_stay_together(
             )
     texts = trainer.tokenizer.decode([row for group in tokens for row in group])
     assert texts == [text for group in experience.completions.texts for text in group]
+    assert experience.rewards.each[1].reshape(-1).tolist() == [len(text) for text in texts]
+    finished = experience.completions.finished
+    assert (finished == np.asarray(rollout.finished)).all()
+    assert 0 < finished.sum() < finished.size
 
 
 def test_metrics_are_of_everything_that_was_generated(
-    refilled: tuple[Experience, GRPOTrainer, Scripted],
+    refilled: tuple[Collected, GRPOTrainer, Scripted],
 ) -> None:
     """The kept groups alone would say nothing about how good the policy is."""
-    metrics = refilled[0].metrics
+    collected, _, _ = refilled
+    metrics = collected.metrics
     assert metrics["reward"] == pytest.approx(0.75 + 0.25 / 2)
     assert metrics["frac_reward_zero_std"] == 0.75
+    assert collected.num_tokens > 2 * collected.experience.num_tokens
 
 
 def test_what_the_bound_leaves_unfilled_stays() -> None:
-    experience, _, scripted = collect(dynamic_sampling=True, max_generation_batches=2)
-    totals = experience.rewards.total
+    collected, _, scripted = collect(dynamic_sampling=True, max_generation_batches=2)
+    totals = collected.experience.rewards.total
     assert scripted.groups == 16
     assert (totals.max(axis=1) > totals.min(axis=1)).sum() == 4
-    assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
+    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
 
 
 def test_without_it_a_step_is_one_rollout() -> None:
-    experience, trainer, scripted = collect()
+    collected, trainer, scripted = collect()
     assert scripted.groups == 8
-    assert trainer.experiences.next_batch == 1
-    assert not any(name.startswith("dynamic_sampling") for name in experience.metrics)
+    assert collected.num_batches == 1
+    assert not any(name.startswith("dynamic_sampling") for name in collected.metrics)
+    expected = [prompt.text for prompt in trainer.prompts.batch(5).prompts]
+    assert [prompt.text for prompt in collected.experience.prompts] == expected
+
+
+def test_a_penalty_on_length_alone_does_not_make_a_group_teach() -> None:
+    collected, _, _ = collect(
+        dynamic_sampling=True, max_generation_batches=2, overlong_buffer=1 - 1e-9
+    )
+    rewards = collected.experience.rewards
+    assert rewards.names == ("scripted", "soft_overlong")
+    assert rewards.weights == (1.0, 1.0)
+    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
+
+
+def test_groups_that_the_loss_leaves_out_do_not_teach() -> None:
+    """Eight tokens are too few for any completion to end."""
+    collected, _, _ = collect(
+        dynamic_sampling=True, max_generation_batches=2, mask_truncated_completions=True
+    )
+    assert not collected.experience.completions.finished.any()
+    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 1

@@ -246,7 +246,7 @@ def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:
     runner = programs("auto", 8)
     model = model_on(runner.mesh)
     weights = np.asarray(model.layers.gate_proj.weight)
-    reference = runner.reference(model)
+    reference = runner.reference(model, frozen=False)
     for leaf in jax.tree.leaves(model):
         leaf.delete()
     other = model_on(runner.mesh)
@@ -258,11 +258,22 @@ def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:
     assert mixed.layers.gate_proj.weight.sharding.is_equivalent_to(sharding, 3)
 
 
-def test_a_reference_is_kept_in_the_dtype_it_is_computed_in() -> None:
+def test_a_frozen_reference_is_kept_in_the_dtype_it_is_computed_in() -> None:
     runner = programs(dtype=jnp.dtype("bfloat16"))
-    reference = runner.reference(model_on(runner.mesh))
+    reference = runner.reference(model_on(runner.mesh), frozen=True)
     assert reference.layers.gate_proj.weight.dtype == jnp.bfloat16
     assert reference.embed_tokens.dtype == jnp.float32
+
+
+def test_a_reference_that_moves_follows_changes_far_below_the_compute_dtype() -> None:
+    runner = programs(dtype=jnp.dtype("bfloat16"))
+    model = model_on(runner.mesh)
+    policy = jax.tree.map(lambda x: x * (1 + 1e-4), model)
+    reference = runner.reference(model, frozen=False)
+    for _ in range(50):
+        reference = runner.mix_reference(reference, policy, 0.1)
+    moved, there = (x.layers.gate_proj.weight for x in (reference, policy))
+    np.testing.assert_allclose(moved, there, rtol=5e-6)
 
 
 def test_truncated_completions_can_be_left_out(batch: Batch) -> None:

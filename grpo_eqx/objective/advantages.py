@@ -24,7 +24,7 @@ def compute_advantages(
 
     With R the reward, means and standard deviations (ddof 1, plus 1e-4) over what is not missing:
 
-    - `grpo`: R less the group's mean, over the deviation of the group (arXiv 2402.03300, eq. 3), of
+    - `grpo`: R less the group's mean, over the deviation of the group (arXiv 2402.03300, 4.1.2), of
       the batch, or over nothing (Dr. GRPO, arXiv 2503.20783), as `scale_rewards` says.
     - `rloo`: R less the mean of the group's *other* completions (arXiv 2402.14740, eq. 8).
     - `reinforce`: R itself.

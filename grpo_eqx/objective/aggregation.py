@@ -30,7 +30,10 @@ class Totals(NamedTuple):
 
 
 def token_weights(
-    mask: Bool[Array, "P G Tc"], loss_type: LossType, totals: Totals, max_completion_length: int
+    mask: Bool[Array, "P G Tc"],
+    loss_type: LossType,
+    totals: Totals,
+    max_completion_length: int | None,
 ) -> Float[Array, "P G Tc"]:
     """What each token's loss counts for. Sums of weighted losses over micro-batches are the loss.
 
@@ -47,5 +50,6 @@ def token_weights(
         lengths = jnp.maximum(weights.sum(axis=-1, keepdims=True), 1)
         return weights / lengths / totals.sequences
     if loss_type == "dr_grpo":
+        assert max_completion_length is not None, "dr_grpo needs max_completion_length"
         return weights / (totals.sequences * max_completion_length)
     return weights / jnp.maximum(totals.tokens, 1)

@@ -4,8 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from grpo_eqx._types import KLEstimator
-
-_MAX_EXPONENT = 20.0  # verl's bound
+from grpo_eqx.objective.ratios import MAX_EXPONENT
 
 
 def kl_estimates(
@@ -30,6 +29,6 @@ def kl_estimates(
     elif estimator == "k2":
         estimates = jnp.square(difference) / 2
     else:
-        difference = jnp.maximum(difference, -_MAX_EXPONENT)
+        difference = jnp.maximum(difference, -MAX_EXPONENT)
         estimates = jnp.expm1(-difference) + difference
     return estimates if clamp is None else jnp.clip(estimates, -clamp, clamp)

@@ -72,7 +72,8 @@ class Objective:
     importance_sampling_clip_max: float | None = None
     off_policy_mask_threshold: float | None = None
     entropy_coef: float = 0.0
-    max_completion_length: int = 1
+    max_completion_length: int | None = None
+    """Needed by `dr_grpo`, whose sums it divides."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> tuple[Float[Array, ""], Metrics]:
         """This micro-batch's part of the loss of the optimiser step, and its metrics.

@@ -6,13 +6,13 @@ from jaxtyping import Array, Bool, Float
 
 from grpo_eqx._types import ImportanceSamplingLevel, SamplerCorrection
 
-_MAX_EXPONENT = 20.0
+MAX_EXPONENT = 20.0
 """Bound of log-ratios: far past it a ratio would only bring overflow and NaN."""
 
 
 def bounded_exp(log_ratios: Float[Array, "..."]) -> Float[Array, "..."]:
     """Exp of log-ratios clamped to [-20, 20], beyond which no gradient flows."""
-    return jnp.exp(jnp.clip(log_ratios, -_MAX_EXPONENT, _MAX_EXPONENT))
+    return jnp.exp(jnp.clip(log_ratios, -MAX_EXPONENT, MAX_EXPONENT))
 
 
 def policy_ratios(

@@ -5,6 +5,9 @@ from typing import Any
 
 from grpo_eqx.rewards.runner import RewardFunc
 
+SOFT_OVERLONG = "soft_overlong"
+"""The name that the penalty is logged under."""
+
 
 def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardFunc:
     """A reward that falls from 0 to -1 over the last `buffer` tokens before the limit.
@@ -17,4 +20,5 @@ def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardF
         free = max_completion_length - buffer
         return [max(-1.0, min(0.0, (free - len(ids)) / buffer)) for ids in completion_ids]
 
+    assert soft_overlong.__name__ == SOFT_OVERLONG
     return soft_overlong

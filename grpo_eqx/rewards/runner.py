@@ -15,8 +15,7 @@ RewardFunc = Callable[..., Sequence[float | None]]
 """TRL's reward signature, `f(prompts, completions, **columns)`: lists in, a float a row out.
 
 `columns` holds `completion_ids`, each completion's tokens, and the problems' other columns, each as
-a list. `None` in place of a float says that
-the function does not apply to that completion.
+a list. `None` in place of a float says that the function does not apply to that completion.
 """
 
 _ROUNDING = 1e-12
@@ -41,6 +40,14 @@ class Rewards:
             each=np.concatenate([self.each, other.each], axis=1),
             total=np.concatenate([self.total, other.total]),
         )
+
+    def without(self, name: str) -> "Rewards":
+        """As if there were no function of that name."""
+        others = [i for i, own in enumerate(self.names) if own != name]
+        weights = tuple(self.weights[i] for i in others)
+        each = self.each[others]
+        names = tuple(self.names[i] for i in others)
+        return Rewards(names, each, _weighted_sum(each, weights), weights)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
         """Only those prompts, in that order."""
@@ -76,7 +83,9 @@ class RewardRunner:
                 f"one function, and one weight for each."
             )
         self.funcs = dict(funcs)
-        self.weights = np.asarray(weights, np.float64)
+        if not any(weights):
+            raise UserError("all reward_weights are 0: give at least one function a weight.")
+        self.weights = tuple(float(weight) for weight in weights)
 
     def __call__(
         self,
@@ -99,15 +108,8 @@ class RewardRunner:
         each = np.stack(
             [_call(name, func, rows, texts, columns) for name, func in self.funcs.items()]
         )
-        weighted = np.nansum(self.weights[:, None] * each, axis=0)
-        total = np.where(np.isnan(each).all(axis=0), np.nan, weighted)
-        shape = (len(prompts), group)
-        return Rewards(
-            tuple(self.funcs),
-            each.reshape(-1, *shape),
-            total.reshape(shape),
-            tuple(self.weights.tolist()),
-        )
+        each = each.reshape(-1, len(prompts), group)
+        return Rewards(tuple(self.funcs), each, _weighted_sum(each, self.weights), self.weights)
 
 
 def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.ndarray, "..."]:
@@ -117,6 +119,14 @@ def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.nd
     # A weighted sum can round differently in the order of the same parts.
     size = np.maximum(np.abs(highest), np.abs(lowest))
     return np.isnan(highest) | (highest - lowest <= _ROUNDING * size)
+
+
+def _weighted_sum(
+    each: Float[np.ndarray, "funcs P G"], weights: Sequence[float]
+) -> Float[np.ndarray, "P G"]:
+    """Over the functions that apply; NaN where none does."""
+    weighted = np.nansum(np.reshape(weights, (-1, 1, 1)) * each, axis=0)
+    return np.where(np.isnan(each).all(axis=0), np.nan, weighted)
 
 
 def func_name(func: RewardFunc) -> str:

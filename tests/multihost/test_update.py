@@ -28,14 +28,16 @@ def update_over(num_processes: int, folder: Path) -> list[dict[str, np.ndarray]]
         subprocess.Popen(
             [sys.executable, str(WORKER), str(index), str(num_processes), str(port), str(out)],
             env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=out.with_suffix(".log").open("w"),
         )
         for index, out in enumerate(outs)
     ]
-    for worker in workers:
-        _, errors = worker.communicate(timeout=300)
-        assert worker.returncode == 0, errors
+    try:
+        for worker, out in zip(workers, outs, strict=True):
+            assert worker.wait(timeout=300) == 0, out.with_suffix(".log").read_text()
+    finally:
+        for worker in workers:
+            worker.kill()
     return [dict(np.load(out)) for out in outs]
 
 

@@ -1,0 +1,47 @@
+"""The command line: recipes as starting points."""
+
+import sys
+
+import pytest
+
+from grpo_eqx import GRPOConfig, cli, recipes
+
+
+def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GRPOConfig:
+    """The config that a command line describes."""
+    configs: list[GRPOConfig] = []
+    monkeypatch.setattr(sys, "argv", ["script.py", *arguments])
+    cli.run(configs.append)
+    return configs[0]
+
+
+def test_without_flags_it_is_the_default_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config_of(monkeypatch) == GRPOConfig()
+
+
+@pytest.mark.parametrize("flag", [["--recipe", "dapo"], ["--recipe=dapo"]])
+def test_a_recipe_gives_the_defaults_and_flags_change_them(
+    monkeypatch: pytest.MonkeyPatch, flag: list[str]
+) -> None:
+    assert config_of(monkeypatch, *flag) == recipes.dapo()
+    changed = config_of(monkeypatch, "--steps", "7", *flag, "--epsilon-high", "0.3")
+    assert changed == recipes.dapo(steps=7, epsilon_high=0.3)
+
+
+def test_an_unknown_recipe_is_refused_with_those_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        config_of(monkeypatch, "--recipe", "ppo")
+    assert stop.value.code == 2
+    assert "dr_grpo" in capsys.readouterr().err
+
+
+def test_what_a_recipe_does_not_go_with_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        config_of(monkeypatch, "--recipe", "gspo", "--loss-type", "sapo")
+    assert stop.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: epsilon is 0.0003 with loss_type sapo")
