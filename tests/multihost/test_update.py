@@ -18,26 +18,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def start_worker(num_processes: int, index: int, port: int, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, str(WORKER), *map(str, (index, num_processes, port, out))]
+    flags = f"--xla_force_host_platform_device_count={8 // num_processes}"
+    with out.with_suffix(".log").open("w") as log:
+        return subprocess.Popen(
+            command, env={**os.environ, "XLA_FLAGS": flags}, stdout=log, stderr=log
+        )
+
+
 def update_over(num_processes: int, folder: Path) -> list[dict[str, np.ndarray]]:
     """What every process made of the same batch."""
     port = free_port()
-    flags = f"--xla_force_host_platform_device_count={8 // num_processes}"
-    environment = {**os.environ, "XLA_FLAGS": flags}
     outs = [folder / f"{num_processes}-{index}.npz" for index in range(num_processes)]
-    workers = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(index), str(num_processes), str(port), str(out)],
-            env=environment,
-            stderr=out.with_suffix(".log").open("w"),
-        )
-        for index, out in enumerate(outs)
-    ]
+    workers = [start_worker(num_processes, i, port, out) for i, out in enumerate(outs)]
     try:
         for worker, out in zip(workers, outs, strict=True):
             assert worker.wait(timeout=300) == 0, out.with_suffix(".log").read_text()
     finally:
         for worker in workers:
             worker.kill()
+            worker.wait()
     return [dict(np.load(out)) for out in outs]
 
 
