@@ -11,33 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from grpo_eqx import construction
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_checks import without_effect
-from grpo_eqx.data.batches import PromptBatches, TokenizedPrompts, pad_prompts
+from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.load import load_data
-from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation
 from grpo_eqx.experience import ExperienceCollector
 from grpo_eqx.generation import Completions, Rollout, Sampling
-from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend
-from grpo_eqx.micro_batches import Batch, MicroBatches
+from grpo_eqx.loss_backends import LossBackend
+from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.objective import compute_advantages, make_objective
+from grpo_eqx.objective import compute_advantages
 from grpo_eqx.optimizer import learning_rate_schedule, make_optimizer
-from grpo_eqx.programs import ProgramOptions, Programs
-from grpo_eqx.rewards import (
-    RewardFunc,
-    RewardRunner,
-    gsm8k,
-    reward_func,
-    soft_overlong_punishment,
-)
+from grpo_eqx.programs import Programs
+from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding import Mesh, parse_mesh
-from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
+from grpo_eqx.sharding.rules import num_batch_shards
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.record import RunRecord
@@ -101,15 +96,15 @@ class GRPOTrainer:
         given = GRPOConfig() if cfg is None else cfg
         self._note = without_effect(given)
         self.cfg = cfg = given.resolved()
-        sampling = _sampling(cfg)
+        construction.sampling(cfg)  # what it refuses, before models and data are loaded
         self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
-        _check_batches(cfg, self.mesh)
+        construction.check_batches(cfg, self.mesh)
         if (train_data is None) != (eval_data is None):
             raise UserError("train_data and eval_data go together: pass both, or neither.")
         if train_data is None or eval_data is None:
             train_data, eval_data = load_data(cfg.data, cfg.eval_data, cfg.eval_problems)
         self.eval_func = eval_func
-        self.rewards = _reward_runner(cfg, reward_funcs)
+        self.rewards = construction.reward_runner(cfg, reward_funcs)
         if model is not None and tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
         if tokenizer is None:
@@ -117,8 +112,8 @@ class GRPOTrainer:
         if not isinstance(tokenizer, ChatTokenizer):
             tokenizer = ChatTokenizer(tokenizer, system_prompt=cfg.system_prompt)
         self.tokenizer = tokenizer
-        data = _tokenize(cfg, train_data, len(train_data), tokenizer)
-        self.heldout = _tokenize(cfg, eval_data, cfg.eval_problems, tokenizer)
+        data = construction.tokenize(cfg, train_data, len(train_data), tokenizer)
+        self.heldout = construction.tokenize(cfg, eval_data, cfg.eval_problems, tokenizer)
         self.prompts = PromptBatches(
             data,
             batch_size=cfg.prompts_per_step,
@@ -127,8 +122,8 @@ class GRPOTrainer:
             seed=cfg.seed,
         )
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
-            _check_answers(data.prompts)
-            _check_answers(self.heldout.prompts)
+            construction.check_answers(data.prompts)
+            construction.check_answers(self.heldout.prompts)
         if model is None:
             model = from_pretrained(cfg.model, self.mesh)
         else:
@@ -139,9 +134,9 @@ class GRPOTrainer:
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rate = None if optimizer is not None else learning_rate_schedule(cfg)
         self.programs = Programs(
-            _program_options(cfg, sampling, tokenizer),
+            construction.program_options(cfg, tokenizer),
             self.mesh,
-            loss_backend or {"chunked": ChunkedLoss, "dense": DenseLoss}[cfg.loss_backend](),
+            loss_backend or construction.loss_backend(cfg),
             optimizer or make_optimizer(cfg),
         )
         self.state = self.programs.init(model)
@@ -208,7 +203,7 @@ class GRPOTrainer:
         """
         problems = self.heldout.prompts
         if self.eval_func is gsm8k.correct:
-            _check_answers(problems)
+            construction.check_answers(problems)
         sampling = Sampling(temperature=temperature)
         completions = self._complete(self.heldout.tokens, sampling, num_samples)
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
@@ -313,89 +308,3 @@ def _without_padding(rollout: Rollout) -> Rollout:
     quarter = -(-limit // 4)
     longest = int(rollout.lengths.max())
     return rollout.trimmed(min(-(-longest // quarter) * quarter, limit))
-
-
-def _check_batches(cfg: GRPOConfig, mesh: jax.sharding.Mesh) -> None:
-    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
-    G = cfg.num_generations
-    for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
-        MicroBatches.plan(P, G, batch_sharding(mesh, P, G), cfg.micro_batch_size_per_device)
-
-
-def _reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
-    if funcs is None:
-        pairs = [(name, reward_func(name)) for name in cfg.reward_funcs]
-    else:
-        pairs = [(func_name(func), func) for func in funcs]
-    weights = cfg.reward_weights
-    if weights is not None and len(weights) != len(pairs):
-        raise UserError(
-            f"{len(pairs)} reward functions and {len(weights)} reward_weights: give one for each."
-        )
-    if cfg.overlong_buffer > 0:
-        assert cfg.max_completion_length is not None  # resolved
-        buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))
-        penalty = soft_overlong_punishment(cfg.max_completion_length, buffer)
-        pairs.append((func_name(penalty), penalty))
-        weights = None if weights is None else (*weights, 1.0)
-    if len(dict(pairs)) < len(pairs):
-        raise UserError("two reward functions have the same name: give each its own.")
-    return RewardRunner(dict(pairs), weights)
-
-
-def _tokenize(
-    cfg: GRPOConfig, source: PromptSource, count: int, tokenizer: ChatTokenizer
-) -> TokenizedPrompts:
-    """The first `count` problems of a source (all, where it has fewer)."""
-    prompts = [source[i] for i in range(min(count, len(source)))]
-    return TokenizedPrompts(
-        source.name,
-        prompts,
-        tokenizer,
-        max_length=cfg.max_prompt_length,
-        overlong=cfg.overlong_prompts,
-    )
-
-
-def _check_answers(prompts: Sequence[Prompt]) -> None:
-    """Refuses problems that `gsm8k.correct` cannot score, before anything is generated."""
-    for prompt in prompts:
-        if "answer" not in prompt.columns:
-            raise UserError(
-                "the problems have no column 'answer' to compare with: bring one, or pass "
-                "reward_funcs and eval_func of your own."
-            )
-        try:
-            gsm8k.gold_number(prompt.columns["answer"])
-        except RewardError as error:
-            raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error
-
-
-def _sampling(cfg: GRPOConfig) -> Sampling:
-    return Sampling(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p)
-
-
-def _program_options(
-    cfg: GRPOConfig, sampling: Sampling, tokenizer: ChatTokenizer
-) -> ProgramOptions:
-    assert cfg.max_completion_length is not None  # resolved
-    on_cpu = jax.default_backend() == "cpu"
-    if on_cpu and cfg.dtype == "bfloat16":
-        raise UserError(
-            "dtype is bfloat16, and these devices are CPUs, whose compiler lacks its products with "
-            "a float32 result: use auto or float32."
-        )
-    dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
-    return ProgramOptions(
-        sampling=sampling,
-        max_completion_length=cfg.max_completion_length,
-        eos_ids=tokenizer.eos_ids,
-        pad_id=tokenizer.pad_id,
-        seed=cfg.seed,
-        dtype=jnp.dtype(dtype),
-        remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
-        objective=make_objective(cfg),
-        mask_truncated_completions=cfg.mask_truncated_completions,
-        top_entropy_quantile=cfg.top_entropy_quantile,
-        micro_batch_size_per_device=cfg.micro_batch_size_per_device,
-    )

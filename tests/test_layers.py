@@ -12,7 +12,7 @@ LAYERS = (
     {"models", "data", "rewards", "evaluation"},
     {"generation", "loss_backends", "objective", "optimizer"},
     {"micro_batches", "programs", "tracking"},
-    {"experience"},
+    {"construction", "experience"},
     {"trainer"},
     {"cli", "__init__"},
 )

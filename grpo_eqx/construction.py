@@ -1,0 +1,117 @@
+"""The objects that a config names, made and checked before anything is trained."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.batches import TokenizedPrompts
+from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.generation import Sampling
+from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend
+from grpo_eqx.micro_batches import MicroBatches
+from grpo_eqx.objective import make_objective
+from grpo_eqx.programs import ProgramOptions
+from grpo_eqx.rewards import (
+    RewardFunc,
+    RewardRunner,
+    gsm8k,
+    reward_func,
+    soft_overlong_punishment,
+)
+from grpo_eqx.rewards.runner import func_name
+from grpo_eqx.sharding.rules import batch_sharding
+
+
+def check_batches(cfg: GRPOConfig, mesh: jax.sharding.Mesh) -> None:
+    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
+    G = cfg.num_generations
+    for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
+        MicroBatches.plan(P, G, batch_sharding(mesh, P, G), cfg.micro_batch_size_per_device)
+
+
+def reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
+    """The given reward functions, or those that the config names, and its penalty."""
+    if funcs is None:
+        pairs = [(name, reward_func(name)) for name in cfg.reward_funcs]
+    else:
+        pairs = [(func_name(func), func) for func in funcs]
+    weights = cfg.reward_weights
+    if weights is not None and len(weights) != len(pairs):
+        raise UserError(
+            f"{len(pairs)} reward functions and {len(weights)} reward_weights: give one for each."
+        )
+    if cfg.overlong_buffer > 0:
+        assert cfg.max_completion_length is not None  # resolved
+        buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))
+        penalty = soft_overlong_punishment(cfg.max_completion_length, buffer)
+        pairs.append((func_name(penalty), penalty))
+        weights = None if weights is None else (*weights, 1.0)
+    if len(dict(pairs)) < len(pairs):
+        raise UserError("two reward functions have the same name: give each its own.")
+    return RewardRunner(dict(pairs), weights)
+
+
+def tokenize(
+    cfg: GRPOConfig, source: PromptSource, count: int, tokenizer: ChatTokenizer
+) -> TokenizedPrompts:
+    """The first `count` problems of a source (all, where it has fewer)."""
+    prompts = [source[i] for i in range(min(count, len(source)))]
+    return TokenizedPrompts(
+        source.name,
+        prompts,
+        tokenizer,
+        max_length=cfg.max_prompt_length,
+        overlong=cfg.overlong_prompts,
+    )
+
+
+def check_answers(prompts: Sequence[Prompt]) -> None:
+    """Refuses problems that `gsm8k.correct` cannot score, before anything is generated."""
+    for prompt in prompts:
+        if "answer" not in prompt.columns:
+            raise UserError(
+                "the problems have no column 'answer' to compare with: bring one, or pass "
+                "reward_funcs and eval_func of your own."
+            )
+        try:
+            gsm8k.gold_number(prompt.columns["answer"])
+        except RewardError as error:
+            raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error
+
+
+def sampling(cfg: GRPOConfig) -> Sampling:
+    """How training draws tokens."""
+    return Sampling(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p)
+
+
+def program_options(cfg: GRPOConfig, tokenizer: ChatTokenizer) -> ProgramOptions:
+    """What the programs need to know of a config, on the devices at hand."""
+    assert cfg.max_completion_length is not None  # resolved
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu and cfg.dtype == "bfloat16":
+        raise UserError(
+            "dtype is bfloat16, and these devices are CPUs, whose compiler lacks its products with "
+            "a float32 result: use auto or float32."
+        )
+    dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    return ProgramOptions(
+        sampling=sampling(cfg),
+        max_completion_length=cfg.max_completion_length,
+        eos_ids=tokenizer.eos_ids,
+        pad_id=tokenizer.pad_id,
+        seed=cfg.seed,
+        dtype=jnp.dtype(dtype),
+        remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
+        objective=make_objective(cfg),
+        mask_truncated_completions=cfg.mask_truncated_completions,
+        top_entropy_quantile=cfg.top_entropy_quantile,
+        micro_batch_size_per_device=cfg.micro_batch_size_per_device,
+    )
+
+
+def loss_backend(cfg: GRPOConfig) -> LossBackend:
+    return {"chunked": ChunkedLoss, "dense": DenseLoss}[cfg.loss_backend]()
