@@ -54,6 +54,7 @@ def run(seed: int, output_dir: Path) -> dict[str, float]:
 
 
 def accuracies(trainer: GRPOTrainer, when: str) -> dict[str, float]:
+    """On the held-out problems, sampled at temperature 1 and greedy."""
     return {
         f"sampled_{when}": trainer.evaluate(temperature=1.0).accuracy,
         f"greedy_{when}": trainer.evaluate().accuracy,

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import tyro
+from first_run import accuracies
 
 from grpo_eqx import GRPOTrainer
 from grpo_eqx.recipes import RECIPES
@@ -57,14 +58,6 @@ def run(name: str, seed: int, output_dir: Path) -> dict[str, float | str]:
     before = accuracies(trainer, "before")
     trainer.fit()
     return {"recipe": name, "seed": seed, **before, **accuracies(trainer, "after")}
-
-
-def accuracies(trainer: GRPOTrainer, when: str) -> dict[str, float]:
-    """On the held-out problems, sampled at temperature 1 and greedy."""
-    return {
-        f"sampled_{when}": trainer.evaluate(temperature=1.0).accuracy,
-        f"greedy_{when}": trainer.evaluate().accuracy,
-    }
 
 
 if __name__ == "__main__":

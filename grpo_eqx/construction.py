@@ -1,6 +1,7 @@
 """The objects that a config names, made and checked before anything is trained."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +14,12 @@ from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.generation import Sampling
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend
 from grpo_eqx.micro_batches import MicroBatches
+from grpo_eqx.models.pretrained import from_pretrained, model_folder
+from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import make_objective
 from grpo_eqx.programs import ProgramOptions
 from grpo_eqx.rewards import (
+    SOFT_OVERLONG,
     RewardFunc,
     RewardRunner,
     gsm8k,
@@ -39,20 +43,17 @@ def reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> Reward
         pairs = [(name, reward_func(name)) for name in cfg.reward_funcs]
     else:
         pairs = [(func_name(func), func) for func in funcs]
-    weights = cfg.reward_weights
-    if weights is not None and len(weights) != len(pairs):
-        raise UserError(
-            f"{len(pairs)} reward functions and {len(weights)} reward_weights: give one for each."
-        )
-    if cfg.overlong_buffer > 0:
-        assert cfg.max_completion_length is not None  # resolved
-        buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))
-        penalty = soft_overlong_punishment(cfg.max_completion_length, buffer)
-        pairs.append((func_name(penalty), penalty))
-        weights = None if weights is None else (*weights, 1.0)
-    if len(dict(pairs)) < len(pairs):
+    penalised = cfg.overlong_buffer > 0
+    names = [name for name, _ in pairs] + [SOFT_OVERLONG] * penalised
+    if len(set(names)) < len(names):
         raise UserError("two reward functions have the same name: give each its own.")
-    return RewardRunner(dict(pairs), weights)
+    runner = RewardRunner(dict(pairs), cfg.reward_weights)
+    if not penalised:
+        return runner
+    assert cfg.max_completion_length is not None  # resolved
+    buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))
+    penalty = soft_overlong_punishment(cfg.max_completion_length, buffer)
+    return runner.plus(SOFT_OVERLONG, penalty)
 
 
 def tokenize(
@@ -67,6 +68,22 @@ def tokenize(
         max_length=cfg.max_prompt_length,
         overlong=cfg.overlong_prompts,
     )
+
+
+def chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTokenizer:
+    """The given tokenizer, or that of the model that the config names."""
+    if given is None:
+        return ChatTokenizer.from_pretrained(model_folder(cfg.model), cfg.system_prompt)
+    if isinstance(given, ChatTokenizer):
+        return given
+    return ChatTokenizer(given, system_prompt=cfg.system_prompt)
+
+
+def placed_model(cfg: GRPOConfig, given: Qwen2 | None, mesh: jax.sharding.Mesh) -> Qwen2:
+    """Float32 parameters on the mesh: a copy of the given model, or the one the config names."""
+    if given is None:
+        return from_pretrained(cfg.model, mesh)
+    return jax.device_put(given.astype(jnp.float32), given.shardings(mesh), may_alias=False)
 
 
 def check_answers(prompts: Sequence[Prompt]) -> None:
@@ -88,7 +105,9 @@ def sampling(cfg: GRPOConfig) -> Sampling:
     return Sampling(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p)
 
 
-def program_options(cfg: GRPOConfig, tokenizer: ChatTokenizer) -> ProgramOptions:
+def program_options(
+    cfg: GRPOConfig, sampling: Sampling, tokenizer: ChatTokenizer
+) -> ProgramOptions:
     """What the programs need to know of a config, on the devices at hand."""
     assert cfg.max_completion_length is not None  # resolved
     on_cpu = jax.default_backend() == "cpu"
@@ -99,7 +118,7 @@ def program_options(cfg: GRPOConfig, tokenizer: ChatTokenizer) -> ProgramOptions
         )
     dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     return ProgramOptions(
-        sampling=sampling(cfg),
+        sampling=sampling,
         max_completion_length=cfg.max_completion_length,
         eos_ids=tokenizer.eos_ids,
         pad_id=tokenizer.pad_id,

@@ -259,7 +259,7 @@ class Programs:
             sampler_logps=batch.rollout.sampler_logps,
             advantages=jnp.asarray(batch.advantages),
             mask=self._mask(batch.rollout),
-            policy_mask=None if floor is None else jnp.asarray(batch.entropies) >= floor,
+            policy_mask=self._policy_mask(batch, floor),
             old_logps=None if batch.old_logps is None else jnp.asarray(batch.old_logps),
             ref_logps=None if batch.ref_logps is None else jnp.asarray(batch.ref_logps),
         )
@@ -270,6 +270,11 @@ class Programs:
         if self.options.mask_truncated_completions:
             return mask & rollout.finished[..., None]
         return mask
+
+    def _policy_mask(self, batch: Batch, floor: Array | None) -> Bool[Array, "P G Tc"]:
+        """True on those of them that the policy term acts on."""
+        mask = self._mask(batch.rollout)
+        return mask if floor is None else mask & (jnp.asarray(batch.entropies) >= floor)
 
     def _entropy_floor(self, batch: Batch) -> Float[Array, ""] | None:
         """The entropy that `top_entropy_quantile` of the batch's tokens reach."""
@@ -283,9 +288,7 @@ class Programs:
         self, state: TrainState, batch: Batch, micro_batches: MicroBatches
     ) -> tuple[TrainState, dict[str, Array]]:
         floor = self._entropy_floor(batch)
-        mask = self._mask(batch.rollout)
-        acted_on = mask if floor is None else jnp.asarray(batch.entropies) >= floor
-        totals = Totals.of(mask, acted_on)
+        totals = Totals.of(self._mask(batch.rollout), self._policy_mask(batch, floor))
 
         def loss(model: Qwen2, part: Batch) -> tuple[Float[Array, ""], Metrics]:
             stats = self._token_stats(model, part.rollout)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -24,7 +23,7 @@ from grpo_eqx.experience import ExperienceCollector
 from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.micro_batches import Batch
-from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
+from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import compute_advantages
 from grpo_eqx.optimizer import learning_rate_schedule, make_optimizer
@@ -96,7 +95,7 @@ class GRPOTrainer:
         given = GRPOConfig() if cfg is None else cfg
         self._note = without_effect(given)
         self.cfg = cfg = given.resolved()
-        construction.sampling(cfg)  # what it refuses, before models and data are loaded
+        sampling = construction.sampling(cfg)
         self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
         construction.check_batches(cfg, self.mesh)
         if (train_data is None) != (eval_data is None):
@@ -107,11 +106,7 @@ class GRPOTrainer:
         self.rewards = construction.reward_runner(cfg, reward_funcs)
         if model is not None and tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
-        if tokenizer is None:
-            tokenizer = ChatTokenizer.from_pretrained(model_folder(cfg.model), cfg.system_prompt)
-        if not isinstance(tokenizer, ChatTokenizer):
-            tokenizer = ChatTokenizer(tokenizer, system_prompt=cfg.system_prompt)
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = construction.chat_tokenizer(cfg, tokenizer)
         data = construction.tokenize(cfg, train_data, len(train_data), tokenizer)
         self.heldout = construction.tokenize(cfg, eval_data, cfg.eval_problems, tokenizer)
         self.prompts = PromptBatches(
@@ -124,17 +119,12 @@ class GRPOTrainer:
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
             construction.check_answers(data.prompts)
             construction.check_answers(self.heldout.prompts)
-        if model is None:
-            model = from_pretrained(cfg.model, self.mesh)
-        else:
-            model = jax.device_put(
-                model.astype(jnp.float32), model.shardings(self.mesh), may_alias=False
-            )
+        model = construction.placed_model(cfg, model, self.mesh)
         tokenizer.check_belongs_to(model.config.vocab_size)
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rate = None if optimizer is not None else learning_rate_schedule(cfg)
         self.programs = Programs(
-            construction.program_options(cfg, tokenizer),
+            construction.program_options(cfg, sampling, tokenizer),
             self.mesh,
             loss_backend or construction.loss_backend(cfg),
             optimizer or make_optimizer(cfg),

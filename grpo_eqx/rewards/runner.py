@@ -87,6 +87,10 @@ class RewardRunner:
             raise UserError("all reward_weights are 0: give at least one function a weight.")
         self.weights = tuple(float(weight) for weight in weights)
 
+    def plus(self, name: str, func: RewardFunc) -> "RewardRunner":
+        """With one more function, of weight 1."""
+        return RewardRunner({**self.funcs, name: func}, (*self.weights, 1.0))
+
     def __call__(
         self,
         prompts: Sequence[Prompt],
