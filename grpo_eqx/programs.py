@@ -248,7 +248,7 @@ class Programs:
         hidden = compute.completion_hidden(prompt, rollout.completion_ids, options.remat)
         # The head in float32: its gradient is summed over all tokens before it is rounded.
         return self.backend(
-            hidden, model.head, rollout.completion_ids, options.sampling.temperature
+            hidden, model.head, rollout.completion_ids, options.sampling.temperature, self.mesh
         )
 
     def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:

@@ -49,7 +49,7 @@ def programs(
     built = parse_mesh(mesh).build(jax.devices()[:num_devices])
     # Plain descent: the change of the parameters is the gradient, up to the rate, which is high
     # enough for the rounding of the parameters not to hide it.
-    return Programs(options, built, ChunkedLoss(chunk_size=64), optax.sgd(32.0))
+    return Programs(options, built, ChunkedLoss(token_tile=64), optax.sgd(32.0))
 
 
 def model_on(mesh: jax.sharding.Mesh) -> Qwen2:
@@ -340,7 +340,7 @@ def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batc
     """A CPU cannot run it; tracing and lowering still check every dtype of the three programs."""
     options = dataclasses.replace(OPTIONS, dtype=jnp.dtype("bfloat16"), remat="full")
     mesh = parse_mesh("auto").build(jax.devices()[:1])
-    runner = Programs(options, mesh, ChunkedLoss(chunk_size=64), optax.sgd(32.0))
+    runner = Programs(options, mesh, ChunkedLoss(token_tile=64), optax.sgd(32.0))
     model = model_on(mesh)
 
     def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:

@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx.loss_backends.base import LossBackend, TokenStats
+from grpo_eqx.loss_backends.base import LossBackend, TokenStats, in_vocabulary
+from grpo_eqx.loss_backends.softmax import product
 
 
 class DenseLoss(LossBackend):
@@ -16,28 +17,17 @@ class DenseLoss(LossBackend):
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
         temperature: float,
+        mesh: jax.sharding.Mesh | None = None,
     ) -> TokenStats:
-        return stats_of_logits(scaled_logits(hidden, head, temperature), ids)
-
-
-def scaled_logits(
-    hidden: Float[Array, "*batch T H"], head: Float[Array, "V H"], temperature: float
-) -> Float[Array, "*batch T V"]:
-    """Float32 logits divided by the temperature; the product runs in the dtype of `hidden`."""
-    logits = jnp.einsum(
-        "...th,vh->...tv", hidden, head.astype(hidden.dtype), preferred_element_type=jnp.float32
-    )
-    return logits / temperature
-
-
-def stats_of_logits(logits: Float[Array, "*batch T V"], ids: Int[Array, "*batch T"]) -> TokenStats:
-    """`TokenStats` of float32 logits that already carry their temperature."""
-    # Everything relative to the largest logit: where logits are in the hundreds, differences of
-    # the logits themselves, or of their logsumexp, have lost the digits that count.
-    highest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-    shifted = logits - highest
-    logsums = jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))
-    logprobs = shifted - logsums
-    logps = jnp.take_along_axis(logprobs, ids[..., None], axis=-1)[..., 0]
-    entropies = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
-    return TokenStats(logps, entropies, (highest + logsums)[..., 0])
+        logits = product("...th,vh->...tv", hidden, head.astype(hidden.dtype)) / temperature
+        # Everything relative to the largest logit: where logits are in the hundreds, differences
+        # of the logits themselves, or of their logsumexp, have lost the digits that count.
+        highest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+        shifted = logits - highest
+        logsums = jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))
+        logprobs = shifted - logsums
+        counted = in_vocabulary(ids, len(head))
+        chosen = jnp.where(counted, ids, 0)[..., None]
+        logps = jnp.take_along_axis(logprobs, chosen, axis=-1)[..., 0]
+        entropies = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+        return TokenStats(logps, entropies, (highest + logsums)[..., 0]).where(counted)

@@ -1,99 +1,197 @@
-"""Every backend against a float64 reference, values and gradients."""
+"""Every backend against a float64 reference: values and gradients, on one device and on meshes."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jaxtyping import Array, Float, Int
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, TokenStats
+from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
 
-BACKENDS = [DenseLoss(), ChunkedLoss(), ChunkedLoss(chunk_size=7), ChunkedLoss(chunk_size=1)]
-SHAPE = (2, 3, 5)  # P, G, Tc
-VOCAB, HIDDEN = 37, 8
-
-
-def inputs(seed: int, scale: float = 1.0) -> tuple[jax.Array, jax.Array, jax.Array]:
-    rng = np.random.default_rng(seed)
-    hidden = jnp.asarray(scale * rng.normal(size=(*SHAPE, HIDDEN)), jnp.float32)
-    head = jnp.asarray(rng.normal(size=(VOCAB, HIDDEN)), jnp.float32)
-    ids = jnp.asarray(rng.integers(VOCAB, size=SHAPE), jnp.int32)
-    return hidden, head, ids
-
-
-def reference(
-    hidden: jax.Array, head: jax.Array, ids: jax.Array, temperature: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """log-probs, entropies and logsumexps in float64."""
-    logits = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64).T / temperature
-    top = logits.max(-1, keepdims=True)
-    logsumexps = (top + np.log(np.exp(logits - top).sum(-1, keepdims=True)))[..., 0]
-    logprobs = logits - logsumexps[..., None]
-    logps = np.take_along_axis(logprobs, np.asarray(ids)[..., None], -1)[..., 0]
-    return logps, -(np.exp(logprobs) * logprobs).sum(-1), logsumexps
+BACKENDS = [
+    DenseLoss(),
+    ChunkedLoss(),
+    ChunkedLoss(token_tile=7, vocabulary_tile=16),
+    ChunkedLoss(token_tile=16, vocabulary_tile=11),
+]
+PROMPTS, GROUP, LENGTH, HIDDEN = 4, 4, 5, 16
+VOCAB = 44  # splits over 2 and 4 devices; into whole tiles of 11, not of 16
+SHAPE = (PROMPTS, GROUP, LENGTH)
+CASES = ["random", "logits of 80", "one-hot", "equal", "ignored"]
 
 
-def reference_gradients(
-    hidden: jax.Array, head: jax.Array, ids: jax.Array, temperature: float, cotangents: TokenStats
-) -> tuple[np.ndarray, np.ndarray]:
-    """Gradients of sum(cotangents * stats) for hidden states and head, by hand in float64."""
-    _, entropies, logsumexps = reference(hidden, head, ids, temperature)
-    logits = np.asarray(hidden, np.float64) @ np.asarray(head, np.float64).T / temperature
-    logprobs = logits - logsumexps[..., None]
-    probs = np.exp(logprobs)
-    g_logp, g_entropy, g_lse = (np.asarray(g, np.float64)[..., None] for g in cotangents)
-    dz = g_logp * (np.eye(VOCAB)[np.asarray(ids)] - probs)
-    dz = (dz - g_entropy * probs * (logprobs + entropies[..., None]) + g_lse * probs) / temperature
-    return dz @ np.asarray(head, np.float64), np.einsum("pgtv,pgth->vh", dz, np.asarray(hidden))
+class Inputs:
+    """Hidden states, head and ids of a case, and cotangents for every output."""
+
+    hidden: Float[Array, "P G T H"]
+    head: Float[Array, "V H"]
+    ids: Int[Array, "P G T"]
+    cotangents: TokenStats
+
+    def __init__(self, case: str, seed: int = 0, vocabulary: int = VOCAB):
+        rng = np.random.default_rng(seed)
+        hidden = rng.normal(size=(*SHAPE, HIDDEN)) / HIDDEN**0.5
+        head = rng.normal(size=(vocabulary, HIDDEN))
+        ids = rng.integers(vocabulary, size=SHAPE)
+        if case == "logits of 80":
+            logits = hidden @ head.T
+            hidden *= 80 / np.abs(logits).max(axis=-1, keepdims=True)
+        elif case == "one-hot":
+            # Each token's own logit, or another one, is 80 above the rest.
+            winners = np.where(rng.random(SHAPE) < 0.5, ids, rng.integers(vocabulary, size=SHAPE))
+            hidden = 80 * head[winners] / (head[winners] ** 2).sum(axis=-1, keepdims=True)
+        elif case == "equal":
+            head[:] = head[0]
+        elif case == "ignored":
+            ids = np.where(rng.random(SHAPE) < 0.3, -100, ids)
+            ids[0, 0, 0] = vocabulary
+        self.hidden = jnp.asarray(hidden, jnp.float32)
+        self.head = jnp.asarray(head, jnp.float32)
+        self.ids = jnp.asarray(ids, jnp.int32)
+        self.cotangents = TokenStats(
+            *(jnp.asarray(rng.normal(size=SHAPE), jnp.float32) for _ in range(3))
+        )
+
+    def reference(self, temperature: float) -> tuple[TokenStats, tuple[np.ndarray, np.ndarray]]:
+        """The statistics, and their gradients for hidden states and head, by hand in float64."""
+        hidden, head = np.asarray(self.hidden, np.float64), np.asarray(self.head, np.float64)
+        ids = np.asarray(self.ids)
+        counted = (ids >= 0) & (ids < len(head))
+        logits = hidden @ head.T / temperature
+        top = logits.max(axis=-1, keepdims=True)
+        logsumexps = (top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True)))[..., 0]
+        logprobs = logits - logsumexps[..., None]
+        probs = np.exp(logprobs)
+        chosen = np.where(counted, ids, 0)
+        logps = np.take_along_axis(logprobs, chosen[..., None], axis=-1)[..., 0]
+        entropies = -(probs * logprobs).sum(axis=-1)
+        g = [np.where(counted, np.asarray(x, np.float64), 0)[..., None] for x in self.cotangents]
+        dz = g[0] * (np.eye(len(head))[chosen] - probs)
+        dz -= g[1] * probs * (logprobs + entropies[..., None])
+        dz = (dz + g[2] * probs) / temperature
+        stats = TokenStats(*(np.where(counted, x, 0) for x in (logps, entropies, logsumexps)))
+        return stats, (dz @ head, np.einsum("pgtv,pgth->vh", dz, hidden))
 
 
-@pytest.mark.parametrize("backend", BACKENDS, ids=repr)
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-@pytest.mark.parametrize("scale", [1.0, 15.0], ids=["mild", "logits beyond 80"])
-def test_equals_the_float64_reference(
-    backend: LossBackend, temperature: float, scale: float
+def stats_and_gradients(
+    backend: LossBackend, inputs: Inputs, temperature: float, mesh: jax.sharding.Mesh | None = None
+) -> tuple[TokenStats, tuple[Array, Array]]:
+    @jax.jit
+    def run(hidden: Array, head: Array) -> tuple[TokenStats, tuple[Array, Array]]:
+        stats, pull = jax.vjp(
+            lambda h, w: backend(h, w, inputs.ids, temperature, mesh), hidden, head
+        )
+        return stats, pull(inputs.cotangents)
+
+    if mesh is None:
+        return run(inputs.hidden, inputs.head)
+    head_sharding = parameter_sharding(mesh, ("vocab", "hidden"), inputs.head.shape)
+    hidden = jax.device_put(inputs.hidden, batch_sharding(mesh, PROMPTS, GROUP))
+    return run(hidden, jax.device_put(inputs.head, head_sharding))
+
+
+def assert_close(found: Array, expected: np.ndarray, bound: float) -> None:
+    """Equal within `bound` of the largest entry, or of 1 where all are smaller."""
+    size = max(1.0, np.abs(expected).max())
+    np.testing.assert_allclose(np.asarray(found, np.float64) / size, expected / size, atol=bound)
+
+
+def check(
+    backend: LossBackend,
+    inputs: Inputs,
+    temperature: float,
+    mesh: jax.sharding.Mesh | None = None,
+    bounds: tuple[float, float] = (1e-5, 1e-5),
 ) -> None:
-    hidden, head, ids = inputs(0, scale)
-    stats = backend(hidden, head, ids, temperature)
-    for found, expected in zip(stats, reference(hidden, head, ids, temperature), strict=True):
-        size = max(1.0, np.abs(expected).max())
-        np.testing.assert_allclose(found / size, expected / size, atol=1e-5)
+    stats, gradients = stats_and_gradients(backend, inputs, temperature, mesh)
+    expected_stats, expected_gradients = inputs.reference(temperature)
+    for found, expected in zip(stats, expected_stats, strict=True):
+        assert found.dtype == jnp.float32
+        assert_close(found, expected, bounds[0])
+    for found, expected in zip(gradients, expected_gradients, strict=True):
+        assert_close(found, expected, bounds[1])
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=repr)
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
-def test_gradients_through_arbitrary_cotangents(backend: LossBackend, temperature: float) -> None:
-    hidden, head, ids = inputs(1)
-    rng = np.random.default_rng(2)
-    cotangents = TokenStats(*(jnp.asarray(rng.normal(size=SHAPE), jnp.float32) for _ in range(3)))
-    _, pull = jax.vjp(lambda h, w: backend(h, w, ids, temperature), hidden, head)
-    expected = reference_gradients(hidden, head, ids, temperature, cotangents)
-    for gradient, reference_gradient in zip(pull(cotangents), expected, strict=True):
-        size = np.abs(reference_gradient).max()
-        np.testing.assert_allclose(gradient / size, reference_gradient / size, atol=1e-5)
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_the_float64_reference(
+    backend: LossBackend, case: str, temperature: float
+) -> None:
+    check(backend, Inputs(case), temperature)
 
 
-def test_the_head_keeps_its_dtype_and_its_gradient_is_summed_in_float32() -> None:
+@pytest.mark.parametrize("backend", BACKENDS, ids=repr)
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("mesh", "temperature"),
+    [("1,1,2", 0.3), ("1,1,2", 2.0), ("2,1,4", 0.3), ("1,2,4", 2.0), ("2,4,1", 1.0)],
+)
+def test_on_meshes_too_with_the_vocabulary_in_two_and_four_parts(
+    backend: LossBackend, case: str, temperature: float, mesh: str
+) -> None:
+    strategy = parse_mesh(mesh)
+    devices = jax.devices()[: int(np.prod([int(size) for size in mesh.split(",")]))]
+    check(backend, Inputs(case), temperature, strategy.build(devices))
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:3], ids=repr)
+def test_a_vocabulary_that_the_axis_does_not_divide_stays_whole(backend: LossBackend) -> None:
+    check(backend, Inputs("random", vocabulary=43), 1.0, parse_mesh("1,4,2").build())
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=repr)
+@pytest.mark.parametrize("case", CASES)
+def test_bfloat16_hidden_states_lose_what_rounding_them_loses(
+    backend: LossBackend, case: str
+) -> None:
+    """Rounded inputs, exact products and float32 sums, so values hold as in float32.
+
+    The gradient of the logits is rounded to bfloat16 (by up to 2^-9 of itself) before it is
+    multiplied, and so is that of the hidden states.
+    """
+    inputs = Inputs(case)
+    inputs.hidden = inputs.hidden.astype(jnp.bfloat16)
+    inputs.head = inputs.head.astype(jnp.bfloat16).astype(jnp.float32)
+    gradients = stats_and_gradients(backend, inputs, 1.0)[1]
+    assert [g.dtype for g in gradients] == [jnp.bfloat16, jnp.float32]
+    check(backend, inputs, 1.0, bounds=(1e-5, 2**-7))
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=repr)
+def test_the_head_s_gradient_has_its_dtype_and_is_summed_in_float32(backend: LossBackend) -> None:
     """Many equal small contributions: a bfloat16 sum of them would stop growing early."""
-    hidden = jnp.ones((1, 1, 4096, HIDDEN), jnp.bfloat16)
-    head = jnp.zeros((VOCAB, HIDDEN), jnp.float32)
-    ids = jnp.zeros((1, 1, 4096), jnp.int32)
-    gradient = jax.grad(lambda w: ChunkedLoss(chunk_size=16)(hidden, w, ids, 1.0).logps.sum())(head)
-    assert gradient.dtype == jnp.float32
-    np.testing.assert_allclose(gradient[1:], -4096 / VOCAB, rtol=4e-3)
+    tokens, rows = 4096, 7
+    hidden = jnp.ones((1, 1, tokens, 8), jnp.bfloat16)
+    ids = jnp.zeros((1, 1, tokens), jnp.int32)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        head = jnp.zeros((rows, 8), dtype)
+        gradient = jax.jit(jax.grad(lambda w: backend(hidden, w, ids, 1.0).logps.sum()))(head)
+        assert gradient.dtype == dtype
+        np.testing.assert_allclose(gradient[1:].astype(jnp.float32), -tokens / rows, rtol=8e-3)
 
 
-def test_chunked_never_holds_all_logits() -> None:
-    hidden, head, ids = inputs(3)
-    stats = jax.jit(
-        jax.grad(lambda h, w: ChunkedLoss(chunk_size=6)(h, w, ids, 1.0).logps.sum(), argnums=(0, 1))
-    )
-    text = stats.lower(hidden, head).compile().as_text()
-    assert f"f32[5,2,3,1,{VOCAB}]" not in text
-    assert f"f32[2,3,5,{VOCAB}]" not in text
-    assert f"f32[2,3,1,{VOCAB}]" in text
+@settings(max_examples=15)
+@given(
+    seed=st.integers(0, 10**6),
+    token_tile=st.integers(1, 100),
+    vocabulary_tile=st.integers(1, 60),
+    temperature=st.floats(0.2, 3.0),
+)
+def test_tiles_of_any_size_change_nothing(
+    seed: int, token_tile: int, vocabulary_tile: int, temperature: float
+) -> None:
+    backend = ChunkedLoss(token_tile=token_tile, vocabulary_tile=vocabulary_tile)
+    check(backend, Inputs("random", seed), temperature)
 
 
-def test_a_chunk_holds_at_least_one_token() -> None:
-    with pytest.raises(UserError, match="chunk_size"):
-        ChunkedLoss(chunk_size=0)
+def test_a_tile_has_at_least_one_token_and_one_row() -> None:
+    with pytest.raises(UserError, match="token_tile is 0: it must be at least 1"):
+        ChunkedLoss(token_tile=0)
+    with pytest.raises(UserError, match="vocabulary_tile"):
+        ChunkedLoss(vocabulary_tile=0)

@@ -1,0 +1,267 @@
+"""`TokenStats` and their gradient a tile of tokens x vocabulary at a time, on any mesh.
+
+The loops over tiles, the exchange between devices and the custom derivative, once for every backend
+that says how a tile is computed. The vocabulary is the outer loop: each slice of the head is
+gathered and cast once, and each slice of its gradient is summed over the tokens in float32 and then
+written once, so neither exists whole in another layout or dtype than the parameter's own.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+
+from grpo_eqx.loss_backends.base import TokenStats, in_vocabulary
+from grpo_eqx.loss_backends.softmax import LogitGradient, Partial, product
+from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
+
+
+class Tiles(abc.ABC):
+    """How a tile of the logits is computed, on one device; hashable."""
+
+    tokens: int
+    """The most tokens of a tile."""
+    vocabulary: int
+    """The most rows of the head of a tile."""
+
+    @abc.abstractmethod
+    def sums(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        first: Int[Array, ""],
+        temperature: float,
+    ) -> Partial:
+        """Sums over the head's rows from `first` on, `[parts, n]` for any number of parts of them.
+
+        `ids` count from row 0 of the tile.
+        """
+
+    @abc.abstractmethod
+    def logit_gradient(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        gradient: LogitGradient,
+        temperature: float,
+    ) -> Float[Array, "v n"]:
+        """The gradient of the tile's logits before the temperature, in the dtype of `hidden`."""
+
+
+class _Layout(NamedTuple):
+    """How arrays lie on a mesh; without one, whole on one device."""
+
+    mesh: jax.sharding.Mesh | None
+    tokens: PartitionSpec
+    head: PartitionSpec
+
+    @classmethod
+    def of(cls, mesh: jax.sharding.Mesh | None, ids: Array, head: Array) -> "_Layout":
+        if mesh is None or mesh.size == 1:
+            return cls(None, PartitionSpec(), PartitionSpec(None, None))
+        P, G = ids.shape[:2]
+        sharding = parameter_sharding(mesh, ("vocab", "hidden"), head.shape)
+        return cls(mesh, batch_sharding(mesh, P, G).spec, sharding.spec)
+
+    def on_each_device(
+        self, function: Callable[..., Any], in_specs: Any, out_specs: Any
+    ) -> Callable[..., Any]:
+        """`function` of each device's own parts."""
+        if self.mesh is None:
+            return function
+        return jax.shard_map(
+            function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
+        )
+
+    def sum_over_vocabulary_axis(self, x: Array) -> Array:
+        axis = self.head[0]
+        return x if axis is None else jax.lax.psum(x, axis)
+
+    def first_row(self, head: Float[Array, "V h"]) -> Int[Array, ""] | int:
+        """The vocabulary's index of row 0 of this device's part of the head."""
+        axis = self.head[0]
+        return 0 if axis is None else jax.lax.axis_index(axis) * len(head)
+
+    def gather(self, rows: Float[Array, "v h"]) -> Float[Array, "v H"]:
+        """Whole rows of the head, from this device's part of them."""
+        axis = self.head[1]
+        return rows if axis is None else jax.lax.all_gather(rows, axis, axis=1, tiled=True)
+
+    def sum_over_tokens(self, gradient: Float[Array, "v H"]) -> Float[Array, "v h"]:
+        """This device's part of whole rows' gradient, summed over all devices' tokens."""
+        for axis in BATCH_AXES if self.mesh is not None else ():
+            if axis == self.head[1]:
+                gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=1, tiled=True)
+            else:
+                gradient = jax.lax.psum(gradient, axis)
+        return gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slices:
+    """A device's part of the vocabulary, cut into slices of one size."""
+
+    count: int
+    size: int
+    total: int
+
+    @classmethod
+    def of(cls, head: Float[Array, "V h"], size: int) -> "_Slices":
+        size = min(size, len(head))
+        return cls(-(-len(head) // size), size, len(head))
+
+    def start(self, index: Int[Array, ""]) -> Int[Array, ""]:
+        """The first row of a slice. The last slice reaches back, to be as large as the others."""
+        return jnp.minimum(index * self.size, self.total - self.size)
+
+    def first_new(self, index: Int[Array, ""]) -> Int[Array, ""]:
+        """The first row, within its slice, that no earlier slice had."""
+        return index * self.size - self.start(index)
+
+    def cut(self, head: Float[Array, "V h"], index: Int[Array, ""]) -> Float[Array, "v h"]:
+        # Compilers would rather cast the whole head, before the loop, and slice that: CPU's, which
+        # widens bfloat16, unless the slice depends on the loop; TPU's, unless bits are sliced out.
+        head, index = jax.lax.optimization_barrier((head, index))
+        rows = jax.lax.dynamic_slice_in_dim(head, self.start(index), self.size)
+        bits = jnp.dtype(f"uint{8 * head.dtype.itemsize}")
+        rows = jax.lax.optimization_barrier(jax.lax.bitcast_convert_type(rows, bits))
+        return jax.lax.bitcast_convert_type(rows, head.dtype)
+
+    def write(
+        self, whole: Float[Array, "V h"], rows: Float[Array, "v h"], index: Int[Array, ""]
+    ) -> Float[Array, "V h"]:
+        return jax.lax.dynamic_update_slice_in_dim(whole, rows, self.start(index), axis=0)
+
+
+class _Residuals(NamedTuple):
+    hidden: Float[Array, "*batch T H"]
+    head: Float[Array, "V H"]
+    ids: Int[Array, "*batch T"]
+    sums: Partial
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+def tiled_stats(
+    hidden: Float[Array, "*batch T H"],
+    head: Float[Array, "V H"],
+    ids: Int[Array, "*batch T"],
+    temperature: float,
+    tiles: Tiles,
+    mesh: jax.sharding.Mesh | None,
+) -> TokenStats:
+    """What `LossBackend.__call__` promises, with a tile's logits as the largest array."""
+    return _forward(hidden, head, ids, temperature, tiles, mesh)[0]
+
+
+def _forward(
+    hidden: Float[Array, "*batch T H"],
+    head: Float[Array, "V H"],
+    ids: Int[Array, "*batch T"],
+    temperature: float,
+    tiles: Tiles,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[TokenStats, _Residuals]:
+    layout = _Layout.of(mesh, ids, head)
+
+    def local(hidden: Array, head: Array, ids: Array) -> Partial:
+        slices = _Slices.of(head, tiles.vocabulary)
+        own_ids = ids - layout.first_row(head)
+        cut = _cut_tokens((hidden, own_ids), ids.ndim, tiles.tokens)
+
+        def add(index: Array, total: Partial) -> Partial:
+            rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
+
+            def of_tile(tokens: tuple[Array, Array]) -> Partial:
+                hidden, ids = tokens
+                ids = ids - slices.start(index)
+                first = slices.first_new(index)
+                return tiles.sums(hidden, rows, ids, first, temperature).merged()
+
+            of_slice = jax.lax.map(of_tile, cut)
+            return total.plus(jax.tree.map(lambda x: x.reshape(-1), of_slice))
+
+        start = Partial.of_nothing(cut[1].size)
+        sums = jax.lax.fori_loop(0, slices.count, add, start)
+        sums = jax.tree.map(lambda x: x[: ids.size].reshape(ids.shape), sums)
+        axis = layout.head[0]
+        return sums if axis is None else sums.over_axis(axis)
+
+    run = layout.on_each_device(local, (layout.tokens, layout.head, layout.tokens), layout.tokens)
+    sums = run(hidden, head, ids)
+    stats = sums.stats().where(in_vocabulary(ids, len(head)))
+    return stats, _Residuals(hidden, head, ids, sums)
+
+
+def _backward(
+    temperature: float,
+    tiles: Tiles,
+    mesh: jax.sharding.Mesh | None,
+    residuals: _Residuals,
+    cotangents: TokenStats,
+) -> tuple[Array, Array, None]:
+    hidden, head, ids, sums = residuals
+    layout = _Layout.of(mesh, ids, head)
+    counted = cotangents.where(in_vocabulary(ids, len(head)))
+
+    def local(
+        hidden: Array, head: Array, ids: Array, gradient: LogitGradient
+    ) -> tuple[Array, Array]:
+        slices = _Slices.of(head, tiles.vocabulary)
+        own_ids = ids - layout.first_row(head)
+        cut = _cut_tokens((hidden, own_ids, gradient), ids.ndim, tiles.tokens)
+
+        def add(index: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+            rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
+            new = jnp.arange(len(rows)) >= slices.first_new(index)
+            new_rows = jnp.where(new[:, None], rows, 0)
+            of_hidden, of_head = gradients
+
+            def add_tile(tile: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+                of_hidden, of_rows = gradients
+                hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
+                ids = ids - slices.start(index)
+                dz = tiles.logit_gradient(hidden, rows, ids, gradient, temperature)
+                of_rows += product("vn,nh->vh", dz, hidden)
+                of_tokens = of_hidden[tile] + product("vn,vh->nh", dz, new_rows)
+                return jax.lax.dynamic_update_index_in_dim(of_hidden, of_tokens, tile, 0), of_rows
+
+            of_rows = jnp.zeros(rows.shape, jnp.float32)
+            of_hidden, of_rows = jax.lax.fori_loop(
+                0, len(of_hidden), add_tile, (of_hidden, of_rows)
+            )
+            # Rows that an earlier slice had are written again, with the same values.
+            of_rows = layout.sum_over_tokens(of_rows).astype(head.dtype)
+            return of_hidden, slices.write(of_head, of_rows, index)
+
+        start = jnp.zeros(cut[0].shape, jnp.float32), jnp.zeros_like(head)
+        of_hidden, of_head = jax.lax.fori_loop(0, slices.count, add, start)
+        of_hidden = layout.sum_over_vocabulary_axis(of_hidden.reshape(-1, hidden.shape[-1]))
+        return of_hidden[: ids.size].reshape(hidden.shape).astype(hidden.dtype), of_head
+
+    tokens = layout.tokens
+    run = layout.on_each_device(local, (tokens, layout.head, tokens, tokens), (tokens, layout.head))
+    of_hidden, of_head = run(hidden, head, ids, LogitGradient.of(sums, counted, temperature))
+    return of_hidden, of_head, None
+
+
+tiled_stats.defvjp(_forward, _backward)
+
+
+def _cut_tokens(arrays: Any, num_batch_dims: int, size: int) -> Any:
+    """Arrays `[*batch, ...]` as `[tiles, n, ...]`, the last tile filled up with zeros."""
+
+    def cut(x: Array) -> Array:
+        x = x.reshape(-1, *x.shape[num_batch_dims:])
+        n = min(size, len(x))
+        pads = [(0, -len(x) % n)] + [(0, 0)] * (x.ndim - 1)
+        return jnp.pad(x, pads).reshape(-1, n, *x.shape[1:])
+
+    return jax.tree.map(cut, arrays)
