@@ -193,8 +193,9 @@ class GRPOConfig:
     micro_batch_size_per_device: int | None = None
     """Completions a device takes through the model at a time; the update is the same for any
     value. None: all of them."""
-    loss_backend: Literal["chunked", "dense"] = "chunked"
-    """Log-probs a stretch of tokens at a time, or from all logits at once."""
+    loss_backend: Literal["dense", "chunked", "pallas"] = "chunked"
+    """Log-probs from all logits at once (dense), from a tile of them at a time (chunked), or in
+    kernels for TPUs and GPUs (pallas; interpreted, slowly, on CPUs)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of the model's arithmetic; parameters are float32. auto: bfloat16 on TPU and GPU,
     float32 on CPU."""

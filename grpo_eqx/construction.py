@@ -12,7 +12,7 @@ from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.generation import Sampling
-from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend
+from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.micro_batches import MicroBatches
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
@@ -133,4 +133,5 @@ def program_options(
 
 
 def loss_backend(cfg: GRPOConfig) -> LossBackend:
-    return {"chunked": ChunkedLoss, "dense": DenseLoss}[cfg.loss_backend]()
+    backends = {"dense": DenseLoss, "chunked": ChunkedLoss, "pallas": PallasLoss}
+    return backends[cfg.loss_backend]()

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
-from grpo_eqx.loss_backends.softmax import LogitGradient, Partial, product
-from grpo_eqx.loss_backends.tiled import Tiles, tiled_stats
+from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, product
+from grpo_eqx.loss_backends.tiled import Tiles, check_tiles, tiled_stats
 
 
 class ChunkedLoss(LossBackend):
@@ -25,9 +24,7 @@ class ChunkedLoss(LossBackend):
     """Entries of the vocabulary of a tile."""
 
     def __check_init__(self) -> None:
-        for name in ("token_tile", "vocabulary_tile"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+        check_tiles(self.token_tile, self.vocabulary_tile)
 
     def __call__(
         self,
@@ -54,27 +51,24 @@ class _XlaTiles(Tiles):
         first: Int[Array, ""],
         temperature: float,
     ) -> Partial:
-        z, own = _logits(hidden, head, ids, temperature)
-        return Partial.of_logits(z, own, jnp.arange(len(head))[:, None] >= first)
+        scores, own = _scores(hidden, head, ids)
+        valid = jnp.arange(len(head))[:, None] >= first
+        return Partial.of_scores(scores, own, valid, temperature)
 
-    def logit_gradient(
+    def score_gradient(
         self,
         hidden: Float[Array, "n H"],
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
-        gradient: LogitGradient,
+        gradient: ScoreGradient,
         temperature: float,
     ) -> Float[Array, "v n"]:
-        z, own = _logits(hidden, head, ids, temperature)
-        return gradient.at(z, own).astype(hidden.dtype)
+        scores, own = _scores(hidden, head, ids)
+        return gradient.at(scores, own, temperature).astype(hidden.dtype)
 
 
-def _logits(
-    hidden: Float[Array, "n H"],
-    head: Float[Array, "v H"],
-    ids: Int[Array, " n"],
-    temperature: float,
+def _scores(
+    hidden: Float[Array, "n H"], head: Float[Array, "v H"], ids: Int[Array, " n"]
 ) -> tuple[Float[Array, "v n"], Bool[Array, "v n"]]:
-    """Logits divided by the temperature, and where each token's own is."""
-    z = product("vh,nh->vn", head, hidden) / temperature
-    return z, ids == jnp.arange(len(head))[:, None]
+    """The scores, and where each token's own is."""
+    return product("vh,nh->vn", head, hidden), ids == jnp.arange(len(head))[:, None]

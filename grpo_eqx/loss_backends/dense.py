@@ -19,15 +19,15 @@ class DenseLoss(LossBackend):
         temperature: float,
         mesh: jax.sharding.Mesh | None = None,
     ) -> TokenStats:
-        logits = product("...th,vh->...tv", hidden, head.astype(hidden.dtype)) / temperature
-        # Everything relative to the largest logit: where logits are in the hundreds, differences
-        # of the logits themselves, or of their logsumexp, have lost the digits that count.
-        highest = jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
-        shifted = logits - highest
+        scores = product("...th,vh->...tv", hidden, head.astype(hidden.dtype))
+        highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+        shifted = (scores - highest) / temperature
         logsums = jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))
         logprobs = shifted - logsums
         counted = in_vocabulary(ids, len(head))
         chosen = jnp.where(counted, ids, 0)[..., None]
         logps = jnp.take_along_axis(logprobs, chosen, axis=-1)[..., 0]
         entropies = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
-        return TokenStats(logps, entropies, (highest + logsums)[..., 0]).where(counted)
+        return TokenStats(logps, entropies, (highest / temperature + logsums)[..., 0]).where(
+            counted
+        )

@@ -1,12 +1,12 @@
 """The softmax over a vocabulary of which only a part is at hand: its sums, and its gradient.
 
-At temperature T, with z the logits divided by T and y the token:
+At temperature T, with s the scores (hidden state times head), z = s / T and y the token:
 
     logp = z_y - lse        lse = log sum exp(z)        H = lse - E[z]
-    dz = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / T
+    ds = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / T
 
-Everything is relative to the largest logit: where logits are in the hundreds, their logsumexp has
-lost the digits that count.
+Scores are compared before they are divided, and everything is relative to the largest: where they
+are in the hundreds, a quotient or a logsumexp has lost the digits that count.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from grpo_eqx.loss_backends.base import TokenStats
 
-# Finite, so that its differences are, and below every logit.
+# Finite, so that its differences are, and below every score.
 LOWEST = -1e30
 
 
@@ -34,13 +34,13 @@ class Partial(NamedTuple):
     """Sums over a part of the vocabulary, for each token, float32."""
 
     highest: Float[Array, "*n"]
-    """The largest logit."""
+    """The largest score."""
     sums: Float[Array, "*n"]
-    """sum of exp(z - highest)"""
+    """sum of exp((s - highest) / T)"""
     moments: Float[Array, "*n"]
-    """sum of (z - highest) exp(z - highest)"""
+    """sum of (s - highest) / T exp((s - highest) / T)"""
     chosen: Float[Array, "*n"]
-    """The token's own logit, or 0 where it is not in this part."""
+    """The token's own score, or 0 where it is not in this part."""
 
     @classmethod
     def of_nothing(cls, num_tokens: int) -> "Partial":
@@ -49,53 +49,60 @@ class Partial(NamedTuple):
         return cls(zeros + LOWEST, zeros, zeros, zeros)
 
     @classmethod
-    def of_logits(
-        cls, z: Float[Array, "v n"], own: Bool[Array, "v n"], valid: Bool[Array, "v #n"]
+    def of_scores(
+        cls,
+        scores: Float[Array, "v n"],
+        own: Bool[Array, "v n"],
+        valid: Bool[Array, "v #n"],
+        temperature: float,
     ) -> "Partial":
-        """The sums over the `valid` rows of z, as `[1, n]`; `own` marks each token's own."""
-        z = jnp.where(valid, z, LOWEST)
-        highest = z.max(axis=0, keepdims=True)
-        shifted = z - highest
+        """The sums over the `valid` rows, as `[1, n]`; `own` marks each token's own score."""
+        scores = jnp.where(valid, scores, LOWEST)
+        highest = scores.max(axis=0, keepdims=True)
+        shifted = (scores - highest) / temperature
         exps = jnp.exp(shifted)
         return cls(
             highest,
             exps.sum(axis=0, keepdims=True),
             jnp.sum(shifted * exps, axis=0, keepdims=True),
-            jnp.sum(jnp.where(own & valid, z, 0.0), axis=0, keepdims=True),
+            jnp.sum(jnp.where(own & valid, scores, 0.0), axis=0, keepdims=True),
         )
 
-    def relative_to(self, highest: Float[Array, "*#n"]) -> "Partial":
-        """The same sums relative to another largest logit."""
-        shift = self.highest - highest
+    def relative_to(self, highest: Float[Array, "*#n"], temperature: float) -> "Partial":
+        """The same sums relative to another largest score."""
+        shift = (self.highest - highest) / temperature
         factor = jnp.exp(shift)
         moments = (self.moments + shift * self.sums) * factor
         return Partial(highest, self.sums * factor, moments, self.chosen)
 
-    def merged(self) -> "Partial":
+    def merged(self, temperature: float) -> "Partial":
         """The sums over all parts, which lie along axis 0."""
-        relative = self.relative_to(self.highest.max(axis=0))
+        relative = self.relative_to(self.highest.max(axis=0), temperature)
         return Partial(relative.highest, *(x.sum(axis=0) for x in relative[1:]))
 
-    def plus(self, other: "Partial") -> "Partial":
+    def plus(self, other: "Partial", temperature: float) -> "Partial":
         """The sums over both parts."""
-        return jax.tree.map(lambda a, b: jnp.stack([a, b]), self, other).merged()
+        return jax.tree.map(lambda a, b: jnp.stack([a, b]), self, other).merged(temperature)
 
-    def over_axis(self, name: str) -> "Partial":
+    def over_axis(self, name: str, temperature: float) -> "Partial":
         """The sums over the parts that the devices along a mesh axis hold."""
-        relative = self.relative_to(jax.lax.pmax(self.highest, name))
+        relative = self.relative_to(jax.lax.pmax(self.highest, name), temperature)
         return Partial(relative.highest, *jax.lax.psum(relative[1:], name))
 
-    def stats(self) -> TokenStats:
+    def stats(self, temperature: float) -> TokenStats:
         """What the whole vocabulary's sums say of the tokens."""
         logsums = jnp.log(self.sums)
-        entropies = logsums - self.moments / self.sums
-        return TokenStats((self.chosen - self.highest) - logsums, entropies, self.highest + logsums)
+        return TokenStats(
+            logps=(self.chosen - self.highest) / temperature - logsums,
+            entropies=logsums - self.moments / self.sums,
+            logsumexps=self.highest / temperature + logsums,
+        )
 
 
-class LogitGradient(NamedTuple):
-    """What the gradient of each token's logits is made of, float32.
+class ScoreGradient(NamedTuple):
+    """What the gradient of each token's scores is made of, float32.
 
-    dz = exp(log p) (constant + slope log p) + own 1_y, with log p = (z - highest) - logsum
+    ds = p (constant + slope log p) + own 1_y, with log p = (s - highest) / T - logsum
     """
 
     highest: Float[Array, "*n"]
@@ -105,15 +112,17 @@ class LogitGradient(NamedTuple):
     own: Float[Array, "*n"]
 
     @classmethod
-    def of(cls, sums: Partial, cotangents: TokenStats, temperature: float) -> "LogitGradient":
+    def of(cls, sums: Partial, cotangents: TokenStats, temperature: float) -> "ScoreGradient":
         """For cotangents of the statistics that the whole vocabulary's sums gave."""
         g = TokenStats(*(x / temperature for x in cotangents))
-        stats = sums.stats()
-        constant = g.logsumexps - g.logps - g.entropies * stats.entropies
+        entropies = sums.stats(temperature).entropies
+        constant = g.logsumexps - g.logps - g.entropies * entropies
         return cls(sums.highest, jnp.log(sums.sums), constant, -g.entropies, g.logps)
 
-    def at(self, z: Float[Array, "v n"], own: Bool[Array, "v n"]) -> Float[Array, "v n"]:
-        """The gradient dz for a part of the vocabulary's logits; `own` marks each token's own."""
-        logprobs = (z - self.highest) - self.logsums
-        dz = jnp.exp(logprobs) * (self.constant + self.slope * logprobs)
-        return dz + jnp.where(own, self.own, 0.0)
+    def at(
+        self, scores: Float[Array, "v n"], own: Bool[Array, "v n"], temperature: float
+    ) -> Float[Array, "v n"]:
+        """The gradient ds for a part of the vocabulary; `own` marks each token's own score."""
+        logprobs = (scores - self.highest) / temperature - self.logsums
+        gradient = jnp.exp(logprobs) * (self.constant + self.slope * logprobs)
+        return gradient + jnp.where(own, self.own, 0.0)

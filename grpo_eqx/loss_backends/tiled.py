@@ -17,13 +17,14 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import TokenStats, in_vocabulary
-from grpo_eqx.loss_backends.softmax import LogitGradient, Partial, product
+from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, product
 from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
 
 
 class Tiles(abc.ABC):
-    """How a tile of the logits is computed, on one device; hashable."""
+    """How a tile of the scores is computed, on one device; hashable."""
 
     tokens: int
     """The most tokens of a tile."""
@@ -45,15 +46,22 @@ class Tiles(abc.ABC):
         """
 
     @abc.abstractmethod
-    def logit_gradient(
+    def score_gradient(
         self,
         hidden: Float[Array, "n H"],
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
-        gradient: LogitGradient,
+        gradient: ScoreGradient,
         temperature: float,
     ) -> Float[Array, "v n"]:
-        """The gradient of the tile's logits before the temperature, in the dtype of `hidden`."""
+        """The gradient of the tile's scores, in the dtype of `hidden`."""
+
+
+def check_tiles(token_tile: int, vocabulary_tile: int) -> None:
+    """Raises `UserError` for tiles of nothing."""
+    for name, size in (("token_tile", token_tile), ("vocabulary_tile", vocabulary_tile)):
+        if size < 1:
+            raise UserError(f"{name} is {size}: it must be at least 1.")
 
 
 class _Layout(NamedTuple):
@@ -183,20 +191,21 @@ def _forward(
                 hidden, ids = tokens
                 ids = ids - slices.start(index)
                 first = slices.first_new(index)
-                return tiles.sums(hidden, rows, ids, first, temperature).merged()
+                return tiles.sums(hidden, rows, ids, first, temperature).merged(temperature)
 
             of_slice = jax.lax.map(of_tile, cut)
-            return total.plus(jax.tree.map(lambda x: x.reshape(-1), of_slice))
+            of_slice = jax.tree.map(lambda x: x.reshape(-1), of_slice)
+            return total.plus(of_slice, temperature)
 
         start = Partial.of_nothing(cut[1].size)
         sums = jax.lax.fori_loop(0, slices.count, add, start)
         sums = jax.tree.map(lambda x: x[: ids.size].reshape(ids.shape), sums)
         axis = layout.head[0]
-        return sums if axis is None else sums.over_axis(axis)
+        return sums if axis is None else sums.over_axis(axis, temperature)
 
     run = layout.on_each_device(local, (layout.tokens, layout.head, layout.tokens), layout.tokens)
     sums = run(hidden, head, ids)
-    stats = sums.stats().where(in_vocabulary(ids, len(head)))
+    stats = sums.stats(temperature).where(in_vocabulary(ids, len(head)))
     return stats, _Residuals(hidden, head, ids, sums)
 
 
@@ -212,7 +221,7 @@ def _backward(
     counted = cotangents.where(in_vocabulary(ids, len(head)))
 
     def local(
-        hidden: Array, head: Array, ids: Array, gradient: LogitGradient
+        hidden: Array, head: Array, ids: Array, gradient: ScoreGradient
     ) -> tuple[Array, Array]:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
@@ -228,9 +237,9 @@ def _backward(
                 of_hidden, of_rows = gradients
                 hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
                 ids = ids - slices.start(index)
-                dz = tiles.logit_gradient(hidden, rows, ids, gradient, temperature)
-                of_rows += product("vn,nh->vh", dz, hidden)
-                of_tokens = of_hidden[tile] + product("vn,vh->nh", dz, new_rows)
+                ds = tiles.score_gradient(hidden, rows, ids, gradient, temperature)
+                of_rows += product("vn,nh->vh", ds, hidden)
+                of_tokens = of_hidden[tile] + product("vn,vh->nh", ds, new_rows)
                 return jax.lax.dynamic_update_index_in_dim(of_hidden, of_tokens, tile, 0), of_rows
 
             of_rows = jnp.zeros(rows.shape, jnp.float32)
@@ -248,7 +257,7 @@ def _backward(
 
     tokens = layout.tokens
     run = layout.on_each_device(local, (tokens, layout.head, tokens, tokens), (tokens, layout.head))
-    of_hidden, of_head = run(hidden, head, ids, LogitGradient.of(sums, counted, temperature))
+    of_hidden, of_head = run(hidden, head, ids, ScoreGradient.of(sums, counted, temperature))
     return of_hidden, of_head, None
 
 

@@ -1,4 +1,4 @@
-"""The compiled programs at the size of real heads: no logits, and next to no temporaries."""
+"""The programs compiled for CPUs at the size of real heads: no logits, few temporaries."""
 
 import math
 import re

@@ -1,0 +1,3 @@
+"""Loss backend in Pallas kernels."""
+
+from grpo_eqx.loss_backends.pallas.backend import PallasLoss as PallasLoss

@@ -1,0 +1,79 @@
+"""The Pallas loss backend: which kernels, and how large their blocks."""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.loss_backends.base import LossBackend, TokenStats
+from grpo_eqx.loss_backends.pallas.gpu import triton_tiles
+from grpo_eqx.loss_backends.pallas.kernels import BlockSizes, KernelTiles, Problem
+from grpo_eqx.loss_backends.pallas.tpu import mosaic_tiles
+from grpo_eqx.loss_backends.tiled import check_tiles, tiled_stats
+
+
+class PallasLoss(LossBackend):
+    """`ChunkedLoss` with the logits of a tile in kernels, which write their gradient alone.
+
+    Kernels for TPUs (Mosaic) and for GPUs (Triton). On a CPU they are interpreted, slowly: that is
+    for tests. The blocks that `None` leaves open follow the device and the dtype; sizes that the
+    device cannot run are refused.
+    """
+
+    token_tile: int = 4096
+    """Tokens of a tile, on one device."""
+    vocabulary_tile: int = 4096
+    """Entries of the vocabulary of a tile."""
+    token_block: int | None = None
+    """Tokens that a kernel works on at a time."""
+    vocabulary_block: int | None = None
+    """Entries of the vocabulary that it works on at a time."""
+    hidden_block: int | None = None
+    """Entries of the hidden states that it loads at a time."""
+    kernels: Literal["tpu", "gpu"] | None = None
+    """`None`: the device's, and the TPU's on a CPU."""
+
+    def __check_init__(self) -> None:
+        check_tiles(self.token_tile, self.vocabulary_tile)
+
+    def __call__(
+        self,
+        hidden: Float[Array, "*batch T H"],
+        head: Float[Array, "V H"],
+        ids: Int[Array, "*batch T"],
+        temperature: float,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> TokenStats:
+        """As `LossBackend`; raises `UserError` for blocks that the device cannot run."""
+        device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
+        tiles = self.tiles(device, ids.size, len(head), hidden.shape[-1], hidden.dtype)
+        return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
+
+    def tiles(
+        self,
+        device: jax.Device,
+        num_tokens: int,
+        vocabulary: int,
+        hidden_size: int,
+        dtype: jnp.dtype,
+    ) -> KernelTiles:
+        """The kernels for a device; raises `UserError` for blocks that it cannot run."""
+        kernels = self.kernels or ("tpu" if device.platform == "cpu" else device.platform)
+        if device.platform not in ("cpu", kernels):
+            raise UserError(
+                f"kernels={self.kernels!r} cannot run on {device.device_kind}: leave it None."
+            )
+        make = {"tpu": mosaic_tiles, "gpu": triton_tiles}[kernels]
+        return make(
+            Problem(
+                tokens=min(self.token_tile, num_tokens),
+                vocabulary=min(self.vocabulary_tile, vocabulary),
+                hidden=hidden_size,
+                dtype=dtype,
+            ),
+            BlockSizes(self.token_block, self.vocabulary_block, self.hidden_block),
+            device.device_kind,
+            interpret=device.platform == "cpu",
+        )

@@ -1,0 +1,188 @@
+"""What the kernels of every platform share: their blocks, and what they make of a block's scores.
+
+A kernel goes over blocks of tokens x vocabulary, each a matrix product with an epilogue: sums over
+the block's rows, or the gradient of its scores. Blocks do not depend on each other; XLA merges the
+sums, and multiplies the gradient with the hidden states and the head at its own full rate.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
+from grpo_eqx.loss_backends.tiled import Tiles
+
+NUM_SUMS, NUM_GRADIENT_FIELDS = len(Partial._fields), len(ScoreGradient._fields)
+
+
+class Blocks(NamedTuple):
+    """How much a kernel works on at a time."""
+
+    tokens: int
+    vocabulary: int
+    hidden: int
+
+
+class BlockSizes(NamedTuple):
+    """`Blocks` as a user gives them: `None` is for a good size to be found."""
+
+    token_block: int | None
+    vocabulary_block: int | None
+    hidden_block: int | None
+
+    def over(self, defaults: Blocks) -> Blocks:
+        """The defaults where nothing is given."""
+        return Blocks(
+            *(
+                default if size is None else size
+                for size, default in zip(self, defaults, strict=True)
+            )
+        )
+
+
+class Problem(NamedTuple):
+    """What block sizes depend on: the largest tile, and the dtype of its products."""
+
+    tokens: int
+    vocabulary: int
+    hidden: int
+    dtype: jnp.dtype
+
+
+class BlockScores(NamedTuple):
+    """A block's scores, and what is known of its rows and columns."""
+
+    scores: Float[Array, "v n"]
+    own: Bool[Array, "v n"]
+    """True at each token's own score."""
+    valid: Bool[Array, "v n"]
+    """True where the row counts."""
+
+    @classmethod
+    def of(
+        cls,
+        scores: Float[Array, "v n"],
+        first_row: Int[Array, ""],
+        bounds: tuple[Int[Array, ""], Int[Array, ""]],
+        ids: Int[Array, "1 n"],
+    ) -> "BlockScores":
+        """For the block that begins at `first_row` of the tile; `bounds` as of `Operands`."""
+        rows = first_row + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
+        return cls(scores, rows == ids, (rows >= bounds[0]) & (rows < bounds[1]))
+
+
+class Operands(NamedTuple):
+    """A kernel's arrays, filled up with zeros to whole blocks."""
+
+    bounds: Int[Array, " 2"]
+    """The first row of the head that counts, and the first that does not any more."""
+    hidden: Float[Array, "n H"]
+    head: Float[Array, "v H"]
+    ids: Int[Array, "1 n"]
+    per_token: Float[Array, "k n"]
+    """What else the epilogue knows of the tokens."""
+
+
+# Makes the output's block of a block's scores and, by reference, its tokens' `per_token`.
+Epilogue = Callable[[BlockScores, Any, Any], None]
+
+
+class Output(NamedTuple):
+    """A kernel's output, of which each block of tokens x vocabulary writes a block."""
+
+    shape: tuple[int, ...]
+    dtype: jnp.dtype
+    block: tuple[int | None, ...]
+    place: Callable[[int, int], tuple[int, ...]]
+    """Which block, for the block of tokens and of the vocabulary."""
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelTiles(Tiles):
+    """Tiles that a kernel computes in blocks."""
+
+    tokens: int
+    vocabulary: int
+    blocks: Blocks
+    interpret: bool
+
+    @abc.abstractmethod
+    def run(self, operands: Operands, epilogue: Epilogue, output: Output) -> Array:
+        """Runs a kernel: the scores of every block, and `epilogue` on them."""
+
+    def sums(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        first: Int[Array, ""],
+        temperature: float,
+    ) -> Partial:
+        operands = self._operands(hidden, head, ids, first, jnp.zeros((1, len(ids)), jnp.float32))
+        n, v = operands.ids.shape[1], len(operands.head)
+        # A block's sums lie side by side, in the order of `Partial`.
+        output = Output(
+            (v // self.blocks.vocabulary, NUM_SUMS, n),
+            jnp.dtype(jnp.float32),
+            (None, NUM_SUMS, self.blocks.tokens),
+            lambda i, j: (j, 0, i),
+        )
+        stacked = self.run(operands, partial(_write_sums, temperature=temperature), output)
+        return Partial(*(stacked[:, i, : len(ids)] for i in range(NUM_SUMS)))
+
+    def score_gradient(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        gradient: ScoreGradient,
+        temperature: float,
+    ) -> Float[Array, "v n"]:
+        operands = self._operands(hidden, head, ids, 0, jnp.stack(gradient))
+        n, v = operands.ids.shape[1], len(operands.head)
+        output = Output(
+            (v, n),
+            hidden.dtype,
+            (self.blocks.vocabulary, self.blocks.tokens),
+            lambda i, j: (j, i),
+        )
+        epilogue = partial(_write_gradient, temperature=temperature)
+        return self.run(operands, epilogue, output)[: len(head), : len(ids)]
+
+    def _operands(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        first: Int[Array, ""] | int,
+        per_token: Float[Array, "k n"],
+    ) -> Operands:
+        tokens, vocabulary, width = self.blocks
+        return Operands(
+            jnp.stack([jnp.asarray(first, jnp.int32), jnp.int32(len(head))]),
+            _filled(hidden, (tokens, width)),
+            _filled(head, (vocabulary, width)),
+            _filled(ids[None], (1, tokens)),
+            _filled(per_token, (1, tokens)),
+        )
+
+
+def _write_sums(block: BlockScores, per_token: Any, out: Any, *, temperature: float) -> None:
+    for i, sums in enumerate(Partial.of_scores(*block, temperature)):
+        out[i : i + 1, :] = sums
+
+
+def _write_gradient(block: BlockScores, per_token: Any, out: Any, *, temperature: float) -> None:
+    gradient = ScoreGradient(*(per_token[i : i + 1, :] for i in range(NUM_GRADIENT_FIELDS)))
+    out[...] = gradient.at(block.scores, block.own, temperature).astype(out.dtype)
+
+
+def _filled(x: Array, blocks: tuple[int, int]) -> Array:
+    """An array with zeros added, to be made of whole blocks."""
+    return jnp.pad(x, [(0, -size % block) for size, block in zip(x.shape, blocks, strict=True)])
