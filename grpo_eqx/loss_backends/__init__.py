@@ -4,4 +4,5 @@ from grpo_eqx.loss_backends.base import LossBackend as LossBackend
 from grpo_eqx.loss_backends.base import TokenStats as TokenStats
 from grpo_eqx.loss_backends.chunked import ChunkedLoss as ChunkedLoss
 from grpo_eqx.loss_backends.dense import DenseLoss as DenseLoss
+from grpo_eqx.loss_backends.logits import stats_of_logits as stats_of_logits
 from grpo_eqx.loss_backends.pallas import PallasLoss as PallasLoss

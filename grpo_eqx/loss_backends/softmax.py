@@ -51,21 +51,25 @@ class Partial(NamedTuple):
     @classmethod
     def of_scores(
         cls,
-        scores: Float[Array, "v n"],
-        own: Bool[Array, "v n"],
-        valid: Bool[Array, "v #n"],
+        scores: Float[Array, "*scores"],
+        own: Bool[Array, "*scores"],
+        valid: Bool[Array, "*#scores"],
         temperature: float,
+        axis: int = 0,
     ) -> "Partial":
-        """The sums over the `valid` rows, as `[1, n]`; `own` marks each token's own score."""
+        """The sums over the `valid` scores along `axis`, which stays, with size 1.
+
+        `own` marks each token's own score.
+        """
         scores = jnp.where(valid, scores, LOWEST)
-        highest = scores.max(axis=0, keepdims=True)
+        highest = scores.max(axis=axis, keepdims=True)
         shifted = (scores - highest) / temperature
         exps = jnp.exp(shifted)
         return cls(
             highest,
-            exps.sum(axis=0, keepdims=True),
-            jnp.sum(shifted * exps, axis=0, keepdims=True),
-            jnp.sum(jnp.where(own & valid, scores, 0.0), axis=0, keepdims=True),
+            exps.sum(axis=axis, keepdims=True),
+            jnp.sum(shifted * exps, axis=axis, keepdims=True),
+            jnp.sum(jnp.where(own & valid, scores, 0.0), axis=axis, keepdims=True),
         )
 
     def relative_to(self, highest: Float[Array, "*#n"], temperature: float) -> "Partial":
@@ -120,8 +124,8 @@ class ScoreGradient(NamedTuple):
         return cls(sums.highest, jnp.log(sums.sums), constant, -g.entropies, g.logps)
 
     def at(
-        self, scores: Float[Array, "v n"], own: Bool[Array, "v n"], temperature: float
-    ) -> Float[Array, "v n"]:
+        self, scores: Float[Array, "*scores"], own: Bool[Array, "*scores"], temperature: float
+    ) -> Float[Array, "*scores"]:
         """The gradient ds for a part of the vocabulary; `own` marks each token's own score."""
         logprobs = (scores - self.highest) / temperature - self.logsums
         gradient = jnp.exp(logprobs) * (self.constant + self.slope * logprobs)

@@ -12,12 +12,37 @@ from hypothesis import strategies as st
 from jaxtyping import Array, Float, Int
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss, TokenStats
+from grpo_eqx.loss_backends import (
+    ChunkedLoss,
+    DenseLoss,
+    LossBackend,
+    PallasLoss,
+    TokenStats,
+    stats_of_logits,
+)
+from grpo_eqx.loss_backends.softmax import product
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
 
+
+class FromLogits(LossBackend):
+    """The operation on logits that exist already, as a backend."""
+
+    def __call__(
+        self,
+        hidden: Float[Array, "*batch T H"],
+        head: Float[Array, "V H"],
+        ids: Int[Array, "*batch T"],
+        temperature: float,
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> TokenStats:
+        logits = product("...th,vh->...tv", hidden, head.astype(hidden.dtype))
+        return stats_of_logits(logits, ids, temperature)
+
+
 BACKENDS = {
     "dense": DenseLoss(),
+    "logits": FromLogits(),
     "chunked": ChunkedLoss(),
     "chunked 7x16": ChunkedLoss(token_tile=7, vocabulary_tile=16),
     "chunked 16x11": ChunkedLoss(token_tile=16, vocabulary_tile=11),

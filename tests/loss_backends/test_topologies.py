@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
+from grpo_eqx import grpo_loss
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends import ChunkedLoss, LossBackend, PallasLoss, TokenStats
 from grpo_eqx.loss_backends.softmax import ScoreGradient
@@ -159,3 +160,29 @@ def test_on_a_mesh_each_device_holds_its_part_of_the_head_alone(backend: LossBac
     part = vocabulary // 2, hidden_size // 4
     assert largest_array_but(program, part) < TOKENS * vocabulary / 10
     assert program.memory_analysis().temp_size_in_bytes < 256 * MiB
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_loss_on_logits_holds_nothing_else_of_their_size(dtype: jnp.dtype) -> None:
+    shape = (1, TOKENS, 151_643)
+    here = NamedSharding(mesh_of("v6e-8"), PartitionSpec())
+
+    def loss(logits: Array, ids: Array, advantages: Array, old_logps: Array) -> Array:
+        return grpo_loss(logits, ids, advantages, old_logps=old_logps)[0]
+
+    def array(shape: tuple[int, ...], dtype: jnp.dtype) -> Array:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+
+    memory = (
+        jax.jit(jax.value_and_grad(loss))
+        .lower(
+            array(shape, dtype),
+            array(shape[:2], jnp.int32),
+            array(shape[:1], jnp.float32),
+            array(shape[:2], jnp.float32),
+        )
+        .compile()
+        .memory_analysis()
+    )
+    assert memory.output_size_in_bytes < 1.001 * math.prod(shape) * jnp.dtype(dtype).itemsize
+    assert memory.temp_size_in_bytes < MiB
