@@ -23,6 +23,7 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
 from grpo_eqx.sharding.rules import (
     batch_sharding,
+    num_batch_shards,
     optimizer_shardings,
     prompt_sharding,
     replicated,
@@ -88,7 +89,11 @@ class Programs:
         )
 
     def init(self, model: Qwen2) -> TrainState:
-        """The state before the first update, with the optimiser's moments sharded as parameters."""
+        """The state before the first update, with the optimiser's moments sharded as parameters.
+
+        Raises what the loss backend has against the model or the devices.
+        """
+        self._try_backend(model)
         shardings = optimizer_shardings(self.optimizer, model, model.shardings(self.mesh))
         return TrainState(model, jax.jit(self.optimizer.init, out_shardings=shardings)(model))
 
@@ -152,6 +157,19 @@ class Programs:
         batch = jax.tree.map(self._place, batch)
         P, G = batch.advantages.shape
         return self._update(state, batch, self._micro_batches(P, G))
+
+    def _try_backend(self, model: Qwen2) -> None:
+        """Traces the loss backend for one sequence on each device, without computing anything."""
+        options, head = self.options, model.head
+        shape = (num_batch_shards(self.mesh), 1, options.max_completion_length)
+        jax.eval_shape(
+            lambda hidden, head, ids: self.backend(
+                hidden, head, ids, options.sampling.temperature, self.mesh
+            ),
+            jax.ShapeDtypeStruct((*shape, head.shape[1]), options.dtype),
+            jax.ShapeDtypeStruct(head.shape, head.dtype),
+            jax.ShapeDtypeStruct(shape, jnp.int32),
+        )
 
     def _place(self, x: Array | np.ndarray) -> Array:
         return x if isinstance(x, jax.Array) else jax.device_put(x, replicated(self.mesh))

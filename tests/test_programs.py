@@ -11,7 +11,7 @@ import pytest
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Rollout, Sampling
-from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
@@ -38,18 +38,23 @@ OPTIONS = ProgramOptions(
     remat="none",
     objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
 )
+CHUNKED = ChunkedLoss(token_tile=64)
 PROMPT_IDS = np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32)
 PROMPT_MASK = np.arange(TP) < np.random.default_rng(1).integers(1, TP + 1, P)[:, None]
 
 
 def programs(
-    mesh: str = "auto", num_devices: int = 1, micro: int | None = None, **options: Any
+    mesh: str = "auto",
+    num_devices: int = 1,
+    micro: int | None = None,
+    backend: LossBackend = CHUNKED,
+    **options: Any,
 ) -> Programs:
     options = dataclasses.replace(OPTIONS, micro_batch_size_per_device=micro, **options)
     built = parse_mesh(mesh).build(jax.devices()[:num_devices])
     # Plain descent: the change of the parameters is the gradient, up to the rate, which is high
     # enough for the rounding of the parameters not to hide it.
-    return Programs(options, built, ChunkedLoss(token_tile=64), optax.sgd(32.0))
+    return Programs(options, built, backend, optax.sgd(32.0))
 
 
 def model_on(mesh: jax.sharding.Mesh) -> Qwen2:
@@ -152,6 +157,22 @@ def test_so_they_do_with_every_term_and_mask_of_the_objective(
 ) -> None:
     runner = programs(mesh, num_devices, micro, **EVERYTHING)
     assert_same_step(step_of(runner, batch), whole_step_of_everything)
+
+
+@pytest.mark.parametrize("backend", [DenseLoss(), PallasLoss()], ids=repr)
+def test_and_so_does_the_loss_backend(
+    backend: LossBackend,
+    batch: Batch,
+    whole_step_of_everything: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    runner = programs("2,2,2", 8, 4, backend, **EVERYTHING)
+    assert_same_step(step_of(runner, batch), whole_step_of_everything)
+
+
+def test_what_a_loss_backend_refuses_it_refuses_before_the_first_step() -> None:
+    runner = programs(backend=PallasLoss(token_block=100))
+    with pytest.raises(UserError, match="token_block is 100"):
+        runner.init(model_on(runner.mesh))
 
 
 def assert_same_step(
