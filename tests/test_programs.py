@@ -179,12 +179,14 @@ def assert_same_step(
     found: tuple[list[np.ndarray], dict[str, float]],
     wanted: tuple[list[np.ndarray], dict[str, float]],
 ) -> None:
+    """Each tensor's change by its own norm: single entries can be sums that nearly cancel.
+
+    Two orders of the same float32 sums differ by up to 5e-6 here, by the compiler's choice.
+    """
     changes, metrics = found
     expected, expected_metrics = wanted
-    size = max(np.abs(x).max() for x in expected)
     for change, reference in zip(changes, expected, strict=True):
-        np.testing.assert_allclose(change, reference, atol=2e-6 * size, rtol=1e-4)
-    assert size > 0
+        assert np.linalg.norm(change - reference) < 1e-5 * np.linalg.norm(reference)
     for name, value in expected_metrics.items():
         np.testing.assert_allclose(metrics[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
