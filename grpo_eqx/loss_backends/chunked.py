@@ -26,13 +26,13 @@ class ChunkedLoss(LossBackend):
     def __check_init__(self) -> None:
         check_tiles(self.token_tile, self.vocabulary_tile)
 
-    def __call__(
+    def token_stats(
         self,
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
         temperature: float,
-        mesh: jax.sharding.Mesh | None = None,
+        mesh: jax.sharding.Mesh | None,
     ) -> TokenStats:
         tiles = _XlaTiles(self.token_tile, self.vocabulary_tile)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)

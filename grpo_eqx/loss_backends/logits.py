@@ -6,20 +6,26 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.loss_backends.base import TokenStats, in_vocabulary
+from grpo_eqx.loss_backends.base import TokenStats, checked_temperature, in_vocabulary
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def stats_of_logits(
     logits: Float[Array, "*batch T V"], ids: Int[Array, "*batch T"], temperature: float
 ) -> TokenStats:
     """Statistics of `ids` under `softmax(logits / temperature)`, as of a `LossBackend`.
 
     Computed in float32 from logits of any dtype. The backward pass keeps the logits and writes
-    their gradient in their dtype; on TPUs and GPUs, whose compilers fuse the arithmetic, nothing
-    else of that size exists.
+    their gradient in their dtype; on TPUs, whose compiler fuses the arithmetic, nothing else of
+    that size exists. Raises `UserError` for a temperature that is not a positive number.
     """
+    return _stats(logits, ids, checked_temperature(temperature))
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _stats(
+    logits: Float[Array, "*batch T V"], ids: Int[Array, "*batch T"], temperature: float
+) -> TokenStats:
     return _forward(logits, ids, temperature)[0]
 
 
@@ -49,7 +55,7 @@ def _backward(
     return jnp.where(counted[..., None], gradient, 0.0).astype(logits.dtype), None
 
 
-stats_of_logits.defvjp(_forward, _backward)
+_stats.defvjp(_forward, _backward)
 
 
 def _own(

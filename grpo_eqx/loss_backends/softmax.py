@@ -6,7 +6,8 @@ At temperature T, with s the scores (hidden state times head), z = s / T and y t
     ds = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / T
 
 Scores are compared before they are divided, and everything is relative to the largest: where they
-are in the hundreds, a quotient or a logsumexp has lost the digits that count.
+are in the hundreds, a quotient or a logsumexp has lost the digits that count. A score of minus
+infinity, as of an entry that may not be drawn, has probability 0 and adds nothing.
 """
 
 from typing import NamedTuple
@@ -62,13 +63,13 @@ class Partial(NamedTuple):
         `own` marks each token's own score.
         """
         scores = jnp.where(valid, scores, LOWEST)
-        highest = scores.max(axis=axis, keepdims=True)
+        highest = jnp.maximum(scores.max(axis=axis, keepdims=True), LOWEST)
         shifted = (scores - highest) / temperature
         exps = jnp.exp(shifted)
         return cls(
             highest,
             exps.sum(axis=axis, keepdims=True),
-            jnp.sum(shifted * exps, axis=axis, keepdims=True),
+            jnp.sum(jnp.where(exps > 0, shifted * exps, 0.0), axis=axis, keepdims=True),
             jnp.sum(jnp.where(own & valid, scores, 0.0), axis=axis, keepdims=True),
         )
 
@@ -76,7 +77,7 @@ class Partial(NamedTuple):
         """The same sums relative to another largest score."""
         shift = (self.highest - highest) / temperature
         factor = jnp.exp(shift)
-        moments = (self.moments + shift * self.sums) * factor
+        moments = jnp.where(factor > 0, (self.moments + shift * self.sums) * factor, 0.0)
         return Partial(highest, self.sums * factor, moments, self.chosen)
 
     def merged(self, temperature: float) -> "Partial":
@@ -128,5 +129,6 @@ class ScoreGradient(NamedTuple):
     ) -> Float[Array, "*scores"]:
         """The gradient ds for a part of the vocabulary; `own` marks each token's own score."""
         logprobs = (scores - self.highest) / temperature - self.logsums
-        gradient = jnp.exp(logprobs) * (self.constant + self.slope * logprobs)
+        probs = jnp.exp(logprobs)
+        gradient = jnp.where(probs > 0, probs * (self.constant + self.slope * logprobs), 0.0)
         return gradient + jnp.where(own, self.own, 0.0)

@@ -18,9 +18,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.loss_backends.base import TokenStats, in_vocabulary
+from grpo_eqx.loss_backends.base import TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, product
 from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
+
+STRIP = 128
+"""Sizes of tiles are multiples of it where they can be: of registers, and of kernels' blocks."""
 
 
 class Tiles(abc.ABC):
@@ -122,8 +125,8 @@ class _Slices:
     total: int
 
     @classmethod
-    def of(cls, head: Float[Array, "V h"], size: int) -> "_Slices":
-        size = min(size, len(head))
+    def of(cls, head: Float[Array, "V h"], most: int) -> "_Slices":
+        size = tile_size(len(head), most)
         return cls(-(-len(head) // size), size, len(head))
 
     def start(self, index: Int[Array, ""]) -> Int[Array, ""]:
@@ -165,7 +168,7 @@ def tiled_stats(
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
 ) -> TokenStats:
-    """What `LossBackend.__call__` promises, with a tile's logits as the largest array."""
+    """What `LossBackend.token_stats` promises, with a tile's logits as the largest array."""
     return _forward(hidden, head, ids, temperature, tiles, mesh)[0]
 
 
@@ -205,8 +208,7 @@ def _forward(
 
     run = layout.on_each_device(local, (layout.tokens, layout.head, layout.tokens), layout.tokens)
     sums = run(hidden, head, ids)
-    stats = sums.stats(temperature).where(in_vocabulary(ids, len(head)))
-    return stats, _Residuals(hidden, head, ids, sums)
+    return sums.stats(temperature), _Residuals(hidden, head, ids, sums)
 
 
 def _backward(
@@ -218,59 +220,92 @@ def _backward(
 ) -> tuple[Array, Array, None]:
     hidden, head, ids, sums = residuals
     layout = _Layout.of(mesh, ids, head)
-    counted = cotangents.where(in_vocabulary(ids, len(head)))
 
     def local(
         hidden: Array, head: Array, ids: Array, gradient: ScoreGradient
     ) -> tuple[Array, Array]:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
-        cut = _cut_tokens((hidden, own_ids, gradient), ids.ndim, tiles.tokens)
+        cut = _TokenTiles(*_cut_tokens((hidden, own_ids, gradient), ids.ndim, tiles.tokens))
 
-        def add(index: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
-            rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
-            new = jnp.arange(len(rows)) >= slices.first_new(index)
-            new_rows = jnp.where(new[:, None], rows, 0)
+        def add_slice(index: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
             of_hidden, of_head = gradients
-
-            def add_tile(tile: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
-                of_hidden, of_rows = gradients
-                hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
-                ids = ids - slices.start(index)
-                ds = tiles.score_gradient(hidden, rows, ids, gradient, temperature)
-                of_rows += product("vn,nh->vh", ds, hidden)
-                of_tokens = of_hidden[tile] + product("vn,vh->nh", ds, new_rows)
-                return jax.lax.dynamic_update_index_in_dim(of_hidden, of_tokens, tile, 0), of_rows
-
-            of_rows = jnp.zeros(rows.shape, jnp.float32)
-            of_hidden, of_rows = jax.lax.fori_loop(
-                0, len(of_hidden), add_tile, (of_hidden, of_rows)
-            )
+            rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
+            slice_ = _HeadSlice(rows, slices.start(index), slices.first_new(index))
+            of_hidden, of_rows = _slice_gradients(cut, slice_, of_hidden, temperature, tiles)
             # Rows that an earlier slice had are written again, with the same values.
             of_rows = layout.sum_over_tokens(of_rows).astype(head.dtype)
             return of_hidden, slices.write(of_head, of_rows, index)
 
-        start = jnp.zeros(cut[0].shape, jnp.float32), jnp.zeros_like(head)
-        of_hidden, of_head = jax.lax.fori_loop(0, slices.count, add, start)
+        start = jnp.zeros(cut.hidden.shape, jnp.float32), jnp.zeros_like(head)
+        of_hidden, of_head = jax.lax.fori_loop(0, slices.count, add_slice, start)
         of_hidden = layout.sum_over_vocabulary_axis(of_hidden.reshape(-1, hidden.shape[-1]))
         return of_hidden[: ids.size].reshape(hidden.shape).astype(hidden.dtype), of_head
 
     tokens = layout.tokens
     run = layout.on_each_device(local, (tokens, layout.head, tokens, tokens), (tokens, layout.head))
-    of_hidden, of_head = run(hidden, head, ids, ScoreGradient.of(sums, counted, temperature))
+    of_hidden, of_head = run(hidden, head, ids, ScoreGradient.of(sums, cotangents, temperature))
     return of_hidden, of_head, None
 
 
 tiled_stats.defvjp(_forward, _backward)
 
 
-def _cut_tokens(arrays: Any, num_batch_dims: int, size: int) -> Any:
-    """Arrays `[*batch, ...]` as `[tiles, n, ...]`, the last tile filled up with zeros."""
+class _TokenTiles(NamedTuple):
+    """A device's tokens, cut into tiles."""
+
+    hidden: Float[Array, "tiles n H"]
+    ids: Int[Array, "tiles n"]
+    gradient: ScoreGradient
+
+
+class _HeadSlice(NamedTuple):
+    rows: Float[Array, "v H"]
+    start: Int[Array, ""]
+    """The vocabulary's index of row 0, within the device's part."""
+    first_new: Int[Array, ""]
+    """The first row that no earlier slice had."""
+
+
+def _slice_gradients(
+    cut: _TokenTiles,
+    slice_: _HeadSlice,
+    of_hidden: Float[Array, "tiles n H"],
+    temperature: float,
+    tiles: Tiles,
+) -> tuple[Float[Array, "tiles n H"], Float[Array, "v H"]]:
+    """The hidden states' gradient with that of a slice's scores added, and the slice's own."""
+    rows = slice_.rows
+    new = jnp.arange(len(rows)) >= slice_.first_new
+    new_rows = jnp.where(new[:, None], rows, 0)
+
+    def add_tile(tile: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
+        of_hidden, of_rows = gradients
+        hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
+        ds = tiles.score_gradient(hidden, rows, ids - slice_.start, gradient, temperature)
+        of_rows += product("vn,nh->vh", ds, hidden)
+        of_tokens = of_hidden[tile] + product("vn,vh->nh", ds, new_rows)
+        return jax.lax.dynamic_update_index_in_dim(of_hidden, of_tokens, tile, 0), of_rows
+
+    start = of_hidden, jnp.zeros(rows.shape, jnp.float32)
+    return jax.lax.fori_loop(0, len(of_hidden), add_tile, start)
+
+
+def _cut_tokens(arrays: Any, num_batch_dims: int, most: int) -> Any:
+    """Arrays `[*batch, ...]` as `[tiles, n, ...]`, at least one, the last filled up with zeros."""
 
     def cut(x: Array) -> Array:
         x = x.reshape(-1, *x.shape[num_batch_dims:])
-        n = min(size, len(x))
-        pads = [(0, -len(x) % n)] + [(0, 0)] * (x.ndim - 1)
-        return jnp.pad(x, pads).reshape(-1, n, *x.shape[1:])
+        n = tile_size(len(x), most)
+        tiles = max(1, -(-len(x) // n))
+        pads = [(0, tiles * n - len(x))] + [(0, 0)] * (x.ndim - 1)
+        return jnp.pad(x, pads).reshape(tiles, n, *x.shape[1:])
 
     return jax.tree.map(cut, arrays)
+
+
+def tile_size(total: int, most: int) -> int:
+    """The size of as few tiles as `most` allows, about even: as 2 x 1,152 for 2,049 in 2,048."""
+    count = max(1, -(-total // most))
+    even = max(1, -(-total // count))
+    return min(most, -(-even // STRIP) * STRIP) if count > 1 else even

@@ -20,7 +20,10 @@ from grpo_eqx.loss_backends import (
     TokenStats,
     stats_of_logits,
 )
-from grpo_eqx.loss_backends.softmax import product
+from grpo_eqx.loss_backends.pallas.gpu import TritonKernels
+from grpo_eqx.loss_backends.pallas.kernels import BlockSizes, KernelTiles
+from grpo_eqx.loss_backends.softmax import ScoreGradient, product
+from grpo_eqx.loss_backends.tiled import STRIP, tile_size
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
 
@@ -28,13 +31,13 @@ from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
 class FromLogits(LossBackend):
     """The operation on logits that exist already, as a backend."""
 
-    def __call__(
+    def token_stats(
         self,
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
         temperature: float,
-        mesh: jax.sharding.Mesh | None = None,
+        mesh: jax.sharding.Mesh | None,
     ) -> TokenStats:
         logits = product("...th,vh->...tv", hidden, head.astype(hidden.dtype))
         return stats_of_logits(logits, ids, temperature)
@@ -72,22 +75,29 @@ class Inputs:
     ids: Int[Array, "P G T"]
     cotangents: TokenStats
 
-    def __init__(self, case: str, seed: int = 0, vocabulary: int = VOCAB):
+    def __init__(
+        self,
+        case: str,
+        seed: int = 0,
+        vocabulary: int = VOCAB,
+        shape: tuple[int, ...] = SHAPE,
+        hidden_size: int = HIDDEN,
+    ):
         rng = np.random.default_rng(seed)
-        hidden = rng.normal(size=(*SHAPE, HIDDEN)) / HIDDEN**0.5
-        head = rng.normal(size=(vocabulary, HIDDEN))
-        ids = rng.integers(vocabulary, size=SHAPE)
+        hidden = rng.normal(size=(*shape, hidden_size)) / hidden_size**0.5
+        head = rng.normal(size=(vocabulary, hidden_size))
+        ids = rng.integers(vocabulary, size=shape)
         if case == "logits of 80":
             logits = hidden @ head.T
             hidden *= 80 / np.abs(logits).max(axis=-1, keepdims=True)
         elif case == "one-hot":
             # Each token's own logit, or another one, is 80 above the rest.
-            winners = np.where(rng.random(SHAPE) < 0.5, ids, rng.integers(vocabulary, size=SHAPE))
+            winners = np.where(rng.random(shape) < 0.5, ids, rng.integers(vocabulary, size=shape))
             hidden = 80 * head[winners] / (head[winners] ** 2).sum(axis=-1, keepdims=True)
         elif case == "equal":
             head[:] = head[0]
         elif case == "ignored":
-            ids = np.where(rng.random(SHAPE) < 0.3, -100, ids)
+            ids = np.where(rng.random(shape) < 0.3, -100, ids)
             ids[0, 0, 0] = vocabulary
         if case in ("logits of 80", "one-hot"):
             # So few bits that float32 products are exact in any order. Else what they round away of
@@ -97,7 +107,7 @@ class Inputs:
         self.head = jnp.asarray(head, jnp.float32)
         self.ids = jnp.asarray(ids, jnp.int32)
         self.cotangents = TokenStats(
-            *(jnp.asarray(rng.normal(size=SHAPE), jnp.float32) for _ in range(3))
+            *(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(3))
         )
 
     def reference(self, temperature: float) -> tuple[TokenStats, tuple[np.ndarray, np.ndarray]]:
@@ -118,7 +128,7 @@ class Inputs:
         dz -= g[1] * probs * (logprobs + entropies[..., None])
         dz = (dz + g[2] * probs) / temperature
         stats = TokenStats(*(np.where(counted, x, 0) for x in (logps, entropies, logsumexps)))
-        return stats, (dz @ head, np.einsum("pgtv,pgth->vh", dz, hidden))
+        return stats, (dz @ head, np.tensordot(dz, hidden, (range(ids.ndim),) * 2))
 
 
 @functools.cache
@@ -148,9 +158,11 @@ def stats_and_gradients(
     return program(backend, temperature, mesh)(hidden, head, inputs.ids, inputs.cotangents)
 
 
-def assert_close(found: Array, expected: np.ndarray, bound: float) -> None:
-    """Equal within `bound` of the largest entry, or of 1 where all are smaller."""
-    size = max(1.0, np.abs(expected).max())
+def assert_close(
+    found: Array, expected: np.ndarray, bound: float, size: float | np.ndarray
+) -> None:
+    """Equal within `bound` of `size`, or of 1 where that is smaller."""
+    size = np.maximum(1.0, np.abs(size))
     np.testing.assert_allclose(np.asarray(found, np.float64) / size, expected / size, atol=bound)
 
 
@@ -165,9 +177,9 @@ def check(
     expected_stats, expected_gradients = inputs.reference(temperature)
     for found, expected in zip(stats, expected_stats, strict=True):
         assert found.dtype == jnp.float32
-        assert_close(found, expected, bounds[0])
+        assert_close(found, expected, bounds[0], size=expected)
     for found, expected in zip(gradients, expected_gradients, strict=True):
-        assert_close(found, expected, bounds[1])
+        assert_close(found, expected, bounds[1], size=np.abs(expected).max())
 
 
 # The case changes fastest, so that a program compiled for one is there for the next.
@@ -249,3 +261,80 @@ def test_a_tile_has_at_least_one_token_and_one_row() -> None:
         ChunkedLoss(token_tile=0)
     with pytest.raises(UserError, match="vocabulary_tile"):
         ChunkedLoss(vocabulary_tile=0)
+
+
+@pytest.mark.parametrize("kernels", ["tpu", "gpu"])
+def test_kernels_go_over_blocks_of_every_axis(kernels: str) -> None:
+    """Two or three blocks of tokens, vocabulary and hidden size in each tile, none filled."""
+    tokens, vocabulary, hidden_size = 333, 700, 300
+    size = 128 if kernels == "tpu" else 64
+    backend = PallasLoss(
+        kernels=kernels, token_block=size, vocabulary_block=size, hidden_block=size
+    )
+    inputs = Inputs("random", 0, vocabulary, (tokens,), hidden_size)
+    check(backend, inputs, 0.7)
+
+
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_what_an_ignored_token_s_hidden_state_is_does_not_matter(backend: LossBackend) -> None:
+    inputs = Inputs("ignored")
+    ignored = ((inputs.ids < 0) | (inputs.ids >= VOCAB))[..., None]
+    expected = stats_and_gradients(backend, inputs, 1.0)
+    for value in (jnp.nan, jnp.inf):
+        inputs.hidden = jnp.where(ignored, value, inputs.hidden)
+        jax.tree.map(
+            np.testing.assert_array_equal, stats_and_gradients(backend, inputs, 1.0), expected
+        )
+
+
+@pytest.mark.parametrize("backend", [DenseLoss(), ChunkedLoss(), PallasLoss()], ids=repr)
+def test_no_tokens_give_no_statistics_and_no_gradient(backend: LossBackend) -> None:
+    hidden, ids = jnp.zeros((2, 0, 8)), jnp.zeros((2, 0), jnp.int32)
+    stats, pull = jax.vjp(lambda w: backend(hidden, w, ids, 1.0), jnp.ones((5, 8)))
+    assert stats.logps.shape == (2, 0)
+    assert (pull(stats)[0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("total", "most", "count"), [(2048, 2048, 1), (2049, 2048, 2), (151_936, 4096, 38), (9, 4, 3)]
+)
+def test_tiles_are_few_and_about_even(total: int, most: int, count: int) -> None:
+    size = tile_size(total, most)
+    assert size <= most
+    assert (count - 1) * size < total <= count * size
+    assert size <= total / count + STRIP
+
+
+@pytest.mark.parametrize("backend", [DenseLoss(), ChunkedLoss(), PallasLoss()], ids=repr)
+def test_what_cannot_be_right_is_refused(backend: LossBackend) -> None:
+    hidden, head, ids = jnp.zeros((2, 5, 8)), jnp.zeros((7, 8)), jnp.zeros((2, 5), jnp.int32)
+    for temperature in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match=r"temperature is .*: it must be a positive number"):
+            backend(hidden, head, ids, temperature)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("hidden_size", [896, 1536, 2048, 3584, 5120, 8192])
+def test_kernels_for_gpus_pass_triton_s_rules(hidden_size: int, dtype: jnp.dtype) -> None:
+    """They lower for a GPU, on a machine without one; what its compiler says is not known here."""
+    tiles = KernelTiles(4096, 4096, TritonKernels(BlockSizes(None, None, None), "H100", False))
+    n, v = 1000, 4096
+
+    def run(hidden: Array, head: Array, ids: Array, gradient: ScoreGradient) -> tuple:
+        return (
+            tiles.sums(hidden, head, ids, jnp.int32(3), 0.7),
+            tiles.score_gradient(hidden, head, ids, gradient, 0.7),
+        )
+
+    per_token = jax.ShapeDtypeStruct((n,), jnp.float32)
+    lowered = (
+        jax.jit(run)
+        .trace(
+            jax.ShapeDtypeStruct((n, hidden_size), dtype),
+            jax.ShapeDtypeStruct((v, hidden_size), dtype),
+            jax.ShapeDtypeStruct((n,), jnp.int32),
+            ScoreGradient(*[per_token] * 5),
+        )
+        .lower(lowering_platforms=("cuda",))
+    )
+    assert lowered.as_text().count("__gpu$xla.gpu.triton") == 2

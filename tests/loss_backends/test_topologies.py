@@ -85,7 +85,7 @@ def compile_kernels(backend: PallasLoss, tpu: str, vocabulary: int, hidden_size:
     device = described_devices(tpu)[0]
     here = NamedSharding(mesh_of(tpu), PartitionSpec())
     tokens, rows = backend.token_tile, min(backend.vocabulary_tile, vocabulary)
-    tiles = backend.tiles(device, TOKENS, vocabulary, hidden_size, jnp.dtype(jnp.bfloat16))
+    tiles = backend.tiles(device, hidden_size, jnp.dtype(jnp.bfloat16))
     per_token = jax.ShapeDtypeStruct((tokens,), jnp.float32, sharding=here)
 
     def run(hidden: Array, head: Array, ids: Array, gradient: ScoreGradient) -> tuple:

@@ -8,10 +8,12 @@ from jaxtyping import Array, Float, Int
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
-from grpo_eqx.loss_backends.pallas.gpu import triton_tiles
+from grpo_eqx.loss_backends.pallas.gpu import TritonKernels
 from grpo_eqx.loss_backends.pallas.kernels import BlockSizes, KernelTiles, Problem
-from grpo_eqx.loss_backends.pallas.tpu import mosaic_tiles
+from grpo_eqx.loss_backends.pallas.tpu import MosaicKernels
 from grpo_eqx.loss_backends.tiled import check_tiles, tiled_stats
+
+KERNELS = {"tpu": MosaicKernels, "gpu": TritonKernels}
 
 
 class PallasLoss(LossBackend):
@@ -37,43 +39,34 @@ class PallasLoss(LossBackend):
 
     def __check_init__(self) -> None:
         check_tiles(self.token_tile, self.vocabulary_tile)
+        if self.kernels not in (*KERNELS, None):
+            raise UserError(f"kernels is {self.kernels!r}: use {' or '.join(KERNELS)}, or None.")
 
-    def __call__(
+    def token_stats(
         self,
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
         temperature: float,
-        mesh: jax.sharding.Mesh | None = None,
+        mesh: jax.sharding.Mesh | None,
     ) -> TokenStats:
-        """As `LossBackend`; raises `UserError` for blocks that the device cannot run."""
+        """As of `LossBackend`; raises `UserError` for blocks that the device cannot run."""
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-        tiles = self.tiles(device, ids.size, len(head), hidden.shape[-1], hidden.dtype)
+        tiles = self.tiles(device, hidden.shape[-1], hidden.dtype)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
 
-    def tiles(
-        self,
-        device: jax.Device,
-        num_tokens: int,
-        vocabulary: int,
-        hidden_size: int,
-        dtype: jnp.dtype,
-    ) -> KernelTiles:
+    def tiles(self, device: jax.Device, hidden_size: int, dtype: jnp.dtype) -> KernelTiles:
         """The kernels for a device; raises `UserError` for blocks that it cannot run."""
-        kernels = self.kernels or ("tpu" if device.platform == "cpu" else device.platform)
-        if device.platform not in ("cpu", kernels):
+        interpret = device.platform == "cpu"
+        platform = (self.kernels or "tpu") if interpret else device.platform
+        if platform not in KERNELS:
+            raise UserError(f"There are no kernels for {device.device_kind}: use chunked.")
+        if self.kernels not in (platform, None):
             raise UserError(
                 f"kernels={self.kernels!r} cannot run on {device.device_kind}: leave it None."
             )
-        make = {"tpu": mosaic_tiles, "gpu": triton_tiles}[kernels]
-        return make(
-            Problem(
-                tokens=min(self.token_tile, num_tokens),
-                vocabulary=min(self.vocabulary_tile, vocabulary),
-                hidden=hidden_size,
-                dtype=dtype,
-            ),
-            BlockSizes(self.token_block, self.vocabulary_block, self.hidden_block),
-            device.device_kind,
-            interpret=device.platform == "cpu",
-        )
+        sizes = BlockSizes(self.token_block, self.vocabulary_block, self.hidden_block)
+        kernels = KERNELS[platform](sizes, device.device_kind, interpret)
+        # Blocks that the largest tile can have fit smaller ones.
+        kernels.blocks(Problem(self.token_tile, self.vocabulary_tile, hidden_size, dtype))
+        return KernelTiles(self.token_tile, self.vocabulary_tile, kernels)

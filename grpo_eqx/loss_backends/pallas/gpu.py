@@ -15,7 +15,7 @@ from grpo_eqx.loss_backends.pallas.kernels import (
     BlockScores,
     BlockSizes,
     Epilogue,
-    KernelTiles,
+    Kernels,
     Operands,
     Output,
     Problem,
@@ -30,65 +30,45 @@ MOST_SCORES = 128 * 256
 """Of a block: its registers hold no more."""
 
 
-def triton_tiles(
-    problem: Problem, sizes: BlockSizes, device_kind: str, *, interpret: bool
-) -> "TritonTiles":
-    """The kernels for a device; raises `UserError` for block sizes that it cannot run."""
-    known = (kib for name, kib in SHARED_MEMORY.items() if name in device_kind)
-    kib = next(known, LEAST_SHARED_MEMORY)
-    blocks = sizes.over(_default_blocks(problem, kib))
-    for name, size in zip(sizes._fields, blocks, strict=True):
-        if size not in VALID_SIZES:
-            valid = ", ".join(map(str, VALID_SIZES))
-            raise UserError(f"{name} is {size}: on a GPU it must be one of {valid}.")
-    if blocks.tokens * blocks.vocabulary > MOST_SCORES:
-        raise UserError(
-            f"token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} is too much for "
-            f"a GPU's registers: make the product at most {MOST_SCORES}, as of 128 x 256."
-        )
-    stage = (blocks.tokens + blocks.vocabulary) * blocks.hidden * problem.dtype.itemsize
-    num_stages = min(4, kib * 1024 // stage)
-    if num_stages < 2:
-        raise UserError(
-            f"blocks of token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} x "
-            f"hidden_block={blocks.hidden} in {problem.dtype} need {2 * stage // 1024} KiB of "
-            f"shared memory, and {device_kind} has {kib}: use a hidden_block of at most "
-            f"{_largest_hidden_block(blocks, kib, problem.dtype)}."
-        )
-    return TritonTiles(
-        problem.tokens,
-        problem.vocabulary,
-        blocks,
-        interpret=interpret,
-        num_warps=8 if blocks.tokens * blocks.vocabulary >= 128 * 128 else 4,
-        num_stages=num_stages,
-    )
-
-
-def _default_blocks(problem: Problem, kib: int) -> Blocks:
-    if problem.dtype == jnp.float32:
-        return Blocks(64, 64, 32)
-    return Blocks(128, 256, 64) if kib > LEAST_SHARED_MEMORY else Blocks(64, 128, 64)
-
-
-def _largest_hidden_block(blocks: Blocks, kib: int, dtype: jnp.dtype) -> int:
-    per_column = 2 * (blocks.tokens + blocks.vocabulary) * dtype.itemsize
-    return max(size for size in VALID_SIZES if size * per_column <= kib * 1024)
-
-
 @dataclasses.dataclass(frozen=True)
-class TritonTiles(KernelTiles):
+class TritonKernels(Kernels):
     """A program computes one block of tokens x vocabulary, and loops over the hidden dimension."""
 
-    num_warps: int
-    num_stages: int
+    sizes: BlockSizes
+    device_kind: str
+    interpret: bool
 
-    def run(self, operands: Operands, epilogue: Epilogue, output: Output) -> Array:
-        tokens, vocabulary, width = self.blocks
+    def blocks(self, problem: Problem) -> Blocks:
+        kib = _shared_memory(self.device_kind)
+        blocks = self.sizes.over(_default_blocks(problem, kib))
+        for name, size in zip(self.sizes._fields, blocks, strict=True):
+            if size not in VALID_SIZES:
+                valid = ", ".join(map(str, VALID_SIZES))
+                raise UserError(f"{name} is {size}: on a GPU it must be one of {valid}.")
+        if blocks.tokens * blocks.vocabulary > MOST_SCORES:
+            raise UserError(
+                f"token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} is too much "
+                f"for a GPU's registers: make the product at most {MOST_SCORES}, as of 128 x 256."
+            )
+        if _num_stages(blocks, kib, problem.dtype) < 2:
+            needed = 2 * _stage(blocks, problem.dtype) // 1024
+            raise UserError(
+                f"blocks of token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} x "
+                f"hidden_block={blocks.hidden} in {problem.dtype} need {needed} KiB of shared "
+                f"memory, and {self.device_kind} has {kib}: use a hidden_block of at most "
+                f"{_largest_hidden_block(blocks, kib, problem.dtype)}."
+            )
+        return blocks
+
+    def run(
+        self, problem: Problem, operands: Operands, epilogue: Epilogue, output: Output
+    ) -> Array:
+        tokens, vocabulary, width = blocks = self.blocks(problem)
         n, hidden_size = operands.hidden.shape
+        kib = _shared_memory(self.device_kind)
 
         def kernel(bounds: Any, hidden: Any, head: Any, *refs: Any) -> None:
-            ids, per_token, out = refs
+            ids, *per_token, out = refs
 
             def add(step: Array, scores: Array) -> Array:
                 columns = pl.ds(step * width, width)
@@ -98,7 +78,7 @@ class TritonTiles(KernelTiles):
             scores = jax.lax.fori_loop(0, hidden_size // width, add, zeros)
             first_row = pl.program_id(1) * vocabulary
             limits = bounds[0], bounds[1]
-            epilogue(BlockScores.of(scores, first_row, limits, ids[...]), per_token, out)
+            epilogue(BlockScores.of(scores, first_row, limits, ids[...]), tuple(per_token), out)
 
         return pl.pallas_call(
             kernel,
@@ -110,11 +90,39 @@ class TritonTiles(KernelTiles):
                 pl.BlockSpec((tokens, hidden_size), lambda i, j: (i, 0)),
                 pl.BlockSpec((vocabulary, hidden_size), lambda i, j: (j, 0)),
                 pl.BlockSpec((1, tokens), lambda i, j: (0, i)),
-                pl.BlockSpec((len(operands.per_token), tokens), lambda i, j: (0, i)),
+                *(pl.BlockSpec((len(x), tokens), lambda i, j: (0, i)) for x in operands.per_token),
             ],
             out_specs=pl.BlockSpec(output.block, output.place),
             compiler_params=plgpu.CompilerParams(
-                num_warps=self.num_warps, num_stages=self.num_stages
+                num_warps=8 if tokens * vocabulary >= 128 * 128 else 4,
+                num_stages=_num_stages(blocks, kib, problem.dtype),
             ),
             interpret=self.interpret,
-        )(*operands)
+        )(*operands.flat())
+
+
+def _shared_memory(device_kind: str) -> int:
+    """KiB."""
+    known = (kib for name, kib in SHARED_MEMORY.items() if name in device_kind)
+    return next(known, LEAST_SHARED_MEMORY)
+
+
+def _default_blocks(problem: Problem, kib: int) -> Blocks:
+    if problem.dtype == jnp.float32:
+        return Blocks(64, 64, 32)
+    return Blocks(128, 256, 64) if kib > LEAST_SHARED_MEMORY else Blocks(64, 128, 64)
+
+
+def _stage(blocks: Blocks, dtype: jnp.dtype) -> int:
+    """Bytes of the inputs of one step over the hidden dimension."""
+    return (blocks.tokens + blocks.vocabulary) * blocks.hidden * dtype.itemsize
+
+
+def _num_stages(blocks: Blocks, kib: int, dtype: jnp.dtype) -> int:
+    """Steps whose inputs are in shared memory at a time."""
+    return min(4, kib * 1024 // _stage(blocks, dtype))
+
+
+def _largest_hidden_block(blocks: Blocks, kib: int, dtype: jnp.dtype) -> int:
+    per_column = 2 * (blocks.tokens + blocks.vocabulary) * dtype.itemsize
+    return max(size for size in VALID_SIZES if size * per_column <= kib * 1024)

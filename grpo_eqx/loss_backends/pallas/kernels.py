@@ -47,7 +47,7 @@ class BlockSizes(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What block sizes depend on: the largest tile, and the dtype of its products."""
+    """What block sizes depend on: a tile, and the dtype of its products."""
 
     tokens: int
     vocabulary: int
@@ -85,12 +85,16 @@ class Operands(NamedTuple):
     hidden: Float[Array, "n H"]
     head: Float[Array, "v H"]
     ids: Int[Array, "1 n"]
-    per_token: Float[Array, "k n"]
+    per_token: tuple[Float[Array, "k n"], ...] = ()
     """What else the epilogue knows of the tokens."""
+
+    def flat(self) -> tuple[Array, ...]:
+        """In the order of the kernels' arguments."""
+        return (*self[:4], *self.per_token)
 
 
 # Makes the output's block of a block's scores and, by reference, its tokens' `per_token`.
-Epilogue = Callable[[BlockScores, Any, Any], None]
+Epilogue = Callable[[BlockScores, tuple[Any, ...], Any], None]
 
 
 class Output(NamedTuple):
@@ -103,18 +107,27 @@ class Output(NamedTuple):
     """Which block, for the block of tokens and of the vocabulary."""
 
 
+class Kernels(abc.ABC):
+    """A kind of device: which blocks it can run, and how; hashable."""
+
+    @abc.abstractmethod
+    def blocks(self, problem: Problem) -> Blocks:
+        """The blocks for a tile; raises `UserError` for sizes that the device cannot run."""
+
+    @abc.abstractmethod
+    def run(
+        self, problem: Problem, operands: Operands, epilogue: Epilogue, output: Output
+    ) -> Array:
+        """Runs a kernel on a tile: the scores of every block, and `epilogue` on them."""
+
+
 @dataclasses.dataclass(frozen=True)
 class KernelTiles(Tiles):
     """Tiles that a kernel computes in blocks."""
 
     tokens: int
     vocabulary: int
-    blocks: Blocks
-    interpret: bool
-
-    @abc.abstractmethod
-    def run(self, operands: Operands, epilogue: Epilogue, output: Output) -> Array:
-        """Runs a kernel: the scores of every block, and `epilogue` on them."""
+    kernels: Kernels
 
     def sums(
         self,
@@ -124,16 +137,18 @@ class KernelTiles(Tiles):
         first: Int[Array, ""],
         temperature: float,
     ) -> Partial:
-        operands = self._operands(hidden, head, ids, first, jnp.zeros((1, len(ids)), jnp.float32))
+        problem, blocks = self._problem(hidden, head)
+        operands = _operands(blocks, hidden, head, ids, first)
         n, v = operands.ids.shape[1], len(operands.head)
         # A block's sums lie side by side, in the order of `Partial`.
         output = Output(
-            (v // self.blocks.vocabulary, NUM_SUMS, n),
+            (v // blocks.vocabulary, NUM_SUMS, n),
             jnp.dtype(jnp.float32),
-            (None, NUM_SUMS, self.blocks.tokens),
+            (None, NUM_SUMS, blocks.tokens),
             lambda i, j: (j, 0, i),
         )
-        stacked = self.run(operands, partial(_write_sums, temperature=temperature), output)
+        epilogue = partial(_write_sums, temperature=temperature)
+        stacked = self.kernels.run(problem, operands, epilogue, output)
         return Partial(*(stacked[:, i, : len(ids)] for i in range(NUM_SUMS)))
 
     def score_gradient(
@@ -144,42 +159,52 @@ class KernelTiles(Tiles):
         gradient: ScoreGradient,
         temperature: float,
     ) -> Float[Array, "v n"]:
-        operands = self._operands(hidden, head, ids, 0, jnp.stack(gradient))
+        problem, blocks = self._problem(hidden, head)
+        operands = _operands(blocks, hidden, head, ids, 0, jnp.stack(gradient))
         n, v = operands.ids.shape[1], len(operands.head)
         output = Output(
             (v, n),
             hidden.dtype,
-            (self.blocks.vocabulary, self.blocks.tokens),
+            (blocks.vocabulary, blocks.tokens),
             lambda i, j: (j, i),
         )
         epilogue = partial(_write_gradient, temperature=temperature)
-        return self.run(operands, epilogue, output)[: len(head), : len(ids)]
+        return self.kernels.run(problem, operands, epilogue, output)[: len(head), : len(ids)]
 
-    def _operands(
-        self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
-        ids: Int[Array, " n"],
-        first: Int[Array, ""] | int,
-        per_token: Float[Array, "k n"],
-    ) -> Operands:
-        tokens, vocabulary, width = self.blocks
-        return Operands(
-            jnp.stack([jnp.asarray(first, jnp.int32), jnp.int32(len(head))]),
-            _filled(hidden, (tokens, width)),
-            _filled(head, (vocabulary, width)),
-            _filled(ids[None], (1, tokens)),
-            _filled(per_token, (1, tokens)),
-        )
+    def _problem(
+        self, hidden: Float[Array, "n H"], head: Float[Array, "v H"]
+    ) -> tuple[Problem, Blocks]:
+        problem = Problem(len(hidden), len(head), hidden.shape[1], hidden.dtype)
+        return problem, self.kernels.blocks(problem)
 
 
-def _write_sums(block: BlockScores, per_token: Any, out: Any, *, temperature: float) -> None:
+def _operands(
+    blocks: Blocks,
+    hidden: Float[Array, "n H"],
+    head: Float[Array, "v H"],
+    ids: Int[Array, " n"],
+    first: Int[Array, ""] | int,
+    *per_token: Float[Array, "k n"],
+) -> Operands:
+    return Operands(
+        jnp.stack([jnp.asarray(first, jnp.int32), jnp.int32(len(head))]),
+        _filled(hidden, (blocks.tokens, blocks.hidden)),
+        _filled(head, (blocks.vocabulary, blocks.hidden)),
+        _filled(ids[None], (1, blocks.tokens)),
+        tuple(_filled(x, (1, blocks.tokens)) for x in per_token),
+    )
+
+
+def _write_sums(block: BlockScores, per_token: tuple[()], out: Any, *, temperature: float) -> None:
     for i, sums in enumerate(Partial.of_scores(*block, temperature)):
         out[i : i + 1, :] = sums
 
 
-def _write_gradient(block: BlockScores, per_token: Any, out: Any, *, temperature: float) -> None:
-    gradient = ScoreGradient(*(per_token[i : i + 1, :] for i in range(NUM_GRADIENT_FIELDS)))
+def _write_gradient(
+    block: BlockScores, per_token: tuple[Any], out: Any, *, temperature: float
+) -> None:
+    (fields,) = per_token
+    gradient = ScoreGradient(*(fields[i : i + 1, :] for i in range(NUM_GRADIENT_FIELDS)))
     out[...] = gradient.at(block.scores, block.own, temperature).astype(out.dtype)
 
 

@@ -15,7 +15,7 @@ from grpo_eqx.loss_backends.pallas.kernels import (
     BlockScores,
     BlockSizes,
     Epilogue,
-    KernelTiles,
+    Kernels,
     Operands,
     Output,
     Problem,
@@ -39,27 +39,76 @@ VMEM = {
 LEAST_VMEM = 16 * MIB
 
 
-def mosaic_tiles(
-    problem: Problem, sizes: BlockSizes, device_kind: str, *, interpret: bool
-) -> "MosaicTiles":
-    """The kernels for a device; raises `UserError` for block sizes that it cannot run."""
-    capacity = VMEM.get(device_kind, LEAST_VMEM)
-    blocks = sizes.over(_default_blocks(problem, capacity))
-    for name, size in zip(sizes._fields, blocks, strict=True):
-        if size < 1 or size % LANES:
-            raise UserError(f"{name} is {size}: on a TPU it must be a multiple of {LANES}.")
-    needed = _vmem(blocks, problem.dtype)
-    if needed > capacity:
-        fitting = _default_blocks(problem, capacity)
-        raise UserError(
-            f"blocks of token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} x "
-            f"hidden_block={blocks.hidden} in {problem.dtype} need about {needed / MIB:.0f} MiB of "
-            f"vector memory, and {device_kind} has {capacity // MIB}: use multiples of {LANES} up "
-            f"to about {fitting.tokens}, {fitting.vocabulary} and {fitting.hidden}."
-        )
-    return MosaicTiles(
-        problem.tokens, problem.vocabulary, blocks, interpret=interpret, vmem_bytes=needed
-    )
+@dataclasses.dataclass(frozen=True)
+class MosaicKernels(Kernels):
+    """The hidden dimension is the innermost of the grid, so that blocks are small for any head."""
+
+    sizes: BlockSizes
+    device_kind: str
+    interpret: bool
+
+    def blocks(self, problem: Problem) -> Blocks:
+        capacity = VMEM.get(self.device_kind, LEAST_VMEM)
+        defaults = _default_blocks(problem, capacity)
+        blocks = self.sizes.over(defaults)
+        for name, size in zip(self.sizes._fields, blocks, strict=True):
+            if size < 1 or size % LANES:
+                raise UserError(f"{name} is {size}: on a TPU it must be a multiple of {LANES}.")
+        needed = _vmem(blocks, problem.dtype)
+        if needed > capacity:
+            raise UserError(
+                f"blocks of token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} x "
+                f"hidden_block={blocks.hidden} in {problem.dtype} need about "
+                f"{needed / MIB:.0f} MiB of vector memory, and {self.device_kind} has "
+                f"{capacity // MIB}: use multiples of {LANES} up to about {defaults.tokens}, "
+                f"{defaults.vocabulary} and {defaults.hidden}."
+            )
+        return blocks
+
+    def run(
+        self, problem: Problem, operands: Operands, epilogue: Epilogue, output: Output
+    ) -> Array:
+        tokens, vocabulary, width = blocks = self.blocks(problem)
+        n, hidden_size = operands.hidden.shape
+
+        def kernel(bounds: Any, hidden: Any, head: Any, *refs: Any) -> None:
+            ids, *per_token, out, scores = refs
+            first_row, step = pl.program_id(1) * vocabulary, pl.program_id(2)
+
+            @pl.when(step == 0)
+            def _() -> None:
+                scores[...] = jnp.zeros_like(scores)
+
+            scores[...] += product("vh,nh->vn", head[...], hidden[...])
+
+            @pl.when(step == pl.num_programs(2) - 1)
+            def _() -> None:
+                limits = bounds[0], bounds[1]
+                block = BlockScores.of(scores[...], first_row, limits, ids[...])
+                epilogue(block, tuple(per_token), out)
+
+        return pl.pallas_call(
+            kernel,
+            out_shape=jax.ShapeDtypeStruct(output.shape, output.dtype),
+            grid=(n // tokens, len(operands.head) // vocabulary, hidden_size // width),
+            in_specs=[
+                pl.BlockSpec(memory_space=pltpu.SMEM),
+                pl.BlockSpec((tokens, width), lambda i, j, k: (i, k)),
+                pl.BlockSpec((vocabulary, width), lambda i, j, k: (j, k)),
+                pl.BlockSpec((1, tokens), lambda i, j, k: (0, i)),
+                *(
+                    pl.BlockSpec((len(x), tokens), lambda i, j, k: (0, i))
+                    for x in operands.per_token
+                ),
+            ],
+            out_specs=pl.BlockSpec(output.block, lambda i, j, k: output.place(i, j)),
+            scratch_shapes=[pltpu.VMEM((vocabulary, tokens), jnp.float32)],
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel", "arbitrary"),
+                vmem_limit_bytes=_vmem(blocks, problem.dtype),
+            ),
+            interpret=self.interpret,
+        )(*operands.flat())
 
 
 def _default_blocks(problem: Problem, capacity: int) -> Blocks:
@@ -98,50 +147,3 @@ def _vmem(blocks: Blocks, dtype: jnp.dtype) -> int:
     inputs = 2 * (blocks.tokens + blocks.vocabulary) * blocks.hidden * dtype.itemsize
     scores = blocks.tokens * blocks.vocabulary * 4
     return inputs * (3 if dtype == jnp.float32 else 1) + 6 * scores + MIB
-
-
-@dataclasses.dataclass(frozen=True)
-class MosaicTiles(KernelTiles):
-    """The hidden dimension is the innermost of the grid, so that blocks are small for any head."""
-
-    vmem_bytes: int
-
-    def run(self, operands: Operands, epilogue: Epilogue, output: Output) -> Array:
-        tokens, vocabulary, width = self.blocks
-        n, hidden_size = operands.hidden.shape
-
-        def kernel(bounds: Any, hidden: Any, head: Any, *refs: Any) -> None:
-            ids, per_token, out, scores = refs
-            first_row, step = pl.program_id(1) * vocabulary, pl.program_id(2)
-
-            @pl.when(step == 0)
-            def _() -> None:
-                scores[...] = jnp.zeros_like(scores)
-
-            scores[...] += product("vh,nh->vn", head[...], hidden[...])
-
-            @pl.when(step == pl.num_programs(2) - 1)
-            def _() -> None:
-                limits = bounds[0], bounds[1]
-                block = BlockScores.of(scores[...], first_row, limits, ids[...])
-                epilogue(block, per_token, out)
-
-        return pl.pallas_call(
-            kernel,
-            out_shape=jax.ShapeDtypeStruct(output.shape, output.dtype),
-            grid=(n // tokens, len(operands.head) // vocabulary, hidden_size // width),
-            in_specs=[
-                pl.BlockSpec(memory_space=pltpu.SMEM),
-                pl.BlockSpec((tokens, width), lambda i, j, k: (i, k)),
-                pl.BlockSpec((vocabulary, width), lambda i, j, k: (j, k)),
-                pl.BlockSpec((1, tokens), lambda i, j, k: (0, i)),
-                pl.BlockSpec((len(operands.per_token), tokens), lambda i, j, k: (0, i)),
-            ],
-            out_specs=pl.BlockSpec(output.block, lambda i, j, k: output.place(i, j)),
-            scratch_shapes=[pltpu.VMEM((vocabulary, tokens), jnp.float32)],
-            compiler_params=pltpu.CompilerParams(
-                dimension_semantics=("parallel", "parallel", "arbitrary"),
-                vmem_limit_bytes=self.vmem_bytes,
-            ),
-            interpret=self.interpret,
-        )(*operands)

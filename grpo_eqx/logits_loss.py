@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import in_vocabulary
 from grpo_eqx.loss_backends.logits import stats_of_logits
 from grpo_eqx.objective import Objective, TokenBatch, Totals
@@ -15,7 +16,7 @@ def grpo_loss(
     logits: Float[Array, "B T V"],
     ids: Int[Array, "B T"],
     advantages: Float[Array, " B"],
-    mask: Bool[Array, "B T"] | None = None,
+    mask: Bool[Array, "B T"] | Int[Array, "B T"] | Float[Array, "B T"] | None = None,
     *,
     old_logps: Float[Array, "B T"] | None = None,
     ref_logps: Float[Array, "B T"] | None = None,
@@ -33,35 +34,53 @@ def grpo_loss(
     - `logits`: before the temperature; `logits[:, t]` predicts `ids[:, t]`.
     - `ids`: the completions' tokens. Those outside the vocabulary (-100, say) do not count.
     - `advantages`: one for each completion.
-    - `mask`: True on the tokens that count. `None`: all.
+    - `mask`: True, or not 0, on the tokens that count. `None`: all.
     - `old_logps`: log-probs under the policy that ratios are against, off-policy. `None` is
       on-policy: the ratios are 1, and the gradient is that of the policy itself.
-    - `ref_logps`: log-probs under the reference policy, for objectives whose `beta` is not 0.
+    - `ref_logps`: log-probs under the reference policy, for an objective whose `beta` is not 0.
     - `sampler_logps`: log-probs under the distribution that `ids` were drawn from. `None`: the
       old policy's.
     - `temperature`: divides the logits.
     - `objective`: the variant; `None` is the default `Objective`: clipped at 0.2 on both sides,
       the mean over all tokens (arXiv 2503.14476, eq. 8).
+
+    Raises `UserError` for arguments that do not fit each other.
     """
     objective = Objective() if objective is None else objective
+    _check(logits, ids, advantages, ref_logps, objective)
     counted = in_vocabulary(ids, logits.shape[-1])
-    counted = counted if mask is None else counted & mask
+    counted = counted if mask is None else counted & (mask != 0)
     stats = stats_of_logits(logits, jnp.where(counted, ids, IGNORED), temperature)
     if sampler_logps is None:
         sampler_logps = jax.lax.stop_gradient(stats.logps) if old_logps is None else old_logps
-
-    def grouped(x: Array | None) -> Array | None:
-        """With an axis for groups: the batch as one of them."""
-        return None if x is None else x[None]
-
     batch = TokenBatch(
-        logps=stats.logps[None],
-        entropies=stats.entropies[None],
-        sampler_logps=sampler_logps[None],
-        advantages=advantages[None],
-        mask=counted[None],
-        old_logps=grouped(old_logps),
-        ref_logps=grouped(ref_logps),
+        logps=stats.logps,
+        entropies=stats.entropies,
+        sampler_logps=sampler_logps,
+        advantages=advantages,
+        mask=counted,
+        old_logps=old_logps,
+        ref_logps=ref_logps,
     )
+    batch = jax.tree.map(lambda x: x[None], batch)  # as one group
     loss, metrics = objective(batch, Totals.of(batch.mask, batch.mask))
     return loss, jax.tree.map(lambda x: x[None], metrics).merged()
+
+
+def _check(
+    logits: Float[Array, "B T V"],
+    ids: Int[Array, "B T"],
+    advantages: Float[Array, " B"],
+    ref_logps: Float[Array, "B T"] | None,
+    objective: Objective,
+) -> None:
+    if logits.shape[:-1] != ids.shape or ids.shape[:1] != advantages.shape:
+        raise UserError(
+            f"logits {list(logits.shape)}, ids {list(ids.shape)} and advantages "
+            f"{list(advantages.shape)} do not fit: they must be [B, T, V], [B, T] and [B]."
+        )
+    if (objective.beta == 0) != (ref_logps is None):
+        fix = "give ref_logps" if ref_logps is None else "leave ref_logps out"
+        raise UserError(f"beta of the objective is {objective.beta:g}: {fix}, or change it.")
+    if objective.loss_type == "dr_grpo" and objective.max_completion_length is None:
+        raise UserError("dr_grpo divides by max_completion_length: set it in the Objective.")

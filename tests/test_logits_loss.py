@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from grpo_eqx import grpo_loss
+from grpo_eqx import UserError, grpo_loss
 from grpo_eqx.objective import Objective
 
 B, T, V = 4, 6, 50
@@ -105,3 +105,45 @@ def test_tokens_that_do_not_count_get_no_gradient_whatever_their_logits_are() ->
     inputs.ids = np.where(inputs.mask, inputs.ids, -100)
     inputs.mask = np.ones_like(inputs.mask)
     np.testing.assert_array_equal(run(inputs, spoiled, None)[1], gradient)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+@pytest.mark.parametrize("forbidden", [-np.inf, np.finfo(np.float32).min])
+def test_entries_that_may_not_be_drawn_add_nothing(forbidden: float, temperature: float) -> None:
+    """Their logits masked, as for padding of the vocabulary: as if they were not there."""
+    inputs = Inputs(3, temperature)
+    logits = jnp.asarray(inputs.logits, jnp.float32)
+    old_logps = jnp.asarray(inputs.old_logps)
+    (loss, metrics), gradient = run(inputs, logits, old_logps)
+    wider = jnp.pad(logits, ((0, 0), (0, 0), (0, 7)), constant_values=forbidden)
+    (same_loss, same_metrics), wide_gradient = run(inputs, wider, old_logps)
+    np.testing.assert_allclose(same_loss, loss, rtol=1e-6)
+    np.testing.assert_allclose(same_metrics["entropy"], metrics["entropy"], rtol=1e-6)
+    np.testing.assert_allclose(wide_gradient[..., :V], gradient, rtol=1e-6, atol=1e-9)
+    assert (wide_gradient[..., V:] == 0).all()
+
+
+def test_masks_of_numbers_are_masks() -> None:
+    inputs = Inputs(4, 1.0)
+    arguments = [jnp.asarray(x) for x in (inputs.logits, inputs.ids, inputs.advantages)]
+    expected = grpo_loss(*arguments, jnp.asarray(inputs.mask))[0]
+    assert 0 < inputs.mask.sum() < inputs.mask.size
+    inputs.mask = inputs.mask.astype(np.float32)
+    assert run(inputs, arguments[0], None)[0][0] == expected
+
+
+@pytest.mark.parametrize(
+    ("objective", "arguments", "message"),
+    [
+        (Objective(beta=0.1), {}, "beta of the objective is 0.1: give ref_logps"),
+        (Objective(), {"ref_logps": jnp.zeros((B, T))}, "is 0: leave ref_logps out"),
+        (Objective(loss_type="dr_grpo"), {}, "set it in the Objective"),
+        (Objective(), {"temperature": 0.0}, "temperature is 0.0: it must be a positive number"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    objective: Objective, arguments: dict[str, object], message: str
+) -> None:
+    logits, ids, advantages = jnp.zeros((B, T, V)), jnp.zeros((B, T), jnp.int32), jnp.zeros(B)
+    with pytest.raises(UserError, match=message):
+        grpo_loss(logits, ids, advantages, objective=objective, **arguments)
