@@ -4,7 +4,8 @@
     python benchmarks/loss_backends.py --topology v6e-8       # memory on TPUs that are not there
     python benchmarks/loss_backends.py --torch-python PATH    # beside torch, in its own environment
 
-Times are medians; the backends take turns. Memory is the compiler's own account, for each device.
+Times are medians; the backends take turns. Memory is the compiler's own account, for each device:
+of a TPU's main memory, without the tiles that it places in a core's vector memory.
 Run it alone on the machine.
 """
 
@@ -173,10 +174,7 @@ def account(work: Work, name: str, program: jax.stages.Compiled) -> dict[str, An
         "hidden_size": hidden_size,
         "dtype": str(work.dtype),
         "temporary_bytes": memory.temp_size_in_bytes,
-        "peak_bytes": memory.argument_size_in_bytes
-        + memory.output_size_in_bytes
-        + memory.temp_size_in_bytes
-        - memory.alias_size_in_bytes,
+        "peak_bytes": memory.peak_memory_in_bytes,
     }
 
 
