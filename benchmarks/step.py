@@ -1,0 +1,125 @@
+"""Time of a GRPO step, beside another library's on the same work.
+
+    python benchmarks/step.py --workload fixed
+    python benchmarks/step.py --workload ragged --peer trl --peer-python PATH --json step.json
+
+A step is everything: sampling from the full softmax, rewards, log-probs, gradients, clipping and
+AdamW, for a small Qwen2 with random weights. We and the peer take turns, each in a process and an
+environment of its own; times are medians over all timed steps. Run it alone on the machine.
+"""
+
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from grpo_eqx import UserError
+
+WORKERS = Path(__file__).parent / "step_workers"
+WORKLOADS: dict[str, dict[str, int]] = {
+    "fixed": {
+        "prompt_length": 64, "completion_length": 128, "prompts": 4, "group": 8, "vocabulary": 8192
+    },
+    "ragged": {
+        "prompt_length": 64, "completion_length": 512, "prompts": 4, "group": 8, "vocabulary": 128
+    },
+    "long-prompt": {
+        "prompt_length": 512, "completion_length": 128, "prompts": 2, "group": 16,
+        "vocabulary": 8192,
+    },
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Step:
+    """What to time."""
+
+    workload: Literal["fixed", "ragged", "long-prompt"] = "fixed"
+    """Completions of 128 tokens; of up to 512, about 126 in the mean; of 128 after long prompts."""
+    peer: Literal["trl", "tunix"] | None = None
+    """Library to compare with."""
+    peer_python: Path | None = None
+    """Its interpreter."""
+    steps: int = 5
+    """Timed steps of a process."""
+    rounds: int = 2
+    """Processes of each side."""
+    json: Path | None = None
+    """File for the figures."""
+
+
+def main(cfg: Step) -> None:
+    if (cfg.peer is None) != (cfg.peer_python is None):
+        raise UserError("peer and peer_python belong together: give both, or neither.")
+    work = json.dumps({**WORKLOADS[cfg.workload], "steps": cfg.steps})
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
+    for _ in range(cfg.rounds):
+        runs["ours"].append(time_steps(sys.executable, "ours", work))
+        if cfg.peer is not None:
+            runs["peer"].append(time_steps(str(cfg.peer_python), cfg.peer, work))
+    medians = {
+        side: statistics.median(s for run in made for s in run["seconds"])
+        for side, made in runs.items()
+        if made
+    }
+    figures = {
+        "workload": cfg.workload,
+        "peer": cfg.peer,
+        "ours_s": medians["ours"],
+        "peer_s": medians.get("peer"),
+        "ratio": medians["peer"] / medians["ours"] if cfg.peer else None,
+        "runs": runs,
+    }
+    show(figures)
+    if cfg.json is not None:
+        cfg.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def time_steps(python: str, side: str, work: str) -> dict[str, Any]:
+    """The figures that a worker prints as its last line."""
+    command = [python, str(WORKERS / f"{side}_worker.py"), work]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.stderr.write(done.stderr[-4000:])
+        raise UserError(f"{' '.join(command[:2])} failed, as above: is {side} installed there?")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def show(figures: dict[str, Any]) -> None:
+    table = Table(title=f"A GRPO step, {figures['workload']}")
+    for column in ("", "median", "fastest", "slowest", "mean length"):
+        table.add_column(column, justify="right" if column else "left")
+    for side, runs in figures["runs"].items():
+        if not runs:
+            continue
+        seconds = [s for run in runs for s in run["seconds"]]
+        name = "grpo_eqx" if side == "ours" else f"{figures['peer']} {runs[0]['version']}"
+        length = runs[0]["mean_length"]
+        table.add_row(
+            name,
+            *(f"{x:.2f} s" for x in (statistics.median(seconds), min(seconds), max(seconds))),
+            "-" if length is None else f"{length:.0f}",
+        )
+    console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
+    console.print(table)
+    parts = figures["runs"]["ours"][-1]["parts"]
+    console.print(
+        "of ours: "
+        + ", ".join(f"{name.split('/')[-1][:-2]} {value:.2f} s" for name, value in parts.items())
+    )
+    if figures["ratio"] is not None:
+        console.print(f"{figures['ratio']:.2f} times as fast")
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Step, description=__doc__))
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,70 @@
+"""Times GRPO steps of grpo_eqx, for step.py: python ours_worker.py WORK."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+from work import LEARNING_RATE, WARMUP_STEPS, Stopwatch, Work, reward, work_of_command
+
+from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.tracking import Tracker
+
+
+class Texts(PromptSource):
+    name: str
+    texts: list[str]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(self.texts[index], {})
+
+
+class Watch(Tracker):
+    def __init__(self) -> None:
+        self.stopwatch = Stopwatch()
+        self.parts: list[dict[str, float]] = []
+
+    def log(self, step: int, metrics: Any) -> None:
+        self.stopwatch.step_ends()
+        self.stopwatch.lengths.append(metrics["completions/mean_length"])
+        self.parts.append({k: v for k, v in metrics.items() if k.startswith("time/train/")})
+
+    def finish(self) -> None:
+        parts = self.parts[WARMUP_STEPS:]
+        means = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
+        self.stopwatch.report(parts=means)
+
+
+def main(work: Work, folder: Path) -> None:
+    model = Qwen2.init(Qwen2Config(**work.model()), jax.random.key(0))
+    data = Texts("random text", work.texts())
+    cfg = GRPOConfig(
+        steps=WARMUP_STEPS + work.steps,
+        prompts_per_step=work.prompts,
+        num_generations=work.group,
+        max_prompt_length=work.prompt_length,
+        max_completion_length=work.completion_length,
+        learning_rate=LEARNING_RATE,
+        log_completions_steps=0,
+        output_dir=folder / "run",
+    )
+    GRPOTrainer(
+        cfg,
+        model=model,
+        tokenizer=work.tokenizer(),
+        reward_funcs=[reward],
+        train_data=data,
+        eval_data=data,
+        trackers=[Watch()],
+    ).fit()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        main(work_of_command(), Path(folder))

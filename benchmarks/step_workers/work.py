@@ -1,0 +1,96 @@
+"""The work of step.py, the same for us and for every peer: model, tokenizer, prompts, reward.
+
+Each side imports this in an environment of its own, so nothing here needs grpo_eqx.
+"""
+
+import dataclasses
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+ALPHABET = "abcdefgh 0123456789"
+PAD_ID, EOS_ID = 0, 1
+WARMUP_STEPS = 2
+"""Steps before those that are timed: they compile."""
+LEARNING_RATE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """A GRPO step: `prompts` prompts with `group` completions each."""
+
+    prompt_length: int
+    completion_length: int
+    prompts: int
+    group: int
+    vocabulary: int
+    """A model with random weights ends a completion about once in so many tokens."""
+    steps: int
+    """Timed ones."""
+
+    def model(self) -> dict[str, Any]:
+        """Settings of Qwen2: 4.2 million parameters and the embedding's."""
+        return {
+            "hidden_size": 256,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "intermediate_size": 704,
+            "vocab_size": self.vocabulary,
+            "tie_word_embeddings": True,
+            "max_position_embeddings": 2048,
+            "rope_theta": 1e6,
+            "rms_norm_eps": 1e-6,
+        }
+
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        """One token a character."""
+        vocab = {"<pad>": PAD_ID, "<eos>": EOS_ID}
+        for char in (*map(chr, range(32, 127)), "\n"):
+            vocab[char] = len(vocab)
+        while len(vocab) < self.vocabulary:
+            vocab[f"<u{len(vocab)}>"] = len(vocab)
+        bpe = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token=None))
+        return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
+
+    def texts(self) -> list[str]:
+        rng = random.Random(0)
+        return ["".join(rng.choices(ALPHABET, k=self.prompt_length)) for _ in range(256)]
+
+
+def reward(completions: list[str], **columns: Any) -> list[float]:
+    """How often a letter occurs: something that varies within groups."""
+    return [float(text.count("a")) for text in completions]
+
+
+class Stopwatch:
+    """The time at the end of every step, and the lengths that were generated."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.lengths: list[float] = []
+
+    def step_ends(self) -> None:
+        self.ends.append(time.perf_counter())
+
+    def report(self, **more: Any) -> None:
+        """Prints the figures as the last line of the output."""
+        pairs = list(zip(self.ends, self.ends[1:], strict=False))
+        seconds = [end - start for start, end in pairs][WARMUP_STEPS - 1 :]
+        print(json.dumps({"seconds": seconds, "mean_length": self._mean_length(), **more}))
+
+    def _mean_length(self) -> float | None:
+        return statistics.fmean(self.lengths[WARMUP_STEPS:]) if self.lengths else None
+
+
+def work_of_command() -> Work:
+    """The work that step.py passes on the command line, as JSON."""
+    fields: Mapping[str, int] = json.loads(sys.argv[1])
+    return Work(**fields)
