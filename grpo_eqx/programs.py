@@ -198,6 +198,7 @@ class Programs:
             max_length=options.max_completion_length,
             eos_ids=options.eos_ids,
             pad_id=options.pad_id,
+            shrink=num_batch_shards(self.mesh) == 1,
         )
         # Stated, because everything that follows is laid out by it.
         return self._constrain(rollout, len(prompt_ids), group)

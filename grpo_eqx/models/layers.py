@@ -5,6 +5,7 @@ Sequences come as `[P, G, T, ...]`: `P` prompts with `G` continuations each (a p
 a group's prompt is held and read once, not once per continuation.
 """
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,6 +16,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 _MASKED = -1e30  # finite, so that a row without any visible key stays finite too
+
+CACHE_BLOCK = 128
+"""Positions of a growing cache that attention reads at a time."""
 
 
 class Linear(eqx.Module):
@@ -105,6 +109,35 @@ class Segment(NamedTuple):
     visible: Bool[Array, "#P #J #T S"]
 
 
+class Past(NamedTuple):
+    """A layer's part of a cache that grows: each query sees the keys before its own place."""
+
+    kv: KeyValues
+    """Of all layers, in whole blocks of `CACHE_BLOCK`, or one shorter block."""
+    layer: Int[Array, ""]
+    place: Int[Array, "P G"]
+    num_written: Int[Array, ""]
+    """No place is larger, and blocks from here on are not read."""
+
+    def block(self, number: Int[Array, ""]) -> Segment:
+        """The segment of one block."""
+        size = min(CACHE_BLOCK, self.kv.keys.shape[-2])
+        first = number * size
+
+        def cut(x: Float[Array, "L P G K S D"]) -> Float[Array, "P G K B D"]:
+            _, P, G, K, _, D = x.shape
+            start = (self.layer, 0, 0, 0, first, 0)
+            return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
+
+        visible = first + jnp.arange(size) < self.place[..., None, None]
+        return Segment(KeyValues(*(cut(x) for x in self.kv)), visible)
+
+    def num_blocks(self) -> Int[Array, ""]:
+        """How many blocks hold anything."""
+        size = min(CACHE_BLOCK, self.kv.keys.shape[-2])
+        return (self.num_written + size - 1) // size
+
+
 class _Partial(NamedTuple):
     """Attention over one segment before normalisation, all float32."""
 
@@ -112,26 +145,34 @@ class _Partial(NamedTuple):
     total: Float[Array, "P G T N"]
     highest: Float[Array, "P G T N"]
 
+    def merged(self, other: "_Partial") -> "_Partial":
+        """Attention over both segments (as in FlashAttention, arXiv 2205.14135)."""
+        highest = jnp.maximum(self.highest, other.highest)
+        scale, other_scale = jnp.exp(self.highest - highest), jnp.exp(other.highest - highest)
+        weighted = self.weighted * scale[..., None] + other.weighted * other_scale[..., None]
+        return _Partial(weighted, self.total * scale + other.total * other_scale, highest)
+
 
 def attend(
-    queries: Float[Array, "P G T N D"], segments: Sequence[Segment]
+    queries: Float[Array, "P G T N D"], segments: Sequence[Segment], past: Past | None = None
 ) -> Float[Array, "P G T N D"]:
-    """Softmax attention of each query over the union of all segments.
+    """Softmax attention of each query over the union of all segments and of the past's blocks.
 
-    Each segment is reduced by itself and the parts are merged by their softmax statistics (as in
-    FlashAttention, arXiv 2205.14135), which equals one softmax over the concatenation. Every
-    query must see at least one key of some segment; the result of one that sees none is finite
-    and without meaning.
+    Each segment is reduced by itself and the parts are merged by their softmax statistics, which
+    equals one softmax over the concatenation. Every query must see at least one key of some
+    segment; the result of one that sees none is finite and without meaning. A block that a query
+    sees nothing of leaves its result the same to the last bit.
     """
-    parts = [_attend_segment(queries, segment) for segment in segments]
-    highest = jnp.stack([part.highest for part in parts]).max(axis=0)
-    weighted = jnp.zeros(queries.shape, jnp.float32)
-    total = jnp.zeros(queries.shape[:-1], jnp.float32)
-    for part in parts:
-        scale = jnp.exp(part.highest - highest)
-        weighted += part.weighted * scale[..., None]
-        total += part.total * scale
-    return (weighted / total[..., None]).astype(queries.dtype)
+    part = functools.reduce(
+        _Partial.merged, [_attend_segment(queries, segment) for segment in segments]
+    )
+    if past is not None:
+
+        def add(number: Int[Array, ""], part: _Partial) -> _Partial:
+            return part.merged(_attend_segment(queries, past.block(number)))
+
+        part = jax.lax.fori_loop(0, past.num_blocks(), add, part)
+    return (part.weighted / part.total[..., None]).astype(queries.dtype)
 
 
 def _attend_segment(queries: Float[Array, "P G T N D"], segment: Segment) -> _Partial:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
 from grpo_eqx.models.config import Qwen2Config
-from grpo_eqx.models.layers import KeyValues, Linear, Rotary, Segment, attend, rms_norm
+from grpo_eqx.models.layers import KeyValues, Linear, Past, Rotary, Segment, attend, rms_norm
 from grpo_eqx.sharding.rules import parameter_sharding
 
 _Inputs = ParamSpec("_Inputs")
@@ -48,9 +48,10 @@ class Qwen2Layer(eqx.Module):
         queries: Float[Array, "P G T N D"],
         segments: Sequence[Segment],
         config: Qwen2Config,
+        past: Past | None = None,
     ) -> Float[Array, "P G T H"]:
         """The rest of the layer once its segments of keys and values are known."""
-        attended = attend(queries, segments)
+        attended = attend(queries, segments, past)
         x = x + self.o_proj(attended.reshape(*x.shape[:-1], -1))
         normed = rms_norm(x, self.post_attention_layernorm, config.rms_norm_eps)
         return x + self.down_proj(jax.nn.silu(self.gate_proj(normed)) * self.up_proj(normed))
@@ -199,41 +200,34 @@ class Qwen2(eqx.Module):
         prompt: PromptCache,
         own: KeyValues,
         ids: Int[Array, "P G"],
-        index: Int[Array, ""],
+        place: Int[Array, "P G"],
+        num_written: Int[Array, ""],
     ) -> tuple[Float[Array, "P G V"], KeyValues]:
-        """One decoding step: the logits after `ids`, the inputs at `index` of the completions.
+        """One decoding step: the logits after `ids`, each the input at `place` of its completion.
 
-        **Arguments:** `own` holds the completions' keys and values so far, `[L, P, G, K, Tc, D]`.
+        **Arguments:** `own` holds the completions' keys and values so far, `[L, P, G, K, S, D]`,
+        of which no more than the first `num_written` are read.
 
-        **Returns:** float32 logits, and `own` with this step's keys and values written in place.
+        **Returns:** float32 logits, and this step's keys and values, `[L, P, G, K, 1, D]`, to be
+        written to `own` at `place`.
         """
-        length = own.keys.shape[-2]
-        positions = jnp.broadcast_to(prompt.last_positions[:, None] + index, ids.shape)
+        positions = prompt.last_positions[:, None] + place
         rotary = Rotary.at(positions[..., None], self.config.head_size, self.config.rope_theta)
-        written = (jnp.arange(length) <= index)[None, None, None]
+        itself = jnp.ones((1, 1, 1, 1), bool)
 
         def step(
-            carry: tuple[Float[Array, "P G 1 H"], KeyValues, Int[Array, ""]],
-            xs: tuple[Qwen2Layer, KeyValues],
-        ) -> tuple[tuple[Float[Array, "P G 1 H"], KeyValues, Int[Array, ""]], None]:
-            x, own, depth = carry
-            layer, prompt_kv = xs
+            x: Float[Array, "P G 1 H"], xs: tuple[Qwen2Layer, KeyValues, Int[Array, ""]]
+        ) -> tuple[Float[Array, "P G 1 H"], KeyValues]:
+            layer, prompt_kv, depth = xs
             queries, new = layer.project(x, rotary, self.config)
-            # The whole stack travels as carry: XLA then writes one token in place, where stacked
-            # outputs of the scan would copy every layer's cache at every step.
-            own = KeyValues(
-                *(_write(cache, kv, depth, index) for cache, kv in zip(own, new, strict=True))
-            )
-            layer_kv = KeyValues(
-                *(jax.lax.dynamic_index_in_dim(c, depth, keepdims=False) for c in own)
-            )
-            segments = [prompt.segment(prompt_kv), Segment(layer_kv, written)]
-            return (layer.finish(x, queries, segments, self.config), own, depth + 1), None
+            segments = [prompt.segment(prompt_kv), Segment(new, itself)]
+            past = Past(own, depth, place, num_written)
+            return layer.finish(x, queries, segments, self.config, past), new
 
-        carry = (self.embed(ids)[:, :, None], own, jnp.zeros((), jnp.int32))
-        (x, own, _), _ = jax.lax.scan(step, carry, (self.layers, prompt.kv))
+        depths = jnp.arange(self.config.num_hidden_layers)
+        x, new = jax.lax.scan(step, self.embed(ids)[:, :, None], (self.layers, prompt.kv, depths))
         hidden = rms_norm(x[:, :, 0], self.norm, self.config.rms_norm_eps)
-        return self.project_logits(hidden), own
+        return self.project_logits(hidden), new
 
     def _causal_pass(
         self, ids: Int[Array, "P T"], mask: Bool[Array, "P T"], remat: Remat
@@ -271,16 +265,6 @@ _DIMS = {
     **{f"layers.{name}_proj.weight": ("layers", "heads", "hidden") for name in "qkv"},
     **{f"layers.{name}_proj.bias": ("layers", "heads") for name in "qkv"},
 }
-
-
-def _write(
-    cache: Float[Array, "L P G K Tc D"],
-    token: Float[Array, "P G K 1 D"],
-    layer: Int[Array, ""],
-    index: Int[Array, ""],
-) -> Float[Array, "L P G K Tc D"]:
-    start = (layer, 0, 0, 0, index, 0)
-    return jax.lax.dynamic_update_slice(cache, token[None].astype(cache.dtype), start)
 
 
 def _remat(step: Callable[_Inputs, _Output], remat: Remat) -> Callable[_Inputs, _Output]:

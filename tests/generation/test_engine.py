@@ -40,12 +40,13 @@ def run(
     group: int = 4,
     max_length: int = 12,
     eos_ids: tuple[int, ...] = (EOS,),
+    **slots: int,
 ) -> Rollout:
     keys = sample_keys(0, jnp.int32(5), jnp.arange(len(ids)), group)
     return jax.jit(
         lambda model: generate(
             model, ids, mask, keys,
-            sampling=sampling, max_length=max_length, eos_ids=eos_ids, pad_id=PAD,
+            sampling=sampling, max_length=max_length, eos_ids=eos_ids, pad_id=PAD, **slots,
         )
     )(MODEL)  # fmt: skip
 
@@ -112,3 +113,31 @@ def test_a_longer_limit_only_continues() -> None:
 def test_greedy_needs_no_keys_and_repeats_within_a_group() -> None:
     ids = np.asarray(run(*prompts(), GREEDY).completion_ids)
     assert (ids == ids[:, :1]).all()
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "refill_at"), [(1, None), (3, 1), (3, 3), (8, None), (8, 8), (20, 5), (100, None)]
+)
+def test_slots_change_nothing(num_slots: int, refill_at: int | None) -> None:
+    """However few they are, and whenever they are refilled."""
+    every = {"group": 8, "max_length": 150, "eos_ids": (EOS,)}
+    expected = run(*prompts(), **every)
+    lengths = np.asarray(expected.lengths)
+    assert lengths.max() > 100
+    assert lengths.min() < 10
+    found = run(*prompts(), **every, num_slots=num_slots, refill_at=refill_at)
+    for name in ("completion_ids", "completion_mask", "finished"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    np.testing.assert_allclose(found.sampler_logps, expected.sampler_logps, atol=1e-5)
+
+
+def test_the_first_sampled_tokens_are_those_of_the_model() -> None:
+    """By hand, without a cache: the plain pass over the prompt, and one draw with the key."""
+    ids, mask = prompts()
+    rollout = run(ids, mask)
+    keys = sample_keys(0, jnp.int32(5), jnp.arange(len(ids)), 4)
+    for p, length in enumerate(LENGTHS):
+        logits = MODEL.logits(ids[p : p + 1, :length])[0, -1]
+        for g in range(4):
+            draws = jax.random.gumbel(jax.random.fold_in(keys[p, g], 0), logits.shape)
+            assert rollout.completion_ids[p, g, 0] == jnp.argmax(logits + draws)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx._types import Remat
 from grpo_eqx.models.config import Qwen2Config
-from grpo_eqx.models.layers import KeyValues, Rotary, Segment, attend, rms_norm
+from grpo_eqx.models.layers import CACHE_BLOCK, KeyValues, Rotary, Segment, attend, rms_norm
 from grpo_eqx.models.qwen2 import PromptCache, Qwen2
 
 CONFIG = Qwen2Config(
@@ -203,23 +203,34 @@ def test_decoding_step_by_step_is_the_grouped_pass(side: str):
     own = KeyValues(jnp.full(shape, 1e3), jnp.full(shape, 1e3))
     inputs, steps = jnp.broadcast_to(cache.last_ids[:, None], (P, G)), []
     for index in range(Tc):
-        step, own = decode(model, cache, own, inputs, jnp.asarray(index))
+        places = jnp.full((P, G), index)
+        step, new = decode(model, cache, own, inputs, places, jnp.asarray(index))
+        own = jax.tree.map(lambda x, y, i=index: x.at[..., i : i + 1, :].set(y), own, new)
         steps.append(step)
         inputs = completions[:, :, index]
     grouped = grouped_logits(model, *prompts(side), completions)
     assert_close(jnp.stack(steps, axis=2), grouped)
 
 
-def test_decoding_writes_one_token_and_keeps_the_others():
+def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
+    """Also where the others make attention read further blocks of the cache."""
     model = random_model()
     cache = prefill(model, *prompts("left"))
-    shape = (CONFIG.num_hidden_layers, len(LENGTHS), GROUP, CONFIG.num_key_value_heads, 5, 8)
-    own = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape))))
-    _, after = decode(model, cache, own, random_ids(len(LENGTHS), GROUP), jnp.asarray(2))
-    for old, new in zip(own, after, strict=True):
-        others = np.array([0, 1, 3, 4])
-        np.testing.assert_array_equal(old[..., others, :], new[..., others, :])
-        assert (jnp.abs(old - new)[..., 2, :] > 0).all()
+    P, S = len(LENGTHS), 3 * CACHE_BLOCK
+    shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
+    own = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
+    places = jnp.asarray([[0, 5, CACHE_BLOCK], [CACHE_BLOCK - 1, CACHE_BLOCK + 1, 300]])
+    inputs = random_ids(P, GROUP)
+    together, new = decode(model, cache, own, inputs, places, places.max())
+    for p, g in np.ndindex(P, GROUP):
+        there = jnp.full_like(places, places[p, g])
+        alone, new_alone = decode(model, cache, own, inputs, there, places[p, g])
+        np.testing.assert_array_equal(together[p, g], alone[p, g])
+        jax.tree.map(
+            lambda x, y, p=p, g=g: np.testing.assert_array_equal(x[:, p, g], y[:, p, g]),
+            new,
+            new_alone,
+        )
 
 
 # Rematerialisation.
