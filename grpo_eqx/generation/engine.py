@@ -181,30 +181,42 @@ def generate(
         if size < num_slots:
             order = jnp.argsort(state.idle().reshape(-1), stable=True)[:size]
             state = state._replace(slots=state.slots.packed(order))
-        refill = None
         if size == num_slots < N:
             least = max(1, num_slots // 16) if refill_at is None else refill_at
-            refill = partial(_refilled, prompts, G, least)
-        state = _run(state, step, refill, smaller)
+            state = _run_queue(state, step, partial(_refilled, prompts, G), least)
+        state = _run(state, step, smaller)
     return _rollout(prompt_ids, prompt_mask, state.made, (P, G), pad_id)
 
 
 def _run(
     state: _State,
     step: Callable[[_State], _State],
-    refill: Callable[[_State], _State] | None,
     until: int,
 ) -> _State:
-    """Decodes until nothing waits and no more than `until` slots are live."""
+    """Decodes until no more than `until` slots are live."""
 
     def unfinished(state: _State) -> Bool[Array, ""]:
-        live = jnp.sum(~state.idle()) > until
-        return live if refill is None else live | (state.waiting < len(state.made.lengths) - 1)
+        return jnp.sum(~state.idle()) > until
 
-    def body(state: _State) -> _State:
-        return step(state) if refill is None else step(refill(state))
+    return jax.lax.while_loop(unfinished, step, state)
 
-    return jax.lax.while_loop(unfinished, body, state)
+
+def _run_queue(
+    state: _State,
+    step: Callable[[_State], _State],
+    refill: Callable[[_State], _State],
+    least: int,
+) -> _State:
+    """Decodes until nothing waits, and refills whenever at least so many slots are idle."""
+
+    def waiting(state: _State) -> Bool[Array, ""]:
+        return state.waiting < len(state.made.lengths) - 1
+
+    # Two loops and no condition in one, whose branches would copy the cache at every token.
+    def decode_and_refill(state: _State) -> _State:
+        return refill(jax.lax.while_loop(lambda state: state.idle().sum() < least, step, state))
+
+    return jax.lax.while_loop(waiting, decode_and_refill, state)
 
 
 def _decode(
@@ -240,34 +252,28 @@ def _decode(
     return _State(slots, made, state.waiting)
 
 
-def _refilled(prompts: PromptCache, group: int, least: int, state: _State) -> _State:
-    """Waiting completions in the idle slots, where at least so many are idle."""
-    nothing = len(state.made.lengths) - 1
+def _refilled(prompts: PromptCache, group: int, state: _State) -> _State:
+    """Waiting completions in the idle slots."""
+    slots, idle = state.slots, state.idle()[:, 0]
+    candidates = state.waiting + jnp.cumsum(idle) - 1
+    taken = idle & (candidates < len(state.made.lengths) - 1)
+    fresh = _prompts_of(prompts, jnp.where(taken, candidates // group, 0))
 
-    def refill(state: _State) -> _State:
-        slots, idle = state.slots, state.idle()[:, 0]
-        candidates = state.waiting + jnp.cumsum(idle) - 1
-        taken = idle & (candidates < nothing)
-        fresh = _prompts_of(prompts, jnp.where(taken, candidates // group, 0))
+    def put(new: Array, old: Array, axis: int = 0) -> Array:
+        where = taken.reshape((1,) * axis + (-1,) + (1,) * (old.ndim - axis - 1))
+        return jnp.where(where, new, old)
 
-        def put(new: Array, old: Array, axis: int = 0) -> Array:
-            where = taken.reshape((1,) * axis + (-1,) + (1,) * (old.ndim - axis - 1))
-            return jnp.where(where, new, old)
-
-        slots = _Slots(
-            prompt=PromptCache(
-                jax.tree.map(partial(put, axis=1), fresh.kv, slots.prompt.kv),
-                *map(put, fresh[1:], slots.prompt[1:]),
-            ),
-            completion=put(candidates[:, None], slots.completion),
-            place=put(jnp.zeros_like(slots.place), slots.place),
-            inputs=put(fresh.last_ids[:, None], slots.inputs),
-            cache=slots.cache,
-        )
-        return _State(slots, state.made, state.waiting + taken.sum())
-
-    due = (state.waiting < nothing) & (state.idle().sum() >= least)
-    return jax.lax.cond(due, refill, lambda state: state, state)
+    slots = _Slots(
+        prompt=PromptCache(
+            jax.tree.map(partial(put, axis=1), fresh.kv, slots.prompt.kv),
+            *map(put, fresh[1:], slots.prompt[1:]),
+        ),
+        completion=put(candidates[:, None], slots.completion),
+        place=put(jnp.zeros_like(slots.place), slots.place),
+        inputs=put(fresh.last_ids[:, None], slots.inputs),
+        cache=slots.cache,
+    )
+    return _State(slots, state.made, state.waiting + taken.sum())
 
 
 def _prompts_of(prompts: PromptCache, indices: Int[Array, " R"]) -> PromptCache:
