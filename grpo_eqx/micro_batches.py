@@ -72,6 +72,11 @@ class MicroBatches:
         prompt_parts, group_parts = valid[size]
         return cls(prompt_shards, prompt_parts, group_shards, group_parts)
 
+    @property
+    def num_group_blocks(self) -> int:
+        """Into how many parts a group is cut, over devices and micro-batches."""
+        return self.group_shards * self.group_parts
+
     def split(self, batch: BatchPart) -> BatchPart:
         """The batch, or rollout, with a new leading axis of micro-batches on every array."""
 

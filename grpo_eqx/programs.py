@@ -5,6 +5,7 @@ a host loop around them.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
@@ -16,7 +17,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx._types import PromptIds, PromptMask, Remat
-from grpo_eqx.generation import Rollout, Sampling, generate, sample_keys
+from grpo_eqx.generation import Packing, Rollout, Sampling, generate, sample_keys
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.micro_batches import Batch, MicroBatches
 from grpo_eqx.models.qwen2 import Qwen2
@@ -126,6 +127,21 @@ class Programs:
     ) -> Rollout:
         """A rollout whose prompt `p` is `source[p]`: of `rollout` below `P`, then of `fresh`."""
         return self._replace_groups(rollout, fresh, source)
+
+    def packed(
+        self, rollout: Rollout, lengths: Int[np.ndarray, "P G"], num_shares: int = 1
+    ) -> Rollout:
+        """The rollout for `score` and `update`, with as little padding as pays.
+
+        **Arguments:** the lengths of its completions; into how many `share`s it will be cut.
+        """
+        rollout = rollout.trimmed(_trimmed_width(lengths, rollout.completion_ids.shape[-1]))
+        P, G, width = rollout.completion_ids.shape
+        num_blocks = math.lcm(
+            *(self._micro_batches(n, G).num_group_blocks for n in {P, P // num_shares})
+        )
+        packing = Packing.plan(lengths, width, num_blocks)
+        return dataclasses.replace(rollout, packing=packing)
 
     def score(self, model: Qwen2, rollout: Rollout) -> TokenScores:
         """Log-probs and entropies of the completions' tokens under `model`."""
@@ -264,11 +280,17 @@ class Programs:
             lambda m: m.embed_tokens, model.astype(options.dtype), model.embed_tokens
         )
         prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, options.remat)
-        hidden = compute.completion_hidden(prompt, rollout.completion_ids, options.remat)
+        ids, packing, rows = rollout.completion_ids, rollout.packing, None
+        width = ids.shape[-1]
+        if packing is not None:
+            ids, rows = packing.pack(ids, fill=-1), packing.rows(width)
+        # -1 has an embedding, the last one, which nothing reads.
+        hidden = compute.completion_hidden(prompt, ids, options.remat, rows)
         # The head in float32: its gradient is summed over all tokens before it is rounded.
-        return self.backend(
-            hidden, model.head, rollout.completion_ids, options.sampling.temperature, self.mesh
-        )
+        stats = self.backend(hidden, model.head, ids, options.sampling.temperature, self.mesh)
+        if packing is None:
+            return stats
+        return TokenStats(*(packing.unpack(x, width) for x in stats))
 
     def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
         """A micro-batch for the objective; `floor` is the least entropy that counts."""
@@ -327,3 +349,9 @@ class Programs:
             "grad_norm": optax.tree.norm(gradient),
             "update_norm": optax.tree.norm(updates),
         }
+
+
+def _trimmed_width(lengths: Int[np.ndarray, "P G"], limit: int) -> int:
+    """Of the longest completion, up to a multiple of a quarter of the limit."""
+    quarter = -(-limit // 4)
+    return min(-(-int(lengths.max()) // quarter) * quarter, limit)

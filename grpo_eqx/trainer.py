@@ -163,7 +163,9 @@ class GRPOTrainer:
                     scale_rewards=cfg.scale_rewards or "none",
                     aggregation=cfg.multi_objective_aggregation,
                 )
-                update_metrics = self._update(experience.rollout, advantages)
+                update_metrics = self._update(
+                    experience.rollout, experience.completions.lengths, advantages
+                )
                 self._sync_reference(step + 1)
                 clock.lap("update")
                 self.step = step + 1
@@ -232,10 +234,12 @@ class GRPOTrainer:
             + f", {len(self.heldout):,} held out; {self.mesh.size} x {kind} ({axes})"
         )
 
-    def _update(self, rollout: Rollout, advantages: np.ndarray) -> dict[str, float]:
+    def _update(
+        self, rollout: Rollout, lengths: np.ndarray, advantages: np.ndarray
+    ) -> dict[str, float]:
         """All updates on one rollout; their metrics as one."""
         cfg, programs = self.cfg, self.programs
-        rollout = _without_padding(rollout)
+        rollout = programs.packed(rollout, lengths, cfg.steps_per_generation)
         batch = Batch(rollout, advantages)
         if cfg.updates_per_step > 1:
             # One alone is on-policy, with ratios of 1 by definition, and needs no scores.
@@ -288,13 +292,3 @@ class GRPOTrainer:
             parts.append(Completions.of(rollout, self.tokenizer))
         # The last batch was filled up.
         return functools.reduce(Completions.joined, parts).of_prompts(np.arange(len(tokens)))
-
-
-def _without_padding(rollout: Rollout) -> Rollout:
-    """Cuts completions to the longest one, up to a multiple of a quarter of the limit: an update
-    has four shapes at most.
-    """
-    limit = rollout.completion_ids.shape[-1]
-    quarter = -(-limit // 4)
-    longest = int(rollout.lengths.max())
-    return rollout.trimmed(min(-(-longest // quarter) * quarter, limit))

@@ -265,6 +265,28 @@ def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
     assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=merged)), whole_step)
 
 
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "micro"),
+    [("auto", 1, None), ("auto", 1, 8), ("auto", 4, None), ("2,2,2", 8, 4)],
+)
+def test_completions_that_share_rows_leave_the_update_unchanged(
+    mesh: str, num_devices: int, micro: int | None, batch: Batch
+) -> None:
+    """With every term of the objective; the first group has a row's length and an empty one."""
+    lengths = np.random.default_rng(3).integers(1, 6, (P, G))
+    lengths[0] = [TC, 0, 2, 3]
+    mask = np.arange(TC) < lengths[..., None]
+    rollout = jax.tree.map(jnp.asarray, batch.rollout)
+    rollout = dataclasses.replace(rollout, completion_mask=jnp.asarray(mask))
+    batch = dataclasses.replace(batch, rollout=rollout)
+    expected = step_of(programs(**EVERYTHING), batch)
+    runner = programs(mesh, num_devices, micro, **EVERYTHING)
+    packed = runner.packed(rollout, lengths)
+    assert packed.packing is not None
+    assert packed.packing.source.shape == (P, G // 2, TC)
+    assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=packed)), expected)
+
+
 def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:
     runner = programs("auto", 8)
     model = model_on(runner.mesh)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from grpo_eqx.generation.rollout import Rollout
 from grpo_eqx.generation.sampling import Sampling, sample_tokens
-from grpo_eqx.models.layers import CACHE_BLOCK, KeyValues
+from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues
 from grpo_eqx.models.qwen2 import PromptCache, Qwen2
 
 FEWEST_SLOTS = 4

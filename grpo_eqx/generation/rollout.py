@@ -6,6 +6,8 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from grpo_eqx.generation.packing import Packing
+
 
 class Rollout(eqx.Module):
     """`P` prompts with `G` completions each, padded on the right."""
@@ -22,6 +24,8 @@ class Rollout(eqx.Module):
     """Log-prob of each token under the distribution it was drawn from; 0 where masked."""
     finished: Bool[Array, "P G"]
     """True where the completion ended by itself, false where the length limit cut it."""
+    packing: Packing | None = None
+    """How completions share rows where the model reads them again."""
 
     @property
     def lengths(self) -> Int[Array, "P G"]:

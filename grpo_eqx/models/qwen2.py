@@ -1,6 +1,6 @@
 """Qwen2 as one Equinox module: the same definition trains and generates."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
 import equinox as eqx
@@ -10,8 +10,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
+from grpo_eqx.models.attention import KeyValues, Past, Segment, attend
+from grpo_eqx.models.causal_attention import causal_attention
 from grpo_eqx.models.config import Qwen2Config
-from grpo_eqx.models.layers import KeyValues, Linear, Past, Rotary, Segment, attend, rms_norm
+from grpo_eqx.models.layers import Linear, Rotary, rms_norm
 from grpo_eqx.sharding.rules import parameter_sharding
 
 _Inputs = ParamSpec("_Inputs")
@@ -45,13 +47,10 @@ class Qwen2Layer(eqx.Module):
     def finish(
         self,
         x: Float[Array, "P G T H"],
-        queries: Float[Array, "P G T N D"],
-        segments: Sequence[Segment],
+        attended: Float[Array, "P G T N D"],
         config: Qwen2Config,
-        past: Past | None = None,
     ) -> Float[Array, "P G T H"]:
-        """The rest of the layer once its segments of keys and values are known."""
-        attended = attend(queries, segments, past)
+        """The rest of the layer once its heads have attended."""
         x = x + self.o_proj(attended.reshape(*x.shape[:-1], -1))
         normed = rms_norm(x, self.post_attention_layernorm, config.rms_norm_eps)
         return x + self.down_proj(jax.nn.silu(self.gate_proj(normed)) * self.up_proj(normed))
@@ -72,6 +71,13 @@ class PromptCache(NamedTuple):
 
     def segment(self, layer_kv: KeyValues) -> Segment:
         return Segment(layer_kv, self.visible[:, None, None, :])
+
+
+class Rows(NamedTuple):
+    """Which completion of the group, and which of its tokens, each place of packed rows holds."""
+
+    completions: Int[Array, "P R T"]
+    offsets: Int[Array, "P R T"]
 
 
 class Qwen2(eqx.Module):
@@ -171,26 +177,34 @@ class Qwen2(eqx.Module):
         )
 
     def completion_hidden(
-        self, prompt: PromptCache, ids: Int[Array, "P G Tc"], remat: Remat = "none"
-    ) -> Float[Array, "P G Tc H"]:
+        self,
+        prompt: PromptCache,
+        ids: Int[Array, "P R T"],
+        remat: Remat = "none",
+        rows: Rows | None = None,
+    ) -> Float[Array, "P R T H"]:
         """Final hidden states that predict each token of `ids`, given the prompt.
 
-        `ids` is padded on the right; states past a completion's end have no meaning.
+        Each row is a completion, padded on the right, or what `rows` says. States where no
+        completion is have no meaning.
         """
-        P, G, Tc = ids.shape
-        first = jnp.broadcast_to(prompt.last_ids[:, None, None], (P, G, 1))
+        P, R, T = ids.shape
+        first = jnp.broadcast_to(prompt.last_ids[:, None, None], (P, R, 1))
         inputs = jnp.concatenate([first, ids[:, :, :-1]], axis=2)
-        positions = prompt.last_positions[:, None, None] + jnp.arange(Tc)
+        offsets, spans = jnp.arange(T), None
+        if rows is not None:
+            offsets, spans = rows.offsets, rows.completions
+            inputs = jnp.where(offsets == 0, first, inputs)
+        positions = prompt.last_positions[:, None, None] + offsets
         rotary = Rotary.at(positions, self.config.head_size, self.config.rope_theta)
-        causal = jnp.tril(jnp.ones((Tc, Tc), bool))[None, None]
 
         def step(
-            x: Float[Array, "P G Tc H"], xs: tuple[Qwen2Layer, KeyValues]
-        ) -> tuple[Float[Array, "P G Tc H"], None]:
+            x: Float[Array, "P R T H"], xs: tuple[Qwen2Layer, KeyValues]
+        ) -> tuple[Float[Array, "P R T H"], None]:
             layer, prompt_kv = xs
             queries, kv = layer.project(x, rotary, self.config)
-            segments = [prompt.segment(prompt_kv), Segment(kv, causal)]
-            return layer.finish(x, queries, segments, self.config), None
+            attended = causal_attention(queries, kv, prompt.segment(prompt_kv), spans)
+            return layer.finish(x, attended, self.config), None
 
         x, _ = jax.lax.scan(_remat(step, remat), self.embed(inputs), (self.layers, prompt.kv))
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
@@ -221,8 +235,8 @@ class Qwen2(eqx.Module):
             layer, prompt_kv, depth = xs
             queries, new = layer.project(x, rotary, self.config)
             segments = [prompt.segment(prompt_kv), Segment(new, itself)]
-            past = Past(own, depth, place, num_written)
-            return layer.finish(x, queries, segments, self.config, past), new
+            attended = attend(queries, segments, Past(own, depth, place, num_written))
+            return layer.finish(x, attended, self.config), new
 
         depths = jnp.arange(self.config.num_hidden_layers)
         x, new = jax.lax.scan(step, self.embed(ids)[:, :, None], (self.layers, prompt.kv, depths))
@@ -235,14 +249,13 @@ class Qwen2(eqx.Module):
         """All layers over plain sequences: states before the last norm, and keys and values."""
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
         rotary = Rotary.at(positions[:, None], self.config.head_size, self.config.rope_theta)
-        T = ids.shape[1]
-        visible = (jnp.tril(jnp.ones((T, T), bool)) & mask[:, None, :])[:, None]
+        spans = jnp.where(mask, 0, -1)[:, None]  # what pads sees pads
 
         def step(
             x: Float[Array, "P 1 T H"], layer: Qwen2Layer
         ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
             queries, kv = layer.project(x, rotary, self.config)
-            return layer.finish(x, queries, [Segment(kv, visible)], self.config), kv
+            return layer.finish(x, causal_attention(queries, kv, spans=spans), self.config), kv
 
         return jax.lax.scan(_remat(step, remat), self.embed(ids)[:, None], self.layers)
 

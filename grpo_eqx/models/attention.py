@@ -1,0 +1,126 @@
+"""Attention of one position at a time, over segments of keys and values.
+
+Queries come as `[P, G, T, ...]`: `P` prompts with `G` continuations each. A list of *segments* is
+read and merged exactly, so that a group's prompt is held and read once, not once per continuation.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+MASKED = -1e30
+"""Score of what a query does not see: finite, so that one that sees nothing stays finite too."""
+
+CACHE_BLOCK = 128
+"""Positions of a growing cache that attention reads at a time."""
+
+
+class KeyValues(NamedTuple):
+    """Keys and values of `J` rows per prompt: `J = 1` where the group shares them, else `J = G`."""
+
+    keys: Float[Array, "*layers P J K S D"]
+    values: Float[Array, "*layers P J K S D"]
+
+
+class Segment(NamedTuple):
+    """A stretch of keys and values, and which of them each query may see (broadcastable)."""
+
+    kv: KeyValues
+    visible: Bool[Array, "#P #J #T S"]
+
+
+class Past(NamedTuple):
+    """A layer's part of a cache that grows: each query sees the keys before its own place."""
+
+    kv: KeyValues
+    """Of all layers, in whole blocks of `CACHE_BLOCK`, or one shorter block."""
+    layer: Int[Array, ""]
+    place: Int[Array, "P G"]
+    num_written: Int[Array, ""]
+    """No place is larger, and blocks from here on are not read."""
+
+    def block(self, number: Int[Array, ""]) -> Segment:
+        """The segment of one block."""
+        size = min(CACHE_BLOCK, self.kv.keys.shape[-2])
+        first = number * size
+
+        def cut(x: Float[Array, "L P G K S D"]) -> Float[Array, "P G K B D"]:
+            _, P, G, K, _, D = x.shape
+            start = (self.layer, 0, 0, 0, first, 0)
+            return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
+
+        visible = first + jnp.arange(size) < self.place[..., None, None]
+        return Segment(KeyValues(*(cut(x) for x in self.kv)), visible)
+
+    def num_blocks(self) -> Int[Array, ""]:
+        """How many blocks hold anything."""
+        size = min(CACHE_BLOCK, self.kv.keys.shape[-2])
+        return (self.num_written + size - 1) // size
+
+
+class _Partial(NamedTuple):
+    """Attention over one segment before normalisation, all float32."""
+
+    weighted: Float[Array, "P G T N D"]
+    total: Float[Array, "P G T N"]
+    highest: Float[Array, "P G T N"]
+
+    def merged(self, other: "_Partial") -> "_Partial":
+        """Attention over both segments (as in FlashAttention, arXiv 2205.14135)."""
+        highest = jnp.maximum(self.highest, other.highest)
+        scale, other_scale = jnp.exp(self.highest - highest), jnp.exp(other.highest - highest)
+        weighted = self.weighted * scale[..., None] + other.weighted * other_scale[..., None]
+        return _Partial(weighted, self.total * scale + other.total * other_scale, highest)
+
+
+def attend(
+    queries: Float[Array, "P G T N D"], segments: Sequence[Segment], past: Past | None = None
+) -> Float[Array, "P G T N D"]:
+    """Softmax attention of each query over the union of all segments and of the past's blocks.
+
+    Each segment is reduced by itself and the parts are merged by their softmax statistics, which
+    equals one softmax over the concatenation. Every query must see at least one key of some
+    segment; the result of one that sees none is finite and without meaning. A block that a query
+    sees nothing of leaves its result the same to the last bit.
+    """
+    part = functools.reduce(
+        _Partial.merged, [_attend_segment(queries, segment) for segment in segments]
+    )
+    if past is not None:
+
+        def add(number: Int[Array, ""], part: _Partial) -> _Partial:
+            return part.merged(_attend_segment(queries, past.block(number)))
+
+        part = jax.lax.fori_loop(0, past.num_blocks(), add, part)
+    return (part.weighted / part.total[..., None]).astype(queries.dtype)
+
+
+def _attend_segment(queries: Float[Array, "P G T N D"], segment: Segment) -> _Partial:
+    keys, values = segment.kv
+    P, G, T, N, D = queries.shape
+    _, J, K, _, _ = keys.shape
+    rows, repeats = G // J, N // K
+    # A shared segment sees its group as one long run of queries: one larger product per prompt.
+    q = queries.reshape(P, J, rows, T, K, repeats, D)
+    scores = jnp.einsum("pjgtkrd,pjksd->pjkrgts", q, keys, preferred_element_type=jnp.float32)
+    visible = segment.visible[:, :, None, None, None]
+    scores = jnp.where(visible, scores * D**-0.5, MASKED)
+    highest = jax.lax.stop_gradient(scores.max(axis=-1))
+    weights = jnp.exp(scores - highest[..., None])
+    weighted = jnp.einsum(
+        "pjkrgts,pjksd->pjgtkrd",
+        weights.astype(values.dtype),
+        values,
+        preferred_element_type=jnp.float32,
+    )
+
+    def by_query(x: Float[Array, "P J K R rows T"]) -> Float[Array, "P G T N"]:
+        return x.transpose(0, 1, 4, 5, 2, 3).reshape(P, G, T, N)
+
+    return _Partial(
+        weighted.reshape(P, G, T, N, D), by_query(weights.sum(axis=-1)), by_query(highest)
+    )

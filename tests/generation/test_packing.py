@@ -1,0 +1,57 @@
+"""Packing: every token has a place of its own, and what is packed comes back."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from grpo_eqx.generation import Packing
+
+
+def packing_of(lengths: np.ndarray, width: int, num_blocks: int = 1) -> Packing:
+    packing = Packing.plan(lengths, width, num_blocks)
+    assert packing is not None
+    return packing
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    width=st.integers(4, 30),
+    num_blocks=st.sampled_from([1, 2, 4]),
+)
+def test_what_is_packed_comes_back(seed: int, width: int, num_blocks: int) -> None:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(0, width // 3 + 1, (3, 16)).astype(np.int32)
+    packing = packing_of(lengths, width, num_blocks)
+    mask = np.arange(width) < lengths[..., None]
+    values = np.where(mask, rng.integers(1, 1000, mask.shape), 0)
+    packed = packing.pack(jnp.asarray(values), fill=0)
+    assert packed.shape == packing.source.shape
+    assert packed.sum() == values.sum()
+    found = packing.unpack(packed, width)
+    np.testing.assert_array_equal(np.where(mask, found, 0), values)
+
+
+def test_a_row_says_whose_its_tokens_are() -> None:
+    lengths = np.array([[3, 1, 4, 2, 5, 1, 2, 1]], np.int32)
+    packing = packing_of(lengths, width=10)
+    rows = packing.rows(10)
+    assert rows.completions.shape == (1, 2, 10)
+    held = np.asarray(rows.completions)
+    for g, length in enumerate(lengths[0]):
+        offsets = np.asarray(rows.offsets)[held == g]
+        assert offsets.tolist() == list(range(length))
+    assert (held == -1).sum() == 20 - lengths.sum()
+
+
+def test_rows_that_would_save_little_are_left_alone() -> None:
+    assert Packing.plan(np.full((2, 8), 6, np.int32), 10, 1) is None
+    assert Packing.plan(np.full((2, 8), 5, np.int32), 10, 1) is not None
+
+
+@pytest.mark.parametrize(("needed", "rows"), [(1, 1), (3, 3), (5, 6), (7, 8), (9, 12), (12, 12)])
+def test_few_numbers_of_rows_occur(needed: int, rows: int) -> None:
+    lengths = np.zeros((2, 32), np.int32)
+    lengths[1, :needed] = 10
+    assert packing_of(lengths, 10).source.shape == (2, rows, 10)
