@@ -11,7 +11,7 @@ LAYERS = (
     {"config", "config_checks", "recipes", "sharding"},
     {"models", "data", "rewards", "evaluation"},
     {"generation", "loss_backends", "objective", "optimizer"},
-    {"logits_loss", "micro_batches", "programs", "tracking"},
+    {"compilation", "logits_loss", "micro_batches", "programs", "tracking"},
     {"construction", "experience"},
     {"trainer"},
     {"cli", "__init__"},
