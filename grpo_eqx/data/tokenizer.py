@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from grpo_eqx.errors import UserError
 
 _GENERATION_CONFIG = "generation_config.json"
+_FALLBACK_BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
 class ChatTokenizer:
@@ -81,6 +83,50 @@ class ChatTokenizer:
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Completions as text, without special tokens."""
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+    def token_bytes(self, vocab_size: int) -> list[bytes]:
+        """What each id adds to a decoded text, in bytes, since it may be a part of a character.
+
+        Nothing for special tokens, and for ids without a token.
+        """
+        special = {*self.tokenizer.all_special_ids}
+        special |= {i for i, t in self.tokenizer.added_tokens_decoder.items() if t.special}
+        tokens = {i: t for t, i in self.tokenizer.get_vocab().items() if i not in special}
+        decoders = _decoder_types(self.tokenizer)
+        if "ByteLevel" in decoders:
+            added = _spelled_bytes(tokens)
+        else:
+            # What a token adds after itself: the first of a text may lose the space before it.
+            once = self.decode([[i] for i in tokens])
+            twice = self.decode([[i, i] for i in tokens])
+            texts = zip(tokens, once, twice, strict=True)
+            added = {i: two[len(one) :].encode() for i, one, two in texts}
+        if "ByteFallback" in decoders:
+            matches = {i: _FALLBACK_BYTE.fullmatch(token) for i, token in tokens.items()}
+            added |= {i: bytes.fromhex(match[1]) for i, match in matches.items() if match}
+        return [added.get(i, b"") for i in range(vocab_size)]
+
+
+def _decoder_types(tokenizer: Any) -> set[str]:
+    """The types of the steps by which the tokenizers library makes tokens a text."""
+    if not tokenizer.is_fast:
+        return set()
+    decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {"type": "none"}
+    return {step["type"] for step in decoder.get("decoders", [decoder])}
+
+
+def _spelled_bytes(tokens: dict[int, str]) -> dict[int, bytes]:
+    """The bytes of tokens in GPT-2's spelling, a character for each byte."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
+
+    def of(token: str) -> bytes:
+        # A token that was added as text is decoded as if spelled where it could be.
+        spelled = all(char in byte_of for char in token)
+        return bytes(byte_of[char] for char in token) if spelled else token.encode()
+
+    return {i: of(token) for i, token in tokens.items()}
 
 
 def _generation_eos_ids(folder: Path) -> tuple[int, ...]:
