@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from grpo_eqx.generation import Rollout, Sampling, generate, sample_keys
+from grpo_eqx.generation import Rollout, Sampling, Stopping, generate, sample_keys
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 
@@ -64,7 +64,7 @@ def main(cfg: SlotRefill) -> None:
         generate,
         sampling=Sampling(),
         max_length=cfg.max_completion_length,
-        eos_ids=(1,),
+        stopping=Stopping.of_ids([1], MODEL.vocab_size),
         pad_id=0,
         num_slots=cfg.num_slots,
     )

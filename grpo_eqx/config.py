@@ -71,6 +71,15 @@ class GRPOConfig:
     """Sample from the likeliest tokens that have this probability together."""
     min_p: float = 0.0
     """Sample from tokens with at least this share of the likeliest token's probability."""
+    stop_strings: tuple[str, ...] = ()
+    """Strings that end a completion, as its end-of-sequence tokens do; they stay in its text."""
+    max_num_seqs: int | None = None
+    """Completions decoded at a time, over all devices: whenever some end, others take their place.
+    Fewer take less memory. None: all of a step's."""
+    kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
+    """Dtype of keys and values while sampling. Rounded ones sample from another distribution than
+    is trained: sampling/* metrics record by how much, and importance_sampling_mode corrects it.
+    auto: that of the model's arithmetic."""
 
     # Rewards
     reward_funcs: tuple[str, ...] = ("correct",)

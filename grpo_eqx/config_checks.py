@@ -15,7 +15,7 @@ DEFAULT_REF_MODEL_SYNC_STEPS = 64
 _AT_LEAST_ONE = (
     "prompts_per_step", "max_prompt_length", "max_completion_length", "num_iterations",
     "steps_per_generation", "steps", "micro_batch_size_per_device", "eval_problems",
-    "max_generation_batches", "ref_model_sync_steps",
+    "max_generation_batches", "ref_model_sync_steps", "max_num_seqs",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "warmup_steps", "log_completions_steps", "seed", "weight_decay", "beta", "entropy_coef",
@@ -52,6 +52,8 @@ def check_values(cfg: "GRPOConfig") -> None:
             f"num_generations is {cfg.num_generations}: advantages are relative to a group, so "
             f"use at least 2."
         )
+    if "" in cfg.stop_strings:
+        raise UserError("stop_strings has an empty string, which would end every completion.")
     if not all(math.isfinite(weight) for weight in cfg.reward_weights or ()):
         raise UserError(f"reward_weights are {cfg.reward_weights}: they must be finite.")
 

@@ -11,7 +11,7 @@ from grpo_eqx.data.batches import TokenizedPrompts
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import RewardError, UserError
-from grpo_eqx.generation import Sampling
+from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.micro_batches import MicroBatches
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
@@ -27,12 +27,24 @@ from grpo_eqx.rewards import (
     soft_overlong_punishment,
 )
 from grpo_eqx.rewards.runner import func_name
-from grpo_eqx.sharding.rules import batch_sharding
+from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 
 
 def check_batches(cfg: GRPOConfig, mesh: jax.sharding.Mesh) -> None:
     """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
     G = cfg.num_generations
+    shards = num_batch_shards(mesh)
+    if cfg.max_num_seqs is not None:
+        for name, value in [
+            ("max_num_seqs", cfg.max_num_seqs),
+            ("prompts_per_step", cfg.prompts_per_step),
+        ]:
+            if value % shards:
+                raise UserError(
+                    f"{name} is {value}, and with max_num_seqs each of the {shards} devices that "
+                    f"share the batch decodes as many completions, of prompts of its own: use a "
+                    f"multiple of {shards}."
+                )
     for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
         MicroBatches.plan(P, G, batch_sharding(mesh, P, G), cfg.micro_batch_size_per_device)
 
@@ -105,8 +117,16 @@ def sampling(cfg: GRPOConfig) -> Sampling:
     return Sampling(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p)
 
 
+def stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stopping:
+    """What ends a completion."""
+    if not cfg.stop_strings:
+        return Stopping.of_ids(tokenizer.eos_ids, vocab_size)
+    token_bytes = tokenizer.token_bytes(vocab_size)
+    return Stopping.of_strings(tokenizer.eos_ids, cfg.stop_strings, token_bytes)
+
+
 def program_options(
-    cfg: GRPOConfig, sampling: Sampling, tokenizer: ChatTokenizer
+    cfg: GRPOConfig, sampling: Sampling, tokenizer: ChatTokenizer, vocab_size: int
 ) -> ProgramOptions:
     """What the programs need to know of a config, on the devices at hand."""
     assert cfg.max_completion_length is not None  # resolved
@@ -120,10 +140,12 @@ def program_options(
     return ProgramOptions(
         sampling=sampling,
         max_completion_length=cfg.max_completion_length,
-        eos_ids=tokenizer.eos_ids,
+        stopping=stopping(cfg, tokenizer, vocab_size),
         pad_id=tokenizer.pad_id,
         seed=cfg.seed,
         dtype=jnp.dtype(dtype),
+        kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
+        max_num_seqs=cfg.max_num_seqs,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
         objective=make_objective(cfg),
         mask_truncated_completions=cfg.mask_truncated_completions,

@@ -2,21 +2,25 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Generic, TypeVar
 
+import jax
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.data.batches import PromptBatches
+from grpo_eqx.data.batches import PromptBatch, PromptBatches
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import Completions, Rollout
+from grpo_eqx.generation import Completions, Rollout, SlotCounts
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.programs import Programs
 from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
 from grpo_eqx.tracking.metrics import StepClock, completion_metrics
+
+Scored = TypeVar("Scored")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,30 +28,55 @@ class Experience:
     """`P` prompts with `G` completions each, rewarded."""
 
     prompts: list[Prompt]
+    prompt_lengths: Int[np.ndarray, " P"]
     rollout: Rollout
     completions: Completions
     rewards: Rewards
 
+
+@dataclasses.dataclass(frozen=True)
+class Generated:
+    """The lengths of everything that was generated for a step, and what decoding it took."""
+
+    prompt_lengths: Int[np.ndarray, " Q"]
+    completion_lengths: Int[np.ndarray, "Q G"]
+    num_decode_steps: int
+    num_slots: int
+    """Of all those steps together."""
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all completions, each with its prompt."""
-        G = self.rewards.total.shape[1]
-        prompts = int(self.rollout.prompt_mask.sum())
-        return G * prompts + int(self.completions.lengths.sum())
+        G = self.completion_lengths.shape[1]
+        return int(G * self.prompt_lengths.sum() + self.completion_lengths.sum())
 
 
 @dataclasses.dataclass(frozen=True)
-class Collected:
+class Collected(Generic[Scored]):
     """What collecting for a step came to."""
 
     experience: Experience
     """What the step learns from."""
+    scored: Scored
+    """What was made of its rollout."""
     num_batches: int
     """Batches of prompts that were taken."""
-    num_tokens: int
-    """Tokens of everything that was generated, each completion with its prompt."""
+    generated: Generated
+    """Everything, also what was then replaced."""
     metrics: Mapping[str, float]
-    """Of everything that was generated, also of what was then replaced."""
+    """Of the same."""
+
+
+@dataclasses.dataclass(frozen=True)
+class StartedRollout:
+    """Prompts whose completions the devices are working on."""
+
+    model: Qwen2
+    step: int
+    first_batch: int
+    prompts: PromptBatch
+    rollout: Rollout
+    counts: SlotCounts
 
 
 class ExperienceCollector:
@@ -71,18 +100,44 @@ class ExperienceCollector:
         self.rewards = rewards
         self.cfg = cfg
 
-    def collect(self, model: Qwen2, step: int, first_batch: int, clock: StepClock) -> Collected:
-        """Experience under a model, from batches of prompts from `first_batch` on.
+    def start(self, model: Qwen2, step: int, first_batch: int, index: int = 0) -> StartedRollout:
+        """Has the devices generate a step's rollout number `index`, and does not wait for it.
 
-        Gives the clock laps for rollout and reward.
+        Its prompts are batch `first_batch + index`.
+        """
+        prompts = self.prompts.batch(first_batch + index)
+        rollout, counts = self.programs.generate(
+            model, prompts.ids, prompts.mask, step,
+            num_generations=self.cfg.num_generations, first_row=index * len(prompts.prompts),
+        )  # fmt: skip
+        return StartedRollout(model, step, first_batch, prompts, rollout, counts)
+
+    def collect(
+        self,
+        started: StartedRollout,
+        score: Callable[[Rollout, Int[np.ndarray, "P G"]], Scored],
+        clock: StepClock,
+    ) -> Collected[Scored]:
+        """A step's experience, from its first rollout on.
+
+        **Arguments:** `score` makes something of the rollout and its completions' lengths on the
+        devices: while rewards are computed, where these cannot change what is kept. Laps of the
+        clock are for rollout and reward.
         """
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
-        made = [self._generate(model, step, first_batch, 0, clock)]
+        first, completions = self._wait(started, clock)
+        scored = score(started.rollout, completions.lengths) if most == 1 else None
+        made, all_generated = [self._rewarded(started, completions, clock)], [first]
         kept = made[0]
         while len(made) < most and not self._teaches(kept).all():
-            made.append(self._generate(model, step, first_batch, len(made), clock))
+            more = self.start(started.model, started.step, started.first_batch, len(made))
+            generated, completions = self._wait(more, clock)
+            all_generated.append(generated)
+            made.append(self._rewarded(more, completions, clock))
             kept = self._replace(kept, made[-1])
+        if scored is None:
+            scored = score(kept.rollout, kept.completions.lengths)
         rewards = functools.reduce(Rewards.joined, [each.rewards for each in made])
         completions = functools.reduce(Completions.joined, [each.completions for each in made])
         metrics = rewards.metrics() | completion_metrics(completions.lengths, completions.finished)
@@ -90,22 +145,23 @@ class ExperienceCollector:
             dropped = 1 - self._teaches(kept).sum() / len(rewards.total)
             metrics["dynamic_sampling/num_generation_batches"] = float(len(made))
             metrics["dynamic_sampling/frac_groups_dropped"] = float(dropped)
-        return Collected(kept, len(made), sum(each.num_tokens for each in made), metrics)
+        return Collected(kept, scored, len(made), _joined(all_generated), metrics)
 
-    def _generate(
-        self, model: Qwen2, step: int, first_batch: int, index: int, clock: StepClock
-    ) -> Experience:
-        """The step's rollout number `index`, rewarded."""
-        prompts = self.prompts.batch(first_batch + index)
-        rollout = self.programs.generate(
-            model, prompts.ids, prompts.mask, step,
-            num_generations=self.cfg.num_generations, first_row=index * len(prompts.prompts),
-        )  # fmt: skip
-        completions = Completions.of(rollout, self.tokenizer)
+    def _wait(self, started: StartedRollout, clock: StepClock) -> tuple[Generated, Completions]:
+        """Waits until the devices have completed the prompts."""
+        completions = Completions.of(started.rollout, self.tokenizer)
+        counts = jax.device_get(started.counts)
         clock.lap("rollout")
+        lengths = started.prompts.lengths, completions.lengths
+        return Generated(*lengths, int(counts.steps), int(counts.slots)), completions
+
+    def _rewarded(
+        self, started: StartedRollout, completions: Completions, clock: StepClock
+    ) -> Experience:
+        prompts = started.prompts
         rewards = self.rewards(prompts.prompts, completions.texts, completions.ids)
         clock.lap("reward")
-        return Experience(prompts.prompts, rollout, completions, rewards)
+        return Experience(prompts.prompts, prompts.lengths, started.rollout, completions, rewards)
 
     def _teaches(self, experience: Experience) -> Bool[np.ndarray, " P"]:
         """True for groups that say which of their completions are better.
@@ -128,7 +184,17 @@ class ExperienceCollector:
         prompts = kept.prompts + fresh.prompts
         return Experience(
             [prompts[i] for i in source],
+            np.concatenate([kept.prompt_lengths, fresh.prompt_lengths])[source],
             self.programs.replace_groups(kept.rollout, fresh.rollout, source),
             kept.completions.joined(fresh.completions).of_prompts(source),
             kept.rewards.joined(fresh.rewards).of_prompts(source),
         )
+
+
+def _joined(parts: list[Generated]) -> Generated:
+    return Generated(
+        np.concatenate([part.prompt_lengths for part in parts]),
+        np.concatenate([part.completion_lengths for part in parts]),
+        sum(part.num_decode_steps for part in parts),
+        sum(part.num_slots for part in parts),
+    )

@@ -5,9 +5,11 @@ a host loop around them.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -17,7 +19,15 @@ import optax
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx._types import PromptIds, PromptMask, Remat
-from grpo_eqx.generation import Packing, Rollout, Sampling, generate, sample_keys
+from grpo_eqx.generation import (
+    Packing,
+    Rollout,
+    Sampling,
+    SlotCounts,
+    Stopping,
+    generate,
+    sample_keys,
+)
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.micro_batches import Batch, MicroBatches
 from grpo_eqx.models.qwen2 import Qwen2
@@ -54,10 +64,14 @@ class ProgramOptions:
 
     sampling: Sampling
     max_completion_length: int
-    eos_ids: Sequence[int]
+    stopping: Stopping
     pad_id: int
     seed: int
     dtype: jnp.dtype
+    kv_cache_dtype: jnp.dtype | None = None
+    """Of keys and values in `generate`. `None`: `dtype`."""
+    max_num_seqs: int | None = None
+    """Completions that `generate` decodes at a time, on all devices together. `None`: all."""
     remat: Remat
     objective: Objective
     mask_truncated_completions: bool = False
@@ -79,15 +93,28 @@ class Programs:
         self.mesh = mesh
         self.backend = backend
         self.optimizer = optimizer
-        self._generate = jax.jit(self._generate_program, static_argnames=("group", "sampling"))
-        self._score = jax.jit(self._score_program, static_argnames="micro_batches")
+        self.num_shapes: Counter[str] = Counter()
+        """For how many sets of shapes each of the three programs has been compiled."""
+        generate = self._counted("generate", self._generate_program)
+        self._generate = jax.jit(generate, static_argnames=("group", "sampling"))
+        score = self._counted("score", self._score_program)
+        self._score = jax.jit(score, static_argnames="micro_batches")
+        update = self._counted("update", self._update_program)
+        self._update = jax.jit(update, donate_argnames="state", static_argnames="micro_batches")
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
         self._reference = jax.jit(self._reference_program, static_argnames="frozen")
         self._mix = jax.jit(self._mix_program, donate_argnames="reference")
-        self._update = jax.jit(
-            self._update_program, donate_argnames="state", static_argnames="micro_batches"
-        )
+
+    def _counted(self, name: str, program: Callable[..., Any]) -> Callable[..., Any]:
+        """The program, which counts how often it is traced."""
+
+        @functools.wraps(program)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.num_shapes[name] += 1
+            return program(*args, **kwargs)
+
+        return counted
 
     def init(self, model: Qwen2) -> TrainState:
         """The state before the first update, with the optimiser's moments sharded as parameters.
@@ -108,7 +135,7 @@ class Programs:
         num_generations: int,
         first_row: int = 0,
         sampling: Sampling | None = None,
-    ) -> Rollout:
+    ) -> tuple[Rollout, SlotCounts]:
         """Samples `num_generations` completions of every prompt.
 
         The draws are a pure function of (seed, step, prompt's row, sample's row), where prompts'
@@ -118,7 +145,7 @@ class Programs:
         ids, mask = jax.device_put((prompt_ids, prompt_mask), sharding)
         rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
         return self._generate(
-            model, ids, mask, np.int32(step), rows, num_generations,
+            model, ids, mask, np.int32(step), rows, self._stopping, num_generations,
             sampling or self.options.sampling,
         )  # fmt: skip
 
@@ -187,6 +214,11 @@ class Programs:
             jax.ShapeDtypeStruct(shape, jnp.int32),
         )
 
+    @functools.cached_property
+    def _stopping(self) -> Stopping:
+        # An argument and no constant of the program: it has a number for every token.
+        return jax.device_put(self.options.stopping, replicated(self.mesh))
+
     def _place(self, x: Array | np.ndarray) -> Array:
         return x if isinstance(x, jax.Array) else jax.device_put(x, replicated(self.mesh))
 
@@ -201,23 +233,26 @@ class Programs:
         prompt_mask: Array,
         step: Int[Array, ""],
         rows: Int[Array, " P"],
+        stopping: Stopping,
         group: int,
         sampling: Sampling,
-    ) -> Rollout:
+    ) -> tuple[Rollout, SlotCounts]:
         options = self.options
-        rollout = generate(
+        rollout, counts = generate(
             model.astype(options.dtype),
             prompt_ids,
             prompt_mask,
             sample_keys(options.seed, step, rows, group),
             sampling=sampling,
             max_length=options.max_completion_length,
-            eos_ids=options.eos_ids,
+            stopping=stopping,
             pad_id=options.pad_id,
-            shrink=num_batch_shards(self.mesh) == 1,
+            num_slots=options.max_num_seqs,
+            num_shards=num_batch_shards(self.mesh),
+            kv_cache_dtype=options.kv_cache_dtype,
         )
         # Stated, because everything that follows is laid out by it.
-        return self._constrain(rollout, len(prompt_ids), group)
+        return self._constrain(rollout, len(prompt_ids), group), counts
 
     def _constrain(self, tree: Placed, P: int, G: int) -> Placed:
         """A rollout or batch laid out as `batch_sharding` says."""

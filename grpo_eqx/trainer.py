@@ -4,13 +4,15 @@ import dataclasses
 import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
+from jaxtyping import Array, Float, Int
 
 from grpo_eqx import construction
+from grpo_eqx.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_checks import without_effect
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
@@ -19,7 +21,7 @@ from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation
-from grpo_eqx.experience import ExperienceCollector
+from grpo_eqx.experience import Collected, ExperienceCollector
 from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.micro_batches import Batch
@@ -33,7 +35,9 @@ from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding import Mesh, parse_mesh
 from grpo_eqx.sharding.rules import num_batch_shards
 from grpo_eqx.tracking.console import track_on_terminal
+from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
+from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
 
@@ -50,6 +54,14 @@ class FitResult:
     """The metrics of every step."""
     seconds: float
     """Duration of the steps, compilation included."""
+
+
+class _Scored(NamedTuple):
+    """A rollout as updates read it, with what they need of other policies."""
+
+    rollout: Rollout
+    old_logps: Float[Array, "P G Tc"] | None
+    ref_logps: Float[Array, "P G Tc"] | None
 
 
 class GRPOTrainer:
@@ -90,8 +102,10 @@ class GRPOTrainer:
         - `mesh`, `loss_backend`: strategy objects.
         - `trackers`: destinations of metrics besides the run folder.
 
-        Raises `UserError` for whatever cannot work, before anything is trained.
+        Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
+        of compiled programs on (`grpo_eqx.compilation`).
         """
+        use_compilation_cache()
         given = GRPOConfig() if cfg is None else cfg
         self._note = without_effect(given)
         self.cfg = cfg = given.resolved()
@@ -124,7 +138,7 @@ class GRPOTrainer:
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rate = None if optimizer is not None else learning_rate_schedule(cfg)
         self.programs = Programs(
-            construction.program_options(cfg, sampling, tokenizer),
+            construction.program_options(cfg, sampling, tokenizer, model.config.vocab_size),
             self.mesh,
             loss_backend or construction.loss_backend(cfg),
             optimizer or make_optimizer(cfg),
@@ -153,9 +167,10 @@ class GRPOTrainer:
             record.note(self.describe())
             if self._note is not None:
                 record.note(self._note)
+            clock, compiled = StepClock(), CompilationCounter()
+            started = self.experiences.start(self.state.model, self.step, self.next_batch)
             for step in range(self.step, cfg.steps):
-                clock = StepClock()
-                collected = self.experiences.collect(self.state.model, step, self.next_batch, clock)
+                collected = self.experiences.collect(started, self._score, clock)
                 experience = collected.experience
                 advantages = compute_advantages(
                     experience.rewards,
@@ -163,20 +178,26 @@ class GRPOTrainer:
                     scale_rewards=cfg.scale_rewards or "none",
                     aggregation=cfg.multi_objective_aggregation,
                 )
-                update_metrics = self._update(
-                    experience.rollout, experience.completions.lengths, advantages
-                )
+                updates = self._update(collected.scored, advantages)
                 self._sync_reference(step + 1)
-                clock.lap("update")
                 self.step = step + 1
                 self.next_batch += collected.num_batches
-                self.num_tokens += collected.num_tokens
+                self.num_tokens += collected.generated.num_tokens
+                if self.step < cfg.steps:
+                    # Before the update's end, so that devices need not wait for the host.
+                    started = self.experiences.start(self.state.model, self.step, self.next_batch)
+                update_metrics = self._metrics_of(updates)
+                clock.lap("update")
                 metrics = {
                     **collected.metrics,
                     **update_metrics,
                     "num_tokens": float(self.num_tokens),
                     **clock.metrics(),
+                    **self._performance(collected, clock),
+                    **compiled.metrics(),
                 }
+                clock.next_step()
+                compiled = CompilationCounter()
                 record.step(self.step, metrics)
                 if record.wants_completions(self.step):
                     record.folder.write_completions(
@@ -234,20 +255,23 @@ class GRPOTrainer:
             + f", {len(self.heldout):,} held out; {self.mesh.size} x {kind} ({axes})"
         )
 
-    def _update(
-        self, rollout: Rollout, lengths: np.ndarray, advantages: np.ndarray
-    ) -> dict[str, float]:
-        """All updates on one rollout; their metrics as one."""
-        cfg, programs = self.cfg, self.programs
-        rollout = programs.packed(rollout, lengths, cfg.steps_per_generation)
-        batch = Batch(rollout, advantages)
-        if cfg.updates_per_step > 1:
+    def _score(self, rollout: Rollout, lengths: Int[np.ndarray, "P G"]) -> _Scored:
+        """The rollout for all updates on it, with the log-probs of other policies."""
+        programs, old_logps, ref_logps = self.programs, None, None
+        rollout = programs.packed(rollout, lengths, self.cfg.steps_per_generation)
+        if self.cfg.updates_per_step > 1:
             # One alone is on-policy, with ratios of 1 by definition, and needs no scores.
             old_logps = programs.score(self.state.model, rollout).logps
-            batch = dataclasses.replace(batch, old_logps=old_logps)
         if self.reference is not None:
             ref_logps = programs.score(self.reference, rollout).logps
-            batch = dataclasses.replace(batch, ref_logps=ref_logps)
+        return _Scored(rollout, old_logps, ref_logps)
+
+    def _update(
+        self, scored: _Scored, advantages: Float[np.ndarray, "P G"]
+    ) -> list[dict[str, Array]]:
+        """All updates on one rollout, and the metrics of each, which devices may yet compute."""
+        cfg, programs = self.cfg, self.programs
+        batch = Batch(scored.rollout, advantages, scored.old_logps, scored.ref_logps)
         metrics = []
         for index in list(range(cfg.steps_per_generation)) * cfg.num_iterations:
             part = batch
@@ -258,11 +282,42 @@ class GRPOTrainer:
                 part = dataclasses.replace(part, entropies=entropies)
             self.state, of_update = programs.update(self.state, part)
             metrics.append(of_update)
-        merged = merge_updates(jax.device_get(metrics))
+        return metrics
+
+    def _metrics_of(self, updates: list[dict[str, Array]]) -> dict[str, float]:
+        """The metrics of a step's updates as one, once they are done."""
+        merged = merge_updates(jax.device_get(updates))
         if self.learning_rate is not None:
-            last_update = (self.step + 1) * cfg.updates_per_step - 1
+            last_update = self.step * self.cfg.updates_per_step - 1
             merged["learning_rate"] = float(self.learning_rate(last_update))
         return merged
+
+    def _performance(self, collected: Collected[_Scored], clock: StepClock) -> dict[str, float]:
+        """How well a step used the devices, and for how many shapes programs were compiled."""
+        generated, experience = collected.generated, collected.experience
+        lengths, seconds = experience.completions.lengths, clock.metrics()
+        tokens = generated.completion_lengths.sum()
+        shapes = self.programs.num_shapes
+        return {
+            **performance_metrics(
+                self.state.model.config,
+                rollout=Work(
+                    generated.prompt_lengths,
+                    generated.completion_lengths,
+                    seconds["time/train/rollout_s"],
+                ),
+                num_decode_steps=generated.num_decode_steps,
+                update=Work(experience.prompt_lengths, lengths, seconds["time/train/update_s"]),
+                num_iterations=self.cfg.num_iterations,
+                peaks=device_peaks(self.mesh.devices.flat[0].device_kind),
+                num_devices=self.mesh.size,
+                tp=self.mesh.shape["tp"],
+                itemsize=self.programs.options.dtype.itemsize,
+            ),
+            "perf/slot_utilization": float(tokens / generated.num_slots),
+            "perf/padding_share": float(1 - lengths.sum() / collected.scored.rollout.num_places),
+            **{f"compile/num_shapes/{name}": float(count) for name, count in shapes.items()},
+        }
 
     def _sync_reference(self, steps_done: int) -> None:
         """Moves the reference model, where that is due after so many steps."""
@@ -285,7 +340,7 @@ class GRPOTrainer:
             prompt_ids, prompt_mask = pad_prompts(
                 padded, self.tokenizer.pad_id, self.cfg.max_prompt_length
             )
-            rollout = self.programs.generate(
+            rollout, _ = self.programs.generate(
                 self.state.model, prompt_ids, prompt_mask, _EVAL_STEP,
                 num_generations=num_samples, first_row=start, sampling=sampling,
             )  # fmt: skip

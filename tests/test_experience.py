@@ -35,22 +35,24 @@ def length_of_text(*, completions: list[str], **columns: Any) -> list[float]:
 
 def collect(
     reward_funcs: Sequence[Callable[..., Any]] = (), **fields: Any
-) -> tuple[Collected, GRPOTrainer, Scripted]:
+) -> tuple[Collected[None], GRPOTrainer, Scripted]:
     """A step's experience under a scripted reward, and others of weight 0.001."""
     scripted = Scripted()
     weights = (1.0, *[0.001] * len(reward_funcs))
     cfg = GRPOConfig(**{**SMALL, "max_completion_length": 8, "reward_weights": weights, **fields})
     trainer = GRPOTrainer(cfg, reward_funcs=[scripted, *reward_funcs])
-    return trainer.experiences.collect(trainer.state.model, 0, 5, StepClock()), trainer, scripted
+    started = trainer.experiences.start(trainer.state.model, 0, 5)
+    collected = trainer.experiences.collect(started, lambda rollout, lengths: None, StepClock())
+    return collected, trainer, scripted
 
 
 @pytest.fixture(scope="module")
-def refilled() -> tuple[Collected, GRPOTrainer, Scripted]:
+def refilled() -> tuple[Collected[None], GRPOTrainer, Scripted]:
     return collect(dynamic_sampling=True, max_generation_batches=8)
 
 
 def test_groups_without_variance_are_replaced_by_fresh_prompts(
-    refilled: tuple[Collected, GRPOTrainer, Scripted],
+    refilled: tuple[Collected[None], GRPOTrainer, Scripted],
 ) -> None:
     collected, _, scripted = refilled
     experience = collected.experience
@@ -88,14 +90,15 @@ def test_prompts_completions_and_rewards_stay_together() -> None:
 
 
 def test_metrics_are_of_everything_that_was_generated(
-    refilled: tuple[Collected, GRPOTrainer, Scripted],
+    refilled: tuple[Collected[None], GRPOTrainer, Scripted],
 ) -> None:
     """The kept groups alone would say nothing about how good the policy is."""
     collected, _, _ = refilled
     metrics = collected.metrics
     assert metrics["reward"] == pytest.approx(0.75 + 0.25 / 2)
     assert metrics["frac_reward_zero_std"] == 0.75
-    assert collected.num_tokens > 2 * collected.experience.num_tokens
+    assert collected.generated.completion_lengths.shape == (32, 2)
+    assert collected.generated.prompt_lengths.shape == (32,)
 
 
 def test_what_the_bound_leaves_unfilled_stays() -> None:

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.config import Qwen2Config
@@ -31,7 +31,7 @@ P, G, TP, TC = 8, 4, 6, 10
 OPTIONS = ProgramOptions(
     sampling=Sampling(temperature=0.7),
     max_completion_length=TC,
-    eos_ids=(3,),
+    stopping=Stopping.of_ids([3], CONFIG.vocab_size),
     pad_id=0,
     seed=0,
     dtype=jnp.dtype("float32"),
@@ -67,7 +67,7 @@ def rollout() -> Rollout:
     """Completions of different lengths, as numpy arrays."""
     one = programs()
     model = model_on(one.mesh)
-    rollout = one.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+    rollout, _ = one.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
     lengths = np.asarray(rollout.lengths)
     assert lengths.min() < lengths.max()
     return jax.tree.map(np.asarray, rollout)
@@ -354,7 +354,7 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
 def test_the_same_tokens_on_one_device_and_on_eight(rollout: Rollout) -> None:
     for mesh, count in (("auto", 8), ("2,2,2", 8)):
         many = programs(mesh, count)
-        other = many.generate(model_on(many.mesh), PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+        other, _ = many.generate(model_on(many.mesh), PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
         assert (np.asarray(other.completion_ids) == rollout.completion_ids).all()
 
 
@@ -389,7 +389,7 @@ def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batc
     model = model_on(mesh)
 
     def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:
-        rollout = runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+        rollout, _ = runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
         state, metrics = runner.update(runner.init(model), batch)
         return state.model, metrics["loss"], runner.score(model, rollout).logps
 

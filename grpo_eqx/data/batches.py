@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Int
 
 from grpo_eqx._types import PromptIds, PromptMask
 from grpo_eqx.data.prompts import Prompt
@@ -23,6 +24,10 @@ class PromptBatch:
     prompts: list[Prompt]
     ids: PromptIds
     mask: PromptMask
+
+    @property
+    def lengths(self) -> Int[np.ndarray, " P"]:
+        return np.asarray(self.mask).sum(axis=1)
 
 
 class TokenizedPrompts:

@@ -7,3 +7,5 @@ from grpo_eqx.generation.packing import Packing as Packing
 from grpo_eqx.generation.rollout import Rollout as Rollout
 from grpo_eqx.generation.sampling import GREEDY as GREEDY
 from grpo_eqx.generation.sampling import Sampling as Sampling
+from grpo_eqx.generation.slots import SlotCounts as SlotCounts
+from grpo_eqx.generation.stopping import Stopping as Stopping

@@ -5,18 +5,24 @@ slots are refilled from those that wait; when none waits and most slots are idle
 fewer slots. So no completion waits for the longest, and only a few shapes are compiled.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Int, Key
 
 from grpo_eqx.generation.rollout import Rollout
 from grpo_eqx.generation.sampling import Sampling, sample_tokens
-from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues
-from grpo_eqx.models.qwen2 import PromptCache, Qwen2
+from grpo_eqx.generation.slots import (
+    DecodeState,
+    MadeCompletions,
+    SlotCounts,
+    SlotQueue,
+    cache_length_of,
+)
+from grpo_eqx.generation.stopping import Stopping
+from grpo_eqx.models.qwen2 import Qwen2
 
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
@@ -39,95 +45,6 @@ def sample_keys(
     return jax.vmap(of_prompt)(prompt_indices)
 
 
-class _Completions(NamedTuple):
-    """What is generated: a row for each completion, and a last one for what idle slots write."""
-
-    ids: Int[Array, "rows Tc"]
-    logps: Float[Array, "rows Tc"]
-    lengths: Int[Array, " rows"]
-    finished: Bool[Array, " rows"]
-
-    @classmethod
-    def of_nothing(cls, num_completions: int, max_length: int) -> "_Completions":
-        rows = num_completions + 1
-        return cls(
-            ids=jnp.zeros((rows, max_length), jnp.int32),
-            logps=jnp.zeros((rows, max_length), jnp.float32),
-            lengths=jnp.zeros(rows, jnp.int32),
-            finished=jnp.zeros(rows, bool),
-        )
-
-
-class _Slots(NamedTuple):
-    """`R` rows of `W` slots; the slots of a row work on the same prompt."""
-
-    prompt: PromptCache
-    """The rows' prompts."""
-    completion: Int[Array, "R W"]
-    """Which one a slot decodes; the row of nothing where it is idle."""
-    place: Int[Array, "R W"]
-    """Tokens decoded so far."""
-    inputs: Int[Array, "R W"]
-    """The last of them, or of the prompt."""
-    cache: KeyValues
-    """Keys and values of the inputs so far, `[L, R, W, K, S, D]`."""
-
-    @classmethod
-    def of_prompts(
-        cls, prompt: PromptCache, completion: Int[Array, "R W"], cache_length: int
-    ) -> "_Slots":
-        """Slots at the start of completions of the rows' prompts."""
-        R, W = completion.shape
-        L, _, _, K, _, D = prompt.kv.keys.shape
-        empty = jnp.zeros((L, R, W, K, cache_length, D), prompt.kv.keys.dtype)
-        return cls(
-            prompt=prompt,
-            completion=completion,
-            place=jnp.zeros((R, W), jnp.int32),
-            inputs=jnp.broadcast_to(prompt.last_ids[:, None], (R, W)).astype(jnp.int32),
-            cache=KeyValues(empty, empty),
-        )
-
-    def packed(self, order: Int[Array, " n"]) -> "_Slots":
-        """Those slots alone, a row each."""
-        rows = order // self.completion.shape[1]
-
-        def pick(x: Array) -> Array:
-            return x.reshape(-1, 1)[order]
-
-        def pick_cache(x: Array) -> Array:
-            return x.reshape(len(x), -1, 1, *x.shape[3:])[:, order]
-
-        return _Slots(
-            prompt=_prompts_of(self.prompt, rows),
-            completion=pick(self.completion),
-            place=pick(self.place),
-            inputs=pick(self.inputs),
-            cache=jax.tree.map(pick_cache, self.cache),
-        )
-
-    def with_written(self, new: KeyValues) -> KeyValues:
-        """The cache with the keys and values of each slot's input."""
-        R, W = self.place.shape
-        where = jnp.arange(R)[:, None], jnp.arange(W), slice(None), self.place
-
-        def write(cache: Array, token: Array) -> Array:
-            token = jnp.moveaxis(token[..., 0, :], 0, 2)
-            return cache.at[:, *where].set(token.astype(cache.dtype))
-
-        return jax.tree.map(write, self.cache, new)
-
-
-class _State(NamedTuple):
-    slots: _Slots
-    made: _Completions
-    waiting: Int[Array, ""]
-    """The first completion that no slot has taken."""
-
-    def idle(self) -> Bool[Array, "R W"]:
-        return self.slots.completion == len(self.made.lengths) - 1
-
-
 def generate(
     model: Qwen2,
     prompt_ids: Int[Array, "P Tp"],
@@ -136,96 +53,92 @@ def generate(
     *,
     sampling: Sampling,
     max_length: int,
-    eos_ids: Sequence[int],
+    stopping: Stopping,
     pad_id: int,
     num_slots: int | None = None,
     refill_at: int | None = None,
-    shrink: bool = True,
-) -> Rollout:
+    num_shards: int = 1,
+    kv_cache_dtype: jnp.dtype | None = None,
+) -> tuple[Rollout, SlotCounts]:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
     Neither the number of slots nor what a slot did before changes a completion.
 
     **Arguments:** prompts padded on either side; one key for each completion, from which token
-    `t` is drawn with `fold_in(key, t)`; the ids that end a completion; how many completions to
-    decode at a time (`None`: all); how many idle slots to refill at once (`None`: a sixteenth);
-    whether the last ones move to fewer slots, which across devices would move their caches.
+    `t` is drawn with `fold_in(key, t)`; how many completions to decode at a time (`None`: all);
+    how many idle slots of a shard to refill at once (`None`: a sixteenth); over how many devices'
+    shares prompts and slots are laid out, each of which refills its slots from its own prompts;
+    the dtype of keys and values (`None`: the model's).
     """
     P, G = keys.shape
     N = P * G
     num_slots = N if num_slots is None else min(num_slots, N)
-    cache_length = max_length
-    if max_length > CACHE_BLOCK:
-        cache_length = -(-max_length // CACHE_BLOCK) * CACHE_BLOCK
     prompts = model.prefill(prompt_ids, prompt_mask)
-    first = jnp.arange(num_slots, dtype=jnp.int32)
-    if num_slots == N:
-        # Each group in a row: it reads its prompt once.
-        slots = _Slots.of_prompts(prompts, first.reshape(P, G), cache_length)
-    else:
-        slots = _Slots.of_prompts(_prompts_of(prompts, first // G), first[:, None], cache_length)
-    made = _Completions.of_nothing(N, max_length)
-    state = _State(slots, made, jnp.int32(num_slots))
-
-    sizes = [num_slots]
-    while shrink and sizes[-1] // 2 >= FEWEST_SLOTS and len(sizes) <= MOST_HALVINGS:
-        sizes.append(sizes[-1] // 2)
-    step = partial(
-        _decode,
-        model,
-        jnp.append(keys.reshape(-1), keys[0, :1]),
-        jnp.asarray(eos_ids, jnp.int32),
-        sampling,
+    prompts = prompts.stored(prompts.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)
+    queue = SlotQueue(prompts, G, num_shards)
+    state = DecodeState(
+        slots=queue.first_slots(num_slots, cache_length_of(max_length)),
+        made=MadeCompletions.of_nothing(N, max_length),
+        waiting=queue.bounds()[:-1] + num_slots // num_shards,
+        counts=SlotCounts(jnp.int32(0), jnp.int32(0)),
     )
+    keys = jnp.append(keys.reshape(-1), keys[0, :1])
+    step = partial(_decode, model, keys, stopping, sampling)
+    if num_slots < N:
+        of_shard = num_slots // num_shards
+        least = min(of_shard, max(1, of_shard // 16) if refill_at is None else refill_at)
+        state = _run_queue(state, step, queue, least)
+    sizes = [num_slots]
+    # Across devices, moving completions to fewer slots would move their caches.
+    while num_shards == 1 and sizes[-1] // 2 >= FEWEST_SLOTS and len(sizes) <= MOST_HALVINGS:
+        sizes.append(sizes[-1] // 2)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
             order = jnp.argsort(state.idle().reshape(-1), stable=True)[:size]
             state = state._replace(slots=state.slots.packed(order))
-        if size == num_slots < N:
-            least = max(1, num_slots // 16) if refill_at is None else refill_at
-            state = _run_queue(state, step, partial(_refilled, prompts, G), least)
         state = _run(state, step, smaller)
-    return _rollout(prompt_ids, prompt_mask, state.made, (P, G), pad_id)
+    return _rollout(prompt_ids, prompt_mask, state.made, (P, G), pad_id), state.counts
 
 
 def _run(
-    state: _State,
-    step: Callable[[_State], _State],
+    state: DecodeState,
+    step: Callable[[DecodeState], DecodeState],
     until: int,
-) -> _State:
+) -> DecodeState:
     """Decodes until no more than `until` slots are live."""
 
-    def unfinished(state: _State) -> Bool[Array, ""]:
+    def unfinished(state: DecodeState) -> Bool[Array, ""]:
         return jnp.sum(~state.idle()) > until
 
     return jax.lax.while_loop(unfinished, step, state)
 
 
 def _run_queue(
-    state: _State,
-    step: Callable[[_State], _State],
-    refill: Callable[[_State], _State],
-    least: int,
-) -> _State:
-    """Decodes until nothing waits, and refills whenever at least so many slots are idle."""
+    state: DecodeState, step: Callable[[DecodeState], DecodeState], queue: SlotQueue, least: int
+) -> DecodeState:
+    """Decodes until nothing waits; a part with that many idle slots has all parts refilled."""
 
-    def waiting(state: _State) -> Bool[Array, ""]:
-        return state.waiting < len(state.made.lengths) - 1
+    def waiting(state: DecodeState) -> Bool[Array, " shards"]:
+        return state.waiting < queue.bounds()[1:]
+
+    def no_refill_is_due(state: DecodeState) -> Bool[Array, ""]:
+        idle = state.idle().reshape(queue.num_shards, -1).sum(axis=1)
+        return ~jnp.any((idle >= least) & waiting(state))
 
     # Two loops and no condition in one, whose branches would copy the cache at every token.
-    def decode_and_refill(state: _State) -> _State:
-        return refill(jax.lax.while_loop(lambda state: state.idle().sum() < least, step, state))
+    def decode_and_refill(state: DecodeState) -> DecodeState:
+        return queue.refilled(jax.lax.while_loop(no_refill_is_due, step, state))
 
-    return jax.lax.while_loop(waiting, decode_and_refill, state)
+    return jax.lax.while_loop(lambda state: waiting(state).any(), decode_and_refill, state)
 
 
 def _decode(
     model: Qwen2,
     keys: Key[Array, " rows"],
-    ends: Int[Array, " E"],
+    stopping: Stopping,
     sampling: Sampling,
-    state: _State,
-) -> _State:
+    state: DecodeState,
+) -> DecodeState:
     """One token for every slot."""
     slots, made, idle = state.slots, state.made, state.idle()
     nothing, max_length = len(made.ids) - 1, made.ids.shape[1]
@@ -234,9 +147,9 @@ def _decode(
     draws = jnp.vectorize(jax.random.fold_in)(keys[slots.completion], slots.place)
     tokens, logps = sample_tokens(logits, draws, sampling)
     length = slots.place + 1
-    ended = (tokens[..., None] == ends).any(axis=-1)
+    stop_state, ended = stopping.advance(slots.stop_state, tokens)
     done = ended | (length == max_length)
-    made = _Completions(
+    made = MadeCompletions(
         ids=made.ids.at[slots.completion, slots.place].set(tokens),
         logps=made.logps.at[slots.completion, slots.place].set(logps),
         lengths=made.lengths.at[slots.completion].set(length),
@@ -247,45 +160,17 @@ def _decode(
         # An idle slot stays where it is, so that it never leaves the cache.
         place=jnp.where(idle | done, slots.place, length),
         inputs=tokens,
+        stop_state=stop_state,
         cache=slots.with_written(new),
     )
-    return _State(slots, made, state.waiting)
-
-
-def _refilled(prompts: PromptCache, group: int, state: _State) -> _State:
-    """Waiting completions in the idle slots."""
-    slots, idle = state.slots, state.idle()[:, 0]
-    candidates = state.waiting + jnp.cumsum(idle) - 1
-    taken = idle & (candidates < len(state.made.lengths) - 1)
-    fresh = _prompts_of(prompts, jnp.where(taken, candidates // group, 0))
-
-    def put(new: Array, old: Array, axis: int = 0) -> Array:
-        where = taken.reshape((1,) * axis + (-1,) + (1,) * (old.ndim - axis - 1))
-        return jnp.where(where, new, old)
-
-    slots = _Slots(
-        prompt=PromptCache(
-            jax.tree.map(partial(put, axis=1), fresh.kv, slots.prompt.kv),
-            *map(put, fresh[1:], slots.prompt[1:]),
-        ),
-        completion=put(candidates[:, None], slots.completion),
-        place=put(jnp.zeros_like(slots.place), slots.place),
-        inputs=put(fresh.last_ids[:, None], slots.inputs),
-        cache=slots.cache,
-    )
-    return _State(slots, state.made, state.waiting + taken.sum())
-
-
-def _prompts_of(prompts: PromptCache, indices: Int[Array, " R"]) -> PromptCache:
-    """Those prompts, in that order."""
-    kv = jax.tree.map(lambda x: x[:, indices], prompts.kv)
-    return PromptCache(kv, *(x[indices] for x in prompts[1:]))
+    counts = SlotCounts(state.counts.steps + 1, state.counts.slots + idle.size)
+    return DecodeState(slots, made, state.waiting, counts)
 
 
 def _rollout(
     prompt_ids: Int[Array, "P Tp"],
     prompt_mask: Bool[Array, "P Tp"],
-    made: _Completions,
+    made: MadeCompletions,
     shape: tuple[int, int],
     pad_id: int,
 ) -> Rollout:

@@ -32,6 +32,11 @@ class Rollout(eqx.Module):
         """Tokens of each completion."""
         return self.completion_mask.sum(axis=-1)
 
+    @property
+    def num_places(self) -> int:
+        """Tokens that the model reads of the completions, padding included."""
+        return (self.completion_ids if self.packing is None else self.packing.source).size
+
     def trimmed(self, length: int) -> "Rollout":
         """The same rollout without the padding past `length` completion tokens."""
         return dataclasses.replace(

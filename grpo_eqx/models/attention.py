@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Int8, Num
 
 MASKED = -1e30
 """Score of what a query does not see: finite, so that one that sees nothing stays finite too."""
+
+_TINY = 1e-30  # of a key of zeros, the scale
 
 CACHE_BLOCK = 128
 """Positions of a growing cache that attention reads at a time."""
@@ -26,6 +28,34 @@ class KeyValues(NamedTuple):
     values: Float[Array, "*layers P J K S D"]
 
 
+class KVCache(NamedTuple):
+    """Keys and values as they are kept: in a float dtype, or as int8 with a scale for each."""
+
+    keys: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
+    values: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
+    key_scales: Float[Array, "*layers P J K S 1"] | None = None
+    value_scales: Float[Array, "*layers P J K S 1"] | None = None
+
+    @classmethod
+    def of(cls, kv: KeyValues, dtype: jnp.dtype) -> "KVCache":
+        """Rounded to `dtype`; with int8 the largest number of each head and place becomes 127."""
+        if dtype != jnp.int8:
+            return cls(*(x.astype(dtype) for x in kv))
+        scales = [jnp.max(jnp.abs(x.astype(jnp.float32)), -1, keepdims=True) / 127 for x in kv]
+        rounded = [
+            jnp.round(x / jnp.maximum(scale, _TINY)).astype(jnp.int8)
+            for x, scale in zip(kv, scales, strict=True)
+        ]
+        return cls(*rounded, *scales)
+
+    def loaded(self, dtype: jnp.dtype) -> KeyValues:
+        """The numbers in the dtype that attention computes in."""
+        if self.key_scales is None or self.value_scales is None:
+            return KeyValues(self.keys.astype(dtype), self.values.astype(dtype))
+        keys, values = self.keys * self.key_scales, self.values * self.value_scales
+        return KeyValues(keys.astype(dtype), values.astype(dtype))
+
+
 class Segment(NamedTuple):
     """A stretch of keys and values, and which of them each query may see (broadcastable)."""
 
@@ -36,25 +66,25 @@ class Segment(NamedTuple):
 class Past(NamedTuple):
     """A layer's part of a cache that grows: each query sees the keys before its own place."""
 
-    kv: KeyValues
+    kv: KVCache
     """Of all layers, in whole blocks of `CACHE_BLOCK`, or one shorter block."""
     layer: Int[Array, ""]
     place: Int[Array, "P G"]
     num_written: Int[Array, ""]
     """No place is larger, and blocks from here on are not read."""
 
-    def block(self, number: Int[Array, ""]) -> Segment:
-        """The segment of one block."""
+    def block(self, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
+        """The segment of one block, in `dtype`."""
         size = min(CACHE_BLOCK, self.kv.keys.shape[-2])
         first = number * size
 
-        def cut(x: Float[Array, "L P G K S D"]) -> Float[Array, "P G K B D"]:
+        def cut(x: Num[Array, "L P G K S D"]) -> Num[Array, "P G K B D"]:
             _, P, G, K, _, D = x.shape
             start = (self.layer, 0, 0, 0, first, 0)
             return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
 
         visible = first + jnp.arange(size) < self.place[..., None, None]
-        return Segment(KeyValues(*(cut(x) for x in self.kv)), visible)
+        return Segment(jax.tree.map(cut, self.kv).loaded(dtype), visible)
 
     def num_blocks(self) -> Int[Array, ""]:
         """How many blocks hold anything."""
@@ -93,7 +123,7 @@ def attend(
     if past is not None:
 
         def add(number: Int[Array, ""], part: _Partial) -> _Partial:
-            return part.merged(_attend_segment(queries, past.block(number)))
+            return part.merged(_attend_segment(queries, past.block(number, queries.dtype)))
 
         part = jax.lax.fori_loop(0, past.num_blocks(), add, part)
     return (part.weighted / part.total[..., None]).astype(queries.dtype)

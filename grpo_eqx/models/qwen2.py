@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
-from grpo_eqx.models.attention import KeyValues, Past, Segment, attend
+from grpo_eqx.models.attention import KeyValues, KVCache, Past, Segment, attend
 from grpo_eqx.models.causal_attention import causal_attention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm
@@ -63,11 +63,16 @@ class PromptCache(NamedTuple):
     the trainer read the same position from the same place, and a prefill yields no hidden states.
     """
 
-    kv: KeyValues
+    kv: KeyValues | KVCache
     visible: Bool[Array, "P Tp"]
     """The prompt's real tokens, except the last."""
     last_ids: Int[Array, " P"]
     last_positions: Int[Array, " P"]
+
+    def stored(self, dtype: jnp.dtype) -> "PromptCache":
+        """The same for decoding, with keys and values in `dtype`."""
+        assert isinstance(self.kv, KeyValues)
+        return self._replace(kv=KVCache.of(self.kv, dtype))
 
     def segment(self, layer_kv: KeyValues) -> Segment:
         return Segment(layer_kv, self.visible[:, None, None, :])
@@ -188,6 +193,7 @@ class Qwen2(eqx.Module):
         Each row is a completion, padded on the right, or what `rows` says. States where no
         completion is have no meaning.
         """
+        assert isinstance(prompt.kv, KeyValues), "completions are read with what prefill returned"
         P, R, T = ids.shape
         first = jnp.broadcast_to(prompt.last_ids[:, None, None], (P, R, 1))
         inputs = jnp.concatenate([first, ids[:, :, :-1]], axis=2)
@@ -212,29 +218,31 @@ class Qwen2(eqx.Module):
     def decode(
         self,
         prompt: PromptCache,
-        own: KeyValues,
+        own: KVCache,
         ids: Int[Array, "P G"],
         place: Int[Array, "P G"],
         num_written: Int[Array, ""],
     ) -> tuple[Float[Array, "P G V"], KeyValues]:
         """One decoding step: the logits after `ids`, each the input at `place` of its completion.
 
-        **Arguments:** `own` holds the completions' keys and values so far, `[L, P, G, K, S, D]`,
-        of which no more than the first `num_written` are read.
+        **Arguments:** the prompts, with a `KVCache`; `own` holds the completions' keys and values
+        so far, `[L, P, G, K, S, D]`, of which no more than the first `num_written` are read.
 
         **Returns:** float32 logits, and this step's keys and values, `[L, P, G, K, 1, D]`, to be
         written to `own` at `place`.
         """
+        assert isinstance(prompt.kv, KVCache), "decoding reads a KVCache"
         positions = prompt.last_positions[:, None] + place
         rotary = Rotary.at(positions[..., None], self.config.head_size, self.config.rope_theta)
         itself = jnp.ones((1, 1, 1, 1), bool)
 
         def step(
-            x: Float[Array, "P G 1 H"], xs: tuple[Qwen2Layer, KeyValues, Int[Array, ""]]
+            x: Float[Array, "P G 1 H"], xs: tuple[Qwen2Layer, KVCache, Int[Array, ""]]
         ) -> tuple[Float[Array, "P G 1 H"], KeyValues]:
             layer, prompt_kv, depth = xs
             queries, new = layer.project(x, rotary, self.config)
-            segments = [prompt.segment(prompt_kv), Segment(new, itself)]
+            prompt_segment = prompt.segment(prompt_kv.loaded(queries.dtype))
+            segments = [prompt_segment, Segment(new, itself)]
             attended = attend(queries, segments, Past(own, depth, place, num_written))
             return layer.finish(x, attended, self.config), new
 

@@ -10,14 +10,17 @@ from jaxtyping import Bool, Int
 
 
 class StepClock:
-    """Where a step's time goes: each lap is the time since the one before.
+    """Where the time of steps goes: each lap is the time since the one before.
 
-    Laps of one name add up.
+    Laps of one name add up. A step begins where the one before ended, so that nothing is left out.
     """
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
+
+    def next_step(self) -> None:
+        self._start, self._laps = self._last, {}
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()

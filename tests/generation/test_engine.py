@@ -1,11 +1,21 @@
 """The rollout: what it returns, and that nothing about the batch changes it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.generation import GREEDY, Rollout, Sampling, generate, sample_keys
+from grpo_eqx.generation import (
+    GREEDY,
+    Rollout,
+    Sampling,
+    SlotCounts,
+    Stopping,
+    generate,
+    sample_keys,
+)
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 
@@ -19,6 +29,7 @@ CONFIG = Qwen2Config(
 )
 MODEL = Qwen2.init(CONFIG, jax.random.key(0), std=0.3)
 EOS, PAD = 3, 0
+STOPPING = Stopping.of_ids([EOS], CONFIG.vocab_size)
 LENGTHS = np.array([7, 4, 1])
 
 
@@ -33,26 +44,30 @@ def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(ids, jnp.int32), jnp.asarray(mask)
 
 
-def run(
+def run_counted(
     ids: jax.Array,
     mask: jax.Array,
     sampling: Sampling = Sampling(),  # noqa: B008 - immutable
     group: int = 4,
     max_length: int = 12,
-    eos_ids: tuple[int, ...] = (EOS,),
-    **slots: int,
-) -> Rollout:
+    stopping: Stopping = STOPPING,
+    **options: Any,
+) -> tuple[Rollout, SlotCounts]:
     keys = sample_keys(0, jnp.int32(5), jnp.arange(len(ids)), group)
     return jax.jit(
-        lambda model: generate(
+        lambda model, stopping: generate(
             model, ids, mask, keys,
-            sampling=sampling, max_length=max_length, eos_ids=eos_ids, pad_id=PAD, **slots,
+            sampling=sampling, max_length=max_length, stopping=stopping, pad_id=PAD, **options,
         )
-    )(MODEL)  # fmt: skip
+    )(MODEL, stopping)  # fmt: skip
+
+
+def run(*args: Any, **kwargs: Any) -> Rollout:
+    return run_counted(*args, **kwargs)[0]
 
 
 def test_completions_end_with_their_eos_and_are_padded_after_it() -> None:
-    rollout = run(*prompts(), eos_ids=(EOS, 5, 6))
+    rollout = run(*prompts(), stopping=Stopping.of_ids([EOS, 5, 6], CONFIG.vocab_size))
     ids, lengths = np.asarray(rollout.completion_ids), np.asarray(rollout.lengths)
     finished = np.asarray(rollout.finished)
     assert finished.any()
@@ -120,7 +135,7 @@ def test_greedy_needs_no_keys_and_repeats_within_a_group() -> None:
 )
 def test_slots_change_nothing(num_slots: int, refill_at: int | None) -> None:
     """However few they are, and whenever they are refilled."""
-    every = {"group": 8, "max_length": 150, "eos_ids": (EOS,)}
+    every = {"group": 8, "max_length": 150}
     expected = run(*prompts(), **every)
     lengths = np.asarray(expected.lengths)
     assert lengths.max() > 100
@@ -132,6 +147,56 @@ def test_slots_change_nothing(num_slots: int, refill_at: int | None) -> None:
     difference = np.asarray(found.sampler_logps) - np.asarray(expected.sampler_logps)
     assert np.sqrt(np.mean(difference[np.asarray(expected.completion_mask)] ** 2)) < 1e-5
     assert np.abs(difference).max() < 1e-4
+
+
+@pytest.mark.parametrize(("num_shards", "num_slots"), [(3, 6), (3, 9), (1, 9)])
+def test_each_shard_refills_its_slots_from_its_own_prompts(num_shards: int, num_slots: int) -> None:
+    every = {"group": 8, "max_length": 60}
+    expected = run(*prompts(), **every)
+    found = run(*prompts(), **every, num_slots=num_slots, num_shards=num_shards)
+    np.testing.assert_array_equal(found.completion_ids, expected.completion_ids)
+
+
+def test_steps_and_slots_are_counted() -> None:
+    every = {"group": 8, "max_length": 40}
+    never = Stopping.of_ids([], CONFIG.vocab_size)
+    _, counts = run_counted(*prompts(), **every, stopping=never)
+    assert (counts.steps, counts.slots) == (40, 40 * 24)
+    _, counts = run_counted(*prompts(), **every, stopping=never, num_slots=6)
+    assert (counts.steps, counts.slots) == (4 * 40, 4 * 40 * 6)
+    rollout, counts = run_counted(*prompts(), **every, num_slots=6)
+    assert counts.slots >= rollout.lengths.sum()
+    _, waiting = run_counted(*prompts(), **every, num_slots=6, refill_at=6)
+    assert counts.steps < waiting.steps
+
+
+def test_stop_strings_end_completions_and_stay_in_them() -> None:
+    letters = [bytes([97 + i % 3]) if i else b"" for i in range(CONFIG.vocab_size)]
+    rollout = run(
+        *prompts(), group=8, max_length=60, num_slots=5,
+        stopping=Stopping.of_strings([EOS], ["abc"], letters),
+    )  # fmt: skip
+    stopped = 0
+    for p, g in np.ndindex(3, 8):
+        ids = rollout.completion_ids[p, g, : rollout.lengths[p, g]].tolist()
+        text = b"".join(letters[i] for i in ids)
+        assert b"abc" not in b"".join(letters[i] for i in ids[:-1])
+        stopped += text.endswith(b"abc")
+        assert rollout.finished[p, g] == (ids[-1] == EOS or text.endswith(b"abc"))
+    assert stopped > 3
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bfloat16", 0.05), ("int8", 0.1)])
+def test_a_rounded_cache_samples_nearly_the_same_distribution(dtype: str, most: float) -> None:
+    """Its log-probs are off those of the model by rounding, and they are what is recorded."""
+    rollout = run(*prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5)
+    prompt = MODEL.prefill(rollout.prompt_ids, rollout.prompt_mask)
+    hidden = MODEL.completion_hidden(prompt, rollout.completion_ids)
+    logprobs = jax.nn.log_softmax(MODEL.project_logits(hidden), axis=-1)
+    trainers = jnp.take_along_axis(logprobs, rollout.completion_ids[..., None], axis=-1)[..., 0]
+    mask = np.asarray(rollout.completion_mask)
+    gap = np.abs(np.asarray(rollout.sampler_logps - trainers))[mask]
+    assert 1e-4 < gap.max() < most
 
 
 def test_the_first_sampled_tokens_are_those_of_the_model() -> None:

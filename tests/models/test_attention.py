@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
-from grpo_eqx.models.attention import KeyValues, Segment, attend
+from grpo_eqx.models.attention import KeyValues, KVCache, Segment, attend
 
 jitted_attend = jax.jit(attend)
 
@@ -82,3 +82,16 @@ def test_a_query_that_sees_nothing_stays_finite_and_so_does_its_gradient():
     value, slope = jax.jit(jax.value_and_grad(total))(queries)
     assert np.isfinite(value)
     assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_cache_gives_back_what_its_dtype_can_hold(dtype: str) -> None:
+    kv = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, 1, 3, 5, 8)), "f4"))
+    kv = jax.tree.map(lambda x: x.at[0, 0, 0, 0].set(0), kv)  # a key of zeros has no scale
+    cache = KVCache.of(kv, jnp.dtype(dtype))
+    assert cache.keys.dtype == cache.values.dtype == dtype
+    step = {"float32": 0.0, "bfloat16": 2**-7, "int8": 1 / 127}[dtype]
+    for found, given in zip(cache.loaded(jnp.dtype("float32")), kv, strict=True):
+        assert found.dtype == jnp.float32
+        largest = jnp.abs(given).max(axis=-1, keepdims=True)
+        assert (jnp.abs(found - given) <= step / 2 * largest * 1.001).all()

@@ -11,7 +11,7 @@ import pytest
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx._types import Remat
-from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues
+from grpo_eqx.models.attention import CACHE_BLOCK, KVCache
 from grpo_eqx.models.causal_attention import causal_attention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import Rotary, rms_norm
@@ -198,14 +198,15 @@ def test_decoding_step_by_step_is_the_grouped_pass(side: str):
     model = random_model()
     completions = random_ids(len(LENGTHS), GROUP, 5)
     P, G, Tc = completions.shape
-    cache = prefill(model, *prompts(side))
+    cache = prefill(model, *prompts(side)).stored(jnp.dtype("float32"))
     # Rubbish where nothing is written yet: no step may look at it.
     shape = (CONFIG.num_hidden_layers, P, G, CONFIG.num_key_value_heads, Tc, CONFIG.head_size)
-    own = KeyValues(jnp.full(shape, 1e3), jnp.full(shape, 1e3))
+    own = KVCache(jnp.full(shape, 1e3), jnp.full(shape, 1e3))
     inputs, steps = jnp.broadcast_to(cache.last_ids[:, None], (P, G)), []
     for index in range(Tc):
         places = jnp.full((P, G), index)
         step, new = decode(model, cache, own, inputs, places, jnp.asarray(index))
+        new = KVCache.of(new, own.keys.dtype)
         own = jax.tree.map(lambda x, y, i=index: x.at[..., i : i + 1, :].set(y), own, new)
         steps.append(step)
         inputs = completions[:, :, index]
@@ -216,10 +217,10 @@ def test_decoding_step_by_step_is_the_grouped_pass(side: str):
 def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
     """Also where the others make attention read further blocks of the cache."""
     model = random_model()
-    cache = prefill(model, *prompts("left"))
+    cache = prefill(model, *prompts("left")).stored(jnp.dtype("float32"))
     P, S = len(LENGTHS), 3 * CACHE_BLOCK
     shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
-    own = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
+    own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
     places = jnp.asarray([[0, 5, CACHE_BLOCK], [CACHE_BLOCK - 1, CACHE_BLOCK + 1, 300]])
     inputs = random_ids(P, GROUP)
     together, new = decode(model, cache, own, inputs, places, places.max())

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.config import Qwen2Config
@@ -55,8 +55,8 @@ def main(out: Path) -> None:
         max_completion_length=TC,
     )
     options = ProgramOptions(
-        sampling=Sampling(), max_completion_length=TC, eos_ids=(3,), pad_id=0, seed=0,
-        dtype=jnp.dtype("float32"), remat="none", objective=objective,
+        sampling=Sampling(), max_completion_length=TC, stopping=Stopping.of_ids([3], V), pad_id=0,
+        seed=0, dtype=jnp.dtype("float32"), remat="none", objective=objective,
         mask_truncated_completions=True, top_entropy_quantile=0.5, micro_batch_size_per_device=2,
     )  # fmt: skip
     programs = Programs(options, parse_mesh("2,4,1").build(), ChunkedLoss(), optax.sgd(32.0))

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.generation import GREEDY, generate, sample_keys
+from grpo_eqx.generation import GREEDY, Stopping, generate, sample_keys
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, save_pretrained
@@ -32,7 +32,7 @@ WIDTH = 9
 PAD = 0
 
 logits = jax.jit(Qwen2.logits)
-jitted_generate = jax.jit(generate, static_argnames=("sampling", "max_length", "eos_ids", "pad_id"))
+jitted_generate = jax.jit(generate, static_argnames=("sampling", "max_length", "pad_id"))
 
 
 def random_sizes(queries_per_key: int, tied: bool) -> dict[str, Any]:
@@ -237,13 +237,13 @@ def their_completions(model: Any, eos_id: int | None, max_length: int) -> np.nda
 def test_greedy_completions_are_theirs(few: Pair, side: str):
     theirs = their_completions(few.theirs, None, max_length=12)
     assert len(np.unique(theirs)) > 4  # not one token again and again
-    rollout = jitted_generate(
+    rollout, _ = jitted_generate(
         few.ours,
         *padded_rows(few.ours.config.vocab_size, side),
         sample_keys(0, jnp.asarray(0), jnp.arange(len(LENGTHS)), num_generations=2),
         sampling=GREEDY,
         max_length=12,
-        eos_ids=(),
+        stopping=Stopping.of_ids([], few.ours.config.vocab_size),
         pad_id=PAD,
     )
     for sample in range(2):
@@ -258,13 +258,13 @@ def test_greedy_completions_end_where_theirs_do(few: Pair, side: str):
     endless = their_completions(few.theirs, None, max_length=12)
     eos_id = next(int(t) for t in endless[:, 1:5].ravel() if not (endless == t).any(axis=1).all())
     theirs = their_completions(few.theirs, eos_id, max_length=12)
-    rollout = jitted_generate(
+    rollout, _ = jitted_generate(
         few.ours,
         *padded_rows(few.ours.config.vocab_size, side),
         sample_keys(0, jnp.asarray(0), jnp.arange(len(LENGTHS)), num_generations=1),
         sampling=GREEDY,
         max_length=12,
-        eos_ids=(eos_id,),
+        stopping=Stopping.of_ids([eos_id], few.ours.config.vocab_size),
         pad_id=PAD,
     )
     np.testing.assert_array_equal(rollout.completion_ids[:, 0], theirs)

@@ -1,0 +1,199 @@
+"""The slots that decode completions, and the queue from which they are refilled.
+
+A slot decodes one completion at a time, each at a place of its own.
+"""
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues, KVCache
+from grpo_eqx.models.qwen2 import PromptCache
+
+
+class MadeCompletions(NamedTuple):
+    """What is generated: a row for each completion, and a last one for what idle slots write."""
+
+    ids: Int[Array, "rows Tc"]
+    logps: Float[Array, "rows Tc"]
+    lengths: Int[Array, " rows"]
+    finished: Bool[Array, " rows"]
+
+    @classmethod
+    def of_nothing(cls, num_completions: int, max_length: int) -> "MadeCompletions":
+        rows = num_completions + 1
+        return cls(
+            ids=jnp.zeros((rows, max_length), jnp.int32),
+            logps=jnp.zeros((rows, max_length), jnp.float32),
+            lengths=jnp.zeros(rows, jnp.int32),
+            finished=jnp.zeros(rows, bool),
+        )
+
+
+class Slots(NamedTuple):
+    """`R` rows of `W` slots; the slots of a row work on the same prompt."""
+
+    prompt: PromptCache
+    """The rows' prompts."""
+    completion: Int[Array, "R W"]
+    """Which one a slot decodes; the row of nothing where it is idle."""
+    place: Int[Array, "R W"]
+    """Tokens decoded so far."""
+    inputs: Int[Array, "R W"]
+    """The last of them, or of the prompt."""
+    stop_state: Int[Array, "R W"]
+    """What `Stopping` made of them."""
+    cache: KVCache
+    """Keys and values of the inputs so far, `[L, R, W, K, S, D]`."""
+
+    @classmethod
+    def of_prompts(
+        cls, prompt: PromptCache, completion: Int[Array, "R W"], cache_length: int
+    ) -> "Slots":
+        """Slots at the start of completions of the rows' prompts."""
+        R, W = completion.shape
+        zeros = jnp.zeros((R, W), jnp.int32)
+
+        def empty(x: Array) -> Array:
+            L, _, _, K, _, D = x.shape
+            return jnp.zeros((L, R, W, K, cache_length, D), x.dtype)
+
+        return cls(
+            prompt=prompt,
+            completion=completion,
+            place=zeros,
+            inputs=jnp.broadcast_to(prompt.last_ids[:, None], (R, W)).astype(jnp.int32),
+            stop_state=zeros,
+            cache=jax.tree.map(empty, prompt.kv),
+        )
+
+    def packed(self, order: Int[Array, " n"]) -> "Slots":
+        """Those slots alone, a row each."""
+        rows = order // self.completion.shape[1]
+
+        def pick(x: Array) -> Array:
+            return x.reshape(-1, 1)[order]
+
+        def pick_cache(x: Array) -> Array:
+            return x.reshape(len(x), -1, 1, *x.shape[3:])[:, order]
+
+        return Slots(
+            prompt=_prompts_of(self.prompt, rows),
+            completion=pick(self.completion),
+            place=pick(self.place),
+            inputs=pick(self.inputs),
+            stop_state=pick(self.stop_state),
+            cache=jax.tree.map(pick_cache, self.cache),
+        )
+
+    def with_written(self, new: KeyValues) -> KVCache:
+        """The cache with the keys and values of each slot's input."""
+        R, W = self.place.shape
+        where = jnp.arange(R)[:, None], jnp.arange(W), slice(None), self.place
+
+        def write(cache: Array, token: Array) -> Array:
+            return cache.at[:, *where].set(jnp.moveaxis(token[..., 0, :], 0, 2))
+
+        return jax.tree.map(write, self.cache, KVCache.of(new, self.cache.keys.dtype))
+
+
+class SlotCounts(NamedTuple):
+    """What decoding came to."""
+
+    steps: Int[Array, ""]
+    """Decoding steps, each a token for every live slot."""
+    slots: Int[Array, ""]
+    """Slots of all those steps, idle ones too."""
+
+
+class DecodeState(NamedTuple):
+    slots: Slots
+    made: MadeCompletions
+    waiting: Int[Array, " shards"]
+    """The first of each shard's completions that no slot has taken."""
+    counts: SlotCounts
+
+    def idle(self) -> Bool[Array, "R W"]:
+        return self.slots.completion == len(self.made.lengths) - 1
+
+
+class SlotQueue(NamedTuple):
+    """The completions in their order, and what is known of their prompts."""
+
+    prompts: PromptCache
+    group: int
+    num_shards: int
+    """Into how many equal parts the completions are cut, each for a part of the slots."""
+
+    def bounds(self) -> Int[Array, " shards_and_1"]:
+        """Where the parts begin, and where the last one ends."""
+        size = len(self.prompts.last_ids) * self.group // self.num_shards
+        return jnp.arange(self.num_shards + 1, dtype=jnp.int32) * size
+
+    def first_slots(self, num_slots: int, cache_length: int) -> Slots:
+        """Slots with the first completions of each part."""
+        P = len(self.prompts.last_ids)
+        if num_slots == P * self.group:
+            # Each group in a row: it reads its prompt once.
+            completions = jnp.arange(num_slots, dtype=jnp.int32).reshape(P, self.group)
+            return Slots.of_prompts(self.prompts, completions, cache_length)
+        within = jnp.arange(num_slots // self.num_shards, dtype=jnp.int32)
+        completions = (self.bounds()[:-1, None] + within).reshape(-1, 1)
+        return Slots.of_prompts(self.prompts_of(completions[:, 0]), completions, cache_length)
+
+    def prompts_of(self, completions: Int[Array, " R"]) -> PromptCache:
+        """The prompts of as many completions of each part; of the last one, past the queue."""
+        P, shards = len(self.prompts.last_ids), self.num_shards
+        indices = jnp.minimum(completions // self.group, P - 1).reshape(shards, -1)
+        # Each part by itself, so that no device asks another for a prompt.
+        within = indices - jnp.arange(shards)[:, None] * (P // shards)
+        within = jnp.clip(within, 0, P // shards - 1)
+
+        def pick(x: Array, axis: int) -> Array:
+            x = jnp.moveaxis(x, axis, 0)
+            picked = jax.vmap(lambda part, i: part[i])(x.reshape(shards, -1, *x.shape[1:]), within)
+            return jnp.moveaxis(picked.reshape(-1, *x.shape[1:]), 0, axis)
+
+        kv = jax.tree.map(partial(pick, axis=1), self.prompts.kv)
+        return PromptCache(kv, *(pick(x, 0) for x in self.prompts[1:]))
+
+    def refilled(self, state: DecodeState) -> DecodeState:
+        """Waiting completions in the idle slots."""
+        slots, idle = state.slots, state.idle().reshape(self.num_shards, -1)
+        candidates = state.waiting[:, None] + jnp.cumsum(idle, axis=1) - 1
+        taken = idle & (candidates < self.bounds()[1:, None])
+        completions, takes = candidates.reshape(-1), taken.reshape(-1)
+        prompts = self.prompts_of(completions)
+
+        def put(new: Array, old: Array, axis: int = 0) -> Array:
+            where = takes.reshape((1,) * axis + (-1,) + (1,) * (old.ndim - axis - 1))
+            return jnp.where(where, new, old)
+
+        slots = Slots(
+            prompt=PromptCache(
+                jax.tree.map(partial(put, axis=1), prompts.kv, slots.prompt.kv),
+                *map(put, prompts[1:], slots.prompt[1:]),
+            ),
+            completion=put(completions[:, None], slots.completion),
+            place=put(jnp.zeros_like(slots.place), slots.place),
+            inputs=put(prompts.last_ids[:, None], slots.inputs),
+            stop_state=put(jnp.zeros_like(slots.stop_state), slots.stop_state),
+            cache=slots.cache,
+        )
+        return state._replace(slots=slots, waiting=state.waiting + taken.sum(axis=1))
+
+
+def _prompts_of(prompts: PromptCache, indices: Int[Array, " R"]) -> PromptCache:
+    """Those prompts, in that order."""
+    kv = jax.tree.map(lambda x: x[:, indices], prompts.kv)
+    return PromptCache(kv, *(x[indices] for x in prompts[1:]))
+
+
+def cache_length_of(max_length: int) -> int:
+    """Whole blocks, or one shorter block."""
+    if max_length <= CACHE_BLOCK:
+        return max_length
+    return -(-max_length // CACHE_BLOCK) * CACHE_BLOCK
