@@ -1,7 +1,9 @@
 """The optimiser that a config describes."""
 
 import jax
+import numpy as np
 import optax
+from jaxtyping import Float
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
@@ -20,6 +22,12 @@ def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
         return after
     warmup = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup_steps)
     return optax.join_schedules([warmup, after], [cfg.warmup_steps])
+
+
+def learning_rates(cfg: GRPOConfig) -> Float[np.ndarray, " updates"]:
+    """The learning rate of every update, on the host: asking a device would wait for its work."""
+    updates = np.arange(cfg.steps * cfg.updates_per_step)
+    return np.broadcast_to(np.asarray(learning_rate_schedule(cfg)(updates)), updates.shape)
 
 
 def make_optimizer(cfg: GRPOConfig) -> optax.GradientTransformation:

@@ -28,7 +28,7 @@ from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import compute_advantages
-from grpo_eqx.optimizer import learning_rate_schedule, make_optimizer
+from grpo_eqx.optimizer import learning_rates, make_optimizer
 from grpo_eqx.programs import Programs
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.runner import func_name
@@ -136,7 +136,7 @@ class GRPOTrainer:
         model = construction.placed_model(cfg, model, self.mesh)
         tokenizer.check_belongs_to(model.config.vocab_size)
         # The course of a passed optimizer's learning rate is not known.
-        self.learning_rate = None if optimizer is not None else learning_rate_schedule(cfg)
+        self.learning_rates = None if optimizer is not None else learning_rates(cfg)
         self.programs = Programs(
             construction.program_options(cfg, sampling, tokenizer, model.config.vocab_size),
             self.mesh,
@@ -287,9 +287,9 @@ class GRPOTrainer:
     def _metrics_of(self, updates: list[dict[str, Array]]) -> dict[str, float]:
         """The metrics of a step's updates as one, once they are done."""
         merged = merge_updates(jax.device_get(updates))
-        if self.learning_rate is not None:
+        if self.learning_rates is not None:
             last_update = self.step * self.cfg.updates_per_step - 1
-            merged["learning_rate"] = float(self.learning_rate(last_update))
+            merged["learning_rate"] = float(self.learning_rates[last_update])
         return merged
 
     def _performance(self, collected: Collected[_Scored], clock: StepClock) -> dict[str, float]:
