@@ -48,15 +48,22 @@ def sample_tokens(
     is 0.
     """
     if sampling.temperature == 0:
-        tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
     logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
     # The Gumbel-max form keeps a draw the same under rounding noise of another device layout,
     # where the inverse of a cumulative sum over the vocabulary would not.
     draw = jnp.vectorize(lambda key: jax.random.gumbel(key, logits.shape[-1:]), signature="()->(v)")
-    tokens = jnp.argmax(logits + draw(keys), axis=-1).astype(jnp.int32)
+    tokens = _first_highest(logits + draw(keys))
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return tokens, chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _first_highest(scores: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
+    """`jnp.argmax`, as two reductions of one value each, which XLA's CPU compiler vectorises."""
+    last = scores.shape[-1] - 1
+    found = scores == scores.max(axis=-1, keepdims=True)
+    return jnp.where(found, jnp.arange(last + 1, dtype=jnp.int32), last).min(axis=-1)
 
 
 def _truncate(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[Array, "*batch V"]:
