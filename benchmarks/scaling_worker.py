@@ -1,0 +1,140 @@
+"""Times one point of scaling.py, on all devices there are: python scaling_worker.py POINT."""
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.micro_batches import Batch
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.layers import CACHE_BLOCK
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.objective import Objective
+from grpo_eqx.programs import ProgramOptions, Programs
+from grpo_eqx.sharding import parse_mesh
+
+MODEL = Qwen2Config(
+    vocab_size=8192,
+    hidden_size=256,
+    intermediate_size=704,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """Prompts with a group of completions each, all of one length."""
+
+    prompts: int
+    group: int
+    prompt_length: int
+    completion_length: int
+    repeats: int
+
+
+def main(work: Work) -> None:
+    programs = make_programs(work)
+    model = Qwen2.init(MODEL, jax.random.key(0))
+    model = jax.device_put(model, model.shardings(programs.mesh))
+    rollout, generate_s = timed_generate(programs, model, work)
+    update_s = timed_update(programs, model, rollout, work)
+    seconds, count = {"generate": generate_s, "update": update_s}, flops(work)
+    print(json.dumps({name: {"seconds": seconds[name], "flops": count[name]} for name in count}))
+
+
+def make_programs(work: Work) -> Programs:
+    options = ProgramOptions(
+        sampling=Sampling(),
+        max_completion_length=work.completion_length,
+        eos_ids=(),  # nothing ends before the limit
+        pad_id=0,
+        seed=0,
+        dtype=jnp.dtype("float32"),
+        remat="full",  # or the longest completions would need more memory than many machines have
+        objective=Objective(),
+    )
+    return Programs(options, parse_mesh("auto").build(), ChunkedLoss(), optax.adamw(1e-5))
+
+
+def timed_generate(programs: Programs, model: Qwen2, work: Work) -> tuple[Rollout, list[float]]:
+    rng = np.random.default_rng(0)
+    shape = work.prompts, work.prompt_length
+    ids = rng.integers(MODEL.vocab_size, size=shape, dtype=np.int32)
+    mask = np.ones(shape, bool)
+
+    def generate() -> Rollout:
+        return programs.generate(model, ids, mask, 0, num_generations=work.group)
+
+    return generate(), timed(generate, work.repeats)
+
+
+def timed_update(programs: Programs, model: Qwen2, rollout: Rollout, work: Work) -> list[float]:
+    rng = np.random.default_rng(1)
+    advantages = rng.standard_normal((work.prompts, work.group), np.float32)
+    batch = Batch(rollout, advantages)
+    state = programs.init(model)
+
+    def update() -> Any:
+        nonlocal state
+        state, metrics = programs.update(state, batch)
+        return state, metrics
+
+    return timed(update, work.repeats)
+
+
+def timed(run: Callable[[], Any], repeats: int) -> list[float]:
+    """Seconds of each run, after one that compiles."""
+    jax.block_until_ready(run())
+    seconds = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        jax.block_until_ready(run())
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def flops(work: Work) -> dict[str, float]:
+    """Of all matrix products; of attention, as they are computed: masked ones count too."""
+    completions = work.prompts * work.group
+    prompt_tokens = work.prompts * work.prompt_length
+    tokens = completions * work.completion_length
+    head = 2.0 * MODEL.vocab_size * MODEL.hidden_size * tokens
+    prompts = layer_flops(prompt_tokens, prompt_tokens * work.prompt_length)
+    generated = layer_flops(tokens, completions * decode_pairs(work))
+    keys = work.prompt_length + work.completion_length
+    updated = layer_flops(tokens, tokens * keys)
+    return {
+        "generate": prompts + generated + head,
+        # Each product forward, again in the backward pass, and there twice for its gradients.
+        "update": 4 * (prompts + updated + head),
+    }
+
+
+def decode_pairs(work: Work) -> int:
+    """Pairs of a query and a key in decoding one completion: its own keys are read in blocks."""
+    block = min(CACHE_BLOCK, work.completion_length)
+    written = range(work.completion_length)
+    return sum(work.prompt_length + block * -(-place // block) + 1 for place in written)
+
+
+def layer_flops(tokens: int, pairs: int) -> float:
+    """Of all layers on so many tokens, whose queries meet keys in so many pairs."""
+    wide = MODEL.num_attention_heads * MODEL.head_size
+    narrow = MODEL.num_key_value_heads * MODEL.head_size
+    weights = MODEL.hidden_size * (2 * wide + 2 * narrow + 3 * MODEL.intermediate_size)
+    return MODEL.num_hidden_layers * (2.0 * weights * tokens + 4.0 * wide * pairs)
+
+
+if __name__ == "__main__":
+    main(Work(**json.loads(sys.argv[1])))
