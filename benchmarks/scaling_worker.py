@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
+from grpo_eqx.models.causal_attention import CPU_BLOCK
 from grpo_eqx.models.config import Qwen2Config
-from grpo_eqx.models.layers import CACHE_BLOCK
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.tracking.performance import update_flops
 
 MODEL = Qwen2Config(
     vocab_size=8192,
@@ -57,11 +58,12 @@ def make_programs(work: Work) -> Programs:
     options = ProgramOptions(
         sampling=Sampling(),
         max_completion_length=work.completion_length,
-        eos_ids=(),  # nothing ends before the limit
+        stopping=Stopping.of_ids((), MODEL.vocab_size),  # nothing ends before the limit
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32"),
-        remat="full",  # or the longest completions would need more memory than many machines have
+        remat="none",
+        attention_block=CPU_BLOCK,
         objective=Objective(),
     )
     return Programs(options, parse_mesh("auto").build(), ChunkedLoss(), optax.adamw(1e-5))
@@ -74,7 +76,7 @@ def timed_generate(programs: Programs, model: Qwen2, work: Work) -> tuple[Rollou
     mask = np.ones(shape, bool)
 
     def generate() -> Rollout:
-        return programs.generate(model, ids, mask, 0, num_generations=work.group)
+        return programs.generate(model, ids, mask, 0, num_generations=work.group)[0]
 
     return generate(), timed(generate, work.repeats)
 
@@ -105,35 +107,11 @@ def timed(run: Callable[[], Any], repeats: int) -> list[float]:
 
 
 def flops(work: Work) -> dict[str, float]:
-    """Of all matrix products; of attention, as they are computed: masked ones count too."""
-    completions = work.prompts * work.group
-    prompt_tokens = work.prompts * work.prompt_length
-    tokens = completions * work.completion_length
-    head = 2.0 * MODEL.vocab_size * MODEL.hidden_size * tokens
-    prompts = layer_flops(prompt_tokens, prompt_tokens * work.prompt_length)
-    generated = layer_flops(tokens, completions * decode_pairs(work))
-    keys = work.prompt_length + work.completion_length
-    updated = layer_flops(tokens, tokens * keys)
-    return {
-        "generate": prompts + generated + head,
-        # Each product forward, again in the backward pass, and there twice for its gradients.
-        "update": 4 * (prompts + updated + head),
-    }
-
-
-def decode_pairs(work: Work) -> int:
-    """Pairs of a query and a key in decoding one completion: its own keys are read in blocks."""
-    block = min(CACHE_BLOCK, work.completion_length)
-    written = range(work.completion_length)
-    return sum(work.prompt_length + block * -(-place // block) + 1 for place in written)
-
-
-def layer_flops(tokens: int, pairs: int) -> float:
-    """Of all layers on so many tokens, whose queries meet keys in so many pairs."""
-    wide = MODEL.num_attention_heads * MODEL.head_size
-    narrow = MODEL.num_key_value_heads * MODEL.head_size
-    weights = MODEL.hidden_size * (2 * wide + 2 * narrow + 3 * MODEL.intermediate_size)
-    return MODEL.num_hidden_layers * (2.0 * weights * tokens + 4.0 * wide * pairs)
+    """Of matrix products on what is not padding or masked; recomputation is no work."""
+    prompts = np.full(work.prompts, work.prompt_length)
+    completions = np.full((work.prompts, work.group), work.completion_length)
+    both_ways = update_flops(MODEL, prompts, completions)
+    return {"generate": both_ways / 3, "update": both_ways}
 
 
 if __name__ == "__main__":

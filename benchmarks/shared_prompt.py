@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_eqx import UserError
-from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
+from grpo_eqx.models.causal_attention import CPU_BLOCK
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 from grpo_eqx.objective import Objective
@@ -77,11 +78,12 @@ class Update:
         options = ProgramOptions(
             sampling=Sampling(),
             max_completion_length=batch.rollout.completion_ids.shape[-1],
-            eos_ids=(),
+            stopping=Stopping.of_ids((), MODEL.vocab_size),
             pad_id=0,
             seed=0,
             dtype=jnp.dtype("float32"),
             remat="none",
+            attention_block=CPU_BLOCK,
             # The mean over all tokens, with advantages as given: it knows of no groups.
             objective=Objective(loss_type="dapo"),
             micro_batch_size_per_device=micro_batch_size,

@@ -14,6 +14,7 @@ from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.micro_batches import MicroBatches
+from grpo_eqx.models.causal_attention import BLOCK, CPU_BLOCK
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import make_objective
@@ -147,6 +148,7 @@ def program_options(
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         max_num_seqs=cfg.max_num_seqs,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
+        attention_block=CPU_BLOCK if on_cpu else BLOCK,
         objective=make_objective(cfg),
         mask_truncated_completions=cfg.mask_truncated_completions,
         top_entropy_quantile=cfg.top_entropy_quantile,

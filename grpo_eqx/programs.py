@@ -73,6 +73,7 @@ class ProgramOptions:
     max_num_seqs: int | None = None
     """Completions that `generate` decodes at a time, on all devices together. `None`: all."""
     remat: Remat
+    attention_block: int
     objective: Objective
     mask_truncated_completions: bool = False
     top_entropy_quantile: float = 1.0
@@ -314,13 +315,14 @@ class Programs:
         compute = eqx.tree_at(
             lambda m: m.embed_tokens, model.astype(options.dtype), model.embed_tokens
         )
-        prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, options.remat)
+        passes = options.remat, options.attention_block
+        prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, *passes)
         ids, packing, rows = rollout.completion_ids, rollout.packing, None
         width = ids.shape[-1]
         if packing is not None:
             ids, rows = packing.pack(ids, fill=-1), packing.rows(width)
         # -1 has an embedding, the last one, which nothing reads.
-        hidden = compute.completion_hidden(prompt, ids, options.remat, rows)
+        hidden = compute.completion_hidden(prompt, ids, *passes, rows)
         # The head in float32: its gradient is summed over all tokens before it is rounded.
         stats = self.backend(hidden, model.head, ids, options.sampling.temperature, self.mesh)
         if packing is None:

@@ -36,6 +36,7 @@ OPTIONS = ProgramOptions(
     seed=0,
     dtype=jnp.dtype("float32"),
     remat="none",
+    attention_block=64,
     objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
 )
 CHUNKED = ChunkedLoss(token_tile=64)

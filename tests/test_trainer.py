@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -15,7 +16,7 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import Rollout
+from grpo_eqx.generation import Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.programs import Programs, TokenScores
@@ -59,7 +60,9 @@ class Recorder(Tracker):
 
 
 def without_times(metrics: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in metrics.items() if "time" not in name}
+    """Without what differs between two equal runs."""
+    varying = ("time", "per_second", "compile/")
+    return {k: v for k, v in metrics.items() if not any(part in k for part in varying)}
 
 
 def lines(path: Path) -> list[dict[str, float]]:
@@ -85,11 +88,17 @@ def test_a_run_leaves_its_record(run: tuple[GRPOTrainer, Path]) -> None:
         "learning_rate", "entropy", "completions/mean_length", "completions/clipped_ratio",
         "clip_ratio/region_mean", "policy_ratio/mean", "effective_batch/completions", "update_norm",
         "sampling/sampling_logp_difference/max", "step_time",
-        "time/train/rollout_s", "time/train/update_s",
+        "time/train/rollout_s", "time/train/update_s", "perf/tokens_per_second/rollout",
+        "perf/tokens_per_second/update", "sampling/importance_sampling_ratio/mean",
+        "compile/num_programs", "compile/seconds",
     ):  # fmt: skip
         assert np.isfinite(metrics[0][name]), name
     parts = [metrics[0][f"time/train/{part}_s"] for part in ("rollout", "reward", "update")]
     assert sum(parts) == pytest.approx(metrics[0]["step_time"])
+    for name in ("perf/slot_utilization", "perf/padding_share"):
+        assert 0 < metrics[0][name] < 1
+    assert metrics[0]["compile/num_shapes/generate"] == 1
+    assert metrics[0]["compile/num_shapes/update"] == 1
     assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
     table = pq.read_table(path / "completions" / "step_000002.parquet").to_pylist()
     assert len(table) == 16
@@ -167,9 +176,9 @@ class Calls:
         self.shares.append((index, count))
         return batch
 
-    def _update(self, state: Any, batch: Any) -> tuple[Any, dict[str, float]]:
+    def _update(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
         self.updates += 1
-        return state, {"loss": 0.0}
+        return state, {"loss": jnp.zeros(())}
 
 
 def calls_of_a_step(
@@ -181,7 +190,8 @@ def calls_of_a_step(
         jnp.ones((16, 4), jnp.int32), jnp.ones((16, 4), bool), jnp.ones((16, 2, 16), jnp.int32),
         jnp.ones((16, 2, 16), bool), jnp.zeros((16, 2, 16)), jnp.ones((16, 2), bool),
     )  # fmt: skip
-    monkeypatch.setattr(Programs, "generate", lambda *_, **__: rollout)
+    counts = SlotCounts(jnp.int32(16), jnp.int32(16 * 32))
+    monkeypatch.setattr(Programs, "generate", lambda *_, **__: (rollout, counts))
     calls = Calls(monkeypatch)
     trainer.cfg = dataclasses.replace(trainer.cfg, steps=1)
     return calls, dict(trainer.fit().history[0])
@@ -278,6 +288,52 @@ def test_the_soft_overlong_penalty_is_one_more_reward(tmp_path: Path) -> None:
     assert metrics["reward"] == pytest.approx(total)
 
 
+def ending_early(completions: list[str], **columns: Any) -> list[float]:
+    return [-float(len(completion)) for completion in completions]
+
+
+def test_programs_are_compiled_for_few_shapes(tmp_path: Path) -> None:
+    """With lengths from step to step as different as can be, since what shortens them pays."""
+    cfg = GRPOConfig(
+        **{**SMALL, "steps": 20, "num_generations": 8},
+        learning_rate=3e-3, output_dir=tmp_path,
+    )  # fmt: skip
+    trainer = GRPOTrainer(cfg, reward_funcs=[ending_early], train_data=Sums(), eval_data=Sums())
+    history = trainer.fit().history
+    lengths = [metrics["completions/mean_length"] for metrics in history]
+    assert max(lengths) > 2 * min(lengths)
+    shapes = [metrics["compile/num_shapes/update"] for metrics in history]
+    assert history[-1]["compile/num_shapes/generate"] == 1  # these prompts are all short
+    assert 2 <= shapes[-1] <= 4 * 6  # quarters of the limit, by rows: 1, 2, 3, 4, 6 and 8
+    for before, after, metrics in zip(shapes, shapes[1:], history[1:], strict=False):
+        assert (metrics["compile/num_programs"] > 0) == (after > before)
+
+
+def test_a_step_in_fewer_slots_is_the_same(run: tuple[GRPOTrainer, Path], tmp_path: Path) -> None:
+    cfg = GRPOConfig(**{**SMALL, "steps": 1}, max_num_seqs=8, output_dir=tmp_path)
+    found, expected = GRPOTrainer(cfg).fit().history[0], lines(run[1])[0]
+    for name in ("reward", "completions/mean_length", "entropy", "grad_norm"):
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
+
+
+def test_a_rounded_cache_is_seen_in_the_importance_ratios(tmp_path: Path) -> None:
+    cfg = GRPOConfig(**{**SMALL, "steps": 1}, kv_cache_dtype="int8", output_dir=tmp_path)
+    metrics = GRPOTrainer(cfg).fit().history[0]
+    assert 1e-4 < metrics["sampling/sampling_logp_difference/max"] < 1
+    ratios = [metrics[f"sampling/importance_sampling_ratio/{x}"] for x in ("min", "mean", "max")]
+    assert 0.3 < ratios[0] < 0.9999 < 1.0001 < ratios[2] < 3
+    assert ratios[1] == pytest.approx(1, abs=0.02)
+
+
+def test_stop_strings_end_completions() -> None:
+    trainer = GRPOTrainer(GRPOConfig(**SMALL, stop_strings=("\n",)))
+    problems = [prompt.text for prompt in trainer.heldout.prompts]
+    endless = GRPOTrainer(GRPOConfig(**SMALL)).generate(problems)
+    for text, full in zip(trainer.generate(problems), endless, strict=True):
+        assert text == full[: full.find("\n") + 1] or "\n" not in full
+    assert sum("\n" in text for text in endless) > 4
+
+
 def test_generate_returns_text(run: tuple[GRPOTrainer, Path]) -> None:
     trainer, _ = run
     texts = trainer.generate(["Tom has 3 apples and eats 1. How many are left?", "Hi"])
@@ -308,6 +364,7 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
         ({"mesh": "3,1,1"}, "needs 3 devices"),
         ({"dtype": "bfloat16"}, "these devices are CPUs"),
         ({"prompts_per_step": 6}, "cannot be split evenly"),
+        ({"max_num_seqs": 12}, "max_num_seqs is 12.*use a multiple of 8"),
         ({"micro_batch_size_per_device": 3}, "micro_batch_size_per_device is 3"),
         # Updates of 2 prompts: over 8 devices they do not go, though the rollout's 8 do.
         ({"steps_per_generation": 4}, "2 prompts with 2 completions each cannot be split evenly"),

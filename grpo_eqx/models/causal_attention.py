@@ -6,20 +6,22 @@ blocks above the diagonal are never computed. So no array of `T x T` numbers exi
 """
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import MASKED, KeyValues, Segment
 
+BLOCK = 128
+"""Places of a block, at most; as wide as matrix units are."""
 CPU_BLOCK = 64
-"""What a core's cache holds well: 128 took 1.5 times as long, 256 twice."""
-BLOCK = 256
+"""What a core's cache holds well: 128 took up to 1.8 times as long, 256 up to 3 times."""
 
 Arrays = TypeVar("Arrays")
+_Index = Int[Array, ""] | int
 
 
 def causal_attention(
@@ -27,13 +29,14 @@ def causal_attention(
     own: KeyValues,
     shared: Segment | None = None,
     spans: Int[Array, "#P #R T"] | None = None,
+    block: int = BLOCK,
 ) -> Float[Array, "P R T N D"]:
     """Softmax attention of each query over its row up to itself, and over its prompt.
 
     **Arguments:** queries of `R` rows for each of `P` prompts; keys and values of the rows,
     `[P, R, K, T, D]`; those of the prompts, `[P, 1, K, S, D]`, with a mask `[P, 1, 1, S]`; which
     sequence each place of a row belongs to, where a query is to see no other's (`None`: a row is
-    one sequence).
+    one sequence); how many places a block has at most.
     """
     P, R, T, N, D = queries.shape
     K = own.keys.shape[2]
@@ -45,12 +48,7 @@ def causal_attention(
         own=KeyValues(*(x.swapaxes(1, 2) for x in own)),
         shared=None if shared is None else KeyValues(*(x[:, 0] for x in shared.kv)),
     )
-    attended = jax.lax.platform_dependent(
-        inputs,
-        _Masks(spans[..., None], visible),
-        cpu=functools.partial(_in_blocks, CPU_BLOCK),
-        default=functools.partial(_in_blocks, BLOCK),
-    )
+    attended = _in_blocks(block, inputs, _Masks(spans[..., None], visible))
     return attended.transpose(0, 2, 4, 1, 3, 5).reshape(P, R, T, N, D)
 
 
@@ -106,17 +104,31 @@ class _Blocks(NamedTuple):
         number = -(-length // most)
         return cls(-(-length // number), number)
 
-    def pairs(self) -> Int[np.ndarray, "n 2"]:
-        """A block of queries and one of the keys that it sees."""
-        return np.array([(i, j) for i in range(self.number) for j in range(i + 1)], np.int32)
+    def number_of_pairs(self) -> int:
+        """Of a block of queries and one of keys that these see."""
+        return self.number * (self.number + 1) // 2
 
-    def cut(self, tree: Arrays, index: Int[Array, ""]) -> Arrays:
+    def pair(self, number: _Index) -> tuple[_Index, _Index]:
+        """The pair of that number."""
+        if self.number == 1:
+            return 0, 0
+        pairs = [(i, j) for i in range(self.number) for j in range(i + 1)]
+        i, j = jnp.asarray(pairs, jnp.int32)[number]
+        return i, j
+
+    def cut(self, tree: Arrays, index: _Index) -> Arrays:
+        if self.number == 1:
+            return tree
+
         def cut(x: Array) -> Array:
             return jax.lax.dynamic_slice_in_dim(x, index * self.size, self.size, -2)
 
         return jax.tree.map(cut, tree)
 
-    def put(self, tree: Arrays, block: Arrays, index: Int[Array, ""]) -> Arrays:
+    def put(self, tree: Arrays, block: Arrays, index: _Index) -> Arrays:
+        if self.number == 1:
+            return block
+
         def put(x: Array, y: Array) -> Array:
             return jax.lax.dynamic_update_slice_in_dim(x, y, index * self.size, x.ndim - 2)
 
@@ -131,7 +143,7 @@ def _product(dims: str, x: Array, y: Array) -> Array:
 
 
 def _own_scores(
-    inputs: _Inputs, masks: _Masks, blocks: _Blocks, i: Int[Array, ""], j: Int[Array, ""]
+    inputs: _Inputs, masks: _Masks, blocks: _Blocks, i: _Index, j: _Index
 ) -> Float[Array, "P K R r B B"]:
     """Of a block of queries with a block of their rows' keys."""
     q, k = blocks.cut(inputs.queries, i), blocks.cut(inputs.own.keys, j)
@@ -144,7 +156,7 @@ def _own_scores(
 
 
 def _shared_scores(
-    inputs: _Inputs, masks: _Masks, blocks: _Blocks, j: Int[Array, ""]
+    inputs: _Inputs, masks: _Masks, blocks: _Blocks, j: _Index
 ) -> Float[Array, "P K R r T B"]:
     """Of all queries with a block of their prompts' keys."""
     assert inputs.shared is not None
@@ -189,19 +201,19 @@ def _forward(
     if (shared := inputs.shared) is not None:
         prompt = _shared_blocks(shared.keys.shape[-2], most)
 
-        def add_shared(j: Int[Array, ""], part: _Softmax) -> _Softmax:
+        def add_shared(j: _Index, part: _Softmax) -> _Softmax:
             scores = _shared_scores(inputs, masks, prompt, j)
             return part.updated(scores, prompt.cut(shared.values, j), _SHARED)
 
-        part = jax.lax.fori_loop(0, prompt.number, add_shared, part)
+        part = _loop(prompt.number, add_shared, part)
     rows = _Blocks.of(inputs.queries.shape[-2], most)
 
-    def add_own(part: _Softmax, pair: Int[Array, "2"]) -> tuple[_Softmax, None]:
-        i, j = pair
+    def add_own(pair: _Index, part: _Softmax) -> _Softmax:
+        i, j = rows.pair(pair)
         scores, values = _own_scores(inputs, masks, rows, i, j), rows.cut(inputs.own.values, j)
-        return rows.put(part, rows.cut(part, i).updated(scores, values, _OWN), i), None
+        return rows.put(part, rows.cut(part, i).updated(scores, values, _OWN), i)
 
-    part, _ = jax.lax.scan(add_own, part, jnp.asarray(rows.pairs()))
+    part = _loop(rows.number_of_pairs(), add_own, part)
     attended = (part.weighted / part.total).astype(inputs.queries.dtype)
     return attended, part.highest + jnp.log(part.total)
 
@@ -264,7 +276,7 @@ def _backward_shared(
     blocks = _shared_blocks(shared.keys.shape[-2], most)
 
     def add(
-        j: Int[Array, ""], sums: tuple[Float[Array, "P K R r T D"], KeyValues]
+        j: _Index, sums: tuple[Float[Array, "P K R r T D"], KeyValues]
     ) -> tuple[Float[Array, "P K R r T D"], KeyValues]:
         by_queries, by_kv = sums
         scores = _shared_scores(inputs, masks, blocks, j)
@@ -272,7 +284,7 @@ def _backward_shared(
         return by_queries + more, blocks.put(by_kv, of_block, j)
 
     zeros = jnp.zeros(inputs.queries.shape, jnp.float32)
-    return jax.lax.fori_loop(0, blocks.number, add, (zeros, _zeros(shared)))
+    return _loop(blocks.number, add, (zeros, _zeros(shared)))
 
 
 def _backward_own(
@@ -285,17 +297,21 @@ def _backward_own(
     blocks = _Blocks.of(inputs.queries.shape[-2], most)
 
     def add(
-        sums: tuple[Float[Array, "P K R r T D"], KeyValues], pair: Int[Array, "2"]
-    ) -> tuple[tuple[Float[Array, "P K R r T D"], KeyValues], None]:
-        (by_queries, by_kv), (i, j) = sums, pair
+        pair: _Index, sums: tuple[Float[Array, "P K R r T D"], KeyValues]
+    ) -> tuple[Float[Array, "P K R r T D"], KeyValues]:
+        (by_queries, by_kv), (i, j) = sums, blocks.pair(pair)
         scores = _own_scores(inputs, masks, blocks, i, j)
         of_pair = blocks.cut(queries, i).gradients(scores, blocks.cut(inputs.own, j), _OWN)
         sums = blocks.cut(by_queries, i), blocks.cut(by_kv, j)
         more_queries, more_kv = jax.tree.map(jnp.add, sums, of_pair)
-        return (blocks.put(by_queries, more_queries, i), blocks.put(by_kv, more_kv, j)), None
+        return blocks.put(by_queries, more_queries, i), blocks.put(by_kv, more_kv, j)
 
-    sums, _ = jax.lax.scan(add, (by_queries, _zeros(inputs.own)), jnp.asarray(blocks.pairs()))
-    return sums
+    return _loop(blocks.number_of_pairs(), add, (by_queries, _zeros(inputs.own)))
+
+
+def _loop(number: int, body: Callable[[_Index, Arrays], Arrays], start: Arrays) -> Arrays:
+    """`fori_loop`, or the body alone, which compiles faster."""
+    return body(0, start) if number == 1 else jax.lax.fori_loop(0, number, body, start)
 
 
 def _zeros(kv: KeyValues) -> KeyValues:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
 from grpo_eqx.models.attention import KeyValues, KVCache, Past, Segment, attend
-from grpo_eqx.models.causal_attention import causal_attention
+from grpo_eqx.models.causal_attention import BLOCK, causal_attention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm
 from grpo_eqx.sharding.rules import parameter_sharding
@@ -149,7 +149,7 @@ class Qwen2(eqx.Module):
     ) -> Float[Array, "B T H"]:
         """Final hidden states of plain sequences, padded on either side where `mask` is false."""
         mask = jnp.ones(ids.shape, bool) if mask is None else mask
-        hidden, _ = self._causal_pass(ids, mask, "none")
+        hidden, _ = self._causal_pass(ids, mask)
         return rms_norm(hidden[:, 0], self.norm, self.config.rms_norm_eps)
 
     def logits(
@@ -168,10 +168,14 @@ class Qwen2(eqx.Module):
         return self.embed_tokens[ids].astype(self.norm.dtype)
 
     def prefill(
-        self, ids: Int[Array, "P Tp"], mask: Bool[Array, "P Tp"], remat: Remat = "none"
+        self,
+        ids: Int[Array, "P Tp"],
+        mask: Bool[Array, "P Tp"],
+        remat: Remat = "none",
+        attention_block: int = BLOCK,
     ) -> PromptCache:
         """Reads each prompt once, for all completions of its group."""
-        _, kv = self._causal_pass(ids, mask, remat)
+        _, kv = self._causal_pass(ids, mask, remat, attention_block)
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
         return PromptCache(
@@ -186,6 +190,7 @@ class Qwen2(eqx.Module):
         prompt: PromptCache,
         ids: Int[Array, "P R T"],
         remat: Remat = "none",
+        attention_block: int = BLOCK,
         rows: Rows | None = None,
     ) -> Float[Array, "P R T H"]:
         """Final hidden states that predict each token of `ids`, given the prompt.
@@ -209,7 +214,8 @@ class Qwen2(eqx.Module):
         ) -> tuple[Float[Array, "P R T H"], None]:
             layer, prompt_kv = xs
             queries, kv = layer.project(x, rotary, self.config)
-            attended = causal_attention(queries, kv, prompt.segment(prompt_kv), spans)
+            shared = prompt.segment(prompt_kv)
+            attended = causal_attention(queries, kv, shared, spans, attention_block)
             return layer.finish(x, attended, self.config), None
 
         x, _ = jax.lax.scan(_remat(step, remat), self.embed(inputs), (self.layers, prompt.kv))
@@ -252,7 +258,11 @@ class Qwen2(eqx.Module):
         return self.project_logits(hidden), new
 
     def _causal_pass(
-        self, ids: Int[Array, "P T"], mask: Bool[Array, "P T"], remat: Remat
+        self,
+        ids: Int[Array, "P T"],
+        mask: Bool[Array, "P T"],
+        remat: Remat = "none",
+        attention_block: int = BLOCK,
     ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
         """All layers over plain sequences: states before the last norm, and keys and values."""
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
@@ -263,7 +273,8 @@ class Qwen2(eqx.Module):
             x: Float[Array, "P 1 T H"], layer: Qwen2Layer
         ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
             queries, kv = layer.project(x, rotary, self.config)
-            return layer.finish(x, causal_attention(queries, kv, spans=spans), self.config), kv
+            attended = causal_attention(queries, kv, None, spans, attention_block)
+            return layer.finish(x, attended, self.config), kv
 
         return jax.lax.scan(_remat(step, remat), self.embed(ids)[:, None], self.layers)
 

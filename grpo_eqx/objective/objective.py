@@ -25,6 +25,7 @@ from grpo_eqx.objective.policy_loss import (
     sapo_loss,
 )
 from grpo_eqx.objective.ratios import (
+    bounded_exp,
     off_policy_keep,
     policy_ratios,
     sampler_weights,
@@ -110,8 +111,10 @@ class Objective:
         metrics.mean_max(
             "sampling/sampling_logp_difference", jnp.abs(old_logps - batch.sampler_logps)
         )
-        if correction is not None:
-            metrics.mean_min_max("sampling/importance_sampling_ratio", correction)
+        importance = correction
+        if importance is None:
+            importance = bounded_exp(old_logps - batch.sampler_logps)
+        metrics.mean_min_max("sampling/importance_sampling_ratio", importance)
         effective = (scale != 0) & (batch.advantages[..., None] != 0)
         metrics.add("effective_batch/completions", effective.any(axis=-1).sum())
         metrics.add("effective_batch/tokens", effective.sum())

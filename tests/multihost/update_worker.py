@@ -56,7 +56,7 @@ def main(out: Path) -> None:
     )
     options = ProgramOptions(
         sampling=Sampling(), max_completion_length=TC, stopping=Stopping.of_ids([3], V), pad_id=0,
-        seed=0, dtype=jnp.dtype("float32"), remat="none", objective=objective,
+        seed=0, dtype=jnp.dtype("float32"), remat="none", attention_block=64, objective=objective,
         mask_truncated_completions=True, top_entropy_quantile=0.5, micro_batch_size_per_device=2,
     )  # fmt: skip
     programs = Programs(options, parse_mesh("2,4,1").build(), ChunkedLoss(), optax.sgd(32.0))

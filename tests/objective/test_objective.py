@@ -340,6 +340,7 @@ EVERYWHERE = {
     "entropy",
     *(f"policy_ratio/{kind}" for kind in ("mean", "min", "max")),
     *(f"sampling/sampling_logp_difference/{kind}" for kind in ("mean", "max")),
+    *(f"sampling/importance_sampling_ratio/{kind}" for kind in ("mean", "min", "max")),
     *(f"effective_batch/{kind}" for kind in ("completions", "tokens")),
 }
 CLIPPING = {
@@ -361,9 +362,6 @@ def test_each_loss_type_records_its_metrics(loss_type: LossType, names: set[str]
         "kl": objective.beta != 0,
         "policy_loss": objective.entropy_coef != 0,
     }
-    ratio = "sampling/importance_sampling_ratio"
-    for kind in ("mean", "min", "max"):
-        options[f"{ratio}/{kind}"] = objective.importance_sampling_mode is not None
     expected = EVERYWHERE | names | {name for name, recorded in options.items() if recorded}
     assert set(evaluate(objective, random_batch(0)).metrics) == expected
 
