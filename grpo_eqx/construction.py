@@ -147,6 +147,7 @@ def program_options(
         dtype=jnp.dtype(dtype),
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         max_num_seqs=cfg.max_num_seqs,
+        transposed_decoding=on_cpu,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
         attention_block=CPU_BLOCK if on_cpu else BLOCK,
         objective=make_objective(cfg),

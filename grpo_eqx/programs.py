@@ -72,8 +72,11 @@ class ProgramOptions:
     """Of keys and values in `generate`. `None`: `dtype`."""
     max_num_seqs: int | None = None
     """Completions that `generate` decodes at a time, on all devices together. `None`: all."""
+    transposed_decoding: bool = False
+    """Whether `generate` transposes the weights first."""
     remat: Remat
     attention_block: int
+    """Places of a block of attention, at most."""
     objective: Objective
     mask_truncated_completions: bool = False
     top_entropy_quantile: float = 1.0
@@ -239,8 +242,9 @@ class Programs:
         sampling: Sampling,
     ) -> tuple[Rollout, SlotCounts]:
         options = self.options
+        model = model.astype(options.dtype)
         rollout, counts = generate(
-            model.astype(options.dtype),
+            model.transposed() if options.transposed_decoding else model,
             prompt_ids,
             prompt_mask,
             sample_keys(options.seed, step, rows, group),

@@ -10,12 +10,21 @@ from jaxtyping import Array, Float, Int
 
 
 class Linear(eqx.Module):
-    """`x @ weight.T + bias`, with the weight laid out as Hugging Face stores it."""
+    """`x @ weight.T + bias`, with the weight laid out as Hugging Face stores it, `[out, in]`."""
 
-    weight: Float[Array, "*stack out in"]
+    weight: Float[Array, "*stack rows columns"]
     bias: Float[Array, "*stack out"] | None = None
+    is_transposed: bool = eqx.field(static=True, default=False)
+    """Whether the weight is `[in, out]` instead."""
+
+    def transposed(self) -> "Linear":
+        """The same map, for forward passes on CPUs: of few rows their product is then faster."""
+        return Linear(self.weight.swapaxes(-1, -2), self.bias, not self.is_transposed)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        if self.is_transposed:
+            y = x @ self.weight
+            return y if self.bias is None else y + self.bias
         # By this name rematerialisation finds the product, which `custom_vjp` hides from it.
         y = checkpoint_name(_project(x, self.weight), "product")
         return y if self.bias is None else y + self.bias

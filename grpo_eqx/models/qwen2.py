@@ -144,6 +144,16 @@ class Qwen2(eqx.Module):
         """The same model with every array in `dtype`."""
         return jax.tree.map(lambda x: x.astype(dtype), self)
 
+    def transposed(self) -> "Qwen2":
+        """The same model with every linear map `transposed`."""
+
+        def is_linear(x: object) -> bool:
+            return isinstance(x, Linear)
+
+        return jax.tree.map(
+            lambda x: x.transposed() if isinstance(x, Linear) else x, self, is_leaf=is_linear
+        )
+
     def __call__(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
     ) -> Float[Array, "B T H"]:
