@@ -122,6 +122,12 @@ def stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stop
     """What ends a completion."""
     if not cfg.stop_strings:
         return Stopping.of_ids(tokenizer.eos_ids, vocab_size)
+    for string in cfg.stop_strings:
+        if special := [t for t in tokenizer.tokenizer.all_special_tokens if t in string]:
+            raise UserError(
+                f"stop string {string!r} contains {special[0]!r}, a special token, which the text "
+                f"of completions leaves out: leave it to the tokenizer's end-of-sequence tokens."
+            )
     token_bytes = tokenizer.token_bytes(vocab_size)
     return Stopping.of_strings(tokenizer.eos_ids, cfg.stop_strings, token_bytes)
 

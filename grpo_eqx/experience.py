@@ -64,7 +64,7 @@ class Collected(Generic[Scored]):
     generated: Generated
     """Everything, also what was then replaced."""
     metrics: Mapping[str, float]
-    """Of the same."""
+    """Of everything generated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,8 @@ class ExperienceCollector:
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
         first, completions = self._wait(started, clock)
-        scored = score(started.rollout, completions.lengths) if most == 1 else None
+        if most == 1:
+            scored = score(started.rollout, completions.lengths)
         made, all_generated = [self._rewarded(started, completions, clock)], [first]
         kept = made[0]
         while len(made) < most and not self._teaches(kept).all():
@@ -136,7 +137,7 @@ class ExperienceCollector:
             all_generated.append(generated)
             made.append(self._rewarded(more, completions, clock))
             kept = self._replace(kept, made[-1])
-        if scored is None:
+        if most > 1:
             scored = score(kept.rollout, kept.completions.lengths)
         rewards = functools.reduce(Rewards.joined, [each.rewards for each in made])
         completions = functools.reduce(Completions.joined, [each.completions for each in made])

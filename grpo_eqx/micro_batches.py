@@ -77,6 +77,11 @@ class MicroBatches:
         """Into how many parts a group is cut, over devices and micro-batches."""
         return self.group_shards * self.group_parts
 
+    @property
+    def num_prompt_blocks(self) -> int:
+        """Into how many parts the prompts are cut."""
+        return self.prompt_shards * self.prompt_parts
+
     def split(self, batch: BatchPart) -> BatchPart:
         """The batch, or rollout, with a new leading axis of micro-batches on every array."""
 

@@ -82,6 +82,11 @@ class ProgramOptions:
     top_entropy_quantile: float = 1.0
     micro_batch_size_per_device: int | None = None
 
+    def kv_itemsize(self, head_size: int) -> float:
+        """Bytes of a number in the cache of keys and values; int8 has a float32 scale a head."""
+        dtype = self.dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
+        return dtype.itemsize + (4 / head_size if dtype == jnp.int8 else 0.0)
+
 
 class Programs:
     """The compiled programs for one mesh, loss backend and optimiser."""
@@ -149,8 +154,9 @@ class Programs:
         ids, mask = jax.device_put((prompt_ids, prompt_mask), sharding)
         rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
         return self._generate(
-            model, ids, mask, np.int32(step), rows, self._stopping, num_generations,
-            sampling or self.options.sampling,
+            model, ids, mask, np.int32(step), rows,
+            self.options.stopping,  # no constant of the program: it has a number for every token
+            num_generations, sampling or self.options.sampling,
         )  # fmt: skip
 
     def replace_groups(
@@ -168,10 +174,13 @@ class Programs:
         """
         rollout = rollout.trimmed(_trimmed_width(lengths, rollout.completion_ids.shape[-1]))
         P, G, width = rollout.completion_ids.shape
-        num_blocks = math.lcm(
-            *(self._micro_batches(n, G).num_group_blocks for n in {P, P // num_shares})
-        )
-        packing = Packing.plan(lengths, width, num_blocks)
+        cuts = [self._micro_batches(n, G) for n in {P, P // num_shares}]
+        num_blocks, num_bundles = math.lcm(*(cut.num_group_blocks for cut in cuts)), P
+        # Each row of a bundle has its prompt's keys and values by itself: no more than its own.
+        few = rollout.prompt_ids.shape[1] <= width
+        if num_blocks == 1 and num_shares == 1 and few:
+            num_bundles = cuts[0].num_prompt_blocks
+        packing = Packing.plan(lengths, width, num_blocks, num_bundles)
         return dataclasses.replace(rollout, packing=packing)
 
     def score(self, model: Qwen2, rollout: Rollout) -> TokenScores:
@@ -218,11 +227,6 @@ class Programs:
             jax.ShapeDtypeStruct(shape, jnp.int32),
         )
 
-    @functools.cached_property
-    def _stopping(self) -> Stopping:
-        # An argument and no constant of the program: it has a number for every token.
-        return jax.device_put(self.options.stopping, replicated(self.mesh))
-
     def _place(self, x: Array | np.ndarray) -> Array:
         return x if isinstance(x, jax.Array) else jax.device_put(x, replicated(self.mesh))
 
@@ -255,6 +259,7 @@ class Programs:
             num_slots=options.max_num_seqs,
             num_shards=num_batch_shards(self.mesh),
             kv_cache_dtype=options.kv_cache_dtype,
+            attention_block=options.attention_block,
         )
         # Stated, because everything that follows is laid out by it.
         return self._constrain(rollout, len(prompt_ids), group), counts
@@ -324,14 +329,17 @@ class Programs:
         ids, packing, rows = rollout.completion_ids, rollout.packing, None
         width = ids.shape[-1]
         if packing is not None:
-            ids, rows = packing.pack(ids, fill=-1), packing.rows(width)
-        # -1 has an embedding, the last one, which nothing reads.
+            ids, rows = packing.pack(ids, fill=-1), packing.rows(width)  # -1: none for the loss
+            if len(ids) < len(rollout.completion_ids):
+                prompt = prompt.picked(jnp.asarray(packing.prompt))
+                ids, rows = jax.tree.map(lambda x: x.reshape(-1, 1, x.shape[-1]), (ids, rows))
         hidden = compute.completion_hidden(prompt, ids, *passes, rows)
         # The head in float32: its gradient is summed over all tokens before it is rounded.
         stats = self.backend(hidden, model.head, ids, options.sampling.temperature, self.mesh)
         if packing is None:
             return stats
-        return TokenStats(*(packing.unpack(x, width) for x in stats))
+        stats = jax.tree.map(lambda x: x.reshape(packing.source.shape), stats)
+        return jax.tree.map(lambda x: packing.unpack(x, width), stats)
 
     def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
         """A micro-batch for the objective; `floor` is the least entropy that counts."""

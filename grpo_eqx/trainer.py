@@ -313,6 +313,7 @@ class GRPOTrainer:
                 num_devices=self.mesh.size,
                 tp=self.mesh.shape["tp"],
                 itemsize=self.programs.options.dtype.itemsize,
+                kv_itemsize=self.programs.options.kv_itemsize(self.state.model.config.head_size),
             ),
             "perf/slot_utilization": float(tokens / generated.num_slots),
             "perf/padding_share": float(1 - lengths.sum() / collected.scored.rollout.num_places),

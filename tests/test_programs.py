@@ -268,7 +268,7 @@ def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
 
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
-    [("auto", 1, None), ("auto", 1, 8), ("auto", 4, None), ("2,2,2", 8, 4)],
+    [("auto", 1, None), ("auto", 1, 8), ("auto", 4, None), ("2,2,2", 8, 2), ("auto", 1, 2)],
 )
 def test_completions_that_share_rows_leave_the_update_unchanged(
     mesh: str, num_devices: int, micro: int | None, batch: Batch
@@ -284,8 +284,21 @@ def test_completions_that_share_rows_leave_the_update_unchanged(
     runner = programs(mesh, num_devices, micro, **EVERYTHING)
     packed = runner.packed(rollout, lengths)
     assert packed.packing is not None
-    assert packed.packing.source.shape == (P, G // 2, TC)
+    assert packed.packing.source.size < mask.size
     assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=packed)), expected)
+
+
+def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
+    lengths = np.random.default_rng(4).integers(1, 6, (P, G))
+    rollout = jax.tree.map(jnp.asarray, batch.rollout)
+    mask = jnp.asarray(np.arange(TC) < lengths[..., None])
+    rollout = dataclasses.replace(rollout, completion_mask=mask)
+    batch, runner = dataclasses.replace(batch, rollout=rollout), programs(**EVERYTHING)
+    packed = dataclasses.replace(batch, rollout=runner.packed(rollout, lengths, num_shares=2))
+    assert packed.rollout.packing is not None
+    for index in range(2):
+        expected = step_of(runner, runner.share(batch, index, 2))
+        assert_same_step(step_of(runner, runner.share(packed, index, 2)), expected)
 
 
 def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:

@@ -300,7 +300,7 @@ def test_programs_are_compiled_for_few_shapes(tmp_path: Path) -> None:
     )  # fmt: skip
     history = GRPOTrainer(cfg).fit().history
     shapes = [metrics["compile/num_shapes/update"] for metrics in history]
-    assert 2 <= shapes[-1] <= 4 * 6  # quarters of the limit, by rows: 1, 2, 3, 4, 6 and 8
+    assert 2 <= shapes[-1] <= 10
     assert history[-1]["compile/num_shapes/generate"] <= 2  # prompts of up to 32 tokens, and 64
     for before, after in itertools.pairwise(history):
         names = [f"compile/num_shapes/{program}" for program in ("generate", "update")]
@@ -329,7 +329,7 @@ def test_stop_strings_end_completions() -> None:
     problems = [prompt.text for prompt in trainer.heldout.prompts]
     endless = GRPOTrainer(GRPOConfig(**SMALL)).generate(problems)
     for text, full in zip(trainer.generate(problems), endless, strict=True):
-        assert text == full[: full.find("\n") + 1] or "\n" not in full
+        assert text == (full[: full.find("\n") + 1] if "\n" in full else full)
     assert sum("\n" in text for text in endless) > 4
 
 
@@ -364,6 +364,7 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
         ({"dtype": "bfloat16"}, "these devices are CPUs"),
         ({"prompts_per_step": 6}, "cannot be split evenly"),
         ({"max_num_seqs": 12}, "max_num_seqs is 12.*use a multiple of 8"),
+        ({"stop_strings": ("<|im_end|>",)}, "contains '<|im_end|>', a special token"),
         ({"micro_batch_size_per_device": 3}, "micro_batch_size_per_device is 3"),
         # Updates of 2 prompts: over 8 devices they do not go, though the rollout's 8 do.
         ({"steps_per_generation": 4}, "2 prompts with 2 completions each cannot be split evenly"),

@@ -22,6 +22,7 @@ from grpo_eqx.generation.slots import (
     cache_length_of,
 )
 from grpo_eqx.generation.stopping import Stopping
+from grpo_eqx.models.causal_attention import BLOCK
 from grpo_eqx.models.qwen2 import Qwen2
 
 FEWEST_SLOTS = 4
@@ -59,6 +60,7 @@ def generate(
     refill_at: int | None = None,
     num_shards: int = 1,
     kv_cache_dtype: jnp.dtype | None = None,
+    attention_block: int = BLOCK,
 ) -> tuple[Rollout, SlotCounts]:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
@@ -68,12 +70,16 @@ def generate(
     `t` is drawn with `fold_in(key, t)`; how many completions to decode at a time (`None`: all);
     how many idle slots of a shard to refill at once (`None`: a sixteenth); over how many devices'
     shares prompts and slots are laid out, each of which refills its slots from its own prompts;
-    the dtype of keys and values (`None`: the model's).
+    the dtype of keys and values (`None`: the model's); the blocks in which prompts are read.
+
+    Raises `ValueError` for slots that the shards cannot have equal parts of, and `refill_at` 0.
     """
     P, G = keys.shape
     N = P * G
     num_slots = N if num_slots is None else min(num_slots, N)
-    prompts = model.prefill(prompt_ids, prompt_mask)
+    if num_slots % num_shards or refill_at == 0:
+        raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
+    prompts = model.prefill(prompt_ids, prompt_mask, attention_block=attention_block)
     prompts = prompts.stored(prompts.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)
     queue = SlotQueue(prompts, G, num_shards)
     state = DecodeState(

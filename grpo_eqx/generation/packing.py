@@ -12,47 +12,66 @@ MOST_SHARE = 0.75
 
 
 class Packing(eqx.Module):
-    """Where the tokens of a batch's completions lie in rows of `T = Tc`.
+    """Where the tokens of a batch's completions lie in rows of `T` places.
 
-    The `G` completions of a prompt come in blocks of `block`, each with rows of its own, so that
-    micro-batches and devices can take whole blocks.
+    The batch comes in `B` bundles, and the completions of a bundle in blocks, each with rows of its
+    own, so that micro-batches and devices can take whole ones: a bundle is several prompts with
+    their groups in one block, or one prompt with its group in several. A row has completions of one
+    prompt alone.
     """
 
-    source: Int[Array | np.ndarray, "P R T"]
+    source: Int[Array | np.ndarray, "B R T"]
     """Which token of its block lies there, as `completion * Tc + token`; -1 where none does."""
+    prompt: Int[Array | np.ndarray, "B R"]
+    """Which prompt of the bundle a row belongs to."""
     start: Int[Array | np.ndarray, "P G"]
     """Where a completion begins in the rows of its block, as `row * T + column`."""
-    block: int = eqx.field(static=True)
+    group: int = eqx.field(static=True)
+    """Completions of a prompt in a block."""
 
     @classmethod
-    def plan(cls, lengths: Int[np.ndarray, "P G"], width: int, num_blocks: int) -> "Packing | None":
+    def plan(
+        cls, lengths: Int[np.ndarray, "P G"], width: int, num_blocks: int, num_bundles: int
+    ) -> "Packing | None":
         """Rows of `width` that hold the completions; `None` where that saves little.
 
         **Arguments:** the completions' lengths; the width `Tc` that they are padded to; the blocks
-        of each prompt. Few shapes occur: a block has 1, 2, 3, 4, 6, 8, 12, 16, ... rows.
+        of each group; the bundles, which are as many as prompts where there are several blocks.
+        Few shapes occur: a block has 1 to 8, 10, 12, 14, 16, 20, ... rows.
         """
         P, G = lengths.shape
-        blocks = lengths.reshape(P * num_blocks, G // num_blocks)
-        filled = [_fill(block, width) for block in blocks]
-        rows = _round_up(max(used for used, _ in filled))
-        if rows > MOST_SHARE * blocks.shape[1]:
+        group, prompts = G // num_blocks, P // num_bundles
+        blocks = lengths.reshape(num_bundles * num_blocks, prompts, group)
+        filled = [[_fill(completions, width) for completions in block] for block in blocks]
+        rows = _round_up(max(sum(used for used, _ in block) for block in filled))
+        if rows > MOST_SHARE * prompts * group:
             return None
         source = np.full((len(blocks), rows * width), -1, np.int32)
-        for row, (_, start), block in zip(source, filled, blocks, strict=True):
-            for g, (first, n) in enumerate(zip(start, block, strict=True)):
-                row[first : first + n] = g * width + np.arange(n)
-        start = np.stack([start for _, start in filled])
+        prompt = np.zeros((len(blocks), rows), np.int32)
+        start = np.zeros(blocks.shape, np.int32)
+        for b, block in enumerate(filled):
+            first_row = 0
+            for p, (used, places) in enumerate(block):
+                prompt[b, first_row : first_row + used] = p
+                start[b, p] = places + first_row * width
+                for g, n in enumerate(blocks[b, p]):
+                    tokens = (p * group + g) * width + np.arange(n)
+                    source[b, start[b, p, g] : start[b, p, g] + n] = tokens
+                first_row += used
         return cls(
-            source.reshape(P, num_blocks * rows, width), start.reshape(P, G), blocks.shape[1]
+            source.reshape(num_bundles, num_blocks * rows, width),
+            prompt.reshape(num_bundles, num_blocks * rows),
+            start.reshape(P, G),
+            group,
         )
 
-    def pack(self, x: Shaped[Array, "P G Tc"], fill: int) -> Shaped[Array, "P R T"]:
+    def pack(self, x: Shaped[Array, "P G Tc"], fill: int) -> Shaped[Array, "B R T"]:
         """Values of tokens at their places in the rows, and `fill` elsewhere."""
         source, values = jnp.asarray(self._by_block(self.source)), self._by_block(x)
         packed = jnp.take_along_axis(values, jnp.maximum(source, 0), axis=2)
         return jnp.where(source < 0, fill, packed).reshape(self.source.shape)
 
-    def unpack(self, x: Shaped[Array, "P R T"], width: int) -> Shaped[Array, "P G Tc"]:
+    def unpack(self, x: Shaped[Array, "B R T"], width: int) -> Shaped[Array, "P G Tc"]:
         """Values of the rows as `[P, G, Tc]`; past a completion's end they have no meaning."""
         P, G = self.start.shape
         places = jnp.asarray(self.start)[..., None] + jnp.arange(width)
@@ -68,10 +87,9 @@ class Packing(eqx.Module):
         )
 
     def _by_block(
-        self, x: Shaped[Array | np.ndarray, "P n m"]
-    ) -> Shaped[Array | np.ndarray, "P blocks rest"]:
-        P, G = self.start.shape
-        return x.reshape(P, G // self.block, -1)
+        self, x: Shaped[Array | np.ndarray, "_ n m"]
+    ) -> Shaped[Array | np.ndarray, "B blocks rest"]:
+        return x.reshape(len(self.source), self.start.shape[1] // self.group, -1)
 
 
 def _fill(lengths: Int[np.ndarray, " g"], size: int) -> tuple[int, Int[np.ndarray, " g"]]:
@@ -89,8 +107,8 @@ def _fill(lengths: Int[np.ndarray, " g"], size: int) -> tuple[int, Int[np.ndarra
 
 
 def _round_up(rows: int) -> int:
-    """To 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
-    power = 1
-    while 2 * power <= rows:
-        power *= 2
-    return next(n for n in (power, power + power // 2, 2 * power) if n >= rows)
+    """To 1 to 8, 10, 12, 14, 16, 20, ...: by a quarter at most."""
+    step = 1
+    while 8 * step < rows:
+        step *= 2
+    return -(-rows // step) * step

@@ -148,17 +148,8 @@ class SlotQueue(NamedTuple):
         """The prompts of as many completions of each part; of the last one, past the queue."""
         P, shards = len(self.prompts.last_ids), self.num_shards
         indices = jnp.minimum(completions // self.group, P - 1).reshape(shards, -1)
-        # Each part by itself, so that no device asks another for a prompt.
         within = indices - jnp.arange(shards)[:, None] * (P // shards)
-        within = jnp.clip(within, 0, P // shards - 1)
-
-        def pick(x: Array, axis: int) -> Array:
-            x = jnp.moveaxis(x, axis, 0)
-            picked = jax.vmap(lambda part, i: part[i])(x.reshape(shards, -1, *x.shape[1:]), within)
-            return jnp.moveaxis(picked.reshape(-1, *x.shape[1:]), 0, axis)
-
-        kv = jax.tree.map(partial(pick, axis=1), self.prompts.kv)
-        return PromptCache(kv, *(pick(x, 0) for x in self.prompts[1:]))
+        return self.prompts.picked(jnp.clip(within, 0, P // shards - 1))
 
     def refilled(self, state: DecodeState) -> DecodeState:
         """Waiting completions in the idle slots."""

@@ -167,24 +167,18 @@ def _shared_scores(
     return jnp.where(seen, scores, MASKED)
 
 
-def _shared_blocks(length: int, most: int) -> _Blocks:
-    """Blocks without a rest: prompts come in lengths that have them."""
-    size = next(size for size in range(min(most, length), 0, -1) if length % size == 0)
-    return _Blocks(size, length // size)
-
-
 def _in_blocks(most: int, inputs: _Inputs, masks: _Masks) -> Float[Array, "P K R r T D"]:
     """Attention in blocks of at most that many places."""
     T = inputs.queries.shape[-2]
-    blocks = _Blocks.of(T, most)
-    more = blocks.size * blocks.number - T
 
     def pad(x: Array, fill: int = 0) -> Array:
+        blocks = _Blocks.of(x.shape[-2], most)
+        more = blocks.size * blocks.number - x.shape[-2]
         return jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, more), (0, 0)), constant_values=fill)
 
-    own = jax.tree.map(pad, inputs.own)
-    inputs = inputs._replace(queries=pad(inputs.queries), own=own)
-    masks = masks._replace(spans=pad(masks.spans, fill=-2))  # new places see each other
+    inputs = jax.tree.map(pad, inputs)
+    # New places of rows see each other, and nobody sees those of prompts.
+    masks = _Masks(pad(masks.spans, fill=-2), jax.tree.map(pad, masks.visible))
     return _attention(most, inputs, masks)[..., :T, :]
 
 
@@ -199,7 +193,7 @@ def _forward(
     """The attention, and the logarithm of each query's sum of exponentials."""
     part = _Softmax.over_nothing(inputs.queries)
     if (shared := inputs.shared) is not None:
-        prompt = _shared_blocks(shared.keys.shape[-2], most)
+        prompt = _Blocks.of(shared.keys.shape[-2], most)
 
         def add_shared(j: _Index, part: _Softmax) -> _Softmax:
             scores = _shared_scores(inputs, masks, prompt, j)
@@ -273,7 +267,7 @@ def _attention_backward(
 def _backward_shared(
     most: int, inputs: _Inputs, masks: _Masks, queries: _Queries, shared: KeyValues
 ) -> tuple[Float[Array, "P K R r T D"], KeyValues]:
-    blocks = _shared_blocks(shared.keys.shape[-2], most)
+    blocks = _Blocks.of(shared.keys.shape[-2], most)
 
     def add(
         j: _Index, sums: tuple[Float[Array, "P K R r T D"], KeyValues]

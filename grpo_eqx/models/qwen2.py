@@ -1,5 +1,6 @@
 """Qwen2 as one Equinox module: the same definition trains and generates."""
 
+import functools
 from collections.abc import Callable
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -73,6 +74,22 @@ class PromptCache(NamedTuple):
         """The same for decoding, with keys and values in `dtype`."""
         assert isinstance(self.kv, KeyValues)
         return self._replace(kv=KVCache.of(self.kv, dtype))
+
+    def picked(self, within: Int[Array, "parts n"]) -> "PromptCache":
+        """Of each equal part of the prompts those, part after part.
+
+        Each part by itself, so that no device asks another for a prompt.
+        """
+        parts = len(within)
+
+        def pick(x: Array, axis: int) -> Array:
+            x = jnp.moveaxis(x, axis, 0)
+            pieces = x.reshape(parts, -1, *x.shape[1:])
+            picked = jax.vmap(lambda piece, i: piece[i])(pieces, within)
+            return jnp.moveaxis(picked.reshape(-1, *x.shape[1:]), 0, axis)
+
+        kv = jax.tree.map(functools.partial(pick, axis=1), self.kv)
+        return PromptCache(kv, *(pick(x, 0) for x in self[1:]))
 
     def segment(self, layer_kv: KeyValues) -> Segment:
         return Segment(layer_kv, self.visible[:, None, None, :])

@@ -36,6 +36,7 @@ def performance_metrics(
     num_devices: int,
     tp: int,
     itemsize: int,
+    kv_itemsize: float,
 ) -> dict[str, float]:
     """A step's throughput, and its shares of the devices' peaks.
 
@@ -46,7 +47,8 @@ def performance_metrics(
     - `num_iterations`: passes over the update's groups.
     - `peaks`: of one device; without them there are only tokens per second.
     - `num_devices`, `tp`: the size of the mesh, and of its axis `tp`.
-    - `itemsize`: bytes of a number in the dtype that the rollout computes in.
+    - `itemsize`, `kv_itemsize`: bytes of a weight as the rollout computes with it, and of a number
+      in its cache.
     """
     trained = update.prompt_lengths.sum() + update.completion_lengths.sum()
     metrics = {
@@ -64,6 +66,7 @@ def performance_metrics(
             num_decode_steps=num_decode_steps,
             num_copies=num_devices // tp,
             itemsize=itemsize,
+            kv_itemsize=kv_itemsize,
         )
         flops_at_peak = num_devices * peaks.flops_per_second * update.seconds
         bytes_at_peak = num_devices * peaks.bytes_per_second * rollout.seconds
@@ -101,6 +104,7 @@ def rollout_bytes(
     num_decode_steps: int,
     num_copies: int,
     itemsize: int,
+    kv_itemsize: float,
 ) -> float:
     """Bytes that decoding cannot do without reading, on all devices together.
 
@@ -113,7 +117,8 @@ def rollout_bytes(
     longest = completions.max(axis=1)
     positions = (prompts * longest).sum() + (completions * (completions - 1) / 2).sum()
     position = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
-    return float(itemsize * (num_decode_steps * num_copies * weights + position * positions))
+    of_weights = itemsize * num_decode_steps * num_copies * weights
+    return float(of_weights + kv_itemsize * position * positions)
 
 
 def layer_parameters(config: Qwen2Config) -> int:

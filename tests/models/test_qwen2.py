@@ -235,6 +235,15 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
         )
 
 
+def test_transposed_weights_are_the_same_model():
+    model, ids = random_model(), random_ids(2, 8)
+    assert model.transposed().layers.q_proj.weight.shape != model.layers.q_proj.weight.shape
+    assert_close(logits(model.transposed(), ids), logits(model, ids))
+    again = model.transposed().transposed()
+    assert jax.tree.structure(again) == jax.tree.structure(model)
+    jax.tree.map(np.testing.assert_array_equal, again, model)
+
+
 # Rematerialisation.
 
 
