@@ -75,7 +75,8 @@ class GRPOConfig:
     """Strings that end a completion, as its end-of-sequence tokens do; they stay in its text."""
     max_num_seqs: int | None = None
     """Completions decoded at a time, over all devices: whenever some end, others take their place.
-    Fewer take less memory. None: all of a step's."""
+    Fewer take less memory, though each then keeps its prompt's keys and values for itself. None:
+    all of a step's."""
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     """Dtype of keys and values while sampling. Rounded ones sample from another distribution than
     is trained: sampling/* metrics record by how much, and importance_sampling_mode corrects it.

@@ -66,8 +66,8 @@ class Work:
 
 
 def reward(completions: list[str], **columns: Any) -> list[float]:
-    """How often a letter occurs: something that varies within groups."""
-    return [float(text.count("a")) for text in completions]
+    """The share of a letter: it varies within groups, and favours no length, which would drift."""
+    return [text.count("a") / max(len(text), 1) for text in completions]
 
 
 class Stopwatch:

@@ -19,6 +19,7 @@ from grpo_eqx.generation.slots import (
     MadeCompletions,
     SlotCounts,
     SlotQueue,
+    Slots,
     cache_length_of,
 )
 from grpo_eqx.generation.stopping import Stopping
@@ -95,15 +96,30 @@ def generate(
         least = min(of_shard, max(1, of_shard // 16) if refill_at is None else refill_at)
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
-    # Across devices, moving completions to fewer slots would move their caches.
-    while num_shards == 1 and sizes[-1] // 2 >= FEWEST_SLOTS and len(sizes) <= MOST_HALVINGS:
-        sizes.append(sizes[-1] // 2)
+    if num_shards == 1:  # across devices, moving completions would move their caches
+        sizes = _sizes(state.slots)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
             order = jnp.argsort(state.idle().reshape(-1), stable=True)[:size]
             state = state._replace(slots=state.slots.packed(order))
         state = _run(state, step, smaller)
     return _rollout(prompt_ids, prompt_mask, state.made, (P, G), pad_id), state.counts
+
+
+def _sizes(slots: Slots) -> list[int]:
+    """The numbers of slots to decode in, one after another: half as many wherever that reads less.
+
+    Slots of a row read their prompt once; alone, each reads it for itself.
+    """
+    (R, W), S = slots.completion.shape, slots.cache.keys.shape[-2]
+    Tp = slots.prompt.visible.shape[1]
+    sizes, read = [R * W], R * Tp + R * W * S
+    for halvings in range(1, MOST_HALVINGS + 1):
+        size = R * W >> halvings
+        if size >= FEWEST_SLOTS and size * (Tp + S) < read:
+            sizes.append(size)
+            read = size * (Tp + S)
+    return sizes
 
 
 def _run(
