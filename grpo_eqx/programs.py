@@ -401,6 +401,6 @@ class Programs:
 
 
 def _trimmed_width(lengths: Int[np.ndarray, "P G"], limit: int) -> int:
-    """Of the longest completion, up to a multiple of a quarter of the limit."""
-    quarter = -(-limit // 4)
-    return min(-(-int(lengths.max()) // quarter) * quarter, limit)
+    """Of the longest completion, up to a quarter of the limit, half of it, or all."""
+    longest = int(lengths.max())
+    return next((w for w in (-(-limit // 4), -(-limit // 2)) if longest <= w), limit)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from work import LEARNING_RATE, WARMUP_STEPS, Stopwatch, Work, reward, work_of_command
+from work import LEARNING_RATE, Stopwatch, Work, reward, work_of_command
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.prompts import Prompt, PromptSource
@@ -26,8 +26,8 @@ class Texts(PromptSource):
 
 
 class Watch(Tracker):
-    def __init__(self) -> None:
-        self.stopwatch = Stopwatch()
+    def __init__(self, warmup_steps: int) -> None:
+        self.stopwatch = Stopwatch(warmup_steps)
         self.parts: list[dict[str, float]] = []
 
     def log(self, step: int, metrics: Any) -> None:
@@ -36,7 +36,7 @@ class Watch(Tracker):
         self.parts.append({k: v for k, v in metrics.items() if k.startswith("time/train/")})
 
     def finish(self) -> None:
-        parts = self.parts[WARMUP_STEPS:]
+        parts = self.parts[self.stopwatch.warmup_steps :]
         means = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
         self.stopwatch.report(parts=means)
 
@@ -45,7 +45,7 @@ def main(work: Work, folder: Path) -> None:
     model = Qwen2.init(Qwen2Config(**work.model()), jax.random.key(0))
     data = Texts("random text", work.texts())
     cfg = GRPOConfig(
-        steps=WARMUP_STEPS + work.steps,
+        steps=work.warmup_steps + work.steps,
         prompts_per_step=work.prompts,
         num_generations=work.group,
         max_prompt_length=work.prompt_length,
@@ -61,7 +61,7 @@ def main(work: Work, folder: Path) -> None:
         reward_funcs=[reward],
         train_data=data,
         eval_data=data,
-        trackers=[Watch()],
+        trackers=[Watch(work.warmup_steps)],
     ).fit()
 
 

@@ -13,7 +13,7 @@ import trl
 from datasets import Dataset
 from transformers import Qwen2Config, Qwen2ForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-from work import EOS_ID, LEARNING_RATE, PAD_ID, WARMUP_STEPS, Stopwatch, Work, work_of_command
+from work import EOS_ID, LEARNING_RATE, PAD_ID, Stopwatch, Work, work_of_command
 from work import reward as reward_of_texts
 
 
@@ -38,7 +38,7 @@ def main(work: Work, folder: Path) -> None:
     model = Qwen2ForCausalLM(config)
     model.generation_config.eos_token_id = EOS_ID
     model.generation_config.pad_token_id = PAD_ID
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(work.warmup_steps)
 
     def reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> Any:
         stopwatch.lengths.append(sum(map(len, completion_ids)) / len(completion_ids))
@@ -53,7 +53,7 @@ def main(work: Work, folder: Path) -> None:
         num_generations=work.group,
         max_completion_length=work.completion_length,
         beta=0.0,
-        max_steps=WARMUP_STEPS + work.steps,
+        max_steps=work.warmup_steps + work.steps,
         report_to=[],
         save_strategy="no",
         gradient_checkpointing=False,

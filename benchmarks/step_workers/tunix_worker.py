@@ -15,7 +15,7 @@ from tunix.models.qwen2 import model as qwen2
 from tunix.rl import rl_cluster as cluster
 from tunix.rl.grpo.grpo_learner import GRPOConfig, GRPOLearner
 from tunix.rl.rollout.base_rollout import RolloutConfig
-from work import EOS_ID, LEARNING_RATE, PAD_ID, WARMUP_STEPS, Stopwatch, Work, work_of_command
+from work import EOS_ID, LEARNING_RATE, PAD_ID, Stopwatch, Work, work_of_command
 from work import reward as reward_of_texts
 
 
@@ -62,9 +62,9 @@ def model_config(work: Work) -> qwen2.ModelConfig:
 
 def main(work: Work) -> None:
     mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("fsdp", "tp"))
-    steps = WARMUP_STEPS + work.steps + 1  # a step ends where the next one's rewards begin
+    steps = work.warmup_steps + work.steps + 1  # a step ends where the next one's rewards begin
     texts = work.texts()
-    stopwatch = Stopwatch()
+    stopwatch = Stopwatch(work.warmup_steps)
 
     def reward(prompts: Any, completions: list[str], **columns: Any) -> list[float]:
         stopwatch.step_ends()

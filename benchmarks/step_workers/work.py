@@ -17,8 +17,6 @@ from transformers import PreTrainedTokenizerFast
 
 ALPHABET = "abcdefgh 0123456789"
 PAD_ID, EOS_ID = 0, 1
-WARMUP_STEPS = 2
-"""Steps before those that are timed: they compile."""
 LEARNING_RATE = 1e-5
 
 
@@ -32,6 +30,8 @@ class Work:
     group: int
     vocabulary: int
     """A model with random weights ends a completion about once in so many tokens."""
+    warmup_steps: int
+    """Before those that are timed: they compile."""
     steps: int
     """Timed ones."""
 
@@ -73,7 +73,8 @@ def reward(completions: list[str], **columns: Any) -> list[float]:
 class Stopwatch:
     """The time at the end of every step, and the lengths that were generated."""
 
-    def __init__(self) -> None:
+    def __init__(self, warmup_steps: int) -> None:
+        self.warmup_steps = warmup_steps
         self.ends: list[float] = []
         self.lengths: list[float] = []
 
@@ -83,11 +84,11 @@ class Stopwatch:
     def report(self, **more: Any) -> None:
         """Prints the figures as the last line of the output."""
         pairs = list(zip(self.ends, self.ends[1:], strict=False))
-        seconds = [end - start for start, end in pairs][WARMUP_STEPS - 1 :]
+        seconds = [end - start for start, end in pairs][self.warmup_steps - 1 :]
         print(json.dumps({"seconds": seconds, "mean_length": self._mean_length(), **more}))
 
     def _mean_length(self) -> float | None:
-        return statistics.fmean(self.lengths[WARMUP_STEPS:]) if self.lengths else None
+        return statistics.fmean(self.lengths[self.warmup_steps :]) if self.lengths else None
 
 
 def work_of_command() -> Work:
