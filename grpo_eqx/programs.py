@@ -246,7 +246,9 @@ class Programs:
         sampling: Sampling,
     ) -> tuple[Rollout, SlotCounts]:
         options = self.options
-        model = model.astype(options.dtype)
+        model, slot_sharding = model.astype(options.dtype), None
+        if options.max_num_seqs is not None and options.max_num_seqs < len(prompt_ids) * group:
+            slot_sharding = batch_sharding(self.mesh, options.max_num_seqs, 1)
         rollout, counts = generate(
             model.transposed() if options.transposed_decoding else model,
             prompt_ids,
@@ -258,6 +260,7 @@ class Programs:
             pad_id=options.pad_id,
             num_slots=options.max_num_seqs,
             num_shards=num_batch_shards(self.mesh),
+            slot_sharding=slot_sharding,
             kv_cache_dtype=options.kv_cache_dtype,
             attention_block=options.attention_block,
         )

@@ -301,6 +301,20 @@ def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
         assert_same_step(step_of(runner, runner.share(packed, index, 2)), expected)
 
 
+def test_each_device_keeps_its_slots() -> None:
+    """And no keys or values leave it."""
+    runner, slots = programs("auto", 8, max_num_seqs=16), 16
+
+    @jax.jit
+    def generate(model: Qwen2) -> Rollout:
+        return runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)[0]
+
+    text = generate.lower(model_on(runner.mesh)).compile().as_text()
+    L, K, D = CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_size
+    assert f"f32[{L},{slots // 8},1,{K},{TC},{D}]" in text
+    assert f"f32[{L},{slots},1,{K}," not in text
+
+
 def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:
     runner = programs("auto", 8)
     model = model_on(runner.mesh)

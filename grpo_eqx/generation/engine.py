@@ -10,6 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, Key
 
 from grpo_eqx.generation.rollout import Rollout
@@ -60,6 +61,7 @@ def generate(
     num_slots: int | None = None,
     refill_at: int | None = None,
     num_shards: int = 1,
+    slot_sharding: NamedSharding | None = None,
     kv_cache_dtype: jnp.dtype | None = None,
     attention_block: int = BLOCK,
 ) -> tuple[Rollout, SlotCounts]:
@@ -70,7 +72,8 @@ def generate(
     **Arguments:** prompts padded on either side; one key for each completion, from which token
     `t` is drawn with `fold_in(key, t)`; how many completions to decode at a time (`None`: all);
     how many idle slots of a shard to refill at once (`None`: a sixteenth); over how many devices'
-    shares prompts and slots are laid out, each of which refills its slots from its own prompts;
+    shares prompts and slots are laid out, each of which refills its slots from its own prompts, and
+    how, where that does not follow from the prompts;
     the dtype of keys and values (`None`: the model's); the blocks in which prompts are read.
 
     Raises `ValueError` for slots that the shards cannot have equal parts of, and `refill_at` 0.
@@ -89,6 +92,8 @@ def generate(
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
         counts=SlotCounts(jnp.int32(0), jnp.int32(0)),
     )
+    if slot_sharding is not None:
+        state = state._replace(slots=state.slots.laid_out(slot_sharding))
     keys = jnp.append(keys.reshape(-1), keys[0, :1])
     step = partial(_decode, model, keys, stopping, sampling)
     if num_slots < N:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues, KVCache
@@ -68,6 +69,25 @@ class Slots(NamedTuple):
             inputs=jnp.broadcast_to(prompt.last_ids[:, None], (R, W)).astype(jnp.int32),
             stop_state=zeros,
             cache=jax.tree.map(empty, prompt.kv),
+        )
+
+    def laid_out(self, sharding: NamedSharding) -> "Slots":
+        """The same with rows split over devices, as `sharding` splits its first dimension."""
+
+        def split(x: Array, axis: int = 0) -> Array:
+            spec = PartitionSpec(*(None,) * axis, *sharding.spec[:1])
+            return jax.lax.with_sharding_constraint(x, NamedSharding(sharding.mesh, spec))
+
+        def split_kv(kv: KeyValues | KVCache) -> KVCache:
+            return jax.tree.map(partial(split, axis=1), kv)
+
+        return Slots(
+            prompt=PromptCache(split_kv(self.prompt.kv), *map(split, self.prompt[1:])),
+            completion=split(self.completion),
+            place=split(self.place),
+            inputs=split(self.inputs),
+            stop_state=split(self.stop_state),
+            cache=split_kv(self.cache),
         )
 
     def packed(self, order: Int[Array, " n"]) -> "Slots":
