@@ -290,6 +290,7 @@ def test_completions_that_share_rows_leave_the_update_unchanged(
 
 def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
     lengths = np.random.default_rng(4).integers(1, 6, (P, G))
+    lengths[0] = [TC, 1, 2, 3]
     rollout = jax.tree.map(jnp.asarray, batch.rollout)
     mask = jnp.asarray(np.arange(TC) < lengths[..., None])
     rollout = dataclasses.replace(rollout, completion_mask=mask)

@@ -45,7 +45,7 @@ def tiny_metrics(peaks: DevicePeaks | None, num_devices: int = 1, tp: int = 1) -
         num_devices=num_devices,
         tp=tp,
         itemsize=2,
-        kv_itemsize=2,
+        kv_itemsize=2.0,
     )
 
 
@@ -70,11 +70,11 @@ def test_bytes_of_a_rollout_by_hand() -> None:
     weights = 3 * (168 + 20)
     position = 2 * 2 * 1 * 2
     of_one_copy = rollout_bytes(
-        TINY, PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=1, itemsize=2, kv_itemsize=2
+        TINY, PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=1, itemsize=2, kv_itemsize=2.0
     )
     assert of_one_copy == 2 * (weights + position * positions)
     of_two = rollout_bytes(
-        TINY, PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=2, itemsize=4, kv_itemsize=4
+        TINY, PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=2, itemsize=4, kv_itemsize=4.0
     )
     assert of_two == 4 * (2 * weights + position * positions)
 
