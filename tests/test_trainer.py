@@ -270,6 +270,7 @@ def test_a_kl_term_holds_the_policy_near_the_reference(tmp_path: Path) -> None:
     assert drift[1.0] < drift[1e-9] / 3
 
 
+@pytest.mark.slow
 def test_the_reference_follows_where_it_is_synchronised(tmp_path: Path) -> None:
     cfg = GRPOConfig(
         **{**SMALL, "steps": 3}, beta=0.1, sync_ref_model=True, ref_model_sync_steps=2,
@@ -282,6 +283,7 @@ def test_the_reference_follows_where_it_is_synchronised(tmp_path: Path) -> None:
     assert kl[2] == pytest.approx(0, abs=1e-7)
 
 
+@pytest.mark.slow
 def test_the_soft_overlong_penalty_is_one_more_reward(tmp_path: Path) -> None:
     cfg = GRPOConfig(**SMALL, overlong_buffer=1.0 - 1e-9, output_dir=tmp_path)
     metrics = GRPOTrainer(cfg).fit().history[0]
@@ -308,6 +310,7 @@ def test_programs_are_compiled_for_few_shapes(tmp_path: Path) -> None:
             assert after["compile/num_programs"] == 0
 
 
+@pytest.mark.slow
 def test_a_step_in_fewer_slots_is_the_same(run: tuple[GRPOTrainer, Path], tmp_path: Path) -> None:
     cfg = GRPOConfig(**{**SMALL, "steps": 1}, max_num_seqs=8, output_dir=tmp_path)
     found, expected = GRPOTrainer(cfg).fit().history[0], lines(run[1])[0]
@@ -315,6 +318,7 @@ def test_a_step_in_fewer_slots_is_the_same(run: tuple[GRPOTrainer, Path], tmp_pa
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rounded_cache_is_seen_in_the_importance_ratios(tmp_path: Path) -> None:
     cfg = GRPOConfig(**{**SMALL, "steps": 1}, kv_cache_dtype="int8", output_dir=tmp_path)
     metrics = GRPOTrainer(cfg).fit().history[0]
