@@ -11,26 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from small_model import small_model
 
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.causal_attention import CPU_BLOCK
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.tracking.performance import update_flops
 
-MODEL = Qwen2Config(
-    vocab_size=8192,
-    hidden_size=256,
-    intermediate_size=704,
-    num_hidden_layers=6,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-)
+MODEL = small_model(vocab_size=8192)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,26 +23,19 @@ import optax
 import tyro
 from rich.console import Console
 from rich.table import Table
+from small_model import small_model
 
 from grpo_eqx import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.causal_attention import CPU_BLOCK
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs, TrainState
 from grpo_eqx.sharding import parse_mesh
 
-MODEL = Qwen2Config(
-    vocab_size=8192,
-    hidden_size=256,
-    intermediate_size=704,
-    num_hidden_layers=6,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-)
+MODEL = small_model(vocab_size=8192)
 TOLERANCE = 1e-5
 """Of a tensor's gradient, by its norm: two orders of the same float32 sums differ by less."""
 

@@ -20,19 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from small_model import small_model
 
 from grpo_eqx.generation import Rollout, Sampling, Stopping, generate, sample_keys
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 
-MODEL = Qwen2Config(
-    vocab_size=128,
-    hidden_size=256,
-    intermediate_size=704,
-    num_hidden_layers=6,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-)
+MODEL = small_model(vocab_size=128)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -247,7 +247,7 @@ class Programs:
     ) -> tuple[Rollout, SlotCounts]:
         options = self.options
         model, slot_sharding = model.astype(options.dtype), None
-        if options.max_num_seqs is not None and options.max_num_seqs < len(prompt_ids) * group:
+        if options.max_num_seqs is not None:
             slot_sharding = batch_sharding(self.mesh, options.max_num_seqs, 1)
         rollout, counts = generate(
             model.transposed() if options.transposed_decoding else model,
@@ -341,8 +341,8 @@ class Programs:
         stats = self.backend(hidden, model.head, ids, options.sampling.temperature, self.mesh)
         if packing is None:
             return stats
-        stats = jax.tree.map(lambda x: x.reshape(packing.source.shape), stats)
-        return jax.tree.map(lambda x: packing.unpack(x, width), stats)
+        shape = packing.source.shape
+        return jax.tree.map(lambda x: packing.unpack(x.reshape(shape), width), stats)
 
     def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
         """A micro-batch for the objective; `floor` is the least entropy that counts."""

@@ -1,6 +1,7 @@
 """A rollout's completions as the host sees them: tokens and text."""
 
 import dataclasses
+import functools
 from typing import TypeVar
 
 import jax
@@ -35,7 +36,7 @@ class Completions:
         texts = tokenizer.decode(tokens)
         return cls(_grouped(tokens, G), _grouped(texts, G), finished)
 
-    @property
+    @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
         return np.array([[len(ids) for ids in group] for group in self.ids])
 

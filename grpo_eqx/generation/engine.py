@@ -72,9 +72,9 @@ def generate(
     **Arguments:** prompts padded on either side; one key for each completion, from which token
     `t` is drawn with `fold_in(key, t)`; how many completions to decode at a time (`None`: all);
     how many idle slots of a shard to refill at once (`None`: a sixteenth); over how many devices'
-    shares prompts and slots are laid out, each of which refills its slots from its own prompts, and
-    how, where that does not follow from the prompts;
-    the dtype of keys and values (`None`: the model's); the blocks in which prompts are read.
+    shares prompts and slots are laid out, each of which refills its slots from its own prompts; how
+    slots are, where they are fewer than completions; the dtype of keys and values (`None`: the
+    model's); the blocks in which prompts are read.
 
     Raises `ValueError` for slots that the shards cannot have equal parts of, and `refill_at` 0.
     """
@@ -92,11 +92,11 @@ def generate(
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
         counts=SlotCounts(jnp.int32(0), jnp.int32(0)),
     )
-    if slot_sharding is not None:
-        state = state._replace(slots=state.slots.laid_out(slot_sharding))
     keys = jnp.append(keys.reshape(-1), keys[0, :1])
     step = partial(_decode, model, keys, stopping, sampling)
     if num_slots < N:
+        if slot_sharding is not None:
+            state = state._replace(slots=state.slots.laid_out(slot_sharding))
         of_shard = num_slots // num_shards
         least = min(of_shard, max(1, of_shard // 16) if refill_at is None else refill_at)
         state = _run_queue(state, step, queue, least)

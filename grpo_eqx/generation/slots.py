@@ -78,16 +78,13 @@ class Slots(NamedTuple):
             spec = PartitionSpec(*(None,) * axis, *sharding.spec[:1])
             return jax.lax.with_sharding_constraint(x, NamedSharding(sharding.mesh, spec))
 
-        def split_kv(kv: KeyValues | KVCache) -> KVCache:
-            return jax.tree.map(partial(split, axis=1), kv)
-
         return Slots(
-            prompt=PromptCache(split_kv(self.prompt.kv), *map(split, self.prompt[1:])),
+            prompt=self.prompt.mapped(split),
             completion=split(self.completion),
             place=split(self.place),
             inputs=split(self.inputs),
             stop_state=split(self.stop_state),
-            cache=split_kv(self.cache),
+            cache=jax.tree.map(partial(split, axis=1), self.cache),
         )
 
     def packed(self, order: Int[Array, " n"]) -> "Slots":
@@ -101,7 +98,7 @@ class Slots(NamedTuple):
             return x.reshape(len(x), -1, 1, *x.shape[3:])[:, order]
 
         return Slots(
-            prompt=_prompts_of(self.prompt, rows),
+            prompt=self.prompt.picked(rows[None]),
             completion=pick(self.completion),
             place=pick(self.place),
             inputs=pick(self.inputs),
@@ -184,10 +181,7 @@ class SlotQueue(NamedTuple):
             return jnp.where(where, new, old)
 
         slots = Slots(
-            prompt=PromptCache(
-                jax.tree.map(partial(put, axis=1), prompts.kv, slots.prompt.kv),
-                *map(put, prompts[1:], slots.prompt[1:]),
-            ),
+            prompt=prompts.mapped(put, slots.prompt),
             completion=put(completions[:, None], slots.completion),
             place=put(jnp.zeros_like(slots.place), slots.place),
             inputs=put(prompts.last_ids[:, None], slots.inputs),
@@ -195,12 +189,6 @@ class SlotQueue(NamedTuple):
             cache=slots.cache,
         )
         return state._replace(slots=slots, waiting=state.waiting + taken.sum(axis=1))
-
-
-def _prompts_of(prompts: PromptCache, indices: Int[Array, " R"]) -> PromptCache:
-    """Those prompts, in that order."""
-    kv = jax.tree.map(lambda x: x[:, indices], prompts.kv)
-    return PromptCache(kv, *(x[indices] for x in prompts[1:]))
 
 
 def cache_length_of(max_length: int) -> int:

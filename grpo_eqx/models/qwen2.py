@@ -82,14 +82,18 @@ class PromptCache(NamedTuple):
         """
         parts = len(within)
 
-        def pick(x: Array, axis: int) -> Array:
+        def pick(x: Array, axis: int = 0) -> Array:
             x = jnp.moveaxis(x, axis, 0)
             pieces = x.reshape(parts, -1, *x.shape[1:])
             picked = jax.vmap(lambda piece, i: piece[i])(pieces, within)
             return jnp.moveaxis(picked.reshape(-1, *x.shape[1:]), 0, axis)
 
-        kv = jax.tree.map(functools.partial(pick, axis=1), self.kv)
-        return PromptCache(kv, *(pick(x, 0) for x in self[1:]))
+        return self.mapped(pick)
+
+    def mapped(self, func: Callable[..., Array], *others: "PromptCache") -> "PromptCache":
+        """`func` of each array, and the others'; keys and values have prompts on `axis=1`."""
+        kv = jax.tree.map(functools.partial(func, axis=1), self.kv, *(x.kv for x in others))
+        return PromptCache(kv, *map(func, self[1:], *(x[1:] for x in others)))
 
     def segment(self, layer_kv: KeyValues) -> Segment:
         return Segment(layer_kv, self.visible[:, None, None, :])
