@@ -16,7 +16,7 @@ from small_model import small_model
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
-from grpo_eqx.models.causal_attention import CPU_BLOCK
+from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs
@@ -56,7 +56,7 @@ def make_programs(work: Work) -> Programs:
         seed=0,
         dtype=jnp.dtype("float32"),
         remat="none",
-        attention_block=CPU_BLOCK,
+        attention=BlockedAttention(64),
         objective=Objective(),
     )
     return Programs(options, parse_mesh("auto").build(), ChunkedLoss(), optax.adamw(1e-5))

@@ -29,7 +29,7 @@ from grpo_eqx import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
-from grpo_eqx.models.causal_attention import CPU_BLOCK
+from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs, TrainState
@@ -76,7 +76,7 @@ class Update:
             seed=0,
             dtype=jnp.dtype("float32"),
             remat="none",
-            attention_block=CPU_BLOCK,
+            attention=BlockedAttention(64),
             # The mean over all tokens, with advantages as given: it knows of no groups.
             objective=Objective(loss_type="dapo"),
             micro_batch_size_per_device=micro_batch_size,

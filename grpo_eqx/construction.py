@@ -14,7 +14,7 @@ from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.micro_batches import MicroBatches
-from grpo_eqx.models.causal_attention import BLOCK, CPU_BLOCK
+from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import make_objective
@@ -133,9 +133,13 @@ def stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stop
 
 
 def program_options(
-    cfg: GRPOConfig, sampling: Sampling, tokenizer: ChatTokenizer, vocab_size: int
+    cfg: GRPOConfig,
+    mesh: jax.sharding.Mesh,
+    sampling: Sampling,
+    tokenizer: ChatTokenizer,
+    vocab_size: int,
 ) -> ProgramOptions:
-    """What the programs need to know of a config, on the devices at hand."""
+    """What the programs need to know of a config, on the devices of a mesh."""
     assert cfg.max_completion_length is not None  # resolved
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu and cfg.dtype == "bfloat16":
@@ -155,7 +159,7 @@ def program_options(
         max_num_seqs=cfg.max_num_seqs,
         transposed_decoding=on_cpu,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
-        attention_block=CPU_BLOCK if on_cpu else BLOCK,
+        attention=best_attention(mesh),
         objective=make_objective(cfg),
         mask_truncated_completions=cfg.mask_truncated_completions,
         top_entropy_quantile=cfg.top_entropy_quantile,

@@ -30,6 +30,7 @@ from grpo_eqx.generation import (
 )
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.micro_batches import Batch, MicroBatches
+from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
 from grpo_eqx.sharding.rules import (
@@ -75,8 +76,8 @@ class ProgramOptions:
     transposed_decoding: bool = False
     """Whether `generate` transposes the weights first."""
     remat: Remat
-    attention_block: int
-    """Places of a block of attention, at most."""
+    attention: CausalAttention
+    """Of whole sequences; decoding attends to its cache in a way of its own."""
     objective: Objective
     mask_truncated_completions: bool = False
     top_entropy_quantile: float = 1.0
@@ -262,7 +263,7 @@ class Programs:
             num_shards=num_batch_shards(self.mesh),
             slot_sharding=slot_sharding,
             kv_cache_dtype=options.kv_cache_dtype,
-            attention_block=options.attention_block,
+            attention=options.attention,
         )
         # Stated, because everything that follows is laid out by it.
         return self._constrain(rollout, len(prompt_ids), group), counts
@@ -327,7 +328,7 @@ class Programs:
         compute = eqx.tree_at(
             lambda m: m.embed_tokens, model.astype(options.dtype), model.embed_tokens
         )
-        passes = options.remat, options.attention_block
+        passes = options.remat, options.attention
         prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, *passes)
         ids, packing, rows = rollout.completion_ids, rollout.packing, None
         width = ids.shape[-1]

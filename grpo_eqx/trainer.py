@@ -138,7 +138,9 @@ class GRPOTrainer:
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(cfg)
         self.programs = Programs(
-            construction.program_options(cfg, sampling, tokenizer, model.config.vocab_size),
+            construction.program_options(
+                cfg, self.mesh, sampling, tokenizer, model.config.vocab_size
+            ),
             self.mesh,
             loss_backend or construction.loss_backend(cfg),
             optimizer or make_optimizer(cfg),

@@ -13,6 +13,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.micro_batches import Batch
+from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
@@ -36,7 +37,7 @@ OPTIONS = ProgramOptions(
     seed=0,
     dtype=jnp.dtype("float32"),
     remat="none",
-    attention_block=64,
+    attention=BlockedAttention(64),
     objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
 )
 CHUNKED = ChunkedLoss(token_tile=64)

@@ -24,7 +24,7 @@ from grpo_eqx.generation.slots import (
     cache_length_of,
 )
 from grpo_eqx.generation.stopping import Stopping
-from grpo_eqx.models.causal_attention import BLOCK
+from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.qwen2 import Qwen2
 
 FEWEST_SLOTS = 4
@@ -63,7 +63,7 @@ def generate(
     num_shards: int = 1,
     slot_sharding: NamedSharding | None = None,
     kv_cache_dtype: jnp.dtype | None = None,
-    attention_block: int = BLOCK,
+    attention: CausalAttention = BlockedAttention(),
 ) -> tuple[Rollout, SlotCounts]:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
@@ -83,7 +83,7 @@ def generate(
     num_slots = N if num_slots is None else min(num_slots, N)
     if num_slots % num_shards or refill_at == 0:
         raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
-    prompts = model.prefill(prompt_ids, prompt_mask, attention_block=attention_block)
+    prompts = model.prefill(prompt_ids, prompt_mask, attention=attention)
     prompts = prompts.stored(prompts.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)
     queue = SlotQueue(prompts, G, num_shards)
     state = DecodeState(

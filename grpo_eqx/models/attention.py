@@ -12,8 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Int8, Num
 
-MASKED = -1e30
-"""Score of what a query does not see: finite, so that one that sees nothing stays finite too."""
+from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 
 _TINY = 1e-30  # of a key of zeros, the scale
 
@@ -92,21 +91,6 @@ class Past(NamedTuple):
         return (self.num_written + size - 1) // size
 
 
-class _Partial(NamedTuple):
-    """Attention over one segment before normalisation, all float32."""
-
-    weighted: Float[Array, "P G T N D"]
-    total: Float[Array, "P G T N"]
-    highest: Float[Array, "P G T N"]
-
-    def merged(self, other: "_Partial") -> "_Partial":
-        """Attention over both segments (as in FlashAttention, arXiv 2205.14135)."""
-        highest = jnp.maximum(self.highest, other.highest)
-        scale, other_scale = jnp.exp(self.highest - highest), jnp.exp(other.highest - highest)
-        weighted = self.weighted * scale[..., None] + other.weighted * other_scale[..., None]
-        return _Partial(weighted, self.total * scale + other.total * other_scale, highest)
-
-
 def attend(
     queries: Float[Array, "P G T N D"], segments: Sequence[Segment], past: Past | None = None
 ) -> Float[Array, "P G T N D"]:
@@ -118,39 +102,34 @@ def attend(
     sees nothing of leaves its result the same to the last bit.
     """
     part = functools.reduce(
-        _Partial.merged, [_attend_segment(queries, segment) for segment in segments]
+        RunningSoftmax.merged, [_attend_segment(queries, segment) for segment in segments]
     )
     if past is not None:
 
-        def add(number: Int[Array, ""], part: _Partial) -> _Partial:
+        def add(number: Int[Array, ""], part: RunningSoftmax) -> RunningSoftmax:
             return part.merged(_attend_segment(queries, past.block(number, queries.dtype)))
 
         part = jax.lax.fori_loop(0, past.num_blocks(), add, part)
-    return (part.weighted / part.total[..., None]).astype(queries.dtype)
+    return part.attended(queries.dtype)
 
 
-def _attend_segment(queries: Float[Array, "P G T N D"], segment: Segment) -> _Partial:
+def _attend_segment(queries: Float[Array, "P G T N D"], segment: Segment) -> RunningSoftmax:
     keys, values = segment.kv
     P, G, T, N, D = queries.shape
     _, J, K, _, _ = keys.shape
     rows, repeats = G // J, N // K
     # A shared segment sees its group as one long run of queries: one larger product per prompt.
     q = queries.reshape(P, J, rows, T, K, repeats, D)
-    scores = jnp.einsum("pjgtkrd,pjksd->pjkrgts", q, keys, preferred_element_type=jnp.float32)
+    scores = product("pjgtkrd,pjksd->pjkrgts", q, keys)
     visible = segment.visible[:, :, None, None, None]
     scores = jnp.where(visible, scores * D**-0.5, MASKED)
-    highest = jax.lax.stop_gradient(scores.max(axis=-1))
+    highest = scores.max(axis=-1)
     weights = jnp.exp(scores - highest[..., None])
-    weighted = jnp.einsum(
-        "pjkrgts,pjksd->pjgtkrd",
-        weights.astype(values.dtype),
-        values,
-        preferred_element_type=jnp.float32,
-    )
+    weighted = product("pjkrgts,pjksd->pjgtkrd", weights.astype(values.dtype), values)
 
-    def by_query(x: Float[Array, "P J K R rows T"]) -> Float[Array, "P G T N"]:
-        return x.transpose(0, 1, 4, 5, 2, 3).reshape(P, G, T, N)
+    def by_query(x: Float[Array, "P J K R rows T"]) -> Float[Array, "P G T N 1"]:
+        return x.transpose(0, 1, 4, 5, 2, 3).reshape(P, G, T, N, 1)
 
-    return _Partial(
+    return RunningSoftmax(
         weighted.reshape(P, G, T, N, D), by_query(weights.sum(axis=-1)), by_query(highest)
     )

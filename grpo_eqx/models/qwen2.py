@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
 from grpo_eqx.models.attention import KeyValues, KVCache, Past, Segment, attend
-from grpo_eqx.models.causal_attention import BLOCK, causal_attention
+from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm
 from grpo_eqx.sharding.rules import parameter_sharding
@@ -203,10 +203,10 @@ class Qwen2(eqx.Module):
         ids: Int[Array, "P Tp"],
         mask: Bool[Array, "P Tp"],
         remat: Remat = "none",
-        attention_block: int = BLOCK,
+        attention: CausalAttention = BlockedAttention(),
     ) -> PromptCache:
         """Reads each prompt once, for all completions of its group."""
-        _, kv = self._causal_pass(ids, mask, remat, attention_block)
+        _, kv = self._causal_pass(ids, mask, remat, attention)
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
         return PromptCache(
@@ -221,7 +221,7 @@ class Qwen2(eqx.Module):
         prompt: PromptCache,
         ids: Int[Array, "P R T"],
         remat: Remat = "none",
-        attention_block: int = BLOCK,
+        attention: CausalAttention = BlockedAttention(),
         rows: Rows | None = None,
     ) -> Float[Array, "P R T H"]:
         """Final hidden states that predict each token of `ids`, given the prompt.
@@ -246,7 +246,7 @@ class Qwen2(eqx.Module):
             layer, prompt_kv = xs
             queries, kv = layer.project(x, rotary, self.config)
             shared = prompt.segment(prompt_kv)
-            attended = causal_attention(queries, kv, shared, spans, attention_block)
+            attended = attention(queries, kv, shared, spans)
             return layer.finish(x, attended, self.config), None
 
         x, _ = jax.lax.scan(_remat(step, remat), self.embed(inputs), (self.layers, prompt.kv))
@@ -293,7 +293,7 @@ class Qwen2(eqx.Module):
         ids: Int[Array, "P T"],
         mask: Bool[Array, "P T"],
         remat: Remat = "none",
-        attention_block: int = BLOCK,
+        attention: CausalAttention = BlockedAttention(),
     ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
         """All layers over plain sequences: states before the last norm, and keys and values."""
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
@@ -304,7 +304,7 @@ class Qwen2(eqx.Module):
             x: Float[Array, "P 1 T H"], layer: Qwen2Layer
         ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
             queries, kv = layer.project(x, rotary, self.config)
-            attended = causal_attention(queries, kv, None, spans, attention_block)
+            attended = attention(queries, kv, None, spans)
             return layer.finish(x, attended, self.config), kv
 
         return jax.lax.scan(_remat(step, remat), self.embed(ids)[:, None], self.layers)

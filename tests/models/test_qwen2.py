@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx._types import Remat
 from grpo_eqx.models.attention import CACHE_BLOCK, KVCache
-from grpo_eqx.models.causal_attention import causal_attention
+from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import Rotary, rms_norm
 from grpo_eqx.models.qwen2 import PromptCache, Qwen2
@@ -287,7 +287,7 @@ def logits_at(
     for i in range(CONFIG.num_hidden_layers):
         layer = jax.tree.map(lambda leaf, i=i: leaf[i], model.layers)
         queries, kv = layer.project(x, rotary, CONFIG)
-        x = layer.finish(x, causal_attention(queries, kv), CONFIG)
+        x = layer.finish(x, BlockedAttention()(queries, kv), CONFIG)
     return model.project_logits(rms_norm(x[:, 0], model.norm, CONFIG.rms_norm_eps))
 
 

@@ -16,6 +16,7 @@ import optax
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.micro_batches import Batch
+from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
@@ -56,7 +57,8 @@ def main(out: Path) -> None:
     )
     options = ProgramOptions(
         sampling=Sampling(), max_completion_length=TC, stopping=Stopping.of_ids([3], V), pad_id=0,
-        seed=0, dtype=jnp.dtype("float32"), remat="none", attention_block=64, objective=objective,
+        seed=0, dtype=jnp.dtype("float32"), remat="none", attention=BlockedAttention(64),
+        objective=objective,
         mask_truncated_completions=True, top_entropy_quantile=0.5, micro_batch_size_per_device=2,
     )  # fmt: skip
     programs = Programs(options, parse_mesh("2,4,1").build(), ChunkedLoss(), optax.sgd(32.0))

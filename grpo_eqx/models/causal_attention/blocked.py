@@ -13,84 +13,32 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.attention import MASKED, KeyValues, Segment
-
-BLOCK = 128
-"""Places of a block, at most; as wide as matrix units are."""
-CPU_BLOCK = 64
-"""What a core's cache holds well: 128 took up to 1.8 times as long, 256 up to 3 times."""
+from grpo_eqx.models.attention import KeyValues
+from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks
+from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 
 Arrays = TypeVar("Arrays")
 _Index = Int[Array, ""] | int
 
 
-def causal_attention(
-    queries: Float[Array, "P R T N D"],
-    own: KeyValues,
-    shared: Segment | None = None,
-    spans: Int[Array, "#P #R T"] | None = None,
-    block: int = BLOCK,
-) -> Float[Array, "P R T N D"]:
-    """Softmax attention of each query over its row up to itself, and over its prompt.
+class BlockedAttention(CausalAttention):
+    """In plain JAX, for any device and dtype."""
 
-    **Arguments:** queries of `R` rows for each of `P` prompts; keys and values of the rows,
-    `[P, R, K, T, D]`; those of the prompts, `[P, 1, K, S, D]`, with a mask `[P, 1, 1, S]`; which
-    sequence each place of a row belongs to, where a query is to see no other's (`None`: a row is
-    one sequence); how many places a block has at most.
-    """
-    P, R, T, N, D = queries.shape
-    K = own.keys.shape[2]
-    if spans is None:
-        spans = jnp.zeros((1, 1, T), jnp.int32)
-    visible = None if shared is None else shared.visible.swapaxes(2, 3)[:, :, None, None]
-    inputs = _Inputs(
-        queries=queries.reshape(P, R, T, K, N // K, D).transpose(0, 3, 1, 4, 2, 5),
-        own=KeyValues(*(x.swapaxes(1, 2) for x in own)),
-        shared=None if shared is None else KeyValues(*(x[:, 0] for x in shared.kv)),
-    )
-    attended = _in_blocks(block, inputs, _Masks(spans[..., None], visible))
-    return attended.transpose(0, 2, 4, 1, 3, 5).reshape(P, R, T, N, D)
+    block: int = 128
+    """Places of a block, at most; as wide as matrix units are."""
 
-
-class _Inputs(NamedTuple):
-    """The arguments; each of the `K` heads of keys has the `r` heads of queries that read it."""
-
-    queries: Float[Array, "P K R r T D"]
-    own: KeyValues
-    """`[P, K, R, T, D]`."""
-    shared: KeyValues | None
-    """`[P, K, S, D]`."""
+    def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
+        visible = masks.visible
+        if visible is not None:
+            visible = visible[:, None, None, None, :, None]
+        return _in_blocks(self.block, inputs, _Masks(masks.spans[..., None], visible))
 
 
 class _Masks(NamedTuple):
+    """`Masks` with places on the axis that blocks are cut from."""
+
     spans: Int[Array, "#P #R T 1"]
-    """Which sequence a place of a row belongs to."""
     visible: Bool[Array, "P 1 1 1 S 1"] | None
-    """Which places of the prompts all queries see."""
-
-
-class _Softmax(NamedTuple):
-    """Attention over the keys so far, before normalisation, float32."""
-
-    weighted: Float[Array, "P K R r T D"]
-    total: Float[Array, "P K R r T 1"]
-    highest: Float[Array, "P K R r T 1"]
-
-    @classmethod
-    def over_nothing(cls, queries: Float[Array, "P K R r T D"]) -> "_Softmax":
-        zeros = jnp.zeros(queries.shape, jnp.float32)
-        return cls(zeros, zeros[..., :1], jnp.full_like(zeros[..., :1], MASKED))
-
-    def updated(
-        self, scores: Float[Array, "P K R r T S"], values: Array, keys_dims: str
-    ) -> "_Softmax":
-        """Over a block more."""
-        highest = jnp.maximum(self.highest, scores.max(axis=-1, keepdims=True))
-        weights = jnp.exp(scores - highest)
-        decay = jnp.exp(self.highest - highest)
-        weighted = _product(f"pkrgts,{keys_dims}->pkrgtd", weights.astype(values.dtype), values)
-        total = weights.sum(axis=-1, keepdims=True)
-        return _Softmax(self.weighted * decay + weighted, self.total * decay + total, highest)
 
 
 class _Blocks(NamedTuple):
@@ -138,12 +86,8 @@ class _Blocks(NamedTuple):
 _OWN, _SHARED = "pkrsd", "pksd"
 
 
-def _product(dims: str, x: Array, y: Array) -> Array:
-    return jnp.einsum(dims, x, y, preferred_element_type=jnp.float32)
-
-
 def _own_scores(
-    inputs: _Inputs, masks: _Masks, blocks: _Blocks, i: _Index, j: _Index
+    inputs: Inputs, masks: _Masks, blocks: _Blocks, i: _Index, j: _Index
 ) -> Float[Array, "P K R r B B"]:
     """Of a block of queries with a block of their rows' keys."""
     q, k = blocks.cut(inputs.queries, i), blocks.cut(inputs.own.keys, j)
@@ -151,23 +95,23 @@ def _own_scores(
     before = (i * blocks.size + place)[:, None] >= j * blocks.size + place
     same = blocks.cut(masks.spans, i) == blocks.cut(masks.spans, j).swapaxes(2, 3)
     seen = (before & same)[:, None, :, None]
-    scores = _product(f"pkrgtd,{_OWN}->pkrgts", q, k) * q.shape[-1] ** -0.5
+    scores = product(f"pkrgtd,{_OWN}->pkrgts", q, k) * q.shape[-1] ** -0.5
     return jnp.where(seen, scores, MASKED)
 
 
 def _shared_scores(
-    inputs: _Inputs, masks: _Masks, blocks: _Blocks, j: _Index
+    inputs: Inputs, masks: _Masks, blocks: _Blocks, j: _Index
 ) -> Float[Array, "P K R r T B"]:
     """Of all queries with a block of their prompts' keys."""
     assert inputs.shared is not None
     assert masks.visible is not None
     q, k = inputs.queries, blocks.cut(inputs.shared.keys, j)
     seen = blocks.cut(masks.visible, j).swapaxes(-1, -2)
-    scores = _product(f"pkrgtd,{_SHARED}->pkrgts", q, k) * q.shape[-1] ** -0.5
+    scores = product(f"pkrgtd,{_SHARED}->pkrgts", q, k) * q.shape[-1] ** -0.5
     return jnp.where(seen, scores, MASKED)
 
 
-def _in_blocks(most: int, inputs: _Inputs, masks: _Masks) -> Float[Array, "P K R r T D"]:
+def _in_blocks(most: int, inputs: Inputs, masks: _Masks) -> Float[Array, "P K R r T D"]:
     """Attention in blocks of at most that many places."""
     T = inputs.queries.shape[-2]
 
@@ -183,44 +127,45 @@ def _in_blocks(most: int, inputs: _Inputs, masks: _Masks) -> Float[Array, "P K R
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(most: int, inputs: _Inputs, masks: _Masks) -> Float[Array, "P K R r T D"]:
+def _attention(most: int, inputs: Inputs, masks: _Masks) -> Float[Array, "P K R r T D"]:
     return _forward(most, inputs, masks)[0]
 
 
 def _forward(
-    most: int, inputs: _Inputs, masks: _Masks
+    most: int, inputs: Inputs, masks: _Masks
 ) -> tuple[Float[Array, "P K R r T D"], Float[Array, "P K R r T 1"]]:
     """The attention, and the logarithm of each query's sum of exponentials."""
-    part = _Softmax.over_nothing(inputs.queries)
+    part = RunningSoftmax.over_nothing(inputs.queries)
     if (shared := inputs.shared) is not None:
         prompt = _Blocks.of(shared.keys.shape[-2], most)
 
-        def add_shared(j: _Index, part: _Softmax) -> _Softmax:
+        def add_shared(j: _Index, part: RunningSoftmax) -> RunningSoftmax:
             scores = _shared_scores(inputs, masks, prompt, j)
-            return part.updated(scores, prompt.cut(shared.values, j), _SHARED)
+            return part.updated(scores, prompt.cut(shared.values, j), f"pkrgts,{_SHARED}->pkrgtd")
 
         part = _loop(prompt.number, add_shared, part)
     rows = _Blocks.of(inputs.queries.shape[-2], most)
 
-    def add_own(pair: _Index, part: _Softmax) -> _Softmax:
+    def add_own(pair: _Index, part: RunningSoftmax) -> RunningSoftmax:
         i, j = rows.pair(pair)
         scores, values = _own_scores(inputs, masks, rows, i, j), rows.cut(inputs.own.values, j)
-        return rows.put(part, rows.cut(part, i).updated(scores, values, _OWN), i)
+        return rows.put(
+            part, rows.cut(part, i).updated(scores, values, f"pkrgts,{_OWN}->pkrgtd"), i
+        )
 
     part = _loop(rows.number_of_pairs(), add_own, part)
-    attended = (part.weighted / part.total).astype(inputs.queries.dtype)
-    return attended, part.highest + jnp.log(part.total)
+    return part.attended(inputs.queries.dtype), part.logsumexp()
 
 
 class _Residuals(NamedTuple):
-    inputs: _Inputs
+    inputs: Inputs
     masks: _Masks
     attended: Float[Array, "P K R r T D"]
     logsumexp: Float[Array, "P K R r T 1"]
 
 
 def _attention_forward(
-    most: int, inputs: _Inputs, masks: _Masks
+    most: int, inputs: Inputs, masks: _Masks
 ) -> tuple[Float[Array, "P K R r T D"], _Residuals]:
     attended, logsumexp = _forward(most, inputs, masks)
     return attended, _Residuals(inputs, masks, attended, logsumexp)
@@ -242,17 +187,17 @@ class _Queries(NamedTuple):
         """A block's part in the gradient of the queries, and those of its keys and values."""
         dtype, scale = self.queries.dtype, self.queries.shape[-1] ** -0.5
         weights = jnp.exp(scores - self.logsumexp)
-        by_weights = _product(f"pkrgtd,{keys_dims}->pkrgts", self.slope, kv.values)
+        by_weights = product(f"pkrgtd,{keys_dims}->pkrgts", self.slope, kv.values)
         by_scores = (weights * (by_weights - self.inner) * scale).astype(dtype)
-        by_queries = _product(f"pkrgts,{keys_dims}->pkrgtd", by_scores, kv.keys)
-        by_keys = _product(f"pkrgts,pkrgtd->{keys_dims}", by_scores, self.queries)
-        by_values = _product(f"pkrgts,pkrgtd->{keys_dims}", weights.astype(dtype), self.slope)
+        by_queries = product(f"pkrgts,{keys_dims}->pkrgtd", by_scores, kv.keys)
+        by_keys = product(f"pkrgts,pkrgtd->{keys_dims}", by_scores, self.queries)
+        by_values = product(f"pkrgts,pkrgtd->{keys_dims}", weights.astype(dtype), self.slope)
         return by_queries, KeyValues(by_keys, by_values)
 
 
 def _attention_backward(
     most: int, residuals: _Residuals, slope: Float[Array, "P K R r T D"]
-) -> tuple[_Inputs, None]:
+) -> tuple[Inputs, None]:
     inputs, masks, attended, logsumexp = residuals
     both = attended.astype(jnp.float32) * slope.astype(jnp.float32)
     queries = _Queries(inputs.queries, slope, logsumexp, both.sum(axis=-1, keepdims=True))
@@ -260,12 +205,12 @@ def _attention_backward(
     if (shared := inputs.shared) is not None:
         by_queries, by_shared = _backward_shared(most, inputs, masks, queries, shared)
     by_queries, by_own = _backward_own(most, inputs, masks, queries, by_queries)
-    gradients = _Inputs(by_queries, by_own, by_shared)
+    gradients = Inputs(by_queries, by_own, by_shared)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, inputs), None
 
 
 def _backward_shared(
-    most: int, inputs: _Inputs, masks: _Masks, queries: _Queries, shared: KeyValues
+    most: int, inputs: Inputs, masks: _Masks, queries: _Queries, shared: KeyValues
 ) -> tuple[Float[Array, "P K R r T D"], KeyValues]:
     blocks = _Blocks.of(shared.keys.shape[-2], most)
 
@@ -283,7 +228,7 @@ def _backward_shared(
 
 def _backward_own(
     most: int,
-    inputs: _Inputs,
+    inputs: Inputs,
     masks: _Masks,
     queries: _Queries,
     by_queries: Float[Array, "P K R r T D"],

@@ -1,0 +1,15 @@
+"""Attention of whole sequences, by whatever does it best on the devices at hand."""
+
+from grpo_eqx.models.causal_attention.base import CausalAttention
+from grpo_eqx.models.causal_attention.best import best_attention
+from grpo_eqx.models.causal_attention.blocked import BlockedAttention
+from grpo_eqx.models.causal_attention.cudnn import CudnnAttention
+from grpo_eqx.models.causal_attention.mosaic import MosaicAttention
+
+__all__ = [
+    "BlockedAttention",
+    "CausalAttention",
+    "CudnnAttention",
+    "MosaicAttention",
+    "best_attention",
+]

@@ -1,0 +1,480 @@
+"""Attention of whole sequences on TPUs: FlashAttention-2 in kernels that Mosaic compiles.
+
+JAX's own kernels give no gradient to the softmax' statistics, by which a row's attention is merged
+from that over its prompt and that over itself. So there are three kernels here, for either part:
+the softmax, which carries on where that over the prompt ended, the gradient of queries, likewise,
+and that of keys and values. Each accumulates along the last axis of its grid.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_eqx.models.attention import KeyValues
+from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks
+from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
+from grpo_eqx.sharding.rules import BATCH_AXES
+
+_SUBLANES, _LANES = 16, 128
+"""Rows and columns of a register of bfloat16 numbers."""
+_PADDED_QUERY, _PADDED_KEY = -2, -3
+"""Spans of places that are not there."""
+_VMEM = 16 * 2**20
+"""Bytes of vector memory that a kernel may use: those of a TPU v4, which has the least."""
+
+_Index = Int[Array, ""] | int
+_Kernel = Callable[..., None]
+
+
+class MosaicAttention(CausalAttention):
+    """Kernels for TPUs; interpreted on a CPU, slowly: that is for tests.
+
+    On a mesh each device attends for its own prompts, or rows, and its own heads.
+    """
+
+    mesh: jax.sharding.Mesh
+    query_block: int = 1024
+    """Queries of a block, at most, of all heads that read the same keys."""
+    key_block: int = 512
+    """Keys of a block, at most."""
+
+    def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
+        P, K, R, _, T, _ = inputs.queries.shape
+        masks = masks._replace(spans=jnp.broadcast_to(masks.spans, (P, R, T)))
+        interpret = self.mesh.devices.flat[0].platform == "cpu"
+        run = functools.partial(_on_a_device, _Limits(self.query_block, self.key_block, interpret))
+        if self.mesh.size == 1:
+            return run(inputs, masks)
+        prompts, heads, rows = _axes(self.mesh, P, K, R)
+        own, shared = PartitionSpec(prompts, heads, rows), PartitionSpec(prompts, heads)
+        of_masks = PartitionSpec(prompts, rows), PartitionSpec(prompts)
+        on_each_device = jax.shard_map(
+            lambda inputs, masks: run(Inputs(*inputs), Masks(*masks)),
+            mesh=self.mesh,
+            in_specs=((own, own, shared), of_masks),
+            out_specs=own,
+            check_vma=False,
+        )
+        return on_each_device(tuple(inputs), tuple(masks))
+
+
+def _axes(mesh: jax.sharding.Mesh, P: int, K: int, R: int) -> tuple[Any, str | None, str | None]:
+    """The axes that prompts, heads of keys and rows are split over."""
+    dp, fsdp, tp = (mesh.shape[axis] for axis in (*BATCH_AXES, "tp"))
+    heads = "tp" if K % tp == 0 else None
+    if P % (dp * fsdp) == 0:
+        return BATCH_AXES, heads, None
+    return "dp" if P % dp == 0 else None, heads, "fsdp" if R % fsdp == 0 else None
+
+
+class _Limits(NamedTuple):
+    """The largest blocks of queries and keys, and whether kernels are interpreted."""
+
+    queries: int
+    keys: int
+    interpret: bool
+
+    def places(self, repeats: int, T: int) -> int:
+        """Of a block of the queries of `repeats` heads."""
+        return _block(T, self.queries // repeats, _SUBLANES)
+
+    def width(self, S: int) -> int:
+        """Of a block of keys."""
+        return _block(S, self.keys, _LANES)
+
+
+def _block(length: int, most: int, multiple: int) -> int:
+    """The size of as few blocks as `most` allows, about even."""
+    count = -(-length // max(multiple, most // multiple * multiple))
+    even = -(-length // count)
+    return -(-even // multiple) * multiple
+
+
+class _Spans(NamedTuple):
+    """Which sequence each place belongs to, for queries along the rows of a block of scores."""
+
+    queries: Int[Array, "P R T 1"]
+    own: Int[Array, "P R 1 S"]
+    shared: Int[Array, "P 1 1 S"] | None
+    """Anything but `_PADDED_KEY` where all queries see the key."""
+
+
+def _on_a_device(limits: _Limits, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
+    """Attention of arrays that are filled up to whole blocks first."""
+    repeats, T = inputs.queries.shape[3:5]
+    places, width = limits.places(repeats, T), limits.width(T)
+    queries = _filled(inputs.queries, -2, places)
+    own = KeyValues(*(_filled(x, -2, width) for x in inputs.own))
+    spans = _Spans(
+        _filled(masks.spans[..., None], -2, places, _PADDED_QUERY),
+        _filled(masks.spans[:, :, None], -1, width, _PADDED_KEY),
+        None,
+    )
+    shared = inputs.shared
+    if shared is not None and masks.visible is not None:
+        width = limits.width(shared.keys.shape[-2])
+        shared = KeyValues(*(_filled(x, -2, width) for x in shared))
+        visible = jnp.where(masks.visible, 0, _PADDED_KEY)[:, None, None]
+        spans = spans._replace(shared=_filled(visible, -1, width, _PADDED_KEY))
+    return _attention(limits, Inputs(queries, own, shared), spans)[..., :T, :]
+
+
+def _filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
+    """With so many values more that the axis' length is a multiple."""
+    pads = [(0, 0)] * x.ndim
+    pads[axis] = (0, -x.shape[axis] % multiple)
+    return jnp.pad(x, pads, constant_values=value)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(limits: _Limits, inputs: Inputs, spans: _Spans) -> Float[Array, "P K R r T D"]:
+    return _forward(limits, inputs, spans)[0]
+
+
+class _Residuals(NamedTuple):
+    inputs: Inputs
+    spans: _Spans
+    attended: Float[Array, "P K R r T D"]
+    logsumexp: Float[Array, "P K R r T"]
+
+
+def _forward(
+    limits: _Limits, inputs: Inputs, spans: _Spans
+) -> tuple[Float[Array, "P K R r T D"], _Residuals]:
+    attended = None
+    for part in _parts(limits, inputs, spans):
+        attended = part.attended(attended)
+    assert attended is not None
+    values = attended.values.astype(inputs.queries.dtype)
+    # Kept without the axis of one number, which memory would hold as a row of 128.
+    return values, _Residuals(inputs, spans, values, attended.logsumexp[..., 0])
+
+
+def _backward(
+    limits: _Limits, residuals: _Residuals, slope: Float[Array, "P K R r T D"]
+) -> tuple[Inputs, None]:
+    inputs, spans, attended, logsumexp = residuals
+    inner = jnp.sum(attended.astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
+    known = _Known(slope, logsumexp[..., None], inner[..., None])
+    by_queries, by_shared, by_own = None, None, None
+    for part in _parts(limits, inputs, spans):
+        by_queries = part.query_gradient(known, by_queries)
+        by_shared, by_own = by_own, part.key_gradients(known)
+    assert by_queries is not None
+    assert by_own is not None
+    if by_shared is not None:
+        by_shared = KeyValues(*(x[:, :, 0] for x in by_shared))
+    gradients = Inputs(by_queries, by_own, by_shared)
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, inputs), None
+
+
+_attention.defvjp(_forward, _backward)
+
+
+class _Attended(NamedTuple):
+    """Attention over some of the keys, float32."""
+
+    values: Float[Array, "P K R r T D"]
+    logsumexp: Float[Array, "P K R r T 1"]
+    """The logarithm of each query's sum of exponentials."""
+
+
+class _Known(NamedTuple):
+    """What the backward pass knows of each query."""
+
+    slope: Float[Array, "P K R r T D"]
+    """The gradient by what it attended to."""
+    logsumexp: Float[Array, "P K R r T 1"]
+    inner: Float[Array, "P K R r T 1"]
+    """The inner product of slope and result: what a softmax's gradient subtracts."""
+
+
+class _Place(NamedTuple):
+    """What a step of a grid works on."""
+
+    prompt: _Index
+    head: _Index
+    row: _Index
+    queries: _Index
+    """Number of the block."""
+    owner: _Index
+    """The row that the keys belong to; those of a prompt are one row."""
+    keys: _Index
+    """Number of the block."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiling:
+    """How attention over a part of the keys is cut into blocks."""
+
+    is_own: bool
+    """Whether these are the rows' own, of which a query sees none after itself."""
+    places: int
+    """Of a block of queries, for each head."""
+    width: int
+    """Keys of a block."""
+    query_blocks: int
+    key_blocks: int
+
+    def over_keys(self, p: _Index, head: _Index, row: _Index, i: _Index, j: _Index) -> _Place:
+        """The grid that goes over the keys for each block of queries."""
+        if not self.is_own:
+            return _Place(p, head, row, i, 0, j)
+        last = jax.lax.div((i + 1) * self.places - 1, self.width)  # what is skipped is not loaded
+        return _Place(p, head, row, i, row, jnp.minimum(j, last))
+
+    def over_queries(self, p: _Index, head: _Index, owner: _Index, j: _Index, n: _Index) -> _Place:
+        """The grid that goes over the queries for each block of keys."""
+        row, i = self.queries_at(n)
+        if not self.is_own:
+            return _Place(p, head, row, i, owner, j)
+        first = jax.lax.div(j * self.width, self.places)
+        i = jnp.maximum(i, jnp.minimum(first, self.query_blocks - 1))
+        return _Place(p, head, owner, i, owner, j)
+
+    def queries_at(self, n: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """The row and the block of queries of the last axis of that grid."""
+        return jax.lax.div(n, self.query_blocks), jax.lax.rem(n, self.query_blocks)
+
+    def may_see(self, i: _Index, j: _Index) -> Bool[Array, ""]:
+        """Whether any of a block of queries may see any of a block of keys."""
+        return jnp.asarray(not self.is_own or j * self.width < (i + 1) * self.places)
+
+    def seen(
+        self, i: _Index, j: _Index, query_spans: Int[Array, "T 1"], key_spans: Int[Array, "1 S"]
+    ) -> Bool[Array, "T S"]:
+        """Which of a block's keys each place of a block of queries sees."""
+        shape = self.places, self.width
+        if not self.is_own:
+            return jnp.broadcast_to(key_spans != _PADDED_KEY, shape)
+        queries = i * self.places + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+        keys = j * self.width + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
+        return (query_spans == key_spans) & (queries >= keys)
+
+
+class _Operands(NamedTuple):
+    """What all kernels read; in a kernel, references to blocks of it."""
+
+    queries: Float[Array, "P K R r T D"]
+    keys: Float[Array, "P K J S D"]
+    values: Float[Array, "P K J S D"]
+    query_spans: Int[Array, "P R T 1"]
+    key_spans: Int[Array, "P J 1 S"]
+
+    def scores(self, tiling: _Tiling, i: _Index, j: _Index) -> Float[Array, "queries keys"]:
+        """Of blocks, in a kernel."""
+        queries = _flat(self.queries)
+        scores = product("md,sd->ms", queries, self.keys[...]) * queries.shape[-1] ** -0.5
+        seen = tiling.seen(i, j, self.query_spans[...], self.key_spans[...])
+        by_head = scores.reshape(-1, *seen.shape)
+        return jnp.where(seen[None], by_head, MASKED).reshape(scores.shape)
+
+
+def _flat(ref: Any) -> Float[Array, "queries D"]:
+    """A block of queries, of all heads."""
+    return ref[...].reshape(-1, ref.shape[-1])
+
+
+def _softmax_kernel(tiling: _Tiling, *refs: Any) -> None:
+    operands, start = _Operands(*refs[:5]), refs[5:-5]
+    values, logsumexp, *softmax = refs[-5:]
+    i, j = pl.program_id(3), pl.program_id(4)
+
+    @pl.when(j == 0)
+    def begin() -> None:
+        before = RunningSoftmax.over_nothing(_flat(values))
+        if start:
+            values_before, logsumexp_before = map(_flat, start)
+            before = RunningSoftmax(values_before, jnp.ones_like(before.total), logsumexp_before)
+        for ref, x in zip(softmax, before, strict=True):
+            ref[...] = x
+
+    @pl.when(tiling.may_see(i, j))
+    def add() -> None:
+        before = RunningSoftmax(*(ref[...] for ref in softmax))
+        after = before.updated(operands.scores(tiling, i, j), operands.values[...], "ms,sd->md")
+        for ref, x in zip(softmax, after, strict=True):
+            ref[...] = x
+
+    @pl.when(j == tiling.key_blocks - 1)
+    def finish() -> None:
+        result = RunningSoftmax(*(ref[...] for ref in softmax))
+        values[...] = result.attended(values.dtype).reshape(values.shape)
+        logsumexp[...] = result.logsumexp().reshape(logsumexp.shape)
+
+
+def _query_gradient_kernel(tiling: _Tiling, *refs: Any) -> None:
+    operands, known = _Operands(*refs[:5]), _Known(*refs[5:8])
+    start, by_queries = refs[8:-1], refs[-1]
+    i, j = pl.program_id(3), pl.program_id(4)
+
+    @pl.when(j == 0)
+    def begin() -> None:
+        by_queries[...] = start[0][...] if start else jnp.zeros_like(by_queries)
+
+    @pl.when(tiling.may_see(i, j))
+    def add() -> None:
+        _, by_scores = _weights(tiling, operands, known, i, j)
+        by_block = product("ms,sd->md", by_scores, operands.keys[...])
+        by_queries[...] += by_block.reshape(by_queries.shape)
+
+
+def _key_gradients_kernel(tiling: _Tiling, *refs: Any) -> None:
+    operands, known = _Operands(*refs[:5]), _Known(*refs[5:8])
+    by_keys, by_values = refs[8:]
+    j, n = pl.program_id(3), pl.program_id(4)
+    _, i = tiling.queries_at(n)
+
+    @pl.when(n == 0)
+    def begin() -> None:
+        by_keys[...] = jnp.zeros_like(by_keys)
+        by_values[...] = jnp.zeros_like(by_values)
+
+    @pl.when(tiling.may_see(i, j))
+    def add() -> None:
+        weights, by_scores = _weights(tiling, operands, known, i, j)
+        by_keys[...] += product("ms,md->sd", by_scores, _flat(operands.queries))
+        by_values[...] += product("ms,md->sd", weights, _flat(known.slope))
+
+
+def _weights(
+    tiling: _Tiling, operands: _Operands, known: _Known, i: _Index, j: _Index
+) -> tuple[Float[Array, "queries keys"], Float[Array, "queries keys"]]:
+    """The softmax, and the gradient of its scores, both in the dtype of the queries."""
+    queries, slope = _flat(operands.queries), _flat(known.slope)
+    weights = jnp.exp(operands.scores(tiling, i, j) - _flat(known.logsumexp))
+    by_weights = product("md,sd->ms", slope, operands.values[...])
+    by_scores = weights * (by_weights - _flat(known.inner)) * queries.shape[-1] ** -0.5
+    return weights.astype(queries.dtype), by_scores.astype(queries.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """Attention over the prompts' keys, or over the rows' own."""
+
+    tiling: _Tiling
+    operands: _Operands
+    interpret: bool
+
+    def attended(self, before: _Attended | None) -> _Attended:
+        """Over these keys and those before."""
+        *heads, T, D = queries = self.operands.queries.shape
+        rows = self.tiling.places * heads[-1]
+        values, logsumexp = self._over_keys(
+            _softmax_kernel,
+            () if before is None else before,
+            (queries, (*heads, T, 1)),
+            scratch=[pltpu.VMEM((rows, size), jnp.float32) for size in (D, 1, 1)],
+        )
+        return _Attended(values, logsumexp)
+
+    def query_gradient(
+        self, known: _Known, before: Float[Array, "P K R r T D"] | None
+    ) -> Float[Array, "P K R r T D"]:
+        """By these keys and those before."""
+        reads = known if before is None else (*known, before)
+        return self._over_keys(_query_gradient_kernel, reads, (self.operands.queries.shape,))[0]
+
+    def key_gradients(self, known: _Known) -> KeyValues:
+        keys = self.operands.keys.shape
+        steps = self.tiling.query_blocks * (self.operands.queries.shape[2] // keys[2])
+        grid = *keys[:3], self.tiling.key_blocks, steps
+        place = self.tiling.over_queries
+        return KeyValues(*self._run(_key_gradients_kernel, grid, place, known, (keys, keys)))
+
+    def _over_keys(
+        self,
+        kernel: _Kernel,
+        reads: tuple[Array, ...],
+        results: tuple[tuple[int, ...], ...],
+        scratch: Sequence[Any] = (),
+    ) -> Sequence[Array]:
+        tiling = self.tiling
+        grid = *self.operands.queries.shape[:3], tiling.query_blocks, tiling.key_blocks
+        return self._run(kernel, grid, tiling.over_keys, reads, results, scratch)
+
+    def _run(
+        self,
+        kernel: _Kernel,
+        grid: tuple[int, ...],
+        place: Callable[..., _Place],
+        reads: tuple[Array, ...],
+        results: tuple[tuple[int, ...], ...],
+        scratch: Sequence[Any] = (),
+    ) -> Sequence[Array]:
+        """A kernel that reads the operands and more, with float32 results of these shapes."""
+        blocks = _BlockSpecs(self.tiling, place)
+        return pl.pallas_call(
+            functools.partial(kernel, self.tiling),
+            out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in results],
+            grid=grid,
+            in_specs=[
+                *(blocks.of(x.shape) for x in self.operands[:3]),
+                blocks.of_query_spans(),
+                blocks.of_key_spans(),
+                *(blocks.of(x.shape) for x in reads),
+            ],
+            out_specs=[blocks.of(shape) for shape in results],
+            scratch_shapes=scratch,
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("parallel",) * 4 + ("arbitrary",), vmem_limit_bytes=_VMEM
+            ),
+            interpret=self.interpret,
+        )(*self.operands, *reads)
+
+
+class _BlockSpecs(NamedTuple):
+    """The blocks of arrays at each step of a grid."""
+
+    tiling: _Tiling
+    place: Callable[..., _Place]
+
+    def of(self, shape: tuple[int, ...]) -> pl.BlockSpec:
+        """Of queries `[P, K, R, r, T, D]`, or of keys `[P, K, J, S, D]`."""
+        if len(shape) == 6:
+            return self._spec(
+                (None, None, None, shape[3], self.tiling.places, shape[5]),
+                lambda x: (x.prompt, x.head, x.row, 0, x.queries, 0),
+            )
+        return self._spec(
+            (None, None, None, self.tiling.width, shape[4]),
+            lambda x: (x.prompt, x.head, x.owner, x.keys, 0),
+        )
+
+    def of_query_spans(self) -> pl.BlockSpec:
+        block = (None, None, self.tiling.places, 1)
+        return self._spec(block, lambda x: (x.prompt, x.row, x.queries, 0))
+
+    def of_key_spans(self) -> pl.BlockSpec:
+        block = (None, None, 1, self.tiling.width)
+        return self._spec(block, lambda x: (x.prompt, x.owner, 0, x.keys))
+
+    def _spec(
+        self, block: tuple[int | None, ...], index: Callable[[_Place], tuple[_Index, ...]]
+    ) -> pl.BlockSpec:
+        return pl.BlockSpec(block, lambda *step: index(self.place(*step)))
+
+
+def _parts(limits: _Limits, inputs: Inputs, spans: _Spans) -> Iterator[_Part]:
+    """Attention over the prompts' keys, if there are any, and then over the rows' own."""
+    queries, own, shared = inputs
+    places = limits.places(*queries.shape[3:5])
+
+    def part(kv: KeyValues, key_spans: Int[Array, "P J 1 S"], is_own: bool) -> _Part:
+        S = kv.keys.shape[-2]
+        width = limits.width(S)
+        tiling = _Tiling(is_own, places, width, queries.shape[4] // places, S // width)
+        return _Part(tiling, _Operands(queries, *kv, spans.queries, key_spans), limits.interpret)
+
+    if shared is not None and spans.shared is not None:
+        prompt = KeyValues(*(x[:, :, None] for x in shared))
+        yield part(prompt, spans.shared, is_own=False)
+    yield part(own, spans.own, is_own=True)

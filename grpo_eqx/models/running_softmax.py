@@ -1,0 +1,56 @@
+"""Softmax attention over some of the keys, to be carried on with more of them."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+MASKED = -1e30
+"""Score of what a query does not see: finite, so that one that sees nothing stays finite too."""
+
+
+class RunningSoftmax(NamedTuple):
+    """Attention over the keys so far, before normalisation, float32 (arXiv 2205.14135)."""
+
+    weighted: Float[Array, "*queries D"]
+    total: Float[Array, "*queries 1"]
+    highest: Float[Array, "*queries 1"]
+
+    @classmethod
+    def over_nothing(cls, queries: Float[Array, "*queries D"]) -> "RunningSoftmax":
+        zeros = jnp.zeros(queries.shape, jnp.float32)
+        return cls(zeros, zeros[..., :1], jnp.full_like(zeros[..., :1], MASKED))
+
+    def updated(
+        self, scores: Float[Array, "*queries S"], values: Array, dims: str
+    ) -> "RunningSoftmax":
+        """Over keys more; `dims` are those of weights, values and result, as of an einsum."""
+        highest = jnp.maximum(self.highest, scores.max(axis=-1, keepdims=True))
+        weights = jnp.exp(scores - highest)
+        decay = jnp.exp(self.highest - highest)
+        weighted = product(dims, weights.astype(values.dtype), values)
+        total = weights.sum(axis=-1, keepdims=True)
+        return RunningSoftmax(self.weighted * decay + weighted, self.total * decay + total, highest)
+
+    def merged(self, other: "RunningSoftmax") -> "RunningSoftmax":
+        """Over the keys of both."""
+        highest = jnp.maximum(self.highest, other.highest)
+        decay, other_decay = jnp.exp(self.highest - highest), jnp.exp(other.highest - highest)
+        return RunningSoftmax(
+            self.weighted * decay + other.weighted * other_decay,
+            self.total * decay + other.total * other_decay,
+            highest,
+        )
+
+    def attended(self, dtype: jnp.dtype) -> Float[Array, "*queries D"]:
+        """The attention."""
+        return (self.weighted / self.total).astype(dtype)
+
+    def logsumexp(self) -> Float[Array, "*queries 1"]:
+        """The logarithm of each query's sum of exponentials."""
+        return self.highest + jnp.log(self.total)
+
+
+def product(dims: str, x: Array, y: Array) -> Array:
+    """A product with a float32 result."""
+    return jnp.einsum(dims, x, y, preferred_element_type=jnp.float32)

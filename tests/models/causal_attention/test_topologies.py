@@ -1,0 +1,81 @@
+"""The kernels compile for TPUs that are not there."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from grpo_eqx.models.attention import KeyValues, Segment
+from grpo_eqx.models.causal_attention import MosaicAttention, best_attention
+from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.sharding.topologies import described_devices
+
+pytest.importorskip("libtpu", reason="needs the plan extra")
+pytestmark = pytest.mark.topology
+
+P, R, T, S = 4, 2, 1000, 300
+# Qwen2.5's heads of keys, heads of queries for each, and their size.
+HEADS = {
+    "0.5B": (2, 7, 64),
+    "1.5B": (2, 6, 128),
+    "3B": (2, 8, 128),
+    "7B": (4, 7, 128),
+    "14B": (8, 5, 128),
+    "72B": (8, 8, 128),
+}
+
+
+def compiled(
+    tpu: str, heads: tuple[int, int, int], dtype: jnp.dtype, shape: str = "1,1,1", devices: int = 1
+) -> jax.stages.Compiled:
+    """Gradients of packed rows after a prompt."""
+    mesh = parse_mesh(shape).build(described_devices(tpu)[:devices])
+    attention = best_attention(mesh)
+    assert isinstance(attention, MosaicAttention)
+    here = NamedSharding(mesh, PartitionSpec())
+    K, repeats, D = heads
+
+    def array(*shape: int, dtype: jnp.dtype = dtype) -> jax.Array:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
+
+    def loss(
+        queries: jax.Array, own: KeyValues, shared: KeyValues, visible: jax.Array, spans: jax.Array
+    ) -> jax.Array:
+        return attention(queries, own, Segment(shared, visible), spans).astype(jnp.float32).sum()
+
+    own, shared = array(P, R, K, T, D), array(P, 1, K, S, D)
+    return (
+        jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+        .lower(
+            array(P, R, T, K * repeats, D),
+            KeyValues(own, own),
+            KeyValues(shared, shared),
+            array(P, 1, 1, S, dtype=jnp.bool_),
+            array(P, R, T, dtype=jnp.int32),
+        )
+        .compile()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tpu", "model"),
+    [*itertools.product(["v4-16", "v6e-8"], HEADS), ("v5e-8", "3B"), ("v5p-16", "3B")],
+)
+def test_kernels_compile_for_every_model(model: str, tpu: str) -> None:
+    """Three for the prompt and three for the rows."""
+    text = compiled(tpu, HEADS[model], jnp.bfloat16).as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') == 6
+
+
+def test_and_in_float32() -> None:
+    compiled("v4-16", HEADS["72B"], jnp.float32)
+
+
+@pytest.mark.parametrize("shape", ["1,4,2", "1,2,4"])
+def test_each_device_attends_for_its_own_part(shape: str) -> None:
+    """By what it holds for it; two heads of keys are whole on each of four devices."""
+    whole = compiled("v6e-8", HEADS["3B"], jnp.bfloat16).memory_analysis().temp_size_in_bytes
+    part = compiled("v6e-8", HEADS["3B"], jnp.bfloat16, shape, 8).memory_analysis()
+    assert part.temp_size_in_bytes < whole / {"1,4,2": 4, "1,2,4": 1.2}[shape]
