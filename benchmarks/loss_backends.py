@@ -15,8 +15,6 @@ import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
+from ceilings import measure_ceilings, timed
 from rich.console import Console
 from rich.table import Table
 
@@ -148,7 +147,7 @@ def main(cfg: LossBackends) -> None:
     name = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     dtype = jnp.dtype(name)
 
-    ceilings = {} if described else measure_ceilings(dtype, on_cpu)
+    ceilings = {} if described else measure_ceilings(dtype)
     rows = []
     for head in heads:
         work = Work(head, mesh, tokens, dtype)
@@ -227,29 +226,6 @@ def torch_row(work: Work, compiled: bool, cfg: LossBackends) -> dict[str, Any]:
     figures = json.loads(done.stdout.splitlines()[-1])
     name = "torch.compile" if compiled else "torch"
     return {"head": work.head, "backend": name, "tokens": work.tokens, **figures}
-
-
-def measure_ceilings(dtype: jnp.dtype, on_cpu: bool) -> dict[str, float]:
-    """The matrix rate and the bandwidth that plain programs reach here."""
-    n = 2048 if on_cpu else 8192
-    matrix = jnp.asarray(np.random.default_rng(0).standard_normal((n, n)), dtype)
-    multiply = jax.jit(lambda a: a @ a)
-    array = jnp.ones((64 if on_cpu else 1024) * 2**20, jnp.float32)
-    copy = jax.jit(lambda a: a + 1)
-    best = {
-        name: min(timed(run) for _ in range(10))
-        for name, run in (("multiply", lambda: multiply(matrix)), ("copy", lambda: copy(array)))
-    }
-    return {
-        "flops_per_s": 2.0 * n**3 / best["multiply"],
-        "bytes_per_s": 2.0 * array.nbytes / best["copy"],
-    }
-
-
-def timed(run: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start
 
 
 def show(device: str, ceilings: dict[str, float], rows: list[dict[str, Any]]) -> None:

@@ -2,9 +2,10 @@
 
     python benchmarks/step.py --workload fixed
     python benchmarks/step.py --workload ragged --peer trl --peer-python PATH --json step.json
+    python benchmarks/step.py --workload many --model 0.5B --peer trl --peer-python PATH  # a GPU
 
 A step is everything: sampling from the full softmax, rewards, log-probs, gradients, clipping and
-AdamW, for a small Qwen2 with random weights. We and the peer take turns, each in a process and an
+AdamW, for a Qwen2 with random weights. We and the peer take turns, each in a process and an
 environment of its own; times are medians over all timed steps, after untimed ones that compile.
 Run it alone on the machine.
 """
@@ -24,16 +25,23 @@ from rich.table import Table
 from grpo_eqx import UserError
 
 WORKERS = Path(__file__).parent / "step_workers"
+CEILINGS = Path(__file__).with_name("ceilings.py")
 WORKLOADS: dict[str, dict[str, int]] = {
     "fixed": {
-        "prompt_length": 64, "completion_length": 128, "prompts": 4, "group": 8, "vocabulary": 8192
+        "prompt_length": 64, "completion_length": 128, "prompts": 4, "group": 8,
+        "micro_batch": 32, "vocabulary": 8192,
     },
     "ragged": {
-        "prompt_length": 64, "completion_length": 512, "prompts": 4, "group": 8, "vocabulary": 128
+        "prompt_length": 64, "completion_length": 512, "prompts": 4, "group": 8,
+        "micro_batch": 32, "vocabulary": 128,
     },
     "long-prompt": {
         "prompt_length": 512, "completion_length": 128, "prompts": 2, "group": 16,
-        "vocabulary": 8192,
+        "micro_batch": 32, "vocabulary": 8192,
+    },
+    "many": {
+        "prompt_length": 128, "completion_length": 256, "prompts": 32, "group": 8,
+        "micro_batch": 16, "vocabulary": 151_936,
     },
 }  # fmt: skip
 WARMUP_STEPS = 2
@@ -46,8 +54,11 @@ OUR_WARMUP_STEPS = {"ragged": 15}
 class Step:
     """What to time."""
 
-    workload: Literal["fixed", "ragged", "long-prompt"] = "fixed"
-    """Completions of 128 tokens; of up to 512, about 126 in the mean; of 128 after long prompts."""
+    workload: Literal["fixed", "ragged", "long-prompt", "many"] = "fixed"
+    """Completions of 128 tokens; of up to 512, about 126 in the mean; of 128 after long prompts;
+    256 of 256 tokens, for an accelerator."""
+    model: Literal["small", "0.5B", "3B"] = "small"
+    """4.2 million parameters and the embedding's; or the shapes of Qwen2.5."""
     peer: Literal["trl", "tunix"] | None = None
     """Library to compare with."""
     peer_python: Path | None = None
@@ -63,7 +74,12 @@ class Step:
 def main(cfg: Step) -> None:
     if (cfg.peer is None) != (cfg.peer_python is None):
         raise UserError("peer and peer_python belong together: give both, or neither.")
-    work = {**WORKLOADS[cfg.workload], "steps": cfg.steps}
+    sizes = WORKLOADS[cfg.workload]
+    if cfg.peer == "tunix" and sizes["micro_batch"] < sizes["prompts"] * sizes["group"]:
+        raise UserError(
+            "with micro-batches the end of a step of tunix cannot be told: use another workload."
+        )
+    work = {**sizes, "model": cfg.model, "steps": cfg.steps}
     ours = json.dumps({**work, "warmup_steps": OUR_WARMUP_STEPS.get(cfg.workload, WARMUP_STEPS)})
     theirs = json.dumps({**work, "warmup_steps": WARMUP_STEPS})
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
@@ -78,10 +94,12 @@ def main(cfg: Step) -> None:
     }
     figures = {
         "workload": cfg.workload,
+        "model": cfg.model,
         "peer": cfg.peer,
         "ours_s": medians["ours"],
         "peer_s": medians.get("peer"),
         "ratio": medians["peer"] / medians["ours"] if cfg.peer else None,
+        "shares": shares_of_ceilings(runs["ours"][-1]),
         "runs": runs,
     }
     show(figures)
@@ -99,8 +117,33 @@ def time_steps(python: str, side: str, work: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def shares_of_ceilings(run: dict[str, Any]) -> dict[str, float] | None:
+    """Of what plain programs reach on the device, for devices whose peaks are known.
+
+    Decoding's share is of the memory bandwidth and counts the prefill's time too; the update's are
+    of the matrix rate, the vendor's (which MFU is) and the one that is reached.
+    """
+    if run["peaks"] is None:
+        return None
+    done = subprocess.run([sys.executable, str(CEILINGS)], capture_output=True, text=True)
+    done.check_returncode()
+    ceilings = json.loads(done.stdout.splitlines()[-1])
+    mfu, bandwidth = (
+        run["parts"][f"perf/{name}"] for name in ("mfu/update", "bandwidth_utilization/rollout")
+    )
+    return {
+        "decoding, of the measured bandwidth": bandwidth
+        * run["peaks"]["bytes_per_second"]
+        / ceilings["bytes_per_s"],
+        "update, MFU": mfu,
+        "update, of the measured matrix rate": mfu
+        * run["peaks"]["flops_per_second"]
+        / ceilings["flops_per_s"],
+    }
+
+
 def show(figures: dict[str, Any]) -> None:
-    table = Table(title=f"A GRPO step, {figures['workload']}")
+    table = Table(title=f"A GRPO step, {figures['workload']}, {figures['model']} model")
     for column in ("", "median", "fastest", "slowest", "mean length"):
         table.add_column(column, justify="right" if column else "left")
     for side, runs in figures["runs"].items():
@@ -117,10 +160,13 @@ def show(figures: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     console.print(table)
     parts = figures["runs"]["ours"][-1]["parts"]
+    times = {name: value for name, value in parts.items() if name.startswith("time/train/")}
     console.print(
         "of ours: "
-        + ", ".join(f"{name.split('/')[-1][:-2]} {value:.2f} s" for name, value in parts.items())
+        + ", ".join(f"{name.split('/')[-1][:-2]} {value:.2f} s" for name, value in times.items())
     )
+    for name, share in (figures["shares"] or {}).items():
+        console.print(f"{name}: {share:.0%}")
     if figures["ratio"] is not None:
         console.print(f"{figures['ratio']:.2f} times as fast")
 

@@ -4,14 +4,16 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
-from work import LEARNING_RATE, Stopwatch, Work, reward, work_of_command
+from work import EOS_ID, LEARNING_RATE, Stopwatch, Work, reward, work_of_command
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.tracking import Tracker
+from grpo_eqx.tracking.device_peaks import device_peaks
 
 
 class Texts(PromptSource):
@@ -33,16 +35,18 @@ class Watch(Tracker):
     def log(self, step: int, metrics: Any) -> None:
         self.stopwatch.step_ends()
         self.stopwatch.lengths.append(metrics["completions/mean_length"])
-        self.parts.append({k: v for k, v in metrics.items() if k.startswith("time/train/")})
+        self.parts.append({k: v for k, v in metrics.items() if k.startswith(("time/", "perf/"))})
 
     def finish(self) -> None:
         parts = self.parts[self.stopwatch.warmup_steps :]
         means = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
-        self.stopwatch.report(parts=means)
+        peaks = device_peaks(jax.devices()[0].device_kind)
+        self.stopwatch.report(parts=means, peaks=peaks and peaks._asdict())
 
 
 def main(work: Work, folder: Path) -> None:
-    model = Qwen2.init(Qwen2Config(**work.model()), jax.random.key(0))
+    model = Qwen2.init(Qwen2Config(**work.model_config()), jax.random.key(0))
+    model = eqx.tree_at(lambda m: m.embed_tokens, model, model.embed_tokens.at[EOS_ID].set(0.0))
     data = Texts("random text", work.texts())
     cfg = GRPOConfig(
         steps=work.warmup_steps + work.steps,
@@ -50,6 +54,7 @@ def main(work: Work, folder: Path) -> None:
         num_generations=work.group,
         max_prompt_length=work.prompt_length,
         max_completion_length=work.completion_length,
+        micro_batch_size_per_device=work.micro_batch,
         learning_rate=LEARNING_RATE,
         log_completions_steps=0,
         output_dir=folder / "run",

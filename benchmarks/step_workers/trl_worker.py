@@ -33,9 +33,11 @@ def main(work: Work, folder: Path) -> None:
     tokenizer.padding_side = "left"
     torch.manual_seed(0)
     config = Qwen2Config(
-        **work.model(), eos_token_id=EOS_ID, pad_token_id=PAD_ID, bos_token_id=None
+        **work.model_config(), eos_token_id=EOS_ID, pad_token_id=PAD_ID, bos_token_id=None
     )
     model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.get_input_embeddings().weight[EOS_ID] = 0
     model.generation_config.eos_token_id = EOS_ID
     model.generation_config.pad_token_id = PAD_ID
     stopwatch = Stopwatch(work.warmup_steps)
@@ -49,7 +51,8 @@ def main(work: Work, folder: Path) -> None:
         use_cpu=not cuda,
         bf16=cuda,
         fp16=False,
-        per_device_train_batch_size=work.prompts * work.group,
+        per_device_train_batch_size=work.micro_batch,
+        gradient_accumulation_steps=work.prompts * work.group // work.micro_batch,
         num_generations=work.group,
         max_completion_length=work.completion_length,
         beta=0.0,
@@ -59,7 +62,7 @@ def main(work: Work, folder: Path) -> None:
         gradient_checkpointing=False,
         learning_rate=LEARNING_RATE,
         temperature=1.0,
-        top_k=None,
+        top_k=0,  # with None transformers takes the 50 likeliest
         disable_tqdm=True,
     )
     GRPOTrainer(

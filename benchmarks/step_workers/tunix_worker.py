@@ -45,7 +45,7 @@ class TokenizerAdapter:
 
 
 def model_config(work: Work) -> qwen2.ModelConfig:
-    sizes = work.model()
+    sizes = work.model_config()
     return qwen2.ModelConfig(
         num_layers=sizes["num_hidden_layers"],
         vocab_size=sizes["vocab_size"],
@@ -72,6 +72,8 @@ def main(work: Work) -> None:
 
     with mesh:
         model = qwen2.Qwen2(model_config(work), rngs=nnx.Rngs(0))
+        embedding = model.embedder.input_embedding
+        embedding.value = embedding.value.at[EOS_ID].set(0.0)
         roles = (cluster.Role.ACTOR, cluster.Role.REFERENCE, cluster.Role.ROLLOUT)
         learner = GRPOLearner(
             rl_cluster=cluster.RLCluster(
@@ -89,7 +91,7 @@ def main(work: Work) -> None:
                         eval_every_n_steps=1000,
                         max_steps=steps,
                         mini_batch_size=work.prompts,
-                        train_micro_batch_size=work.prompts,
+                        train_micro_batch_size=work.micro_batch // work.group,
                     ),
                     rollout_config=RolloutConfig(
                         max_tokens_to_generate=work.completion_length,

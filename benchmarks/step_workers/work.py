@@ -15,8 +15,35 @@ from typing import Any
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+MODELS: dict[str, dict[str, Any]] = {
+    # 4.2 million parameters and the embedding's, whose size the work says
+    "small": {
+        "hidden_size": 256,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "intermediate_size": 704,
+    },
+    # those of Qwen2.5
+    "0.5B": {
+        "hidden_size": 896,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "intermediate_size": 4864,
+    },
+    "3B": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "intermediate_size": 11008,
+    },
+}
 ALPHABET = "abcdefgh 0123456789"
 PAD_ID, EOS_ID = 0, 1
+"""A side sets the embedding of the second to zero, and with it its logit, which is the head's too:
+so with other random weights completions are as long."""
 LEARNING_RATE = 1e-5
 
 
@@ -28,6 +55,10 @@ class Work:
     completion_length: int
     prompts: int
     group: int
+    micro_batch: int
+    """Completions that are taken through the model's update at a time."""
+    model: str
+    """One of `MODELS`."""
     vocabulary: int
     """A model with random weights ends a completion about once in so many tokens."""
     warmup_steps: int
@@ -35,14 +66,10 @@ class Work:
     steps: int
     """Timed ones."""
 
-    def model(self) -> dict[str, Any]:
-        """Settings of Qwen2: 4.2 million parameters and the embedding's."""
+    def model_config(self) -> dict[str, Any]:
+        """Settings of Qwen2."""
         return {
-            "hidden_size": 256,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 2,
-            "intermediate_size": 704,
+            **MODELS[self.model],
             "vocab_size": self.vocabulary,
             "tie_word_embeddings": True,
             "max_position_embeddings": 2048,
@@ -93,5 +120,5 @@ class Stopwatch:
 
 def work_of_command() -> Work:
     """The work that step.py passes on the command line, as JSON."""
-    fields: Mapping[str, int] = json.loads(sys.argv[1])
+    fields: Mapping[str, Any] = json.loads(sys.argv[1])
     return Work(**fields)
