@@ -3,9 +3,10 @@
     python benchmarks/scaling.py --json scaling.json --plot scaling.png
 
 Growth is the exponent between neighbouring points: 1 where twice as much takes twice as long. All
-completions of a point have the same length. With it their arithmetic grows faster than linearly,
-because attention's part is quadratic, so the exponent of the time over the arithmetic is there too.
-Arithmetic is that of matrix products; attention's softmax comes on top of it.
+completions of a point have the same length. With it their work grows faster than linearly, because
+attention's part is quadratic, so the exponent of the time over the work is there too. Work is what
+bounds a program: the bytes that decoding reads, weights and live keys and values, and the FLOPs of
+an update's matrix products.
 
 The devices are virtual ones of this machine's CPU, which share its cores, and the work is the same
 on any number of them: the time should stay about level, and what grows is overhead. Everything else
@@ -45,8 +46,10 @@ STYLES: dict[str, dict[str, Any]] = {
     "generate": {"color": "#2b6cb0", "marker": "o", "linewidth": 2},
     "update": {"color": "#c05621", "marker": "s", "linewidth": 2},
     "linear growth": {"color": "grey", "linestyle": "--", "linewidth": 1},
-    "growth of the arithmetic": {"color": "grey", "linestyle": ":", "linewidth": 1.5},
+    "growth of the work": {"color": "grey", "linestyle": ":", "linewidth": 1.5},
 }
+UNITS = {"generate": (1e6, "MB", "B"), "update": (1e6, "MFLOP", "FLOP")}
+"""How each program's work is shown: by what it is divided, and the names of that and of one."""
 GROUP, PROMPT_LENGTH = 4, 64
 DEVICE_SEQUENCES = 32
 SUPER_LINEAR = 1.25
@@ -113,7 +116,7 @@ def main(cfg: Scaling) -> None:
 
 
 def measure(point: Point, repeats: int) -> dict[str, Any]:
-    """Seconds and FLOPs of each program, in a process with as many devices."""
+    """Seconds and work of each program, in a process with as many devices."""
     work = Work(point.sequences // GROUP, GROUP, PROMPT_LENGTH, point.length, repeats)
     flags = f"--xla_force_host_platform_device_count={point.devices}"
     flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
@@ -139,21 +142,21 @@ def curve(
     values = list(points)
     runs = [measured[point][program] for point in points.values()]
     seconds = [statistics.median(run["seconds"]) for run in runs]
-    flops = [run["flops"] for run in runs]
+    work = [run["work"] for run in runs]
     growth = exponents(values, seconds)
-    # Elsewhere the arithmetic is proportional to the number, or constant.
-    over_flops = exponents(flops, seconds) if series == "lengths" else None
+    # Elsewhere linear growth, or none, is the yardstick.
+    over_work = exponents(work, seconds) if series == "lengths" else None
     return {
         "series": series,
         "program": program,
         "values": values,
         "seconds": seconds,
-        "flops": flops,
+        "work": work,
         "tokens": [point.sequences * point.length for point in points.values()],
         "exponents": growth,
-        "exponents_over_flops": over_flops,
+        "exponents_over_work": over_work,
         "super_linear": max(growth) > SUPER_LINEAR,
-        "super_linear_over_flops": over_flops and max(over_flops) > SUPER_LINEAR,
+        "super_linear_over_work": over_work and max(over_work) > SUPER_LINEAR,
     }
 
 
@@ -170,13 +173,14 @@ def show(curves: Sequence[dict[str, Any]]) -> None:
 
 
 def points_table(curves: Sequence[dict[str, Any]]) -> Table:
-    table = Table(title="Time, also for each token of the completions and for each FLOP")
-    for column in ("", "", "", "seconds", "exponent", "ms / token", "MFLOP / token", "ps / FLOP"):
+    table = Table(title="Time, also for each token of the completions and for each unit of work")
+    for column in ("", "", "", "seconds", "exponent", "ms / token", "work / token", "time / work"):
         table.add_column(column, justify="right" if table.columns[1:] else "left")
     for each in curves:
-        columns = (each[key] for key in ("values", "seconds", "flops", "tokens"))
+        scale, unit, each_unit = UNITS[each["program"]]
+        columns = (each[key] for key in ("values", "seconds", "work", "tokens"))
         growth = ["-", *(f"{x:.2f}" for x in each["exponents"])]
-        for value, seconds, flops, tokens, exponent in zip(*columns, growth, strict=True):
+        for value, seconds, work, tokens, exponent in zip(*columns, growth, strict=True):
             first = value == each["values"][0]
             table.add_row(
                 each["series"] if first else "",
@@ -185,8 +189,8 @@ def points_table(curves: Sequence[dict[str, Any]]) -> Table:
                 f"{seconds:.2f}",
                 exponent,
                 f"{1e3 * seconds / tokens:.2f}",
-                f"{1e-6 * flops / tokens:,.0f}",
-                f"{1e12 * seconds / flops:.1f}",
+                f"{work / scale / tokens:,.1f} {unit}",
+                f"{1e12 * seconds / work:.1f} ps / {each_unit}",
             )
         table.add_section()
     return table
@@ -194,7 +198,7 @@ def points_table(curves: Sequence[dict[str, Any]]) -> Table:
 
 def growth_table(curves: Sequence[dict[str, Any]]) -> Table:
     table = Table(title="Growth, by the exponents between neighbouring points")
-    for column in ("", "", "exponents", "super-linear", "over FLOPs", "super-linear"):
+    for column in ("", "", "exponents", "super-linear", "over the work", "super-linear"):
         table.add_column(column, justify="right" if table.columns[1:] else "left")
 
     def cells(values: Sequence[float] | None, found: bool | None) -> tuple[str, str]:
@@ -207,7 +211,7 @@ def growth_table(curves: Sequence[dict[str, Any]]) -> Table:
             each["series"],
             each["program"],
             *cells(each["exponents"], each["super_linear"]),
-            *cells(each["exponents_over_flops"], each["super_linear_over_flops"]),
+            *cells(each["exponents_over_work"], each["super_linear_over_work"]),
         )
     return table
 
@@ -246,7 +250,7 @@ def plot(curves: Sequence[dict[str, Any]], path: Path) -> None:
 def draw(axes: Any, curve: dict[str, Any]) -> None:
     """A program's times, and what they would be if they grew linearly from the first."""
     color = STYLES[curve["program"]]["color"]
-    values, seconds, flops = (curve[key] for key in ("values", "seconds", "flops"))
+    values, seconds, work = (curve[key] for key in ("values", "seconds", "work"))
 
     def proportional(to: Sequence[float]) -> list[float]:
         return [seconds[0] * x / to[0] for x in to]
@@ -254,8 +258,8 @@ def draw(axes: Any, curve: dict[str, Any]) -> None:
     axes.plot(values, seconds, **STYLES[curve["program"]])
     axes.plot(values, proportional(values), **{**STYLES["linear growth"], "color": color})
     if curve["series"] == "lengths":
-        style = {**STYLES["growth of the arithmetic"], "color": color}
-        axes.plot(values, proportional(flops), **style)
+        style = {**STYLES["growth of the work"], "color": color}
+        axes.plot(values, proportional(work), **style)
 
 
 if __name__ == "__main__":
