@@ -51,6 +51,7 @@ def refilled() -> tuple[Collected[None], GRPOTrainer, Scripted]:
     return collect(dynamic_sampling=True, max_generation_batches=8)
 
 
+@pytest.mark.slow
 def test_groups_without_variance_are_replaced_by_fresh_prompts(
     refilled: tuple[Collected[None], GRPOTrainer, Scripted],
 ) -> None:
@@ -118,6 +119,7 @@ def test_without_it_a_step_is_one_rollout() -> None:
     assert [prompt.text for prompt in collected.experience.prompts] == expected
 
 
+@pytest.mark.slow
 def test_a_penalty_on_length_alone_does_not_make_a_group_teach() -> None:
     collected, _, _ = collect(
         dynamic_sampling=True, max_generation_batches=2, overlong_buffer=1 - 1e-9

@@ -146,6 +146,7 @@ def test_micro_batches_and_devices_leave_the_update_unchanged(
     assert_same_step(step_of(programs(mesh, num_devices, micro), batch), whole_step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
     [("auto", 1, 16), ("auto", 1, 2), ("auto", 8, 2), ("2,2,2", 8, 4)],

@@ -109,6 +109,7 @@ def test_a_run_leaves_its_record(run: tuple[GRPOTrainer, Path]) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_the_trained_one(run: tuple[GRPOTrainer, Path]) -> None:
     trainer, path = run
     exported = from_pretrained(path / "model")
@@ -119,6 +120,7 @@ def test_the_exported_model_is_the_trained_one(run: tuple[GRPOTrainer, Path]) ->
     assert again.evaluate().solved.tolist() == trainer.evaluate().solved.tolist()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_metrics_and_keeps_the_earlier_run(
     run: tuple[GRPOTrainer, Path],
 ) -> None:
@@ -354,6 +356,7 @@ def test_evaluation_samples_and_counts(run: tuple[GRPOTrainer, Path]) -> None:
     assert evaluation.pass_at(1) <= evaluation.pass_at(3)
 
 
+@pytest.mark.slow
 def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) -> None:
     assert run[0].step == 2
     with pytest.raises(UserError, match="has done its 2 steps"):

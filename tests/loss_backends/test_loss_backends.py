@@ -243,6 +243,7 @@ def test_the_head_s_gradient_has_its_dtype_and_is_summed_in_float32(backend: Los
         np.testing.assert_allclose(gradient[1:].astype(jnp.float32), -tokens / rows, rtol=8e-3)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(
     seed=st.integers(0, 10**6),
