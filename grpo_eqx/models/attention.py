@@ -1,7 +1,7 @@
 """Attention of one position at a time, over segments of keys and values.
 
-Queries come as `[P, G, T, ...]`: `P` prompts with `G` continuations each. A list of *segments* is
-read and merged exactly, so that a group's prompt is held and read once, not once per continuation.
+Queries come as `[P, G, ...]`: `P` prompts with `G` continuations each. A list of *segments* is read
+and merged exactly, so that a group's prompt is held and read once, not once per continuation.
 """
 
 import functools
@@ -56,10 +56,10 @@ class KVCache(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """A stretch of keys and values, and which of them each query may see (broadcastable)."""
+    """A stretch of keys and values, and which of them each row's queries see (broadcastable)."""
 
     kv: KeyValues
-    visible: Bool[Array, "#P #J #T S"]
+    visible: Bool[Array, "#P #J S"]
 
 
 class Past(NamedTuple):
@@ -82,7 +82,7 @@ class Past(NamedTuple):
             start = (self.layer, 0, 0, 0, first, 0)
             return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
 
-        visible = first + jnp.arange(size) < self.place[..., None, None]
+        visible = first + jnp.arange(size) < self.place[..., None]
         return Segment(jax.tree.map(cut, self.kv).loaded(dtype), visible)
 
     def num_blocks(self) -> Int[Array, ""]:
@@ -92,8 +92,8 @@ class Past(NamedTuple):
 
 
 def attend(
-    queries: Float[Array, "P G T N D"], segments: Sequence[Segment], past: Past | None = None
-) -> Float[Array, "P G T N D"]:
+    queries: Float[Array, "P G N D"], segments: Sequence[Segment], past: Past | None = None
+) -> Float[Array, "P G N D"]:
     """Softmax attention of each query over the union of all segments and of the past's blocks.
 
     Each segment is reduced by itself and the parts are merged by their softmax statistics, which
@@ -101,35 +101,35 @@ def attend(
     segment; the result of one that sees none is finite and without meaning. A block that a query
     sees nothing of leaves its result the same to the last bit.
     """
+    P, G, N, D = queries.shape
+    K = segments[0].kv.keys.shape[2]
+    by_key = queries.reshape(P, G, K, N // K, D)
     part = functools.reduce(
-        RunningSoftmax.merged, [_attend_segment(queries, segment) for segment in segments]
+        RunningSoftmax.merged, [_attend_segment(by_key, segment) for segment in segments]
     )
     if past is not None:
 
         def add(number: Int[Array, ""], part: RunningSoftmax) -> RunningSoftmax:
-            return part.merged(_attend_segment(queries, past.block(number, queries.dtype)))
+            return _updated(part, by_key, past.block(number, queries.dtype))
 
         part = jax.lax.fori_loop(0, past.num_blocks(), add, part)
-    return part.attended(queries.dtype)
+    return part.attended(queries.dtype).reshape(P, G, N, D)
 
 
-def _attend_segment(queries: Float[Array, "P G T N D"], segment: Segment) -> RunningSoftmax:
-    keys, values = segment.kv
-    P, G, T, N, D = queries.shape
-    _, J, K, _, _ = keys.shape
-    rows, repeats = G // J, N // K
+def _attend_segment(queries: Float[Array, "P G K r D"], segment: Segment) -> RunningSoftmax:
+    P, G, K, repeats, D = queries.shape
+    if segment.kv.keys.shape[1] == G:
+        return _updated(RunningSoftmax.over_nothing(queries), queries, segment)
     # A shared segment sees its group as one long run of queries: one larger product per prompt.
-    q = queries.reshape(P, J, rows, T, K, repeats, D)
-    scores = product("pjgtkrd,pjksd->pjkrgts", q, keys)
-    visible = segment.visible[:, :, None, None, None]
-    scores = jnp.where(visible, scores * D**-0.5, MASKED)
-    highest = scores.max(axis=-1)
-    weights = jnp.exp(scores - highest[..., None])
-    weighted = product("pjkrgts,pjksd->pjgtkrd", weights.astype(values.dtype), values)
+    run = queries.swapaxes(1, 2).reshape(P, 1, K, G * repeats, D)
+    part = _updated(RunningSoftmax.over_nothing(run), run, segment)
+    return RunningSoftmax(*(x.reshape(P, K, G, repeats, -1).swapaxes(1, 2) for x in part))
 
-    def by_query(x: Float[Array, "P J K R rows T"]) -> Float[Array, "P G T N 1"]:
-        return x.transpose(0, 1, 4, 5, 2, 3).reshape(P, G, T, N, 1)
 
-    return RunningSoftmax(
-        weighted.reshape(P, G, T, N, D), by_query(weights.sum(axis=-1)), by_query(highest)
-    )
+def _updated(
+    part: RunningSoftmax, queries: Float[Array, "P J K r D"], segment: Segment
+) -> RunningSoftmax:
+    """Attention over a segment more, of which each of `J` rows has its own."""
+    scores = product("pjkrd,pjksd->pjkrs", queries, segment.kv.keys) * queries.shape[-1] ** -0.5
+    visible = segment.visible[:, :, None, None]
+    return part.updated(jnp.where(visible, scores, MASKED), segment.kv.values, "pjkrs,pjksd->pjkrd")

@@ -96,7 +96,7 @@ class PromptCache(NamedTuple):
         return PromptCache(kv, *map(func, self[1:], *(x[1:] for x in others)))
 
     def segment(self, layer_kv: KeyValues) -> Segment:
-        return Segment(layer_kv, self.visible[:, None, None, :])
+        return Segment(layer_kv, self.visible[:, None])
 
 
 class Rows(NamedTuple):
@@ -271,7 +271,7 @@ class Qwen2(eqx.Module):
         assert isinstance(prompt.kv, KVCache), "decoding reads a KVCache"
         positions = prompt.last_positions[:, None] + place
         rotary = Rotary.at(positions[..., None], self.config.head_size, self.config.rope_theta)
-        itself = jnp.ones((1, 1, 1, 1), bool)
+        itself = jnp.ones((1, 1, 1), bool)
 
         def step(
             x: Float[Array, "P G 1 H"], xs: tuple[Qwen2Layer, KVCache, Int[Array, ""]]
@@ -280,8 +280,8 @@ class Qwen2(eqx.Module):
             queries, new = layer.project(x, rotary, self.config)
             prompt_segment = prompt.segment(prompt_kv.loaded(queries.dtype))
             segments = [prompt_segment, Segment(new, itself)]
-            attended = attend(queries, segments, Past(own, depth, place, num_written))
-            return layer.finish(x, attended, self.config), new
+            attended = attend(queries[:, :, 0], segments, Past(own, depth, place, num_written))
+            return layer.finish(x, attended[:, :, None], self.config), new
 
         depths = jnp.arange(self.config.num_hidden_layers)
         x, new = jax.lax.scan(step, self.embed(ids)[:, :, None], (self.layers, prompt.kv, depths))

@@ -46,7 +46,7 @@ class CausalAttention(eqx.Module):
         """Attention of `R` rows for each of `P` prompts.
 
         **Arguments:** queries; keys and values of the rows, `[P, R, K, T, D]`; those of the
-        prompts, `[P, 1, K, S, D]`, with a mask `[P, 1, 1, S]`; which sequence each place of a row
+        prompts, `[P, 1, K, S, D]`, with a mask `[P, 1, S]`; which sequence each place of a row
         belongs to, where a query is to see no other's (`None`: a row is one sequence).
         """
         P, R, T, N, D = queries.shape
@@ -58,7 +58,7 @@ class CausalAttention(eqx.Module):
         )
         masks = Masks(
             spans=jnp.zeros((1, 1, T), jnp.int32) if spans is None else spans,
-            visible=None if shared is None else shared.visible[:, 0, 0],
+            visible=None if shared is None else shared.visible[:, 0],
         )
         return self.attend(inputs, masks).transpose(0, 2, 4, 1, 3, 5).reshape(P, R, T, N, D)
 

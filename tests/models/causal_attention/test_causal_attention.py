@@ -77,7 +77,7 @@ def reference(
 def attend(
     attention: CausalAttention, case: Case, spans: jax.Array | None, visible: jax.Array
 ) -> jax.Array:
-    shared = Segment(KeyValues(case.prompt_keys, case.prompt_values), visible[:, None, None])
+    shared = Segment(KeyValues(case.prompt_keys, case.prompt_values), visible[:, None])
     own = KeyValues(case.keys, case.values)
     return attention(case.queries, own, shared, spans)
 

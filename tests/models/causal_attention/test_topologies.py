@@ -52,7 +52,7 @@ def compiled(
             array(P, R, T, K * repeats, D),
             KeyValues(own, own),
             KeyValues(shared, shared),
-            array(P, 1, 1, S, dtype=jnp.bool_),
+            array(P, 1, S, dtype=jnp.bool_),
             array(P, R, T, dtype=jnp.int32),
         )
         .compile()
