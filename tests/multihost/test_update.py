@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo_eqx.sharding.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+
 WORKER = Path(__file__).with_name("update_worker.py")
 
 
@@ -19,12 +21,16 @@ def free_port() -> int:
 
 
 def start_worker(num_processes: int, index: int, port: int, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(WORKER), *map(str, (index, num_processes, port, out))]
-    flags = f"--xla_force_host_platform_device_count={8 // num_processes}"
+    environment = {
+        **os.environ,
+        COORDINATOR: f"localhost:{port}",
+        NUM_PROCESSES: str(num_processes),
+        PROCESS_ID: str(index),
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={8 // num_processes}",
+    }
+    command = [sys.executable, str(WORKER), str(out)]
     with out.with_suffix(".log").open("w") as log:
-        return subprocess.Popen(
-            command, env={**os.environ, "XLA_FLAGS": flags}, stdout=log, stderr=log
-        )
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
 
 def update_over(num_processes: int, folder: Path) -> list[dict[str, np.ndarray]]:

@@ -1,6 +1,6 @@
 """One process of a run over several: makes one update and writes what came of it.
 
-    python update_worker.py PROCESS_ID NUM_PROCESSES PORT OUT
+    python update_worker.py OUT
 
 Run by `test_update.py`, on eight CPU devices in all.
 """
@@ -22,6 +22,7 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.sharding.distributed import initialize
 
 P, G, TP, TC, V = 8, 4, 6, 10, 32
 
@@ -75,7 +76,5 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    process_id, num_processes, port = (int(argument) for argument in sys.argv[1:4])
-    if num_processes > 1:
-        jax.distributed.initialize(f"localhost:{port}", num_processes, process_id)
-    main(Path(sys.argv[4]))
+    initialize({"the work": "an update"})
+    main(Path(sys.argv[1]))

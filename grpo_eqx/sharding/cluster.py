@@ -1,0 +1,96 @@
+"""Which of how many processes this one is, as whatever started it says."""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from grpo_eqx.errors import UserError
+
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+NUM_PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS_ID = "JAX_PROCESS_ID"
+"""The variables that `jax.distributed.initialize` reads too."""
+_PORT = 8476
+"""Of the coordinator, where nothing else is said."""
+
+
+class Cluster(NamedTuple):
+    """Which of how many processes this is."""
+
+    coordinator: str
+    """`host:port` of process 0."""
+    num_processes: int
+    process_id: int
+
+
+def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
+    """From JAX's variables, those of a TPU's workers (GKE), or Slurm's; `None` for a process alone.
+
+    Raises `UserError` where they contradict themselves.
+    """
+    for find in (_of_jax, _of_tpu_workers, _of_slurm):
+        if (cluster := find(environment)) is not None:
+            return _checked(cluster) if cluster.num_processes > 1 else None
+    return None
+
+
+def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
+    names = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
+    given = [environment.get(name, "") for name in names]
+    if not any(given):
+        return None
+    if missing := [name for name, value in zip(names, given, strict=True) if not value]:
+        raise UserError(
+            f"{' and '.join(missing)} must be set too: the address of process 0, the number of "
+            f"processes and this one's number, from 0, go together."
+        )
+    return Cluster(given[0], _number(NUM_PROCESSES, environment), _number(PROCESS_ID, environment))
+
+
+def _of_tpu_workers(environment: Mapping[str, str]) -> Cluster | None:
+    hosts = [host for host in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if not hosts or "TPU_WORKER_ID" not in environment:
+        return None
+    return Cluster(f"{hosts[0]}:{_PORT}", len(hosts), _number("TPU_WORKER_ID", environment))
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
+    nodes = environment.get("SLURM_STEP_NODELIST")
+    if nodes is None:  # not started by srun
+        return None
+    # Of the ports that users may have, one for each job: several can share a node.
+    port = 61440 + _number("SLURM_JOB_ID", environment) % 4096
+    return Cluster(
+        f"{_first_node(nodes)}:{port}",
+        _number("SLURM_NTASKS", environment),
+        _number("SLURM_PROCID", environment),
+    )
+
+
+def _first_node(nodes: str) -> str:
+    """Of Slurm's list, such as `tpu[07-09,12],gpu3`."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
+    if match is None:
+        raise UserError(f"SLURM_STEP_NODELIST is {nodes!r}, which names no node.")
+    return match[1] + (match[2] or "")
+
+
+def _number(name: str, environment: Mapping[str, str]) -> int:
+    text = environment.get(name, "")
+    if not text.isdecimal():
+        raise UserError(f"{name} is {text!r}: it must be a number.")
+    return int(text)
+
+
+def _checked(cluster: Cluster) -> Cluster:
+    if not re.fullmatch(r".+:\d+", cluster.coordinator):
+        raise UserError(
+            f"the coordinator's address is {cluster.coordinator!r}: it must be host:port."
+        )
+    if cluster.process_id >= cluster.num_processes:
+        raise UserError(
+            f"this is process {cluster.process_id} of {cluster.num_processes}, and they count "
+            f"from 0: raise the number of processes, or lower its own."
+        )
+    return cluster
