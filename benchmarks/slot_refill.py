@@ -22,6 +22,7 @@ import numpy as np
 import tyro
 from small_model import small_model
 
+from grpo_eqx import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping, generate, sample_keys
 from grpo_eqx.models.qwen2 import Qwen2
 
@@ -46,6 +47,18 @@ class SlotRefill:
     """Timed runs of each."""
     json: Path | None = None
     """File for the figures."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "prompts",
+            "group",
+            "prompt_length",
+            "max_completion_length",
+            "num_slots",
+            "repeats",
+        ):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1.")
 
 
 def main(cfg: SlotRefill) -> None:
@@ -106,4 +119,7 @@ def check_same(first: Rollout, second: Rollout) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(SlotRefill, description=__doc__))
+    try:
+        main(tyro.cli(SlotRefill, description=__doc__))
+    except UserError as error:
+        sys.exit(f"error: {error}")

@@ -12,6 +12,8 @@ Run it alone on the machine.
 
 import dataclasses
 import json
+import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -70,10 +72,19 @@ class Step:
     json: Path | None = None
     """File for the figures."""
 
+    def __post_init__(self) -> None:
+        if (self.peer is None) != (self.peer_python is None):
+            raise UserError("peer and peer_python belong together: give both, or neither.")
+        if self.peer_python is not None and shutil.which(self.peer_python) is None:
+            raise UserError(
+                f"peer_python {str(self.peer_python)!r} is no program: name its python."
+            )
+        for name in ("steps", "rounds"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+
 
 def main(cfg: Step) -> None:
-    if (cfg.peer is None) != (cfg.peer_python is None):
-        raise UserError("peer and peer_python belong together: give both, or neither.")
     sizes = WORKLOADS[cfg.workload]
     if cfg.peer == "tunix" and sizes["micro_batch"] < sizes["prompts"] * sizes["group"]:
         raise UserError(
@@ -99,9 +110,13 @@ def main(cfg: Step) -> None:
         "ours_s": medians["ours"],
         "peer_s": medians.get("peer"),
         "ratio": medians["peer"] / medians["ours"] if cfg.peer else None,
-        "shares": shares_of_ceilings(runs["ours"][-1]),
+        "parts": {
+            name: statistics.fmean(run["parts"][name] for run in runs["ours"])
+            for name in runs["ours"][0]["parts"]
+        },
         "runs": runs,
     }
+    figures["shares"] = shares_of_ceilings(figures["parts"], runs["ours"][0]["peaks"])
     show(figures)
     if cfg.json is not None:
         cfg.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -110,59 +125,66 @@ def main(cfg: Step) -> None:
 def time_steps(python: str, side: str, work: str) -> dict[str, Any]:
     """The figures that a worker prints as its last line."""
     command = [python, str(WORKERS / f"{side}_worker.py"), work]
-    done = subprocess.run(command, capture_output=True, text=True)
+    one_gpu = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **one_gpu})
     if done.returncode:
         sys.stderr.write(done.stderr[-4000:])
-        raise UserError(f"{' '.join(command[:2])} failed, as above: is {side} installed there?")
+        hint = "" if side == "ours" else f": is {side} installed there?"
+        raise UserError(f"{' '.join(command[:2])} failed, as above{hint}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def shares_of_ceilings(run: dict[str, Any]) -> dict[str, float] | None:
+def shares_of_ceilings(
+    parts: dict[str, float], peaks: dict[str, float] | None
+) -> dict[str, float] | None:
     """Of what plain programs reach on the device, for devices whose peaks are known.
 
     Decoding's share is of the memory bandwidth and counts the prefill's time too; the update's are
     of the matrix rate, the vendor's (which MFU is) and the one that is reached.
     """
-    if run["peaks"] is None:
+    if peaks is None:
         return None
     done = subprocess.run([sys.executable, str(CEILINGS)], capture_output=True, text=True)
-    done.check_returncode()
+    if done.returncode:
+        sys.stderr.write(f"ceilings.py failed:\n{done.stderr[-4000:]}")
+        return None
     ceilings = json.loads(done.stdout.splitlines()[-1])
     mfu, bandwidth = (
-        run["parts"][f"perf/{name}"] for name in ("mfu/update", "bandwidth_utilization/rollout")
+        parts[f"perf/{name}"] for name in ("mfu/update", "bandwidth_utilization/rollout")
     )
     return {
         "decoding, of the measured bandwidth": bandwidth
-        * run["peaks"]["bytes_per_second"]
+        * peaks["bytes_per_second"]
         / ceilings["bytes_per_s"],
         "update, MFU": mfu,
         "update, of the measured matrix rate": mfu
-        * run["peaks"]["flops_per_second"]
+        * peaks["flops_per_second"]
         / ceilings["flops_per_s"],
     }
 
 
 def show(figures: dict[str, Any]) -> None:
     table = Table(title=f"A GRPO step, {figures['workload']}, {figures['model']} model")
-    for column in ("", "median", "fastest", "slowest", "mean length"):
+    for column in ("", "median", "fastest", "slowest", "mean length", "untimed before"):
         table.add_column(column, justify="right" if column else "left")
     for side, runs in figures["runs"].items():
         if not runs:
             continue
         seconds = [s for run in runs for s in run["seconds"]]
         name = "grpo_eqx" if side == "ours" else f"{figures['peer']} {runs[0]['version']}"
-        length = runs[0]["mean_length"]
+        lengths = [run["mean_length"] for run in runs]
         table.add_row(
             name,
             *(f"{x:.2f} s" for x in (statistics.median(seconds), min(seconds), max(seconds))),
-            "-" if length is None else f"{length:.0f}",
+            "-" if None in lengths else f"{statistics.fmean(lengths):.0f}",
+            f"{runs[0]['untimed_steps']} steps, {runs[0]['untimed_seconds']:.0f} s",
         )
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     console.print(table)
-    parts = figures["runs"]["ours"][-1]["parts"]
+    parts = figures["parts"]
     times = {name: value for name, value in parts.items() if name.startswith("time/train/")}
     console.print(
-        "of ours: "
+        "of ours, in the mean: "
         + ", ".join(f"{name.split('/')[-1][:-2]} {value:.2f} s" for name, value in times.items())
     )
     for name, share in (figures["shares"] or {}).items():

@@ -1,7 +1,8 @@
 """What a config is refused for: pure checks of its fields."""
 
 import math
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from grpo_eqx._types import CLIPPED_LOSSES
 from grpo_eqx.errors import UserError
@@ -29,6 +30,10 @@ _ABOVE_ZERO = (
 
 def check_values(cfg: "GRPOConfig") -> None:
     """Raises `UserError` for the first setting that is out of its own range."""
+    for name, hint in get_type_hints(type(cfg)).items():
+        choices, value = _choices(hint), getattr(cfg, name)
+        if choices and value not in choices:
+            raise UserError(f"{name} is {value!r}: use {', '.join(map(str, choices))}.")
     for name, value in _given(cfg, _AT_LEAST_ONE):
         if value < 1:
             raise UserError(f"{name} is {value}: it must be at least 1.")
@@ -52,10 +57,20 @@ def check_values(cfg: "GRPOConfig") -> None:
             f"num_generations is {cfg.num_generations}: advantages are relative to a group, so "
             f"use at least 2."
         )
+    if isinstance(cfg.stop_strings, str):
+        raise UserError(f"stop_strings is a string: write ({cfg.stop_strings!r},), a tuple.")
     if "" in cfg.stop_strings:
         raise UserError("stop_strings has an empty string, which would end every completion.")
     if not all(math.isfinite(weight) for weight in cfg.reward_weights or ()):
         raise UserError(f"reward_weights are {cfg.reward_weights}: they must be finite.")
+
+
+def _choices(hint: Any) -> tuple[Any, ...]:
+    """The values of a `Literal`, or of a union of such and `None`; of any other type nothing."""
+    parts = (hint,) if get_origin(hint) is Literal else get_args(hint)
+    if not all(get_origin(part) is Literal or part is NoneType for part in parts):
+        return ()
+    return tuple(value for part in parts for value in (get_args(part) or (None,)))
 
 
 def check_combinations(cfg: "GRPOConfig") -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.config_checks import without_effect
+from grpo_eqx.config_checks import check_values, without_effect
 
 
 def test_defaults_depend_on_the_model() -> None:
@@ -101,6 +101,25 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
 def test_a_knob_that_would_do_nothing_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         GRPOConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_cache_dtype": "int16"}, "kv_cache_dtype is 'int16': use auto, float32, bfloat16"),
+        ({"remat": "some"}, "remat is 'some': use "),
+        ({"loss_type": None}, "loss_type is None: use grpo, "),
+        ({"scale_rewards": True}, "scale_rewards is True: use group, batch, none, None"),
+        ({"stop_strings": "</answer>"}, r"write \('</answer>',\), a tuple"),
+    ],
+)
+def test_what_is_none_of_the_choices_is_refused(fields: dict[str, Any], message: str) -> None:
+    """A command line refuses these by itself, Python does not; and tests check types before."""
+    cfg = GRPOConfig()
+    for name, value in fields.items():
+        object.__setattr__(cfg, name, value)
+    with pytest.raises(UserError, match=message):
+        check_values(cfg)
 
 
 def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:

@@ -28,8 +28,8 @@ class Texts(PromptSource):
 
 
 class Watch(Tracker):
-    def __init__(self, warmup_steps: int) -> None:
-        self.stopwatch = Stopwatch(warmup_steps)
+    def __init__(self, work: Work) -> None:
+        self.stopwatch = Stopwatch(work)
         self.parts: list[dict[str, float]] = []
 
     def log(self, step: int, metrics: Any) -> None:
@@ -38,7 +38,7 @@ class Watch(Tracker):
         self.parts.append({k: v for k, v in metrics.items() if k.startswith(("time/", "perf/"))})
 
     def finish(self) -> None:
-        parts = self.parts[self.stopwatch.warmup_steps :]
+        parts = self.parts[self.stopwatch.work.warmup_steps :]
         means = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
         peaks = device_peaks(jax.devices()[0].device_kind)
         self.stopwatch.report(parts=means, peaks=peaks and peaks._asdict())
@@ -66,7 +66,7 @@ def main(work: Work, folder: Path) -> None:
         reward_funcs=[reward],
         train_data=data,
         eval_data=data,
-        trackers=[Watch(work.warmup_steps)],
+        trackers=[Watch(work)],
     ).fit()
 
 

@@ -40,7 +40,7 @@ def main(work: Work, folder: Path) -> None:
         model.get_input_embeddings().weight[EOS_ID] = 0
     model.generation_config.eos_token_id = EOS_ID
     model.generation_config.pad_token_id = PAD_ID
-    stopwatch = Stopwatch(work.warmup_steps)
+    stopwatch = Stopwatch(work)
 
     def reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> Any:
         stopwatch.lengths.append(sum(map(len, completion_ids)) / len(completion_ids))

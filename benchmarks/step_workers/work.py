@@ -4,6 +4,7 @@ Each side imports this in an environment of its own, so nothing here needs grpo_
 """
 
 import dataclasses
+import itertools
 import json
 import random
 import statistics
@@ -100,8 +101,9 @@ def reward(completions: list[str], **columns: Any) -> list[float]:
 class Stopwatch:
     """The time at the end of every step, and the lengths that were generated."""
 
-    def __init__(self, warmup_steps: int) -> None:
-        self.warmup_steps = warmup_steps
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.start = time.perf_counter()
         self.ends: list[float] = []
         self.lengths: list[float] = []
 
@@ -110,12 +112,17 @@ class Stopwatch:
 
     def report(self, **more: Any) -> None:
         """Prints the figures as the last line of the output."""
-        pairs = list(zip(self.ends, self.ends[1:], strict=False))
-        seconds = [end - start for start, end in pairs][self.warmup_steps - 1 :]
-        print(json.dumps({"seconds": seconds, "mean_length": self._mean_length(), **more}))
+        last = self.ends[-self.work.steps - 1 :]
+        figures = {
+            "seconds": [end - start for start, end in itertools.pairwise(last)],
+            "untimed_steps": len(self.ends) - self.work.steps,
+            "untimed_seconds": last[0] - self.start,
+            "mean_length": self._mean_length(),
+        }
+        print(json.dumps({**figures, **more}))
 
     def _mean_length(self) -> float | None:
-        return statistics.fmean(self.lengths[self.warmup_steps :]) if self.lengths else None
+        return statistics.fmean(self.lengths[-self.work.steps :]) if self.lengths else None
 
 
 def work_of_command() -> Work:

@@ -67,21 +67,23 @@ def generate(
 ) -> tuple[Rollout, SlotCounts]:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
-    Neither the number of slots nor what a slot did before changes a completion.
+    Neither the number of slots nor what a slot did before changes a completion, but for rounding.
 
     **Arguments:** prompts padded on either side; one key for each completion, from which token
     `t` is drawn with `fold_in(key, t)`; how many completions to decode at a time (`None`: all);
     how many idle slots of a shard to refill at once (`None`: a sixteenth); over how many devices'
     shares prompts and slots are laid out, each of which refills its slots from its own prompts; how
     slots are, where they are fewer than completions; the dtype of keys and values (`None`: the
-    model's); the blocks in which prompts are read.
+    model's); what reads the prompts.
 
-    Raises `ValueError` for slots that the shards cannot have equal parts of, and `refill_at` 0.
+    Raises `ValueError` for slots or prompts that the shards cannot have equal parts of, and for
+    less than one slot, or one to refill.
     """
     P, G = keys.shape
     N = P * G
     num_slots = N if num_slots is None else min(num_slots, N)
-    if num_slots % num_shards or refill_at == 0:
+    uneven = num_slots % num_shards or P % num_shards
+    if num_slots < 1 or uneven or (refill_at is not None and refill_at < 1):
         raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
     prompts = model.prefill(prompt_ids, prompt_mask, attention=attention)
     prompts = prompts.stored(prompts.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)

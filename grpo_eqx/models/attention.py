@@ -70,7 +70,7 @@ class Past(NamedTuple):
     layer: Int[Array, ""]
     place: Int[Array, "P G"]
     num_written: Int[Array, ""]
-    """No place is larger, and blocks from here on are not read."""
+    """Blocks from here on are not read: no query that counts has a larger place."""
 
     def block(self, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
         """The segment of one block, in `dtype`."""

@@ -16,6 +16,7 @@ from grpo_eqx.generation import (
     generate,
     sample_keys,
 )
+from grpo_eqx.models.attention import CACHE_BLOCK
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 
@@ -82,11 +83,29 @@ def test_completions_end_with_their_eos_and_are_padded_after_it() -> None:
         )
 
 
+def test_slots_that_cannot_be_are_refused() -> None:
+    for options in ({"num_slots": 0}, {"num_slots": 4, "num_shards": 4}, {"refill_at": -1}):
+        with pytest.raises(ValueError, match="slots, "):
+            run(*prompts(), **options)
+
+
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_sampler_logps_are_the_trainers(temperature: float, side: str) -> None:
     """The decode loop and the training pass read the same model: log-probs agree to 1e-4."""
-    rollout = run(*prompts(width=11, side=side), Sampling(temperature=temperature))
+    check_logps(run(*prompts(width=11, side=side), Sampling(temperature=temperature)), temperature)
+
+
+@pytest.mark.parametrize("num_slots", [None, 5])
+def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None) -> None:
+    endless = Stopping.of_ids([], CONFIG.vocab_size)
+    ids, mask = prompts()
+    rollout = run(ids, mask, max_length=2 * CACHE_BLOCK + 9, stopping=endless, num_slots=num_slots)
+    assert (rollout.lengths == 2 * CACHE_BLOCK + 9).all()
+    check_logps(rollout, 1.0)
+
+
+def check_logps(rollout: Rollout, temperature: float) -> None:
     prompt = MODEL.prefill(rollout.prompt_ids, rollout.prompt_mask)
     hidden = MODEL.completion_hidden(prompt, rollout.completion_ids)
     logprobs = jax.nn.log_softmax(MODEL.project_logits(hidden) / temperature, axis=-1)

@@ -1,13 +1,17 @@
 """What attention of whole sequences is, however it is computed."""
 
 import abc
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import KeyValues, Segment
+from grpo_eqx.sharding.rules import BATCH_AXES
 
 
 class Inputs(NamedTuple):
@@ -33,7 +37,7 @@ class CausalAttention(eqx.Module):
     """Softmax attention of each query over its row up to itself, and over its prompt.
 
     Differentiable once, in queries, keys and values. Products run in the dtype of the queries;
-    scores, the softmax and sums over keys are float32.
+    scores, the softmax and sums over keys are float32, on each device.
     """
 
     def __call__(
@@ -65,3 +69,36 @@ class CausalAttention(eqx.Module):
     @abc.abstractmethod
     def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
         """As a call, head by head."""
+
+
+def on_each_device(
+    mesh: jax.sharding.Mesh,
+    attend: Callable[[Inputs, Masks], Array],
+    inputs: Inputs,
+    masks: Masks,
+) -> Float[Array, "P K R r T D"]:
+    """`attend` on each device of a mesh, for its own prompts, or rows, and its own heads."""
+    P, K, R, _, T, _ = inputs.queries.shape
+    masks = masks._replace(spans=jnp.broadcast_to(masks.spans, (P, R, T)))
+    if mesh.size == 1:
+        return attend(inputs, masks)
+    prompts, heads, rows = _axes(mesh, P, K, R)
+    own, shared = PartitionSpec(prompts, heads, rows), PartitionSpec(prompts, heads)
+    of_masks = PartitionSpec(prompts, rows), PartitionSpec(prompts)
+    run = jax.shard_map(
+        lambda inputs, masks: attend(Inputs(*inputs), Masks(*masks)),
+        mesh=mesh,
+        in_specs=((own, own, shared), of_masks),
+        out_specs=own,
+        check_vma=False,
+    )
+    return run(tuple(inputs), tuple(masks))
+
+
+def _axes(mesh: jax.sharding.Mesh, P: int, K: int, R: int) -> tuple[Any, str | None, str | None]:
+    """The axes that prompts, heads of keys and rows are split over."""
+    dp, fsdp, tp = (mesh.shape[axis] for axis in (*BATCH_AXES, "tp"))
+    heads = "tp" if K % tp == 0 else None
+    if P % (dp * fsdp) == 0:
+        return BATCH_AXES, heads, None
+    return "dp" if P % dp == 0 else None, heads, "fsdp" if R % fsdp == 0 else None

@@ -21,5 +21,5 @@ def best_attention(mesh: jax.sharding.Mesh) -> CausalAttention:
         return BlockedAttention(_CPU_BLOCK)
     is_nvidia = "NVIDIA" in device.device_kind
     if is_nvidia and float(device.compute_capability) >= _FIRST_WITH_FLASH_ATTENTION:
-        return CudnnAttention()
+        return CudnnAttention(mesh)
     return BlockedAttention()

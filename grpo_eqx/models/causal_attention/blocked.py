@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import KeyValues
@@ -60,8 +61,7 @@ class _Blocks(NamedTuple):
         """The pair of that number."""
         if self.number == 1:
             return 0, 0
-        pairs = [(i, j) for i in range(self.number) for j in range(i + 1)]
-        i, j = jnp.asarray(pairs, jnp.int32)[number]
+        i, j = (jnp.asarray(x, jnp.int32)[number] for x in np.tril_indices(self.number))
         return i, j
 
     def cut(self, tree: Arrays, index: _Index) -> Arrays:

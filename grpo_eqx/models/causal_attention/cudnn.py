@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks
+from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks, on_each_device
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
 
 _MULTIPLE = 8
@@ -21,15 +21,20 @@ class CudnnAttention(CausalAttention):
     cuDNN has no kernel, in float32 for example, it is `BlockedAttention`.
     """
 
+    mesh: jax.sharding.Mesh
     implementation: Literal["cudnn", "xla"] = "cudnn"
     """The second is the same on any device, without a kernel: for tests."""
 
     def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
-        q = inputs.queries
-        P, K, R, repeats, T, D = q.shape
-        has_kernel = q.dtype in (jnp.bfloat16, jnp.float16) or self.implementation == "xla"
+        dtype, D = inputs.queries.dtype, inputs.queries.shape[-1]
+        has_kernel = dtype in (jnp.bfloat16, jnp.float16) or self.implementation == "xla"
         if not has_kernel or D % _MULTIPLE or D > _LARGEST_HEAD:
             return BlockedAttention().attend(inputs, masks)
+        return on_each_device(self.mesh, self._in_kernel, inputs, masks)
+
+    def _in_kernel(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
+        q = inputs.queries
+        P, K, R, repeats, T, D = q.shape
         keys, values = inputs.own
         seen = _seen_of_row(masks.spans, P, R)
         if (shared := inputs.shared) is not None and masks.visible is not None:

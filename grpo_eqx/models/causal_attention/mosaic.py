@@ -15,13 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import KeyValues
-from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks
+from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks, on_each_device
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
-from grpo_eqx.sharding.rules import BATCH_AXES
 
 _SUBLANES, _LANES = 16, 128
 """Rows and columns of a register of bfloat16 numbers."""
@@ -47,32 +45,9 @@ class MosaicAttention(CausalAttention):
     """Keys of a block, at most."""
 
     def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
-        P, K, R, _, T, _ = inputs.queries.shape
-        masks = masks._replace(spans=jnp.broadcast_to(masks.spans, (P, R, T)))
         interpret = self.mesh.devices.flat[0].platform == "cpu"
-        run = functools.partial(_on_a_device, _Limits(self.query_block, self.key_block, interpret))
-        if self.mesh.size == 1:
-            return run(inputs, masks)
-        prompts, heads, rows = _axes(self.mesh, P, K, R)
-        own, shared = PartitionSpec(prompts, heads, rows), PartitionSpec(prompts, heads)
-        of_masks = PartitionSpec(prompts, rows), PartitionSpec(prompts)
-        on_each_device = jax.shard_map(
-            lambda inputs, masks: run(Inputs(*inputs), Masks(*masks)),
-            mesh=self.mesh,
-            in_specs=((own, own, shared), of_masks),
-            out_specs=own,
-            check_vma=False,
-        )
-        return on_each_device(tuple(inputs), tuple(masks))
-
-
-def _axes(mesh: jax.sharding.Mesh, P: int, K: int, R: int) -> tuple[Any, str | None, str | None]:
-    """The axes that prompts, heads of keys and rows are split over."""
-    dp, fsdp, tp = (mesh.shape[axis] for axis in (*BATCH_AXES, "tp"))
-    heads = "tp" if K % tp == 0 else None
-    if P % (dp * fsdp) == 0:
-        return BATCH_AXES, heads, None
-    return "dp" if P % dp == 0 else None, heads, "fsdp" if R % fsdp == 0 else None
+        limits = _Limits(self.query_block, self.key_block, interpret)
+        return on_each_device(self.mesh, functools.partial(_in_kernels, limits), inputs, masks)
 
 
 class _Limits(NamedTuple):
@@ -107,7 +82,7 @@ class _Spans(NamedTuple):
     """Anything but `_PADDED_KEY` where all queries see the key."""
 
 
-def _on_a_device(limits: _Limits, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
+def _in_kernels(limits: _Limits, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
     """Attention of arrays that are filled up to whole blocks first."""
     repeats, T = inputs.queries.shape[3:5]
     places, width = limits.places(repeats, T), limits.width(T)
@@ -164,14 +139,12 @@ def _backward(
     inputs, spans, attended, logsumexp = residuals
     inner = jnp.sum(attended.astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
     known = _Known(slope, logsumexp[..., None], inner[..., None])
-    by_queries, by_shared, by_own = None, None, None
-    for part in _parts(limits, inputs, spans):
+    parts, by_queries = list(_parts(limits, inputs, spans)), None
+    for part in parts:
         by_queries = part.query_gradient(known, by_queries)
-        by_shared, by_own = by_own, part.key_gradients(known)
     assert by_queries is not None
-    assert by_own is not None
-    if by_shared is not None:
-        by_shared = KeyValues(*(x[:, :, 0] for x in by_shared))
+    *of_shared, by_own = (part.key_gradients(known) for part in parts)
+    by_shared = KeyValues(*(x[:, :, 0] for x in of_shared[0])) if of_shared else None
     gradients = Inputs(by_queries, by_own, by_shared)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, inputs), None
 

@@ -1,6 +1,7 @@
 """Every implementation is the textbook's attention, and so are its gradients."""
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 from unittest.mock import Mock
 
@@ -89,14 +90,22 @@ def gradients(
     return jax.grad(lambda x: jnp.sum(attend(attention, x, spans, visible) * case.slope))(case)
 
 
-def mosaic(mesh: str = "1,1,1", devices: int = 1) -> MosaicAttention:
+def mesh_of(shape: str = "1,1,1", devices: int = 1) -> jax.sharding.Mesh:
+    return parse_mesh(shape).build(jax.devices()[:devices])
+
+
+def mosaic(mesh: jax.sharding.Mesh, query_block: int = 2 * BLOCK) -> MosaicAttention:
     """Small blocks; those of keys are as small as the kernels allow."""
-    built = parse_mesh(mesh).build(jax.devices()[:devices])
-    return MosaicAttention(built, query_block=2 * BLOCK, key_block=128)
+    return MosaicAttention(mesh, query_block=query_block, key_block=128)
+
+
+def cudnn(mesh: jax.sharding.Mesh) -> CudnnAttention:
+    """What cuDNN is asked for, without a GPU."""
+    return CudnnAttention(mesh, "xla")
 
 
 def assert_close(found: jax.Array, expected: np.ndarray, tolerance: float = 3e-6) -> None:
-    error = np.abs(np.asarray(found) - expected).max()
+    error = np.abs(np.asarray(found, np.float64) - expected).max()
     assert error <= tolerance * max(1.0, np.abs(expected).max())
 
 
@@ -134,32 +143,67 @@ def test_sequences_that_share_a_row_do_not_see_each_other(T: int) -> None:
 
 
 @pytest.mark.parametrize(("T", "S"), [(5, 3), (150, 140)])
-@pytest.mark.parametrize("attention", [mosaic(), CudnnAttention("xla")], ids=["mosaic", "cudnn"])
+@pytest.mark.parametrize("make", [mosaic, cudnn])
 def test_kernels_give_the_textbooks_values_and_gradients(
-    attention: CausalAttention, T: int, S: int
+    make: Callable[[jax.sharding.Mesh], CausalAttention], T: int, S: int
 ) -> None:
-    """Interpreted: the same kernels that compile for TPUs; and what cuDNN is asked for."""
+    """Interpreted: the same kernels that compile for TPUs."""
+    attention = make(mesh_of())
     check(attention, case(T, S, 30.0), None, seed=2)
     check(attention, case(T, S), random_spans(T), seed=3)
 
 
+@pytest.mark.parametrize(("query_block", "T"), [(96, 150), (400, 300)])
+def test_blocks_of_queries_and_keys_need_not_divide_each_other(query_block: int, T: int) -> None:
+    check(mosaic(mesh_of(), query_block), case(T, 10), random_spans(T), seed=5)
+
+
+@pytest.mark.parametrize("make", [lambda _: BlockedAttention(BLOCK), mosaic, cudnn])
+def test_in_bfloat16_results_are_as_near_as_its_rounding(
+    make: Callable[[jax.sharding.Mesh], CausalAttention],
+) -> None:
+    """The dtype of TPUs and GPUs; products of rounded numbers are summed in float32."""
+    of = jax.tree.map(lambda x: x.astype(jnp.bfloat16), case(40, 20))
+    visible = np.ones((P, 20), bool)
+    expected, slopes = reference(of, np.zeros((P, R, 40)), visible)
+    attention = make(mesh_of())
+    assert_close(attend(attention, of, None, visible), expected, 2e-2)
+    for found, slope in zip(gradients(attention, of, None, visible), slopes, strict=False):
+        assert_close(found, slope, 2e-2)
+
+
 @pytest.mark.parametrize(
-    ("mesh", "devices"),
-    [("2,1,2", 4), ("1,3,1", 3), ("1,1,4", 4)],
-    ids=["prompts and heads", "rows", "more devices than heads"],
+    ("shape", "devices"),
+    [("2,1,2", 4), ("1,3,1", 3), ("2,3,1", 6), ("1,1,4", 4)],
+    ids=["prompts and heads", "rows", "prompts and rows", "more devices than heads"],
 )
-def test_kernels_on_a_mesh(mesh: str, devices: int) -> None:
-    check(mosaic(mesh, devices), case(20, 10), random_spans(20), seed=4)
+@pytest.mark.parametrize("make", [mosaic, cudnn])
+def test_kernels_on_a_mesh(
+    make: Callable[[jax.sharding.Mesh], CausalAttention], shape: str, devices: int
+) -> None:
+    check(make(mesh_of(shape, devices)), case(20, 10), random_spans(20), seed=4)
 
 
-def test_without_a_prompt() -> None:
-    """A prompt whose every key is hidden is the same as none."""
+@pytest.mark.parametrize("shape", ["1,1,1", "2,1,2"])
+def test_without_a_prompt(shape: str) -> None:
+    """A prompt whose every key is hidden is the same as none, also to gradients."""
     of, spans = case(40, 1), jnp.asarray(random_spans(40))
     nothing = np.zeros((P, 1), bool)
-    expected = attend(BlockedAttention(BLOCK), of, spans, nothing)
-    own = KeyValues(jnp.asarray(of.keys), jnp.asarray(of.values))
-    for attention in (BlockedAttention(BLOCK), mosaic(), CudnnAttention("xla")):
-        assert_close(attention(jnp.asarray(of.queries), own, None, spans), np.asarray(expected))
+    expected, slopes = reference(of, np.asarray(spans), nothing)
+    mesh = mesh_of(shape, 4 if shape == "2,1,2" else 1)
+    for attention in (BlockedAttention(BLOCK), mosaic(mesh), cudnn(mesh)):
+
+        @jax.jit
+        def alone(
+            q: jax.Array, own: KeyValues, attention: CausalAttention = attention
+        ) -> jax.Array:
+            return attention(q, own, None, spans)
+
+        own = KeyValues(jnp.asarray(of.keys), jnp.asarray(of.values))
+        found, pull = jax.vjp(alone, jnp.asarray(of.queries), own)
+        assert_close(found, expected)
+        for gradient, slope in zip(jax.tree.leaves(pull(of.slope)), slopes, strict=False):
+            assert_close(gradient, slope)
 
 
 def test_no_array_holds_a_number_for_every_pair_of_places() -> None:
@@ -184,7 +228,7 @@ def test_cudnn_lowers_to_its_flash_attention(monkeypatch: pytest.MonkeyPatch) ->
     def kernels(dtype: jnp.dtype) -> int:
         of = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), case(33, 7))
         visible = jax.ShapeDtypeStruct((P, 7), jnp.bool_)
-        traced = gradients.trace(CudnnAttention(), of, None, visible)
+        traced = gradients.trace(CudnnAttention(mesh_of()), of, None, visible)
         return traced.lower(lowering_platforms=("cuda",)).as_text().count("@__cudnn$fmha")
 
     assert kernels(jnp.bfloat16) == 2
