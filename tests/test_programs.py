@@ -268,6 +268,7 @@ def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
     assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=merged)), whole_step)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
     [("auto", 1, 2), ("auto", 4, None), ("2,2,2", 8, 2)],
