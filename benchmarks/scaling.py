@@ -50,8 +50,8 @@ STYLES: dict[str, dict[str, Any]] = {
     "linear growth": {"color": "grey", "linestyle": "--", "linewidth": 1},
     "growth of the work": {"color": "grey", "linestyle": ":", "linewidth": 1.5},
 }
-UNITS = {"generate": (1e6, "MB", "B"), "update": (1e6, "MFLOP", "FLOP")}
-"""How each program's work is shown: by what it is divided, and the names of that and of one."""
+UNITS = {"generate": "B", "update": "FLOP"}
+"""Of each program's work."""
 GROUP, PROMPT_LENGTH = 4, 64
 DEVICE_SEQUENCES = 32
 SUPER_LINEAR = 1.15
@@ -185,7 +185,7 @@ def points_table(curves: Sequence[dict[str, Any]]) -> Table:
     for column in ("", "", "", "seconds", "exponent", "ms / token", "work / token", "time / work"):
         table.add_column(column, justify="right" if table.columns[1:] else "left")
     for each in curves:
-        scale, unit, each_unit = UNITS[each["program"]]
+        unit = UNITS[each["program"]]
         columns = (each[key] for key in ("values", "seconds", "work", "tokens"))
         growth = ["-", *(f"{x:.2f}" for x in each["exponents"])]
         for value, seconds, work, tokens, exponent in zip(*columns, growth, strict=True):
@@ -197,8 +197,8 @@ def points_table(curves: Sequence[dict[str, Any]]) -> Table:
                 f"{seconds:.2f}",
                 exponent,
                 f"{1e3 * seconds / tokens:.2f}",
-                f"{work / scale / tokens:,.1f} {unit}",
-                f"{1e12 * seconds / work:.1f} ps / {each_unit}",
+                f"{1e-6 * work / tokens:,.1f} M{unit}",
+                f"{1e12 * seconds / work:.1f} ps / {unit}",
             )
         table.add_section()
     return table

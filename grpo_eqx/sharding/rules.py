@@ -28,6 +28,19 @@ def parameter_sharding(
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
+def batch_spec(
+    mesh: jax.sharding.Mesh, num_prompts: int, num_generations: int
+) -> tuple[str | tuple[str, ...] | None, str | None]:
+    """The axes of prompts and of groups: prompts over dp and fsdp, else groups over fsdp too.
+
+    What an axis does not divide is whole (`None`).
+    """
+    dp, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
+    if num_prompts % (dp * fsdp) == 0:
+        return BATCH_AXES, None
+    return "dp" if num_prompts % dp == 0 else None, "fsdp" if num_generations % fsdp == 0 else None
+
+
 def batch_sharding(
     mesh: jax.sharding.Mesh, num_prompts: int, num_generations: int
 ) -> NamedSharding:
@@ -35,11 +48,12 @@ def batch_sharding(
 
     Raises `UserError` where neither divides evenly.
     """
-    dp, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
-    if num_prompts % (dp * fsdp) == 0:
+    prompts, groups = batch_spec(mesh, num_prompts, num_generations)
+    if prompts == BATCH_AXES:
         return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-    if num_prompts % dp == 0 and num_generations % fsdp == 0:
-        return NamedSharding(mesh, PartitionSpec("dp", "fsdp"))
+    if prompts is not None and groups is not None:
+        return NamedSharding(mesh, PartitionSpec(prompts, groups))
+    dp, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
     raise UserError(
         f"{num_prompts} prompts with {num_generations} completions each cannot be split evenly "
         f"over dp={dp} x fsdp={fsdp} devices: make the prompts of an update (prompts_per_step / "

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import KeyValues, Segment
-from grpo_eqx.sharding.rules import BATCH_AXES
+from grpo_eqx.sharding.rules import batch_spec
 
 
 class Inputs(NamedTuple):
@@ -71,6 +71,28 @@ class CausalAttention(eqx.Module):
         """As a call, head by head."""
 
 
+class Residuals(NamedTuple):
+    """What a forward pass of FlashAttention leaves to its backward pass."""
+
+    inputs: Inputs
+    masks: Any
+    """In whatever form the implementation has them."""
+    attended: Float[Array, "P K R r T D"]
+    logsumexp: Float[Array, "P K R r T"]
+    """The logarithm of each query's sum of exponentials."""
+
+    def inner(self, slope: Float[Array, "P K R r T D"]) -> Float[Array, "P K R r T"]:
+        """Inner products of slopes and results: what a softmax's gradient subtracts."""
+        return jnp.sum(self.attended.astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
+
+
+def filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
+    """With so many values more that the axis' length is a multiple."""
+    pads = [(0, 0)] * x.ndim
+    pads[axis] = (0, -x.shape[axis] % multiple)
+    return jnp.pad(x, pads, constant_values=value)
+
+
 def on_each_device(
     mesh: jax.sharding.Mesh,
     attend: Callable[[Inputs, Masks], Array],
@@ -82,7 +104,8 @@ def on_each_device(
     masks = masks._replace(spans=jnp.broadcast_to(masks.spans, (P, R, T)))
     if mesh.size == 1:
         return attend(inputs, masks)
-    prompts, heads, rows = _axes(mesh, P, K, R)
+    prompts, rows = batch_spec(mesh, P, R)
+    heads = "tp" if K % mesh.shape["tp"] == 0 else None
     own, shared = PartitionSpec(prompts, heads, rows), PartitionSpec(prompts, heads)
     of_masks = PartitionSpec(prompts, rows), PartitionSpec(prompts)
     run = jax.shard_map(
@@ -93,12 +116,3 @@ def on_each_device(
         check_vma=False,
     )
     return run(tuple(inputs), tuple(masks))
-
-
-def _axes(mesh: jax.sharding.Mesh, P: int, K: int, R: int) -> tuple[Any, str | None, str | None]:
-    """The axes that prompts, heads of keys and rows are split over."""
-    dp, fsdp, tp = (mesh.shape[axis] for axis in (*BATCH_AXES, "tp"))
-    heads = "tp" if K % tp == 0 else None
-    if P % (dp * fsdp) == 0:
-        return BATCH_AXES, heads, None
-    return "dp" if P % dp == 0 else None, heads, "fsdp" if R % fsdp == 0 else None

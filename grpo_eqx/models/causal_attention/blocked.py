@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import KeyValues
-from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks
+from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks, Residuals, filled
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 
 Arrays = TypeVar("Arrays")
@@ -116,9 +116,7 @@ def _in_blocks(most: int, inputs: Inputs, masks: _Masks) -> Float[Array, "P K R 
     T = inputs.queries.shape[-2]
 
     def pad(x: Array, fill: int = 0) -> Array:
-        blocks = _Blocks.of(x.shape[-2], most)
-        more = blocks.size * blocks.number - x.shape[-2]
-        return jnp.pad(x, ((0, 0),) * (x.ndim - 2) + ((0, more), (0, 0)), constant_values=fill)
+        return filled(x, -2, _Blocks.of(x.shape[-2], most).size, fill)
 
     inputs = jax.tree.map(pad, inputs)
     # New places of rows see each other, and nobody sees those of prompts.
@@ -133,8 +131,7 @@ def _attention(most: int, inputs: Inputs, masks: _Masks) -> Float[Array, "P K R 
 
 def _forward(
     most: int, inputs: Inputs, masks: _Masks
-) -> tuple[Float[Array, "P K R r T D"], Float[Array, "P K R r T 1"]]:
-    """The attention, and the logarithm of each query's sum of exponentials."""
+) -> tuple[Float[Array, "P K R r T D"], Residuals]:
     part = RunningSoftmax.over_nothing(inputs.queries)
     if (shared := inputs.shared) is not None:
         prompt = _Blocks.of(shared.keys.shape[-2], most)
@@ -154,21 +151,8 @@ def _forward(
         )
 
     part = _loop(rows.number_of_pairs(), add_own, part)
-    return part.attended(inputs.queries.dtype), part.logsumexp()
-
-
-class _Residuals(NamedTuple):
-    inputs: Inputs
-    masks: _Masks
-    attended: Float[Array, "P K R r T D"]
-    logsumexp: Float[Array, "P K R r T 1"]
-
-
-def _attention_forward(
-    most: int, inputs: Inputs, masks: _Masks
-) -> tuple[Float[Array, "P K R r T D"], _Residuals]:
-    attended, logsumexp = _forward(most, inputs, masks)
-    return attended, _Residuals(inputs, masks, attended, logsumexp)
+    attended = part.attended(inputs.queries.dtype)
+    return attended, Residuals(inputs, masks, attended, part.logsumexp()[..., 0])
 
 
 class _Queries(NamedTuple):
@@ -196,11 +180,11 @@ class _Queries(NamedTuple):
 
 
 def _attention_backward(
-    most: int, residuals: _Residuals, slope: Float[Array, "P K R r T D"]
+    most: int, residuals: Residuals, slope: Float[Array, "P K R r T D"]
 ) -> tuple[Inputs, None]:
-    inputs, masks, attended, logsumexp = residuals
-    both = attended.astype(jnp.float32) * slope.astype(jnp.float32)
-    queries = _Queries(inputs.queries, slope, logsumexp, both.sum(axis=-1, keepdims=True))
+    inputs, masks, _, logsumexp = residuals
+    inner = residuals.inner(slope)
+    queries = _Queries(inputs.queries, slope, logsumexp[..., None], inner[..., None])
     by_queries, by_shared = jnp.zeros(slope.shape, jnp.float32), None
     if (shared := inputs.shared) is not None:
         by_queries, by_shared = _backward_shared(most, inputs, masks, queries, shared)
@@ -257,4 +241,4 @@ def _zeros(kv: KeyValues) -> KeyValues:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), kv)
 
 
-_attention.defvjp(_attention_forward, _attention_backward)
+_attention.defvjp(_forward, _attention_backward)

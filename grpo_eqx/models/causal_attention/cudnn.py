@@ -6,7 +6,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks, on_each_device
+from grpo_eqx.models.causal_attention.base import (
+    CausalAttention,
+    Inputs,
+    Masks,
+    filled,
+    on_each_device,
+)
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
 
 _MULTIPLE = 8
@@ -36,40 +42,30 @@ class CudnnAttention(CausalAttention):
         q = inputs.queries
         P, K, R, repeats, T, D = q.shape
         keys, values = inputs.own
-        seen = _seen_of_row(masks.spans, P, R)
+        seen = _seen_of_row(masks.spans)
         if (shared := inputs.shared) is not None and masks.visible is not None:
             keys, values = (_after(x, y) for x, y in zip(shared, inputs.own, strict=True))
             of_prompt = jnp.broadcast_to(masks.visible[:, None, None], (P, R, T, keys.shape[3] - T))
             seen = jnp.concatenate([of_prompt, seen], axis=3)
         keys, values = (x.transpose(0, 2, 3, 1, 4).reshape(P * R, -1, K, D) for x in (keys, values))
         attended = jax.nn.dot_product_attention(
-            _padded(q.transpose(0, 2, 4, 1, 3, 5).reshape(P * R, T, K * repeats, D), 1),
-            _padded(keys, 1),
-            _padded(values, 1),
-            mask=_padded(_padded(seen.reshape(P * R, 1, T, -1), 2, fill=True), 3),
+            filled(q.transpose(0, 2, 4, 1, 3, 5).reshape(P * R, T, K * repeats, D), 1, _MULTIPLE),
+            filled(keys, 1, _MULTIPLE),
+            filled(values, 1, _MULTIPLE),
+            # Queries that are padding see something: cuDNN makes NaN of what sees nothing.
+            mask=filled(filled(seen.reshape(P * R, 1, T, -1), 2, _MULTIPLE, True), 3, _MULTIPLE),
             implementation=self.implementation,
         )
         return attended[:, :T].reshape(P, R, T, K, repeats, D).transpose(0, 3, 1, 4, 2, 5)
 
 
-def _seen_of_row(spans: Int[Array, "#P #R T"], P: int, R: int) -> Bool[Array, "P R T T"]:
+def _seen_of_row(spans: Int[Array, "P R T"]) -> Bool[Array, "P R T T"]:
     """Which of its row's keys each query sees."""
     T = spans.shape[-1]
-    before = jnp.tril(jnp.ones((T, T), bool))
-    return jnp.broadcast_to(before & (spans[..., None] == spans[..., None, :]), (P, R, T, T))
+    return jnp.tril(jnp.ones((T, T), bool)) & (spans[..., None] == spans[..., None, :])
 
 
 def _after(shared: Float[Array, "P K S D"], own: Float[Array, "P K R T D"]) -> Array:
     """`[P, K, R, S + T, D]`, with a copy of the prompt's in each row."""
     copies = jnp.broadcast_to(shared[:, :, None], (*own.shape[:3], *shared.shape[2:]))
     return jnp.concatenate([copies, own], axis=3)
-
-
-def _padded(x: Array, axis: int, fill: bool = False) -> Array:
-    """With zeros (or `True`) up to a multiple of `_MULTIPLE`.
-
-    A query that is padding sees something, since cuDNN makes NaN of what sees nothing.
-    """
-    pads = [(0, 0)] * x.ndim
-    pads[axis] = (0, -x.shape[axis] % _MULTIPLE)
-    return jnp.pad(x, pads, constant_values=fill)

@@ -18,7 +18,14 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import KeyValues
-from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks, on_each_device
+from grpo_eqx.models.causal_attention.base import (
+    CausalAttention,
+    Inputs,
+    Masks,
+    Residuals,
+    filled,
+    on_each_device,
+)
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 
 _SUBLANES, _LANES = 16, 128
@@ -86,27 +93,20 @@ def _in_kernels(limits: _Limits, inputs: Inputs, masks: Masks) -> Float[Array, "
     """Attention of arrays that are filled up to whole blocks first."""
     repeats, T = inputs.queries.shape[3:5]
     places, width = limits.places(repeats, T), limits.width(T)
-    queries = _filled(inputs.queries, -2, places)
-    own = KeyValues(*(_filled(x, -2, width) for x in inputs.own))
+    queries = filled(inputs.queries, -2, places)
+    own = KeyValues(*(filled(x, -2, width) for x in inputs.own))
     spans = _Spans(
-        _filled(masks.spans[..., None], -2, places, _PADDED_QUERY),
-        _filled(masks.spans[:, :, None], -1, width, _PADDED_KEY),
+        filled(masks.spans[..., None], -2, places, _PADDED_QUERY),
+        filled(masks.spans[:, :, None], -1, width, _PADDED_KEY),
         None,
     )
     shared = inputs.shared
     if shared is not None and masks.visible is not None:
         width = limits.width(shared.keys.shape[-2])
-        shared = KeyValues(*(_filled(x, -2, width) for x in shared))
+        shared = KeyValues(*(filled(x, -2, width) for x in shared))
         visible = jnp.where(masks.visible, 0, _PADDED_KEY)[:, None, None]
-        spans = spans._replace(shared=_filled(visible, -1, width, _PADDED_KEY))
+        spans = spans._replace(shared=filled(visible, -1, width, _PADDED_KEY))
     return _attention(limits, Inputs(queries, own, shared), spans)[..., :T, :]
-
-
-def _filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
-    """With so many values more that the axis' length is a multiple."""
-    pads = [(0, 0)] * x.ndim
-    pads[axis] = (0, -x.shape[axis] % multiple)
-    return jnp.pad(x, pads, constant_values=value)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -114,31 +114,23 @@ def _attention(limits: _Limits, inputs: Inputs, spans: _Spans) -> Float[Array, "
     return _forward(limits, inputs, spans)[0]
 
 
-class _Residuals(NamedTuple):
-    inputs: Inputs
-    spans: _Spans
-    attended: Float[Array, "P K R r T D"]
-    logsumexp: Float[Array, "P K R r T"]
-
-
 def _forward(
     limits: _Limits, inputs: Inputs, spans: _Spans
-) -> tuple[Float[Array, "P K R r T D"], _Residuals]:
+) -> tuple[Float[Array, "P K R r T D"], Residuals]:
     attended = None
     for part in _parts(limits, inputs, spans):
         attended = part.attended(attended)
     assert attended is not None
     values = attended.values.astype(inputs.queries.dtype)
     # Kept without the axis of one number, which memory would hold as a row of 128.
-    return values, _Residuals(inputs, spans, values, attended.logsumexp[..., 0])
+    return values, Residuals(inputs, spans, values, attended.logsumexp[..., 0])
 
 
 def _backward(
-    limits: _Limits, residuals: _Residuals, slope: Float[Array, "P K R r T D"]
+    limits: _Limits, residuals: Residuals, slope: Float[Array, "P K R r T D"]
 ) -> tuple[Inputs, None]:
-    inputs, spans, attended, logsumexp = residuals
-    inner = jnp.sum(attended.astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
-    known = _Known(slope, logsumexp[..., None], inner[..., None])
+    inputs, spans, _, logsumexp = residuals
+    known = _Known(slope, logsumexp[..., None], residuals.inner(slope)[..., None])
     parts, by_queries = list(_parts(limits, inputs, spans)), None
     for part in parts:
         by_queries = part.query_gradient(known, by_queries)
