@@ -5,12 +5,13 @@ python examples/gsm8k.py --mesh auto --model Qwen/Qwen2.5-3B-Instruct --data ope
 """
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, cli
+from grpo_eqx.sharding import is_main
 
 
 def main(cfg: GRPOConfig) -> None:
     """Train a language model on grade-school maths by GRPO."""
     if cfg == GRPOConfig(mesh=cfg.mesh, seed=cfg.seed, output_dir=cfg.output_dir):
-        print(
+        say(
             "Training the embedded model on the embedded problems; for the real thing: "
             "python examples/gsm8k.py --model Qwen/Qwen2.5-3B-Instruct --data openai/gsm8k"
         )
@@ -18,15 +19,19 @@ def main(cfg: GRPOConfig) -> None:
     print_accuracy("before", trainer)
     result = trainer.fit()
     print_accuracy("after", trainer)
-    print(
-        f"{len(result.history)} steps in {result.seconds:.0f} s; the run is in {result.output_dir}"
-    )
+    say(f"{len(result.history)} steps in {result.seconds:.0f} s; the run is in {result.output_dir}")
 
 
 def print_accuracy(when: str, trainer: GRPOTrainer) -> None:
     sampled = trainer.evaluate(temperature=1.0).accuracy
     greedy = trainer.evaluate().accuracy
-    print(f"accuracy {when}: {sampled:.3f} (sampled at temperature 1; greedy {greedy:.3f})")
+    say(f"accuracy {when}: {sampled:.3f} (sampled at temperature 1; greedy {greedy:.3f})")
+
+
+def say(text: str) -> None:
+    """Prints once, however many hosts the run has."""
+    if is_main():
+        print(text)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 
@@ -9,7 +10,9 @@ import tyro
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import EXIT_USER_ERROR, UserError
+from grpo_eqx.processes import join_processes
 from grpo_eqx.recipes import RECIPES, RecipeName
+from grpo_eqx.sharding.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,6 +21,13 @@ class _Flags(GRPOConfig):
 
     recipe: RecipeName | None = None
     """Start from the settings of a published recipe; other flags change them."""
+    coordinator_address: str | None = None
+    """Of several processes: where the first one listens for the others, host:port. None: found, as
+    the next two, in what TPU VMs, GKE, Slurm or the launcher say."""
+    num_processes: int | None = None
+    """How many processes there are, one a host."""
+    process_id: int | None = None
+    """Which of them this is, from 0."""
 
     def __post_init__(self) -> None:
         pass
@@ -30,13 +40,25 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
     `UserError` ends the process with one line and `EXIT_USER_ERROR`.
     """
     flags = tyro.cli(_Flags, description=main.__doc__, default=_defaults(sys.argv[1:]))
-    fields = dataclasses.asdict(flags)
-    del fields["recipe"]
+    fields = {field.name: getattr(flags, field.name) for field in dataclasses.fields(GRPOConfig)}
+    _export(flags)
     try:
-        main(GRPOConfig(**fields))
+        cfg = GRPOConfig(**fields)
+        join_processes(cfg)
+        main(cfg)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+
+
+def _export(flags: _Flags) -> None:
+    """Tells the rest of this process which of how many it is, as launchers do."""
+    given = {
+        COORDINATOR: flags.coordinator_address,
+        NUM_PROCESSES: flags.num_processes,
+        PROCESS_ID: flags.process_id,
+    }
+    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
 
 
 def _defaults(arguments: list[str]) -> _Flags:

@@ -200,6 +200,11 @@ class GRPOConfig:
     # Devices and memory
     mesh: str = "auto"
     """Devices as dp,fsdp,tp: auto (1,-1,1), host_local, 2,-1,1 or dp:2,fsdp:-1,tp:1."""
+    require_processes: int | None = None
+    """Processes, one a host, that the run must have, or it does not start. None: as many as
+    whatever started it says there are."""
+    start_timeout: float = 30.0
+    """Seconds to wait at the start for the other processes."""
     micro_batch_size_per_device: int | None = None
     """Completions a device takes through the model at a time; the update is the same for any
     value. None: all of them."""

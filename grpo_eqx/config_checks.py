@@ -17,6 +17,7 @@ _AT_LEAST_ONE = (
     "prompts_per_step", "max_prompt_length", "max_completion_length", "num_iterations",
     "steps_per_generation", "steps", "micro_batch_size_per_device", "eval_problems",
     "max_generation_batches", "ref_model_sync_steps", "max_num_seqs",
+    "require_processes",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "warmup_steps", "log_completions_steps", "seed", "weight_decay", "beta", "entropy_coef",
@@ -24,7 +25,7 @@ _NOT_NEGATIVE = (
 )  # fmt: skip
 _ABOVE_ZERO = (
     "temperature", "learning_rate", "max_grad_norm", "epsilon_high", "sapo_temperature_pos",
-    "sapo_temperature_neg", "kl_clamp",
+    "sapo_temperature_neg", "kl_clamp", "start_timeout",
 )  # fmt: skip
 
 

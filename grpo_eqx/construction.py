@@ -1,13 +1,14 @@
 """The objects that a config names, made and checked before anything is trained."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts
+from grpo_eqx.data.load import load_data
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import RewardError, UserError
@@ -28,6 +29,7 @@ from grpo_eqx.rewards import (
     soft_overlong_punishment,
 )
 from grpo_eqx.rewards.runner import func_name
+from grpo_eqx.sharding.global_arrays import fetch, place
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 
 
@@ -69,6 +71,39 @@ def reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> Reward
     return runner.plus(SOFT_OVERLONG, penalty)
 
 
+class Inputs(NamedTuple):
+    """What a run reads besides the model's weights."""
+
+    tokenizer: ChatTokenizer
+    train: TokenizedPrompts
+    heldout: TokenizedPrompts
+
+    def fingerprints(self) -> dict[str, str]:
+        """By which processes tell whether they have read the same."""
+        return {
+            "the tokenizer": self.tokenizer.fingerprint(),
+            "the training problems": self.train.fingerprint(),
+            "the held-out problems": self.heldout.fingerprint(),
+        }
+
+
+def load_inputs(
+    cfg: GRPOConfig,
+    tokenizer: ChatTokenizer | Any | None,
+    train_data: PromptSource | None,
+    eval_data: PromptSource | None,
+) -> Inputs:
+    """What is given, and for the rest what the config names."""
+    if train_data is None or eval_data is None:
+        train_data, eval_data = load_data(cfg.data, cfg.eval_data, cfg.eval_problems)
+    tokenizer = chat_tokenizer(cfg, tokenizer)
+    return Inputs(
+        tokenizer,
+        tokenize(cfg, train_data, len(train_data), tokenizer),
+        tokenize(cfg, eval_data, cfg.eval_problems, tokenizer),
+    )
+
+
 def tokenize(
     cfg: GRPOConfig, source: PromptSource, count: int, tokenizer: ChatTokenizer
 ) -> TokenizedPrompts:
@@ -96,7 +131,10 @@ def placed_model(cfg: GRPOConfig, given: Qwen2 | None, mesh: jax.sharding.Mesh) 
     """Float32 parameters on the mesh: a copy of the given model, or the one the config names."""
     if given is None:
         return from_pretrained(cfg.model, mesh)
-    return jax.device_put(given.astype(jnp.float32), given.shardings(mesh), may_alias=False)
+    model, shardings = given.astype(jnp.float32), given.shardings(mesh)
+    if jax.process_count() > 1:
+        return jax.tree.map(place, fetch(model), shardings)
+    return jax.device_put(model, shardings, may_alias=False)
 
 
 def check_answers(prompts: Sequence[Prompt]) -> None:

@@ -16,3 +16,7 @@ class WeightsError(UserError):
 
 class RewardError(UserError):
     """A reward function broke its contract; the message names the function."""
+
+
+class PeerError(UserError):
+    """Another process of the run failed; the message says which one, and with what."""

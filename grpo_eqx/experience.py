@@ -5,9 +5,8 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Generic, TypeVar
 
-import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatch, PromptBatches
@@ -18,6 +17,8 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.programs import Programs
 from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
+from grpo_eqx.sharding.exchange import gather_rows, own_share, together
+from grpo_eqx.sharding.global_arrays import fetch
 from grpo_eqx.tracking.metrics import StepClock, completion_metrics
 
 Scored = TypeVar("Scored")
@@ -151,7 +152,7 @@ class ExperienceCollector:
     def _wait(self, started: StartedRollout, clock: StepClock) -> tuple[Generated, Completions]:
         """Waits until the devices have completed the prompts."""
         completions = Completions.of(started.rollout, self.tokenizer)
-        counts = jax.device_get(started.counts)
+        counts = fetch(started.counts)
         clock.lap("rollout")
         lengths = started.prompts.lengths, completions.lengths
         return Generated(*lengths, int(counts.steps), int(counts.slots)), completions
@@ -160,7 +161,7 @@ class ExperienceCollector:
         self, started: StartedRollout, completions: Completions, clock: StepClock
     ) -> Experience:
         prompts = started.prompts
-        rewards = self.rewards(prompts.prompts, completions.texts, completions.ids)
+        rewards = rewarded(self.rewards, prompts.prompts, completions)
         clock.lap("reward")
         return Experience(prompts.prompts, prompts.lengths, started.rollout, completions, rewards)
 
@@ -190,6 +191,24 @@ class ExperienceCollector:
             kept.completions.joined(fresh.completions).of_prompts(source),
             kept.rewards.joined(fresh.rewards).of_prompts(source),
         )
+
+
+def rewarded(runner: RewardRunner, prompts: list[Prompt], completions: Completions) -> Rewards:
+    """Each process rewards the completions of its share of the prompts; then all have all rewards.
+
+    What a reward function raises in one process ends all of them.
+    """
+    share = np.arange(len(prompts))[own_share(len(prompts))]
+    mine = completions if len(share) == len(prompts) else completions.of_prompts(share)
+
+    def rows() -> Float[np.ndarray, "p funcs G"]:
+        if len(share) == 0:
+            return np.zeros((0, len(runner.funcs), completions.finished.shape[1]))
+        own = runner([prompts[i] for i in share], mine.texts, mine.ids)
+        return own.each.swapaxes(0, 1)
+
+    each = gather_rows(together(rows)).swapaxes(0, 1)
+    return Rewards.of(tuple(runner.funcs), each, runner.weights)
 
 
 def _joined(parts: list[Generated]) -> Generated:

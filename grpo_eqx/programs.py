@@ -33,6 +33,7 @@ from grpo_eqx.micro_batches import Batch, MicroBatches
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
+from grpo_eqx.sharding.global_arrays import place
 from grpo_eqx.sharding.rules import (
     batch_sharding,
     num_batch_shards,
@@ -152,7 +153,7 @@ class Programs:
         rows are counted from `first_row`.
         """
         sharding = prompt_sharding(batch_sharding(self.mesh, len(prompt_ids), num_generations))
-        ids, mask = jax.device_put((prompt_ids, prompt_mask), sharding)
+        ids, mask = place((prompt_ids, prompt_mask), sharding)
         rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
         return self._generate(
             model, ids, mask, np.int32(step), rows,
@@ -229,7 +230,7 @@ class Programs:
         )
 
     def _place(self, x: Array | np.ndarray) -> Array:
-        return x if isinstance(x, jax.Array) else jax.device_put(x, replicated(self.mesh))
+        return x if isinstance(x, jax.Array) else place(x, replicated(self.mesh))
 
     def _micro_batches(self, P: int, G: int) -> MicroBatches:
         sharding = batch_sharding(self.mesh, P, G)

@@ -16,12 +16,11 @@ from grpo_eqx.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_checks import without_effect
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
-from grpo_eqx.data.load import load_data
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation
-from grpo_eqx.experience import Collected, ExperienceCollector
+from grpo_eqx.experience import Collected, ExperienceCollector, rewarded
 from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.micro_batches import Batch
@@ -29,10 +28,14 @@ from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import compute_advantages
 from grpo_eqx.optimizer import learning_rates, make_optimizer
+from grpo_eqx.processes import join_processes
 from grpo_eqx.programs import Programs
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding import Mesh, parse_mesh
+from grpo_eqx.sharding.distributed import is_main
+from grpo_eqx.sharding.exchange import agree, together
+from grpo_eqx.sharding.global_arrays import fetch
 from grpo_eqx.sharding.rules import num_batch_shards
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
@@ -105,8 +108,9 @@ class GRPOTrainer:
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
         of compiled programs on (`grpo_eqx.compilation`).
         """
-        use_compilation_cache()
         given = GRPOConfig() if cfg is None else cfg
+        join_processes(given)
+        use_compilation_cache()
         self._note = without_effect(given)
         self.cfg = cfg = given.resolved()
         sampling = construction.sampling(cfg)
@@ -114,32 +118,30 @@ class GRPOTrainer:
         construction.check_batches(cfg, self.mesh)
         if (train_data is None) != (eval_data is None):
             raise UserError("train_data and eval_data go together: pass both, or neither.")
-        if train_data is None or eval_data is None:
-            train_data, eval_data = load_data(cfg.data, cfg.eval_data, cfg.eval_problems)
         self.eval_func = eval_func
         self.rewards = construction.reward_runner(cfg, reward_funcs)
         if model is not None and tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
-        self.tokenizer = tokenizer = construction.chat_tokenizer(cfg, tokenizer)
-        data = construction.tokenize(cfg, train_data, len(train_data), tokenizer)
-        self.heldout = construction.tokenize(cfg, eval_data, cfg.eval_problems, tokenizer)
+        inputs = together(lambda: construction.load_inputs(cfg, tokenizer, train_data, eval_data))
+        agree(inputs.fingerprints())
+        self.tokenizer, data, self.heldout = inputs
         self.prompts = PromptBatches(
             data,
             batch_size=cfg.prompts_per_step,
-            pad_id=tokenizer.pad_id,
+            pad_id=self.tokenizer.pad_id,
             max_length=cfg.max_prompt_length,
             seed=cfg.seed,
         )
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
             construction.check_answers(data.prompts)
             construction.check_answers(self.heldout.prompts)
-        model = construction.placed_model(cfg, model, self.mesh)
-        tokenizer.check_belongs_to(model.config.vocab_size)
+        model = together(lambda: construction.placed_model(cfg, model, self.mesh))
+        self.tokenizer.check_belongs_to(model.config.vocab_size)
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(cfg)
         self.programs = Programs(
             construction.program_options(
-                cfg, self.mesh, sampling, tokenizer, model.config.vocab_size
+                cfg, self.mesh, sampling, self.tokenizer, model.config.vocab_size
             ),
             self.mesh,
             loss_backend or construction.loss_backend(cfg),
@@ -151,7 +153,7 @@ class GRPOTrainer:
         if cfg.beta > 0:
             self.reference = self.programs.reference(model, frozen=not cfg.sync_ref_model)
         self.experiences = ExperienceCollector(
-            self.programs, self.prompts, tokenizer, self.rewards, cfg
+            self.programs, self.prompts, self.tokenizer, self.rewards, cfg
         )
         self.step = 0
         self.next_batch = 0  # of prompts: with dynamic sampling a step may take several
@@ -165,7 +167,7 @@ class GRPOTrainer:
             raise UserError(
                 f"this trainer has done its {cfg.steps} steps: make a new one for more."
             )
-        with RunRecord(cfg, self.trackers) as record:
+        with RunRecord(cfg, self.trackers, only_history=not is_main()) as record:
             record.note(self.describe())
             if self._note is not None:
                 record.note(self._note)
@@ -222,7 +224,7 @@ class GRPOTrainer:
         sampling = Sampling(temperature=temperature)
         completions = self._complete(self.heldout.tokens, sampling, num_samples)
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
-        return Evaluation(accuracy(problems, completions.texts, completions.ids).total == 1.0)
+        return Evaluation(rewarded(accuracy, problems, completions).total == 1.0)
 
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
         """One completion of each user message, by default greedy."""
@@ -242,7 +244,8 @@ class GRPOTrainer:
     def save_pretrained(self, path: str | Path) -> None:
         """Writes model and tokenizer as a folder that Hugging Face transformers loads."""
         save_pretrained(self.state.model, path)
-        self.tokenizer.save_pretrained(path)
+        if is_main():
+            self.tokenizer.save_pretrained(path)
 
     def describe(self) -> str:
         """One line on what is trained, on what, on which devices."""
@@ -288,7 +291,7 @@ class GRPOTrainer:
 
     def _metrics_of(self, updates: list[dict[str, Array]]) -> dict[str, float]:
         """The metrics of a step's updates as one, once they are done."""
-        merged = merge_updates(jax.device_get(updates))
+        merged = merge_updates(fetch(updates))
         if self.learning_rates is not None:
             last_update = self.step * self.cfg.updates_per_step - 1
             merged["learning_rate"] = float(self.learning_rates[last_update])

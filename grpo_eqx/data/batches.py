@@ -1,6 +1,7 @@
 """Batches of tokenised prompts, in an order that is a pure function of (seed, step)."""
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
@@ -77,6 +78,13 @@ class TokenizedPrompts:
 
     def __len__(self) -> int:
         return len(self.prompts)
+
+    def fingerprint(self) -> str:
+        """The same for the same problems in the same order, in short."""
+        digest = hashlib.sha256()
+        for prompt, ids in zip(self.prompts, self.tokens, strict=True):
+            digest.update(repr((prompt.text, sorted(prompt.columns.items()), ids)).encode())
+        return digest.hexdigest()[:12]
 
 
 class PromptBatches:

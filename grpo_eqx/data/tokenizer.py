@@ -1,5 +1,6 @@
 """Text to tokens and back, through a Hugging Face tokenizer and its chat template."""
 
+import hashlib
 import json
 import os
 import re
@@ -53,6 +54,14 @@ class ChatTokenizer:
                 f"the tokenizer has {len(self.tokenizer)} tokens, and the model's vocabulary "
                 f"{vocab_size}: they do not belong together."
             )
+
+    def fingerprint(self) -> str:
+        """The same for tokenizers that read and write the same tokens, in short."""
+        backend = self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else ""
+        vocabulary = sorted(self.tokenizer.get_vocab().items())
+        ends = self.eos_ids, self.pad_id, self.system_prompt
+        parts = (backend, vocabulary, self.tokenizer.chat_template, ends)
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def save_pretrained(self, folder: str | Path) -> None:
         """Writes the tokenizer, and the end-of-sequence ids as `generation_config.json`."""

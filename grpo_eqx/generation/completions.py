@@ -2,16 +2,14 @@
 
 import dataclasses
 import functools
-from typing import TypeVar
+import itertools
 
-import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation.rollout import Rollout
-
-T = TypeVar("T")
+from grpo_eqx.sharding.global_arrays import fetch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,36 +18,38 @@ class Completions:
 
     ids: list[list[list[int]]]
     """Tokens, `[P][G]`, the end-of-sequence token included."""
-    texts: list[list[str]]
-    """The same as text, `[P][G]`."""
     finished: Bool[np.ndarray, "P G"]
     """True where the completion ended by itself."""
+    tokenizer: ChatTokenizer
 
     @classmethod
     def of(cls, rollout: Rollout, tokenizer: ChatTokenizer) -> "Completions":
-        P, G, _ = rollout.completion_ids.shape
-        ids, lengths, finished = jax.device_get(
-            (rollout.completion_ids, rollout.lengths, rollout.finished)
+        ids, mask, finished = fetch(
+            (rollout.completion_ids, rollout.completion_mask, rollout.finished)
         )
-        rows = zip(ids.reshape(P * G, -1), lengths.reshape(-1), strict=True)
-        tokens = [row[:length].tolist() for row, length in rows]
-        texts = tokenizer.decode(tokens)
-        return cls(_grouped(tokens, G), _grouped(texts, G), finished)
+        lengths = mask.sum(axis=-1)
+        tokens = [
+            [row[:length].tolist() for row, length in zip(*group, strict=True)]
+            for group in zip(ids, lengths, strict=True)
+        ]
+        return cls(tokens, finished, tokenizer)
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
         return np.array([[len(ids) for ids in group] for group in self.ids])
 
+    @functools.cached_property
+    def texts(self) -> list[list[str]]:
+        """The same as text, `[P][G]`."""
+        texts = iter(self.tokenizer.decode([ids for group in self.ids for ids in group]))
+        return [list(itertools.islice(texts, len(group))) for group in self.ids]
+
     def joined(self, other: "Completions") -> "Completions":
         """These prompts' completions, then the other's."""
         finished = np.concatenate([self.finished, other.finished])
-        return Completions(self.ids + other.ids, self.texts + other.texts, finished)
+        return Completions(self.ids + other.ids, finished, self.tokenizer)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Completions":
         """Only those prompts', in that order."""
-        ids, texts = ([rows[i] for i in indices] for rows in (self.ids, self.texts))
-        return Completions(ids, texts, self.finished[indices])
-
-
-def _grouped(rows: list[T], size: int) -> list[list[T]]:
-    return [rows[start : start + size] for start in range(0, len(rows), size)]
+        ids = [self.ids[i] for i in indices]
+        return Completions(ids, self.finished[indices], self.tokenizer)

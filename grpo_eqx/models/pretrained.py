@@ -16,6 +16,8 @@ from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
+from grpo_eqx.sharding.distributed import is_main
+from grpo_eqx.sharding.global_arrays import fetch
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"
@@ -95,15 +97,17 @@ def save_pretrained(
     """Writes `config.json` and safetensors that Hugging Face transformers loads.
 
     **Arguments:** the dtype of the tensors, by default that of the model. Files hold at most 5 GB
-    each, and one of them is in host memory at a time.
+    each, and one of them is in host memory at a time. Of several processes all must call it, and
+    the first writes.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     dtype = jnp.dtype(model.norm.dtype if dtype is None else dtype)
-    config = {**model.config.to_json(), "torch_dtype": dtype.name}
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    for stale in [*folder.glob("model*.safetensors"), folder / _INDEX]:
-        stale.unlink(missing_ok=True)
+    if is_main():
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {**model.config.to_json(), "torch_dtype": dtype.name}
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        for stale in [*folder.glob("model*.safetensors"), folder / _INDEX]:
+            stale.unlink(missing_ok=True)
     slots = {name: _Slot(array, layer) for name, array, layer in _tensors(model)}
     groups = _files(slots, dtype)
     if len(groups) == 1:
@@ -116,7 +120,8 @@ def save_pretrained(
         weight_map.update(dict.fromkeys(group, file))
     total = sum(x.size for group in groups for x in group.values()) * dtype.itemsize
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+    if is_main():
+        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _hugging_face_name(name: str, layer: int | None = None) -> str:
@@ -152,7 +157,7 @@ class _Slot:
 
     def read(self, dtype: np.dtype) -> np.ndarray:
         array = self.array if self.layer is None else self.array[self.layer]
-        return np.ascontiguousarray(np.asarray(array).astype(dtype))
+        return np.ascontiguousarray(fetch(array).astype(dtype))
 
 
 def _files(slots: Mapping[str, _Slot], dtype: np.dtype) -> list[dict[str, _Slot]]:
@@ -171,7 +176,8 @@ def _files(slots: Mapping[str, _Slot], dtype: np.dtype) -> list[dict[str, _Slot]
 
 def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None:
     arrays = {name: slot.read(dtype) for name, slot in slots.items()}
-    save_file(arrays, path, metadata={"format": "pt"})
+    if is_main():
+        save_file(arrays, path, metadata={"format": "pt"})
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:

@@ -33,6 +33,13 @@ class Rewards:
     weights: tuple[float, ...]
     """Weight of each function."""
 
+    @classmethod
+    def of(
+        cls, names: Sequence[str], each: Float[np.ndarray, "funcs P G"], weights: Sequence[float]
+    ) -> "Rewards":
+        """Each function's own rewards, and their sum."""
+        return cls(tuple(names), each, _weighted_sum(each, weights), tuple(weights))
+
     def joined(self, other: "Rewards") -> "Rewards":
         """These prompts, then the other's."""
         return dataclasses.replace(
@@ -47,7 +54,7 @@ class Rewards:
         weights = tuple(self.weights[i] for i in others)
         each = self.each[others]
         names = tuple(self.names[i] for i in others)
-        return Rewards(names, each, _weighted_sum(each, weights), weights)
+        return Rewards.of(names, each, weights)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
         """Only those prompts, in that order."""
@@ -113,7 +120,7 @@ class RewardRunner:
             [_call(name, func, rows, texts, columns) for name, func in self.funcs.items()]
         )
         each = each.reshape(-1, len(prompts), group)
-        return Rewards(tuple(self.funcs), each, _weighted_sum(each, self.weights), self.weights)
+        return Rewards.of(tuple(self.funcs), each, self.weights)
 
 
 def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.ndarray, "..."]:

@@ -2,10 +2,11 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.sharding import tpu_metadata
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"
@@ -22,17 +23,24 @@ class Cluster(NamedTuple):
     """`host:port` of process 0."""
     num_processes: int
     process_id: int
+    hosts: tuple[str, ...] = ()
+    """Of all processes, where they are known."""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """From JAX's variables, those of a TPU's workers (GKE), or Slurm's; `None` for a process alone.
+    """From JAX's variables, those of a TPU's workers (GKE), Slurm's, or a TPU VM's metadata server.
 
-    Raises `UserError` where they contradict themselves.
+    `None` for a process alone. Raises `UserError` where they contradict themselves.
     """
+    if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
+        raise UserError("several TPU slices in one run are not supported: start it on one slice.")
     for find in (_of_jax, _of_tpu_workers, _of_slurm):
         if (cluster := find(environment)) is not None:
             return _checked(cluster) if cluster.num_processes > 1 else None
-    return None
+    worker = tpu_metadata.worker(environment)
+    if worker is None or len(worker.hosts) == 1:
+        return None
+    return _checked(_of_hosts(worker.hosts, worker.number))
 
 
 def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
@@ -52,7 +60,11 @@ def _of_tpu_workers(environment: Mapping[str, str]) -> Cluster | None:
     hosts = [host for host in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
     if not hosts or "TPU_WORKER_ID" not in environment:
         return None
-    return Cluster(f"{hosts[0]}:{_PORT}", len(hosts), _number("TPU_WORKER_ID", environment))
+    return _of_hosts(hosts, _number("TPU_WORKER_ID", environment))
+
+
+def _of_hosts(hosts: Sequence[str], process_id: int) -> Cluster:
+    return Cluster(f"{hosts[0]}:{_PORT}", len(hosts), process_id, tuple(hosts))
 
 
 def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:

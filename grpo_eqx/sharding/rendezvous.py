@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.sharding.cluster import Cluster
+from grpo_eqx.sharding.exchange import disagreement
 
 _REPORT_SECONDS = 10.0
 """How often process 0 says whom it waits for."""
@@ -108,14 +109,10 @@ def _wrong(
             f"two processes say that they are process {twin.process_id}, on {first.host} and "
             f"{twin.host}: give each its own number."
         )
-    for process_id, hello in sorted(hellos.items()):
-        for name, value in hellos[0].facts.items():
-            other = hello.facts.get(name)
-            if other != value:
-                return (
-                    f"the hosts disagree on {name}: {value} on process 0 ({hellos[0].host}), "
-                    f"{other} on process {process_id} ({hello.host}). Start all with the same."
-                )
+    facts = {process_id: hello.facts for process_id, hello in hellos.items()}
+    names = {process_id: hello.host for process_id, hello in hellos.items()}
+    if difference := disagreement(facts, names):
+        return difference
     if len(hellos) < cluster.num_processes:
         return (
             f"{_present(cluster, hellos)}, which did not come within {timeout:.0f} s. Start every "
@@ -125,7 +122,8 @@ def _wrong(
 
 
 def _present(cluster: Cluster, hellos: Mapping[int, _Hello]) -> str:
-    missing = [str(i) for i in range(cluster.num_processes) if i not in hellos]
+    hosts = [f" ({host})" for host in cluster.hosts] or [""] * cluster.num_processes
+    missing = [f"{i}{hosts[i]}" for i in range(cluster.num_processes) if i not in hellos]
     return (
         f"{len(hellos)} of {cluster.num_processes} hosts present: waiting for process "
         f"{', '.join(missing)}"

@@ -15,15 +15,16 @@ from rich.progress import (
     track,
 )
 
+from grpo_eqx.sharding.distributed import is_main
+
 _LINE_EVERY_S = 10.0
 
 
 def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
     """The items, with a bar that shows how far they are on a terminal and is gone afterwards."""
     console = Console()
-    return track(
-        items, description, console=console, transient=True, disable=not console.is_terminal
-    )
+    hidden = not (console.is_terminal and is_main())
+    return track(items, description, console=console, transient=True, disable=hidden)
 
 
 class TrainingDisplay:

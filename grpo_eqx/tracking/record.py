@@ -16,9 +16,15 @@ _MANY_CLIPPED = 0.5
 class RunRecord:
     """Opens the run folder, feeds trackers and display, and draws the learning curve at the end."""
 
-    def __init__(self, cfg: GRPOConfig, trackers: Sequence[Tracker] = ()):
+    def __init__(
+        self, cfg: GRPOConfig, trackers: Sequence[Tracker] = (), *, only_history: bool = False
+    ):
+        """**Arguments:** the run's settings; destinations besides the folder; whether nothing is
+        written or shown, because another process does.
+        """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
+        self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
         self.history: list[Mapping[str, float]] = []
         self._extra_trackers = trackers
@@ -28,6 +34,8 @@ class RunRecord:
 
     def __enter__(self) -> "RunRecord":
         cfg = self.cfg
+        if self.only_history:
+            return self
         self.folder.start(cfg)
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
@@ -45,6 +53,8 @@ class RunRecord:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.only_history:
+            return
         self._display.__exit__(kind, error, trace)
         for tracker in self._trackers:
             tracker.finish()
@@ -54,11 +64,14 @@ class RunRecord:
 
     def note(self, text: str) -> None:
         """Tells the person something, once."""
-        self._display.note(text)
+        if not self.only_history:
+            self._display.note(text)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `step`, counted from 1."""
         self.history.append(metrics)
+        if self.only_history:
+            return
         for tracker in self._trackers:
             tracker.log(step, metrics)
         self._display.step(step, metrics)
@@ -73,4 +86,4 @@ class RunRecord:
     def wants_completions(self, step: int) -> bool:
         """Whether the completions of `step`, counted from 1, are to be written."""
         every = self.cfg.log_completions_steps
-        return every > 0 and (step == 1 or step % every == 0)
+        return not self.only_history and every > 0 and (step == 1 or step % every == 0)

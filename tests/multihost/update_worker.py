@@ -1,6 +1,6 @@
 """One process of a run over several: makes one update and writes what came of it.
 
-    python update_worker.py OUT
+    python update_worker.py FOLDER
 
 Run by `test_update.py`, on eight CPU devices in all.
 """
@@ -23,6 +23,7 @@ from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.distributed import initialize
+from grpo_eqx.sharding.global_arrays import fetch, place
 
 P, G, TP, TC, V = 8, 4, 6, 10, 32
 
@@ -46,7 +47,7 @@ def random_batch() -> Batch:
     return Batch(rollout, advantages, logps[1], logps[2], rng.random((P, G, TC), np.float32))
 
 
-def main(out: Path) -> None:
+def main(folder: Path) -> None:
     objective = Objective(
         loss_type="dapo",
         importance_sampling_level="sequence",
@@ -68,11 +69,11 @@ def main(out: Path) -> None:
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     model = Qwen2.init(config, jax.random.key(0), std=0.2)
-    model = jax.device_put(model, model.shardings(programs.mesh))
+    model = jax.tree.map(place, model, model.shardings(programs.mesh))
     state, metrics = programs.update(programs.init(model), random_batch())
-    gather = jax.jit(lambda x: x, out_shardings=jax.NamedSharding(programs.mesh, jax.P()))
-    leaves = [np.asarray(x) for x in jax.tree.leaves(gather(state.model))]
-    np.savez(out, *leaves, **{f"metric {k}": np.asarray(v) for k, v in metrics.items()})
+    out = folder / f"update-{jax.process_count()}-{jax.process_index()}.npz"
+    leaves, metrics = jax.tree.leaves(fetch(state.model)), fetch(metrics)
+    np.savez(out, *leaves, **{f"metric {name}": value for name, value in metrics.items()})
 
 
 if __name__ == "__main__":

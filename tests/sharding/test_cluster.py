@@ -20,7 +20,7 @@ JAX = {
         ({**JAX, "JAX_NUM_PROCESSES": "1", "JAX_PROCESS_ID": "0"}, None),
         (
             {"TPU_WORKER_HOSTNAMES": "job-0.svc,job-1.svc", "TPU_WORKER_ID": "1"},
-            Cluster("job-0.svc:8476", 2, 1),
+            Cluster("job-0.svc:8476", 2, 1, ("job-0.svc", "job-1.svc")),
         ),
         ({"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"}, None),
         (
@@ -65,3 +65,8 @@ def test_the_first_of_slurms_nodes_is_the_coordinator(nodes: str, first: str) ->
 def test_contradictions_are_refused(changes: dict[str, str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_cluster({**JAX, **changes})
+
+
+def test_several_slices_are_refused() -> None:
+    with pytest.raises(UserError, match="several TPU slices"):
+        find_cluster({**JAX, "MEGASCALE_NUM_SLICES": "2"})

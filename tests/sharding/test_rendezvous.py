@@ -22,6 +22,7 @@ def outcomes(
     facts: Mapping[int, Mapping[str, str]] | None = None,
     timeout: float = 20.0,
     port: int | None = None,
+    hosts: tuple[str, ...] = (),
 ) -> list[str]:
     """What each process that is there ends with; an empty text where it goes on."""
     address = f"localhost:{free_port() if port is None else port}"
@@ -29,7 +30,7 @@ def outcomes(
     def run(process_id: int) -> str:
         told = {"seed": "0"} if facts is None else facts[process_id]
         try:
-            meet(Cluster(address, num_processes, process_id), told, timeout)
+            meet(Cluster(address, num_processes, process_id, hosts), told, timeout)
         except UserError as error:
             return str(error)
         return ""
@@ -49,6 +50,11 @@ def test_missing_hosts_are_named_in_all_that_are_there() -> None:
     assert len(set(found)) == 1
     assert found[0].startswith("3 of 4 hosts present: waiting for process 2, which did not come")
     assert "Start every host" in found[0]
+
+
+def test_missing_hosts_are_named_by_their_addresses_where_these_are_known() -> None:
+    found = outcomes([0], 2, timeout=0.5, hosts=("10.0.0.2", "10.0.0.3"))
+    assert found[0].startswith("1 of 2 hosts present: waiting for process 1 (10.0.0.3), which")
 
 
 def test_without_process_0_the_others_say_so() -> None:

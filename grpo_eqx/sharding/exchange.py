@@ -1,0 +1,100 @@
+"""What the processes of a run tell each other from host to host. Of one process, all is trivial.
+
+All processes must call each of these, in the same order.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from grpo_eqx.errors import PeerError, UserError
+
+T = TypeVar("T")
+
+_LEAST_BYTES = 256
+_LONGEST_MESSAGE = 2000
+
+
+def gather_bytes(own: bytes) -> list[bytes]:
+    """What every process has, in their order."""
+    if jax.process_count() == 1:
+        return [own]
+    lengths = _allgather(np.array([len(own)], np.int32)).reshape(-1)
+    # A power of two, for each shape is a program to compile.
+    padded = np.zeros(max(_LEAST_BYTES, 1 << int(lengths.max() - 1).bit_length()), np.uint8)
+    padded[: len(own)] = np.frombuffer(own, np.uint8)
+    received = _allgather(padded)
+    return [row[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
+
+
+def gather_rows(own: np.ndarray) -> np.ndarray:
+    """The processes' arrays one after another along axis 0, whatever number of rows each has.
+
+    Exact for every dtype: JAX would round 64-bit numbers, which travel as bytes here.
+    """
+    parts = gather_bytes(np.ascontiguousarray(own).tobytes())
+    shape = (-1, *own.shape[1:])
+    return np.concatenate([np.frombuffer(part, own.dtype).reshape(shape) for part in parts])
+
+
+def own_share(number: int) -> slice:
+    """Which of so many things this process is to do; all have about as many, some maybe none."""
+    index, count = jax.process_index(), jax.process_count()
+    return slice(number * index // count, number * (index + 1) // count)
+
+
+def together(work: Callable[[], T]) -> T:
+    """What `work` returns, unless it raises in any process: then all raise.
+
+    For work that can fail on one host alone, such as reading a file: the others would wait for it.
+    """
+    if jax.process_count() == 1:
+        return work()
+    try:
+        result, failure = work(), None
+    except Exception as error:
+        failure = error
+    said = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_LONGEST_MESSAGE]
+    all_said = [message.decode(errors="replace") for message in gather_bytes(said.encode())]
+    if failure is not None:
+        raise failure
+    for index, message in enumerate(all_said):
+        if message:
+            raise PeerError(f"process {index} failed: {message}")
+    return result
+
+
+def agree(facts: Mapping[str, str]) -> None:
+    """Raises `UserError`, naming the fact and both values, unless all processes have the same."""
+    everyone = [json.loads(said) for said in gather_bytes(json.dumps(dict(facts)).encode())]
+    if difference := disagreement(dict(enumerate(everyone)), {}):
+        raise UserError(difference)
+
+
+def disagreement(facts: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str]) -> str:
+    """The first fact in which a process differs from process 0; empty where none does.
+
+    **Arguments:** every process' facts; the names of their hosts, where they are known.
+    """
+
+    def named(process_id: int) -> str:
+        host = f" ({hosts[process_id]})" if process_id in hosts else ""
+        return f"process {process_id}{host}"
+
+    for process_id, own in sorted(facts.items()):
+        for name in {**facts[0], **own}:
+            first, other = facts[0].get(name), own.get(name)
+            if other != first:
+                return (
+                    f"the hosts disagree on {name}: {first} on {named(0)}, {other} on "
+                    f"{named(process_id)}. Start all with the same."
+                )
+    return ""
+
+
+def _allgather(x: np.ndarray) -> np.ndarray:
+    return np.asarray(multihost_utils.process_allgather(x))

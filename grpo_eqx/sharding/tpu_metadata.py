@@ -1,0 +1,74 @@
+"""What Google's metadata server tells a TPU VM of itself."""
+
+import importlib.util
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from grpo_eqx.errors import UserError
+
+HOST = "GCE_METADATA_HOST"
+"""The variable that says where the server is, where it is not at its usual name."""
+_USUAL_HOST = "metadata.google.internal"
+_PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
+_TIMEOUT = 10.0
+
+
+class Worker(NamedTuple):
+    """One of the virtual machines that a TPU's chips are attached to."""
+
+    hosts: list[str]
+    """The addresses of all of them."""
+    number: int
+    """Which of them this is."""
+
+
+def worker(environment: Mapping[str, str]) -> Worker | None:
+    """Which worker this is; `None` where there is no TPU VM.
+
+    Raises `UserError` where the server, on a machine that should have one, does not answer.
+    """
+    if not _may_be_one(environment):
+        return None
+    host = environment.get(HOST, _USUAL_HOST)
+    number = _attribute(host, "agent-worker-number")
+    endpoints = _attribute(host, "worker-network-endpoints")
+    if number is None or endpoints is None:
+        return None  # a virtual machine without a TPU
+    # Each is an address, or name:id:address.
+    return Worker([end.split(":")[-1] for end in endpoints.split(",")], int(number))
+
+
+def _may_be_one(environment: Mapping[str, str]) -> bool:
+    """Whether there can be a TPU here: on Google's machines, where its library is installed."""
+    if "TPU_SKIP_MDS_QUERY" in environment:
+        return False
+    if HOST in environment:
+        return True
+    on_google = _PRODUCT_NAME.exists() and "Google" in _PRODUCT_NAME.read_text()
+    return on_google and importlib.util.find_spec("libtpu") is not None
+
+
+def _attribute(host: str, name: str) -> str | None:
+    request = urllib.request.Request(
+        f"http://{host}/computeMetadata/v1/instance/attributes/{name}",
+        headers={"Metadata-Flavor": "Google"},
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT) as answer:
+            return str(answer.read().decode())
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise _unanswered(host, error) from error
+    except OSError as error:
+        raise _unanswered(host, error) from error
+
+
+def _unanswered(host: str, error: OSError) -> UserError:
+    return UserError(
+        f"the metadata server {host} did not say which TPU worker this is ({error}): try again, or "
+        f"set JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID on every worker."
+    )

@@ -1,0 +1,81 @@
+"""Pods on one machine: processes with CPU devices of their own, each running a worker script."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from grpo_eqx.sharding.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+
+FOLDER = Path(__file__).parent
+
+
+class Outcome(NamedTuple):
+    """What a process ended with."""
+
+    code: int
+    output: str
+
+
+class Pod:
+    """Starts the workers of a pod."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.workers: list[subprocess.Popen[bytes]] = []
+
+    def run(
+        self,
+        script: str,
+        devices: Sequence[int],
+        *arguments: object,
+        absent: Sequence[int] = (),
+        own_arguments: Mapping[int, Sequence[str]] = {},
+    ) -> dict[int, Outcome]:
+        """Runs a script of this folder as a process with so many devices for each number.
+
+        **Arguments:** the processes that are not started; what some of them are told besides.
+        """
+        port = free_port()
+        started = [i for i in range(len(devices)) if i not in absent]
+        logs = {i: self.folder / f"{i}.log" for i in started}
+        for i in started:
+            environment = os.environ | {
+                COORDINATOR: f"localhost:{port}",
+                NUM_PROCESSES: str(len(devices)),
+                PROCESS_ID: str(i),
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices[i]} "
+                "--xla_backend_optimization_level=0",
+            }
+            told = [*map(str, arguments), *own_arguments.get(i, ())]
+            command = [sys.executable, "-W", "ignore", str(FOLDER / script), *told]
+            with logs[i].open("w") as log:
+                self.workers.append(
+                    subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+                )
+        codes = [worker.wait(timeout=280) for worker in self.workers]
+        self.workers = []
+        return {i: Outcome(codes[n], logs[i].read_text()) for n, i in enumerate(started)}
+
+    def end(self) -> None:
+        for worker in self.workers:
+            worker.kill()
+            worker.wait()
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    pod = Pod(tmp_path)
+    yield pod
+    pod.end()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])

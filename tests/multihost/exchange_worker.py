@@ -1,0 +1,105 @@
+"""One process of several, with every kind of exchange between them; ends with 0 where all is right.
+
+python exchange_worker.py
+"""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_eqx.errors import PeerError, UserError
+from grpo_eqx.sharding.distributed import initialize, is_main
+from grpo_eqx.sharding.exchange import agree, gather_bytes, gather_rows, own_share, together
+from grpo_eqx.sharding.global_arrays import fetch, fetch_rows, place, place_rows
+
+
+def bytes_of_any_length() -> None:
+    index, count = jax.process_index(), jax.process_count()
+    for factor in (0, 1, 300):
+        expected = [bytes([i]) * (factor * i) for i in range(count)]
+        assert gather_bytes(expected[index]) == expected
+
+
+def counters_beyond_32_bits() -> None:
+    index, count = jax.process_index(), jax.process_count()
+    for dtype in (np.int64, np.uint64, np.float64):
+        own = np.array([[2**40 + index, 2**53 - 1 - index]], dtype)
+        gathered = gather_rows(own)
+        assert gathered.dtype == dtype
+        assert gathered.tolist() == [[2**40 + i, 2**53 - 1 - i] for i in range(count)]
+
+
+def shares_of_any_number() -> None:
+    for number in range(12):
+        share = np.arange(number)[own_share(number)]
+        assert gather_rows(share).tolist() == list(range(number))
+
+
+def rows_on_any_mesh() -> None:
+    """Also where a process' rows lie on other processes' devices."""
+    index, count = jax.process_index(), jax.process_count()
+    whole = np.random.default_rng(0).normal(size=(4 * count, 8)).astype(np.float32)
+    own = whole[4 * index : 4 * index + 4]
+    devices = np.array(jax.devices())
+    orders = [devices, devices[::-1], np.random.default_rng(1).permutation(devices)]
+    specs = [("a",), (("a", "b"),), ("b", "a"), (None, "a"), ("b",), ()]
+    for order, spec in itertools.product(orders, specs):
+        mesh = jax.sharding.Mesh(order.reshape(count, -1), ("a", "b"))
+        sharding = jax.NamedSharding(mesh, jax.P(*spec))
+        for dtype in (jnp.float32, jnp.bfloat16):
+            x = place_rows(own.astype(dtype), sharding)
+            assert x.sharding == sharding
+            np.testing.assert_array_equal(fetch(x), whole.astype(dtype))
+            np.testing.assert_array_equal(fetch_rows(x), own.astype(dtype))
+            np.testing.assert_array_equal(fetch(place(whole.astype(dtype), sharding)), fetch(x))
+
+
+def unequal_rows_are_refused() -> None:
+    rows = np.zeros((2 if is_main() else 1, 1))
+    sharding = jax.NamedSharding(jax.make_mesh((jax.device_count(),), ("a",)), jax.P())
+    try:
+        place_rows(rows, sharding)
+    except UserError as error:
+        assert "give each the same number" in str(error)
+    else:
+        raise AssertionError("unequal rows were accepted")
+
+
+def failures_of_one_are_failures_of_all() -> None:
+    def work() -> int:
+        if jax.process_index() == 1:
+            raise ValueError("no such file")
+        return jax.process_index()
+
+    try:
+        together(work)
+    except ValueError as error:
+        assert isinstance(error, PeerError) == (jax.process_index() != 1)
+        if isinstance(error, PeerError):
+            assert str(error) == "process 1 failed: ValueError: no such file"
+    else:
+        raise AssertionError("a failure was not heard of")
+    assert together(lambda: 3) == 3
+
+
+def disagreement_is_named() -> None:
+    agree({"the data": "abc"})
+    try:
+        agree({"the data": "abc", "the tokenizer": "xyz" if is_main() else "uvw"})
+    except UserError as error:
+        assert "disagree on the tokenizer: xyz on process 0, uvw on process 1." in str(error)
+    else:
+        raise AssertionError("a difference went unnoticed")
+
+
+if __name__ == "__main__":
+    initialize()
+    bytes_of_any_length()
+    counters_beyond_32_bits()
+    shares_of_any_number()
+    rows_on_any_mesh()
+    unequal_rows_are_refused()
+    failures_of_one_are_failures_of_all()
+    disagreement_is_named()

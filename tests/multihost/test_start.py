@@ -1,0 +1,34 @@
+"""What a pod that is not as it should be ends with, before anything is trained."""
+
+import pytest
+
+pytestmark = pytest.mark.slow
+EXAMPLE = "../../examples/gsm8k.py"
+
+
+def test_missing_hosts_are_named_in_all_that_are_there(pod) -> None:
+    outcomes = pod.run(EXAMPLE, [1] * 4, "--start-timeout", 8, absent=[2])
+    for outcome in outcomes.values():
+        assert outcome.code == 2
+        assert "error: 3 of 4 hosts present: waiting for process 2" in outcome.output
+
+
+def test_hosts_that_were_told_different_things_are_named(pod) -> None:
+    outcomes = pod.run(EXAMPLE, [1] * 2, own_arguments={1: ["--seed", "7"]})
+    for outcome in outcomes.values():
+        assert outcome.code == 2
+        assert "error: the hosts disagree on seed: 0 on process 0" in outcome.output
+        assert "7 on process 1" in outcome.output
+
+
+def test_uneven_hosts_are_refused(pod) -> None:
+    for outcome in pod.run(EXAMPLE, [2, 1]).values():
+        assert outcome.code == 2
+        assert "error: the hosts have different numbers of devices" in outcome.output
+        assert "{0: 2, 1: 1}" in outcome.output
+
+
+def test_too_few_processes_are_refused(pod) -> None:
+    for outcome in pod.run(EXAMPLE, [1], "--require-processes", 4).values():
+        assert outcome.code == 2
+        assert "error: 1 process is started, and 4 are required" in outcome.output
