@@ -200,6 +200,9 @@ class GRPOConfig:
     # Devices and memory
     mesh: str = "auto"
     """Devices as dp,fsdp,tp: auto (1,-1,1), host_local, 2,-1,1 or dp:2,fsdp:-1,tp:1."""
+    rollout_sharding: Literal["auto", "legacy", "maxtext"] = "auto"
+    """Completions over all devices (legacy), or over dp only, with weights that stay where they are
+    (maxtext). auto: legacy where they divide."""
     require_processes: int | None = None
     """Processes, one a host, that the run must have, or it does not start. None: as many as
     whatever started it says there are."""

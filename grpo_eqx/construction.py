@@ -30,24 +30,16 @@ from grpo_eqx.rewards import (
 )
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding.global_arrays import fetch, place
-from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
+from grpo_eqx.sharding.rollout import RolloutSharding
+from grpo_eqx.sharding.rules import batch_sharding
 
 
-def check_batches(cfg: GRPOConfig, mesh: jax.sharding.Mesh) -> None:
+def check_batches(
+    cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
+) -> None:
     """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
     G = cfg.num_generations
-    shards = num_batch_shards(mesh)
-    if cfg.max_num_seqs is not None:
-        for name, value in [
-            ("max_num_seqs", cfg.max_num_seqs),
-            ("prompts_per_step", cfg.prompts_per_step),
-        ]:
-            if value % shards:
-                raise UserError(
-                    f"{name} is {value}, and with max_num_seqs each of the {shards} devices that "
-                    f"share the batch decodes as many completions, of prompts of its own: use a "
-                    f"multiple of {shards}."
-                )
+    rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
     for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
         MicroBatches.plan(P, G, batch_sharding(mesh, P, G), cfg.micro_batch_size_per_device)
 
@@ -131,10 +123,12 @@ def placed_model(cfg: GRPOConfig, given: Qwen2 | None, mesh: jax.sharding.Mesh) 
     """Float32 parameters on the mesh: a copy of the given model, or the one the config names."""
     if given is None:
         return from_pretrained(cfg.model, mesh)
-    model, shardings = given.astype(jnp.float32), given.shardings(mesh)
+    # A copy even where the model is in place already: updates will be written over it.
+    model = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), given)
+    shardings = given.shardings(mesh)
     if jax.process_count() > 1:
         return jax.tree.map(place, fetch(model), shardings)
-    return jax.device_put(model, shardings, may_alias=False)
+    return jax.device_put(model, shardings)
 
 
 def check_answers(prompts: Sequence[Prompt]) -> None:
@@ -173,6 +167,7 @@ def stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stop
 def program_options(
     cfg: GRPOConfig,
     mesh: jax.sharding.Mesh,
+    rollout_sharding: RolloutSharding,
     sampling: Sampling,
     tokenizer: ChatTokenizer,
     vocab_size: int,
@@ -197,6 +192,7 @@ def program_options(
         max_num_seqs=cfg.max_num_seqs,
         transposed_decoding=on_cpu,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
+        rollout_sharding=rollout_sharding,
         attention=best_attention(mesh),
         objective=make_objective(cfg),
         mask_truncated_completions=cfg.mask_truncated_completions,

@@ -34,6 +34,7 @@ from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
 from grpo_eqx.sharding.global_arrays import place
+from grpo_eqx.sharding.rollout import AutoSharding, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.rules import (
     batch_sharding,
     num_batch_shards,
@@ -77,6 +78,7 @@ class ProgramOptions:
     transposed_decoding: bool = False
     """Whether `generate` transposes the weights first."""
     remat: Remat
+    rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
     attention: CausalAttention
     """Of whole sequences; decoding attends to its cache in a way of its own."""
     objective: Objective
@@ -152,14 +154,20 @@ class Programs:
         The draws are a pure function of (seed, step, prompt's row, sample's row), where prompts'
         rows are counted from `first_row`.
         """
-        sharding = prompt_sharding(batch_sharding(self.mesh, len(prompt_ids), num_generations))
-        ids, mask = place((prompt_ids, prompt_mask), sharding)
+        layout = self.rollout_layout(len(prompt_ids), num_generations)
+        ids, mask = place((prompt_ids, prompt_mask), layout.sharding(layout.prompts))
         rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
         return self._generate(
             model, ids, mask, np.int32(step), rows,
             self.options.stopping,  # no constant of the program: it has a number for every token
             num_generations, sampling or self.options.sampling,
         )  # fmt: skip
+
+    def rollout_layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
+        """How `generate` lays that many completions of each prompt out."""
+        return self.options.rollout_sharding.layout(
+            self.mesh, num_prompts, num_generations, self.options.max_num_seqs
+        )
 
     def replace_groups(
         self, rollout: Rollout, fresh: Rollout, source: Int[np.ndarray, " P"]
@@ -248,9 +256,11 @@ class Programs:
         sampling: Sampling,
     ) -> tuple[Rollout, SlotCounts]:
         options = self.options
-        model, slot_sharding = model.astype(options.dtype), None
-        if options.max_num_seqs is not None:
-            slot_sharding = batch_sharding(self.mesh, options.max_num_seqs, 1)
+        layout = self.rollout_layout(len(prompt_ids), group)
+        # Once for the whole rollout.
+        model = jax.lax.with_sharding_constraint(
+            model.astype(options.dtype), model.shardings(self.mesh, layout.parameter_rules)
+        )
         rollout, counts = generate(
             model.transposed() if options.transposed_decoding else model,
             prompt_ids,
@@ -261,8 +271,7 @@ class Programs:
             stopping=stopping,
             pad_id=options.pad_id,
             num_slots=options.max_num_seqs,
-            num_shards=num_batch_shards(self.mesh),
-            slot_sharding=slot_sharding,
+            layout=layout,
             kv_cache_dtype=options.kv_cache_dtype,
             attention=options.attention,
         )
@@ -329,7 +338,7 @@ class Programs:
         compute = eqx.tree_at(
             lambda m: m.embed_tokens, model.astype(options.dtype), model.embed_tokens
         )
-        passes = options.remat, options.attention
+        passes = options.remat, options.attention, self.mesh
         prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, *passes)
         ids, packing, rows = rollout.completion_ids, rollout.packing, None
         width = ids.shape[-1]

@@ -32,11 +32,10 @@ from grpo_eqx.processes import join_processes
 from grpo_eqx.programs import Programs
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.runner import func_name
-from grpo_eqx.sharding import Mesh, parse_mesh
+from grpo_eqx.sharding import Mesh, RolloutSharding, parse_mesh, parse_rollout_sharding
 from grpo_eqx.sharding.distributed import is_main
 from grpo_eqx.sharding.exchange import agree, together
 from grpo_eqx.sharding.global_arrays import fetch
-from grpo_eqx.sharding.rules import num_batch_shards
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
@@ -90,6 +89,7 @@ class GRPOTrainer:
         eval_func: RewardFunc = gsm8k.correct,
         optimizer: optax.GradientTransformation | None = None,
         mesh: Mesh | None = None,
+        rollout_sharding: RolloutSharding | None = None,
         loss_backend: LossBackend | None = None,
         trackers: Sequence[Tracker] = (),
     ):
@@ -102,7 +102,7 @@ class GRPOTrainer:
         - `train_data`, `eval_data`: prompt sources; training data come with held-out ones.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved.
         - `optimizer`: any optax transformation, complete with learning rate and clipping.
-        - `mesh`, `loss_backend`: strategy objects.
+        - `mesh`, `rollout_sharding`, `loss_backend`: strategy objects.
         - `trackers`: destinations of metrics besides the run folder.
 
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
@@ -115,7 +115,9 @@ class GRPOTrainer:
         self.cfg = cfg = given.resolved()
         sampling = construction.sampling(cfg)
         self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
-        construction.check_batches(cfg, self.mesh)
+        if rollout_sharding is None:
+            rollout_sharding = parse_rollout_sharding(cfg.rollout_sharding)
+        construction.check_batches(cfg, self.mesh, rollout_sharding)
         if (train_data is None) != (eval_data is None):
             raise UserError("train_data and eval_data go together: pass both, or neither.")
         self.eval_func = eval_func
@@ -141,7 +143,7 @@ class GRPOTrainer:
         self.learning_rates = None if optimizer is not None else learning_rates(cfg)
         self.programs = Programs(
             construction.program_options(
-                cfg, self.mesh, sampling, self.tokenizer, model.config.vocab_size
+                cfg, self.mesh, rollout_sharding, sampling, self.tokenizer, model.config.vocab_size
             ),
             self.mesh,
             loss_backend or construction.loss_backend(cfg),
@@ -336,7 +338,7 @@ class GRPOTrainer:
         self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int
     ) -> Completions:
         """`num_samples` completions of each tokenised prompt, in batches of one shape."""
-        shards = num_batch_shards(self.mesh)
+        shards = self.mesh.size
         rows = -(-min(len(tokens), max(1, _EVAL_ROWS // num_samples)) // shards) * shards
         parts = []
         starts = range(0, len(tokens), rows)

@@ -18,7 +18,13 @@ from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.programs import ProgramOptions, Programs
-from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.sharding import (
+    AutoSharding,
+    LegacySharding,
+    MaxTextSharding,
+    RolloutSharding,
+    parse_mesh,
+)
 
 CONFIG = Qwen2Config(
     vocab_size=32,
@@ -307,13 +313,8 @@ def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
 
 def test_each_device_keeps_its_slots() -> None:
     """And no keys or values leave it."""
-    runner, slots = programs("auto", 8, max_num_seqs=16), 16
-
-    @jax.jit
-    def generate(model: Qwen2) -> Rollout:
-        return runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)[0]
-
-    text = generate.lower(model_on(runner.mesh)).compile().as_text()
+    slots = 16
+    text = compiled_generate(programs("auto", 8, max_num_seqs=slots), P)
     L, K, D = CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_size
     assert f"f32[{L},{slots // 8},1,{K},{TC},{D}]" in text
     assert f"f32[{L},{slots},1,{K}," not in text
@@ -383,11 +384,53 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
     assert metrics["grad_norm"] > 0
 
 
-def test_the_same_tokens_on_one_device_and_on_eight(rollout: Rollout) -> None:
-    for mesh, count in (("auto", 8), ("2,2,2", 8)):
-        many = programs(mesh, count)
-        other, _ = many.generate(model_on(many.mesh), PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
-        assert (np.asarray(other.completion_ids) == rollout.completion_ids).all()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sharding", [LegacySharding(), MaxTextSharding(), AutoSharding()], ids=repr
+)
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "num_prompts"),
+    [("auto", 8, P), ("2,2,2", 8, P), ("2,2,2", 8, 2), ("1,1,2", 2, P), ("1,1,4", 4, P)],
+)
+def test_the_same_tokens_on_one_device_and_on_many(
+    rollout: Rollout, sharding: RolloutSharding, mesh: str, num_devices: int, num_prompts: int
+) -> None:
+    """Prompts that divide or not, heads of keys (2) that do or not."""
+    many = programs(mesh, num_devices, rollout_sharding=sharding)
+    prompts = PROMPT_IDS[:num_prompts], PROMPT_MASK[:num_prompts]
+    other, _ = many.generate(model_on(many.mesh), *prompts, 0, num_generations=G)
+    np.testing.assert_array_equal(other.completion_ids, rollout.completion_ids[:num_prompts])
+    logps = np.asarray(rollout.sampler_logps[:num_prompts])
+    np.testing.assert_allclose(other.sampler_logps, logps, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "mesh", "num_prompts", "local"),
+    [
+        (LegacySharding(), "2,2,2", P, (P // 8, G, 2)),
+        (LegacySharding(), "2,4,1", 2, (1, G // 4, 2)),
+        (MaxTextSharding(), "2,4,1", P, (P // 2, G, 2)),
+        (MaxTextSharding(), "2,2,2", P, (P // 2, G, 1)),
+    ],
+)
+def test_a_device_has_the_cache_of_its_own_completions(
+    sharding: RolloutSharding, mesh: str, num_prompts: int, local: tuple[int, int, int]
+) -> None:
+    """Prompts, completions of each, and heads, as the strategy splits them."""
+    text = compiled_generate(programs(mesh, 8, rollout_sharding=sharding), num_prompts)
+    L, K, D = CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_size
+    prompts, group, heads = local
+    assert f"f32[{L},{prompts},{group},{heads},{TC},{D}]" in text
+    assert f"f32[{L},{num_prompts},{G},{K},{TC},{D}]" not in text
+
+
+def compiled_generate(runner: Programs, num_prompts: int) -> str:
+    @jax.jit
+    def generate(model: Qwen2) -> Rollout:
+        prompts = PROMPT_IDS[:num_prompts], PROMPT_MASK[:num_prompts]
+        return runner.generate(model, *prompts, 0, num_generations=G)[0]
+
+    return generate.lower(model_on(runner.mesh)).compile().as_text()
 
 
 def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:

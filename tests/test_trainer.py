@@ -370,7 +370,10 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
         ({"mesh": "3,1,1"}, "needs 3 devices"),
         ({"dtype": "bfloat16"}, "these devices are CPUs"),
         ({"prompts_per_step": 6}, "cannot be split evenly"),
-        ({"max_num_seqs": 12}, "max_num_seqs is 12.*use a multiple of 8"),
+        (
+            {"max_num_seqs": 12, "rollout_sharding": "legacy"},
+            r"legacy splits 12 slots \(max_num_seqs\).*a multiple of 8",
+        ),
         ({"stop_strings": ("<|im_end|>",)}, "contains '<|im_end|>', a special token"),
         ({"micro_batch_size_per_device": 3}, "micro_batch_size_per_device is 3"),
         # Updates of 2 prompts: over 8 devices they do not go, though the rollout's 8 do.

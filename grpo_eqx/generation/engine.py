@@ -10,7 +10,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, Key
 
 from grpo_eqx.generation.rollout import Rollout
@@ -22,10 +21,12 @@ from grpo_eqx.generation.slots import (
     SlotQueue,
     Slots,
     cache_length_of,
+    laid_out_prompts,
 )
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.sharding.rollout import RolloutLayout
 
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
@@ -60,8 +61,7 @@ def generate(
     pad_id: int,
     num_slots: int | None = None,
     refill_at: int | None = None,
-    num_shards: int = 1,
-    slot_sharding: NamedSharding | None = None,
+    layout: RolloutLayout | None = None,
     kv_cache_dtype: jnp.dtype | None = None,
     attention: CausalAttention = BlockedAttention(),
 ) -> tuple[Rollout, SlotCounts]:
@@ -71,10 +71,9 @@ def generate(
 
     **Arguments:** prompts padded on either side; one key for each completion, from which token
     `t` is drawn with `fold_in(key, t)`; how many completions to decode at a time (`None`: all);
-    how many idle slots of a shard to refill at once (`None`: a sixteenth); over how many devices'
-    shares prompts and slots are laid out, each of which refills its slots from its own prompts; how
-    slots are, where they are fewer than completions; the dtype of keys and values (`None`: the
-    model's); what reads the prompts.
+    how many idle slots of a shard to refill at once (`None`: a sixteenth); how all is laid out
+    over devices (`None`: for one), where each shard refills its slots from its own prompts; the
+    dtype of keys and values (`None`: the model's); what reads the prompts.
 
     Raises `ValueError` for slots or prompts that the shards cannot have equal parts of, and for
     less than one slot, or one to refill.
@@ -82,28 +81,30 @@ def generate(
     P, G = keys.shape
     N = P * G
     num_slots = N if num_slots is None else min(num_slots, N)
+    num_shards = 1 if layout is None else layout.num_prompt_shards
     uneven = num_slots % num_shards or P % num_shards
     if num_slots < 1 or uneven or (refill_at is not None and refill_at < 1):
         raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
     prompts = model.prefill(prompt_ids, prompt_mask, attention=attention)
     prompts = prompts.stored(prompts.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)
+    if layout is not None:
+        prompts = laid_out_prompts(prompts, layout)
     queue = SlotQueue(prompts, G, num_shards)
+    slots = queue.first_slots(num_slots, cache_length_of(max_length))
     state = DecodeState(
-        slots=queue.first_slots(num_slots, cache_length_of(max_length)),
+        slots=slots if layout is None else slots.laid_out(layout),
         made=MadeCompletions.of_nothing(N, max_length),
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
         counts=SlotCounts(jnp.int32(0), jnp.int32(0)),
     )
     keys = jnp.append(keys.reshape(-1), keys[0, :1])
-    step = partial(_decode, model, keys, stopping, sampling)
+    step = partial(_decode, model, keys, stopping, sampling, layout)
     if num_slots < N:
-        if slot_sharding is not None:
-            state = state._replace(slots=state.slots.laid_out(slot_sharding))
         of_shard = num_slots // num_shards
         least = min(of_shard, max(1, of_shard // 16) if refill_at is None else refill_at)
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
-    if num_shards == 1:  # across devices, moving completions would move their caches
+    if layout is None or layout.num_shards == 1:  # else caches would move to other devices
         sizes = _sizes(state.slots)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
@@ -166,6 +167,7 @@ def _decode(
     keys: Key[Array, " rows"],
     stopping: Stopping,
     sampling: Sampling,
+    layout: RolloutLayout | None,
     state: DecodeState,
 ) -> DecodeState:
     """One token for every slot."""
@@ -173,6 +175,8 @@ def _decode(
     nothing, max_length = len(made.ids) - 1, made.ids.shape[1]
     most = jnp.max(jnp.where(idle, 0, slots.place))
     logits, new = model.decode(slots.prompt, slots.cache, slots.inputs, slots.place, most)
+    for sharding in [] if layout is None else layout.logits(logits.shape[-1]):
+        logits = jax.lax.with_sharding_constraint(logits, sharding)
     draws = jnp.vectorize(jax.random.fold_in)(keys[slots.completion], slots.place)
     tokens, logps = sample_tokens(logits, draws, sampling)
     length = slots.place + 1

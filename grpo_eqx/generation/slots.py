@@ -3,16 +3,15 @@
 A slot decodes one completion at a time, each at a place of its own.
 """
 
-from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues, KVCache
 from grpo_eqx.models.qwen2 import PromptCache
+from grpo_eqx.sharding.rollout import RolloutLayout
 
 
 class MadeCompletions(NamedTuple):
@@ -71,20 +70,22 @@ class Slots(NamedTuple):
             cache=jax.tree.map(empty, prompt.kv),
         )
 
-    def laid_out(self, sharding: NamedSharding) -> "Slots":
-        """The same with rows split over devices, as `sharding` splits its first dimension."""
+    def laid_out(self, layout: RolloutLayout) -> "Slots":
+        """The same with rows split over devices as prompts are, and their slots as groups."""
+        by_slot = layout.sharding(layout.prompts, layout.groups)
+        heads = layout.heads(self.cache.keys.shape[3])
+        of_cache = layout.sharding((), layout.prompts, layout.groups, heads)
 
-        def split(x: Array, axis: int = 0) -> Array:
-            spec = PartitionSpec(*(None,) * axis, *sharding.spec[:1])
-            return jax.lax.with_sharding_constraint(x, NamedSharding(sharding.mesh, spec))
+        def split(x: Array) -> Array:
+            return jax.lax.with_sharding_constraint(x, by_slot)
 
         return Slots(
-            prompt=self.prompt.mapped(split),
+            prompt=laid_out_prompts(self.prompt, layout),
             completion=split(self.completion),
             place=split(self.place),
             inputs=split(self.inputs),
             stop_state=split(self.stop_state),
-            cache=jax.tree.map(partial(split, axis=1), self.cache),
+            cache=jax.lax.with_sharding_constraint(self.cache, of_cache),
         )
 
     def packed(self, order: Int[Array, " n"]) -> "Slots":
@@ -189,6 +190,18 @@ class SlotQueue(NamedTuple):
             cache=slots.cache,
         )
         return state._replace(slots=slots, waiting=state.waiting + taken.sum(axis=1))
+
+
+def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:
+    """The same split over devices as `layout` says, each with its keys and values."""
+    assert isinstance(prompts.kv, KVCache)
+    heads = layout.heads(prompts.kv.keys.shape[3])
+
+    def split(x: Array, axis: int = 0) -> Array:
+        axes = [layout.prompts] if axis == 0 else [(), layout.prompts, (), heads]
+        return jax.lax.with_sharding_constraint(x, layout.sharding(*axes))
+
+    return prompts.mapped(split)
 
 
 def cache_length_of(max_length: int) -> int:

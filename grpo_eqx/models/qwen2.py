@@ -15,7 +15,7 @@ from grpo_eqx.models.attention import KeyValues, KVCache, Past, Segment, attend
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm
-from grpo_eqx.sharding.rules import parameter_sharding
+from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding
 
 _Inputs = ParamSpec("_Inputs")
 _Output = TypeVar("_Output")
@@ -148,11 +148,13 @@ class Qwen2(eqx.Module):
             config=config,
         )
 
-    def shardings(self, mesh: jax.sharding.Mesh) -> "Qwen2":
+    def shardings(self, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> "Qwen2":
         """The model's tree with a `NamedSharding` for every array (or shape) of it."""
+        head_size = self.config.head_size
 
         def of(path: tuple[object, ...], leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
-            return parameter_sharding(mesh, _DIMS[parameter_name(path)], leaf.shape)
+            dims = _DIMS[parameter_name(path)]
+            return parameter_sharding(mesh, dims, leaf.shape, rules, head_size)
 
         return jax.tree.map_with_path(of, self)
 
@@ -194,9 +196,21 @@ class Qwen2(eqx.Module):
         head = self.head.astype(hidden.dtype)
         return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
 
-    def embed(self, ids: Int[Array, "*batch"]) -> Float[Array, "*batch H"]:
-        """Embeddings in the dtype that the layers compute in, whatever the table's own."""
-        return self.embed_tokens[ids].astype(self.norm.dtype)
+    def embed(
+        self, ids: Int[Array, "P G *T"], mesh: jax.sharding.Mesh | None = None
+    ) -> Float[Array, "P G *T H"]:
+        """Embeddings in the dtype that the layers compute in, whatever the table's own.
+
+        With a mesh, laid out as `batch_sharding` says.
+        """
+        x = self.embed_tokens[ids].astype(self.norm.dtype)
+        if mesh is None or mesh.size == 1:
+            return x
+        # In two steps: each device looks all tokens up in its part of the table, to whose gradient
+        # they then come back. Left to itself the compiler may gather the table, or all gradients.
+        for sharding in embedding_shardings(mesh, x.shape):
+            x = jax.lax.with_sharding_constraint(x, sharding)
+        return x
 
     def prefill(
         self,
@@ -204,9 +218,10 @@ class Qwen2(eqx.Module):
         mask: Bool[Array, "P Tp"],
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
+        mesh: jax.sharding.Mesh | None = None,
     ) -> PromptCache:
         """Reads each prompt once, for all completions of its group."""
-        _, kv = self._causal_pass(ids, mask, remat, attention)
+        _, kv = self._causal_pass(ids, mask, remat, attention, mesh)
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
         return PromptCache(
@@ -222,6 +237,7 @@ class Qwen2(eqx.Module):
         ids: Int[Array, "P R T"],
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
+        mesh: jax.sharding.Mesh | None = None,
         rows: Rows | None = None,
     ) -> Float[Array, "P R T H"]:
         """Final hidden states that predict each token of `ids`, given the prompt.
@@ -249,7 +265,8 @@ class Qwen2(eqx.Module):
             attended = attention(queries, kv, shared, spans)
             return layer.finish(x, attended, self.config), None
 
-        x, _ = jax.lax.scan(_remat(step, remat), self.embed(inputs), (self.layers, prompt.kv))
+        x = self.embed(inputs, mesh)
+        x, _ = jax.lax.scan(_remat(step, remat), x, (self.layers, prompt.kv))
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def decode(
@@ -294,6 +311,7 @@ class Qwen2(eqx.Module):
         mask: Bool[Array, "P T"],
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
+        mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
         """All layers over plain sequences: states before the last norm, and keys and values."""
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
@@ -307,7 +325,7 @@ class Qwen2(eqx.Module):
             attended = attention(queries, kv, None, spans)
             return layer.finish(x, attended, self.config), kv
 
-        return jax.lax.scan(_remat(step, remat), self.embed(ids)[:, None], self.layers)
+        return jax.lax.scan(_remat(step, remat), self.embed(ids[:, None], mesh), self.layers)
 
 
 def parameter_name(path: tuple[object, ...]) -> str:
@@ -317,16 +335,18 @@ def parameter_name(path: tuple[object, ...]) -> str:
 
 _DIMS = {
     "embed_tokens": ("vocab", "hidden"),
-    "norm": ("hidden",),
+    "norm": ("norm",),
     "lm_head": ("vocab", "hidden"),
-    "layers.input_layernorm": ("layers", "hidden"),
-    "layers.post_attention_layernorm": ("layers", "hidden"),
+    "layers.input_layernorm": ("layers", "norm"),
+    "layers.post_attention_layernorm": ("layers", "norm"),
     "layers.o_proj.weight": ("layers", "hidden", "heads"),
     "layers.gate_proj.weight": ("layers", "mlp", "hidden"),
     "layers.up_proj.weight": ("layers", "mlp", "hidden"),
     "layers.down_proj.weight": ("layers", "hidden", "mlp"),
-    **{f"layers.{name}_proj.weight": ("layers", "heads", "hidden") for name in "qkv"},
-    **{f"layers.{name}_proj.bias": ("layers", "heads") for name in "qkv"},
+    "layers.q_proj.weight": ("layers", "heads", "hidden"),
+    "layers.q_proj.bias": ("layers", "heads"),
+    **{f"layers.{name}_proj.weight": ("layers", "kv_heads", "hidden") for name in "kv"},
+    **{f"layers.{name}_proj.bias": ("layers", "kv_heads") for name in "kv"},
 }
 
 

@@ -7,3 +7,9 @@ from grpo_eqx.sharding.mesh import ExplicitMesh as ExplicitMesh
 from grpo_eqx.sharding.mesh import HostLocalMesh as HostLocalMesh
 from grpo_eqx.sharding.mesh import Mesh as Mesh
 from grpo_eqx.sharding.mesh import parse_mesh as parse_mesh
+from grpo_eqx.sharding.rollout import AutoSharding as AutoSharding
+from grpo_eqx.sharding.rollout import LegacySharding as LegacySharding
+from grpo_eqx.sharding.rollout import MaxTextSharding as MaxTextSharding
+from grpo_eqx.sharding.rollout import RolloutLayout as RolloutLayout
+from grpo_eqx.sharding.rollout import RolloutSharding as RolloutSharding
+from grpo_eqx.sharding.rollout import parse_rollout_sharding as parse_rollout_sharding

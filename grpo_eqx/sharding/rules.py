@@ -1,6 +1,7 @@
 """Which mesh axes each dimension of parameters and batches is split over."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -9,22 +10,41 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.errors import UserError
 
-# A dimension's logical name -> the mesh axis it is split over.
-PARAMETER_RULES = {"vocab": "tp", "heads": "tp", "mlp": "tp", "hidden": "fsdp", "layers": None}
+Rules = Mapping[str, tuple[str, ...]]
+"""A dimension's logical name -> the mesh axes it is split over."""
+
+PARAMETER_RULES: Rules = {
+    "vocab": ("tp",),
+    "heads": ("tp",),
+    "kv_heads": ("tp",),
+    "mlp": ("tp",),
+    "hidden": ("fsdp",),
+    "norm": (),  # a split scale would have activations split, and gathered, in its way
+    "layers": (),
+}
 BATCH_AXES = ("dp", "fsdp")
 
 
 def parameter_sharding(
-    mesh: jax.sharding.Mesh, dims: tuple[str, ...], shape: tuple[int, ...]
+    mesh: jax.sharding.Mesh,
+    dims: tuple[str, ...],
+    shape: tuple[int, ...],
+    rules: Rules = PARAMETER_RULES,
+    head_size: int = 1,
 ) -> NamedSharding:
     """The sharding of one parameter, by the logical names of its dimensions.
 
-    A dimension that its axis does not divide is kept whole.
+    Of a dimension's axes the last ones are taken that divide it, and that no earlier dimension has
+    taken. Heads, of so many numbers each, are never cut.
     """
-    spec = []
+    spec, taken = [], set[str]()
     for name, size in zip(dims, shape, strict=True):
-        axis = PARAMETER_RULES[name]
-        spec.append(axis if axis is not None and size % mesh.shape[axis] == 0 else None)
+        count = size // head_size if name in ("heads", "kv_heads") else size
+        axes = tuple(axis for axis in rules[name] if axis not in taken)
+        while count % math.prod(mesh.shape[axis] for axis in axes):
+            axes = axes[1:]
+        taken |= set(axes)
+        spec.append(axes[0] if len(axes) == 1 else axes or None)
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
@@ -60,6 +80,18 @@ def batch_sharding(
         f"steps_per_generation) a multiple of {dp * fsdp}, or of {dp} with num_generations a "
         f"multiple of {fsdp}."
     )
+
+
+def embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> list[NamedSharding]:
+    """Of `[P, G, ..., H]` embeddings: with `H` split as the table's is, then as a batch is."""
+    prompts, groups = batch_spec(mesh, *shape[:2])
+    by_batch = NamedSharding(mesh, PartitionSpec(prompts, groups))
+    if shape[-1] % mesh.shape["fsdp"]:
+        return [by_batch]
+    prompts = "dp" if prompts == BATCH_AXES else prompts
+    groups = None if groups == "fsdp" else groups
+    unsplit = (None,) * (len(shape) - 3)
+    return [NamedSharding(mesh, PartitionSpec(prompts, groups, *unsplit, "fsdp")), by_batch]
 
 
 def num_batch_shards(mesh: jax.sharding.Mesh) -> int:

@@ -19,6 +19,7 @@ from grpo_eqx.generation import (
 from grpo_eqx.models.attention import CACHE_BLOCK
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.sharding import ExplicitMesh, RolloutLayout
 
 CONFIG = Qwen2Config(
     vocab_size=29,
@@ -63,6 +64,11 @@ def run_counted(
     )(MODEL, stopping)  # fmt: skip
 
 
+def shards(number: int) -> RolloutLayout:
+    """Prompts split over so many devices."""
+    return RolloutLayout(ExplicitMesh(dp=number).build(jax.devices()[:number]), ("dp",), (), "")
+
+
 def run(*args: Any, **kwargs: Any) -> Rollout:
     return run_counted(*args, **kwargs)[0]
 
@@ -84,7 +90,7 @@ def test_completions_end_with_their_eos_and_are_padded_after_it() -> None:
 
 
 def test_slots_that_cannot_be_are_refused() -> None:
-    for options in ({"num_slots": 0}, {"num_slots": 4, "num_shards": 4}, {"refill_at": -1}):
+    for options in ({"num_slots": 0}, {"num_slots": 4, "layout": shards(3)}, {"refill_at": -1}):
         with pytest.raises(ValueError, match="slots, "):
             run(*prompts(), **options)
 
@@ -172,7 +178,7 @@ def test_slots_change_nothing(num_slots: int, refill_at: int | None) -> None:
 def test_each_shard_refills_its_slots_from_its_own_prompts(num_shards: int, num_slots: int) -> None:
     every = {"group": 8, "max_length": 60}
     expected = run(*prompts(), **every)
-    found = run(*prompts(), **every, num_slots=num_slots, num_shards=num_shards)
+    found = run(*prompts(), **every, num_slots=num_slots, layout=shards(num_shards))
     np.testing.assert_array_equal(found.completion_ids, expected.completion_ids)
 
 

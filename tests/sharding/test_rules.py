@@ -5,7 +5,12 @@ from jax.sharding import PartitionSpec
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards, parameter_sharding
+from grpo_eqx.sharding.rules import (
+    PARAMETER_RULES,
+    batch_sharding,
+    num_batch_shards,
+    parameter_sharding,
+)
 
 
 def test_prompts_are_split_over_dp_and_fsdp_where_they_divide() -> None:
@@ -32,3 +37,19 @@ def test_dimensions_that_do_not_divide_stay_whole() -> None:
     assert sharding.spec == PartitionSpec(None, "tp", "fsdp")
     odd = parameter_sharding(mesh, ("layers", "mlp", "hidden"), (3, 9, 13))
     assert odd.spec == PartitionSpec(None, None, None)
+
+
+def test_heads_are_never_cut() -> None:
+    mesh = parse_mesh("1,2,4").build()
+    dims = ("layers", "heads", "hidden")
+    for heads, spec in [(8, "tp"), (2, None), (14, None)]:
+        found = parameter_sharding(mesh, dims, (3, heads * 16, 12), head_size=16)
+        assert found.spec == PartitionSpec(None, spec, "fsdp")
+
+
+def test_an_axis_is_taken_once_and_the_last_ones_that_divide_are() -> None:
+    mesh = parse_mesh("1,2,4").build()
+    rules = {**PARAMETER_RULES, "vocab": ("fsdp", "tp")}
+    for vocab, spec in [(16, (("fsdp", "tp"), None)), (12, ("tp", "fsdp")), (3, (None, "fsdp"))]:
+        found = parameter_sharding(mesh, ("vocab", "hidden"), (vocab, 12), rules)
+        assert found.spec == PartitionSpec(*spec)
