@@ -36,6 +36,7 @@ from grpo_eqx.sharding import Mesh, RolloutSharding, parse_mesh, parse_rollout_s
 from grpo_eqx.sharding.distributed import is_main
 from grpo_eqx.sharding.exchange import agree, together
 from grpo_eqx.sharding.global_arrays import fetch
+from grpo_eqx.sharding.report import LayoutReport
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
@@ -169,8 +170,10 @@ class GRPOTrainer:
             raise UserError(
                 f"this trainer has done its {cfg.steps} steps: make a new one for more."
             )
-        with RunRecord(cfg, self.trackers, only_history=not is_main()) as record:
+        layout = self.layout()
+        with RunRecord(cfg, layout, self.trackers, only_history=not is_main()) as record:
             record.note(self.describe())
+            record.note(str(layout))
             if self._note is not None:
                 record.note(self._note)
             clock, compiled = StepClock(), CompilationCounter()
@@ -249,17 +252,20 @@ class GRPOTrainer:
         if is_main():
             self.tokenizer.save_pretrained(path)
 
+    def layout(self) -> LayoutReport:
+        """How the run lies on its devices."""
+        rollout = self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
+        return LayoutReport.of(rollout, *self.state, self.reference)
+
     def describe(self) -> str:
-        """One line on what is trained, on what, on which devices."""
+        """One line on what is trained, on what."""
         size = sum(x.size for x in jax.tree.leaves(self.state.model))
-        axes = " ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
-        kind = self.mesh.devices.flat[0].device_kind
         data = self.prompts.data
         return (
             f"{self.cfg.model} ({size:,} parameters) on {data.name}: "
             f"{len(data):,} problems"
             + (f" ({data.num_dropped:,} over-long ones dropped)" if data.num_dropped else "")
-            + f", {len(self.heldout):,} held out; {self.mesh.size} x {kind} ({axes})"
+            + f", {len(self.heldout):,} held out"
         )
 
     def _score(self, rollout: Rollout, lengths: Int[np.ndarray, "P G"]) -> _Scored:

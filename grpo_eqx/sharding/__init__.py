@@ -7,6 +7,7 @@ from grpo_eqx.sharding.mesh import ExplicitMesh as ExplicitMesh
 from grpo_eqx.sharding.mesh import HostLocalMesh as HostLocalMesh
 from grpo_eqx.sharding.mesh import Mesh as Mesh
 from grpo_eqx.sharding.mesh import parse_mesh as parse_mesh
+from grpo_eqx.sharding.report import LayoutReport as LayoutReport
 from grpo_eqx.sharding.rollout import AutoSharding as AutoSharding
 from grpo_eqx.sharding.rollout import LegacySharding as LegacySharding
 from grpo_eqx.sharding.rollout import MaxTextSharding as MaxTextSharding

@@ -74,17 +74,13 @@ def _walk(
 
 
 def _collective(kind: str, operation: str, result: str, loops: int, scope: str) -> Collective:
-    arrays = [
-        (
-            f"{dtype}[{shape}]",
-            _itemsize(dtype) * math.prod(map(int, filter(None, shape.split(",")))),
-        )
-        for dtype, shape in _ARRAY.findall(result)
-    ]
+    arrays = _ARRAY.findall(result)
     if operation.endswith("-start") and kind != "all-reduce":
         arrays = arrays[1:2]  # the operand, the result, and what keeps them apart
-    shapes = ", ".join(shape for shape, _ in arrays)
-    return Collective(kind, shapes, sum(size for _, size in arrays), loops, scope)
+    shapes = ", ".join(f"{dtype}[{shape}]" for dtype, shape in arrays)
+    sizes = [math.prod(map(int, re.findall(r"\d+", shape))) for _, shape in arrays]
+    num_bytes = sum(n * _itemsize(dtype) for n, (dtype, _) in zip(sizes, arrays, strict=True))
+    return Collective(kind, shapes, num_bytes, loops, scope)
 
 
 def _itemsize(dtype: str) -> int:

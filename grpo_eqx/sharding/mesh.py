@@ -3,11 +3,13 @@
 import abc
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 
 from grpo_eqx.errors import UserError
 
@@ -34,12 +36,24 @@ class Mesh(eqx.Module):
         """Sizes of (dp, fsdp, tp) for these devices; raises `UserError` where none fits."""
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-        """The mesh over `devices`, by default all there are, in process and id order."""
+        """The mesh over `devices`, by default all there are.
+
+        Neighbours on a TPU's axes are neighbours in its network, unless each part of `dp` is a
+        host. Everything else is in the order of processes and ids.
+        """
         devices = jax.devices() if devices is None else devices
-        ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
-        grid = np.array(ordered, dtype=object).reshape(self.shape(devices))
+        grid = _grid(self.shape(devices), devices)
         # Automatic axes: the compiler places collectives; jax.make_mesh would make explicit ones.
         return jax.sharding.Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+
+def _grid(shape: tuple[int, int, int], devices: Sequence[jax.Device]) -> np.ndarray:
+    ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
+    num_hosts = len({device.process_index for device in devices})
+    if devices[0].platform == "tpu" and len(devices) > 1 and not 1 < shape[0] == num_hosts:
+        with suppress(NotImplementedError):  # of devices that are no whole grid
+            return mesh_utils.create_device_mesh(shape, ordered, allow_split_physical_axes=True)
+    return np.array(ordered, dtype=object).reshape(shape)
 
 
 class ExplicitMesh(Mesh):

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.sharding.report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
@@ -17,13 +18,19 @@ class RunRecord:
     """Opens the run folder, feeds trackers and display, and draws the learning curve at the end."""
 
     def __init__(
-        self, cfg: GRPOConfig, trackers: Sequence[Tracker] = (), *, only_history: bool = False
+        self,
+        cfg: GRPOConfig,
+        layout: LayoutReport,
+        trackers: Sequence[Tracker] = (),
+        *,
+        only_history: bool = False,
     ):
-        """**Arguments:** the run's settings; destinations besides the folder; whether nothing is
-        written or shown, because another process does.
+        """**Arguments:** the run's settings; how it lies on its devices; destinations besides the
+        folder; whether nothing is written or shown, because another process does.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
+        self.layout = layout
         self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
         self.history: list[Mapping[str, float]] = []
@@ -36,11 +43,11 @@ class RunRecord:
         cfg = self.cfg
         if self.only_history:
             return self
-        self.folder.start(cfg)
+        self.folder.start(cfg, self.layout)
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
             assert cfg.wandb_project is not None  # resolved
-            fields = dataclasses.asdict(cfg)
+            fields = dataclasses.asdict(cfg) | {"layout": dataclasses.asdict(self.layout)}
             self._trackers.append(
                 WandbTracker(cfg.wandb, cfg.wandb_project, fields, self.folder.path)
             )

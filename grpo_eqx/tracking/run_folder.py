@@ -12,10 +12,11 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
+from grpo_eqx.sharding.report import LayoutReport
 
 
 class RunFolder:
-    """`config.json`, `metrics.jsonl`, `completions/`, `learning_curve.png` and `model/`.
+    """Config, layout, metrics, completions, learning curve and model, each under its own name.
 
     A folder that already holds a run keeps it: its entries move to `previous-1`, `previous-2`...
     """
@@ -23,19 +24,24 @@ class RunFolder:
     def __init__(self, path: str | Path):
         self.path = path = Path(path)
         self.config = path / "config.json"
+        self.layout = path / "layout.json"
         self.metrics = path / "metrics.jsonl"
         self.completions = path / "completions"
         self.learning_curve = path / "learning_curve.png"
         self.model = path / "model"
 
-    def start(self, cfg: GRPOConfig) -> None:
-        """Makes the folder and writes the config; raises `UserError` where it cannot be written."""
+    def start(self, cfg: GRPOConfig, layout: LayoutReport) -> None:
+        """Makes the folder and writes what the run was told and how it lies on its devices.
+
+        Raises `UserError` where it cannot be written.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._keep_previous()
             self.completions.mkdir()
-            fields = json.dumps(dataclasses.asdict(cfg), indent=2, default=str)
-            self.config.write_text(fields + "\n")
+            for path, facts in ((self.config, cfg), (self.layout, layout)):
+                fields = json.dumps(dataclasses.asdict(facts), indent=2, default=str)
+                path.write_text(fields + "\n")
         except OSError as error:
             raise UserError(
                 f"output_dir {str(self.path)!r} cannot be written ({error.strerror}): choose "
@@ -71,8 +77,10 @@ class RunFolder:
         pq.write_table(pa.table(table), self.completions / f"step_{step:06d}.parquet")
 
     def _keep_previous(self) -> None:
-        entries = [self.config, self.metrics, self.completions, self.learning_curve, self.model]
-        entries.append(self.path / "wandb")
+        entries = [
+            self.config, self.layout, self.metrics, self.completions, self.learning_curve,
+            self.model, self.path / "wandb",
+        ]  # fmt: skip
         present = [entry for entry in entries if entry.exists()]
         if not present:
             return

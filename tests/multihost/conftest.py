@@ -4,7 +4,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +27,6 @@ class Pod:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.workers: list[subprocess.Popen[bytes]] = []
 
     def run(
         self,
@@ -44,6 +43,7 @@ class Pod:
         port = free_port()
         started = [i for i in range(len(devices)) if i not in absent]
         logs = {i: self.folder / f"{i}.log" for i in started}
+        workers = {}
         for i in started:
             environment = os.environ | {
                 COORDINATOR: f"localhost:{port}",
@@ -55,24 +55,19 @@ class Pod:
             told = [*map(str, arguments), *own_arguments.get(i, ())]
             command = [sys.executable, "-W", "ignore", str(FOLDER / script), *told]
             with logs[i].open("w") as log:
-                self.workers.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-                )
-        codes = [worker.wait(timeout=280) for worker in self.workers]
-        self.workers = []
-        return {i: Outcome(codes[n], logs[i].read_text()) for n, i in enumerate(started)}
-
-    def end(self) -> None:
-        for worker in self.workers:
-            worker.kill()
-            worker.wait()
+                workers[i] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        try:
+            codes = {i: worker.wait(timeout=280) for i, worker in workers.items()}
+        finally:
+            for worker in workers.values():
+                worker.kill()
+                worker.wait()
+        return {i: Outcome(codes[i], logs[i].read_text()) for i in started}
 
 
-@pytest.fixture
-def pod(tmp_path: Path) -> Iterator[Pod]:
-    pod = Pod(tmp_path)
-    yield pod
-    pod.end()
+@pytest.fixture(scope="session")
+def pod(tmp_path_factory: pytest.TempPathFactory) -> Pod:
+    return Pod(tmp_path_factory.mktemp("pod"))
 
 
 def free_port() -> int:

@@ -52,7 +52,11 @@ def test_started_and_tuple_collectives_count_what_they_yield() -> None:
 %body (p: (f32[4], u32[])) -> (f32[4], u32[]) {
   %s = (bf16[1,8]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)}) all-gather-start(%x), dimensions={0}
   %d = bf16[4,8]{1,0} all-gather-done(%s)
-  ROOT %r = (f32[4]{0}, pred[3]{0}) all-reduce(%a, %b), to_apply=%sum
+  ROOT %r = (f32[4]{0}, pred[3]{0}) all-reduce(%a, %b), channel_id=1
+}
+
+%cond (p: (f32[4], u32[])) -> pred[] {
+  ROOT %c = pred[] compare(%a, %b), direction=LT
 }
 
 ENTRY %main (p: f32[4]) -> f32[4] {

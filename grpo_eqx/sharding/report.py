@@ -1,0 +1,79 @@
+"""How a run lies on its devices, in numbers and in words."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from grpo_eqx.sharding.rollout import RolloutLayout
+
+_SPLIT_OVER = {
+    "dp": "the batch is split; parameters and optimiser are copied",
+    "fsdp": "batch, parameters and optimiser are split",
+    "tp": "heads, MLP and vocabulary are split",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class LayoutReport:
+    """Hosts, devices, axes, and what a device holds all the time."""
+
+    hosts: int
+    devices: int
+    device_kind: str
+    axes: dict[str, int]
+    """Sizes of `dp`, `fsdp` and `tp`."""
+    rollout_sharding: str
+    """The strategy, and why."""
+    parameter_bytes: int
+    """On the device that holds most."""
+    optimizer_bytes: int
+    reference_bytes: int
+    """Of the reference model."""
+
+    @classmethod
+    def of(
+        cls, rollout: RolloutLayout, parameters: Any, optimizer_state: Any, reference: Any
+    ) -> "LayoutReport":
+        devices: Sequence[jax.Device] = rollout.mesh.devices.reshape(-1).tolist()
+        return cls(
+            hosts=len({device.process_index for device in devices}),
+            devices=len(devices),
+            device_kind=devices[0].device_kind,
+            axes=dict(rollout.mesh.shape),
+            rollout_sharding=rollout.why,
+            parameter_bytes=bytes_per_device(parameters),
+            optimizer_bytes=bytes_per_device(optimizer_state),
+            reference_bytes=bytes_per_device(reference),
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.devices} x {self.device_kind} on {_counted(self.hosts, 'host')}; each holds "
+            f"{_readable(self.parameter_bytes)} of parameters, "
+            f"{_readable(self.optimizer_bytes)} of optimiser state"
+            + (f", {_readable(self.reference_bytes)} of reference" if self.reference_bytes else "")
+        ]
+        lines += [f"  {name}={n}: {_SPLIT_OVER[name]}" for name, n in self.axes.items() if n > 1]
+        if self.devices > 1:
+            lines.append(f"  rollout sharding {self.rollout_sharding}")
+        return "\n".join(lines)
+
+
+def bytes_per_device(tree: Any) -> int:
+    """Bytes of the arrays of a tree (or their shapes with shardings) on each device."""
+    return sum(
+        math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
+    )
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _readable(num_bytes: int) -> str:
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.2f} GiB"
+    return f"{num_bytes / 2**20:.2f} MiB"

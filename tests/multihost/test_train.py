@@ -1,0 +1,75 @@
+"""A run is the same run on one device, on many, and over several hosts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.pretrained import model_folder, save_pretrained
+from grpo_eqx.models.qwen2 import Qwen2
+
+pytestmark = pytest.mark.slow
+
+OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two heads of keys, and sizes that 16 devices divide; small, for all is compiled often."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = ChatTokenizer.from_pretrained(model_folder("tiny_qwen2"))
+    config = Qwen2Config(
+        vocab_size=len(tokenizer.tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    save_pretrained(Qwen2.init(config, jax.random.key(0), std=0.2), folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def trained(
+    pod: Any, model: Path, out: Path, devices: list[int], beta: float, meshes: list[str]
+) -> list[Any]:
+    """What every process made of a run on every mesh with every rollout sharding."""
+    out.mkdir()
+    runs = [f"{mesh}/{style}" for mesh in meshes for style in ("legacy", "maxtext")]
+    for outcome in pod.run("train_worker.py", devices, model, out, beta, *runs).values():
+        assert outcome.code == 0, outcome.output
+    made = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
+    assert len(made) == len(devices) * len(runs)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("devices", "beta", "meshes"),
+    [
+        ([8], 0.0, ["auto", "2,4,1", "1,4,2", "1,1,2 of 2", "1,1,4 of 4"]),
+        ([4, 4], 0.05, ["auto", "host_local"]),
+        ([4] * 4, 0.0, ["auto", "host_local"]),
+    ],
+    ids=["1 host", "2 hosts", "4 hosts"],
+)
+def test_devices_and_hosts_leave_a_run_unchanged(
+    pod: Any, model: Path, tmp_path: Path, devices: list[int], beta: float, meshes: list[str]
+) -> None:
+    alone, *_ = trained(pod, model, tmp_path / "alone", [1], beta, ["auto"])
+    assert len(np.unique([metrics["reward"] for metrics in alone["history"]])) == 3
+    for made in trained(pod, model, tmp_path / "out", devices, beta, meshes):
+        assert made["tokens"] == alone["tokens"]
+        for metrics, expected in zip(made["history"], alone["history"], strict=True):
+            assert metrics.keys() == expected.keys()
+            for name, value in expected.items():
+                if name.startswith(OF_THE_MACHINE):
+                    continue
+                if name.startswith("reward"):
+                    assert metrics[name] == value
+                np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)

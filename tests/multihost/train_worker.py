@@ -1,0 +1,64 @@
+"""One process of short runs; writes what came of each.
+
+    python train_worker.py MODEL OUT BETA "MESH[ of NUMBER_OF_DEVICES]/ROLLOUT_SHARDING" ...
+
+A run on fewer devices than there are takes the first ones.
+"""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+
+from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.experience import Collected
+from grpo_eqx.sharding import Mesh, parse_mesh
+
+
+class FirstDevices(Mesh):
+    """Another mesh over the first devices."""
+
+    mesh: Mesh
+    number: int
+
+    def shape(self, devices: Sequence[jax.Device]) -> tuple[int, int, int]:
+        return self.mesh.shape(devices)
+
+    def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+        return self.mesh.build(jax.devices()[: self.number])
+
+
+def distinct_words(prompts: list[str], completions: list[str], **columns: object) -> list[float]:
+    """Something that an untrained model is not always equally good at."""
+    return [len(set(text.split())) / 10 for text in completions]
+
+
+def run(model: str, out: Path, beta: float, described_mesh: str, rollout_sharding: str) -> None:
+    mesh, _, devices = described_mesh.partition(" of ")
+    cfg = GRPOConfig(
+        model=model, output_dir=out / "run", rollout_sharding=rollout_sharding, steps=3,
+        prompts_per_step=16, num_generations=4, max_completion_length=5, learning_rate=1e-3,
+        beta=beta, micro_batch_size_per_device=4, log_completions_steps=0, seed=3,
+        start_timeout=120.0, eval_problems=8, mesh=mesh,
+    )  # fmt: skip
+    chosen = FirstDevices(parse_mesh(mesh), int(devices)) if devices else None
+    trainer = GRPOTrainer(cfg, mesh=chosen, reward_funcs=[distinct_words])
+    tokens = []
+    collect = trainer.experiences.collect
+
+    def listen(*args: object) -> Collected:
+        collected = collect(*args)  # type: ignore[arg-type]
+        tokens.append(collected.experience.completions.ids)
+        return collected
+
+    trainer.experiences.collect = listen  # type: ignore[method-assign]
+    history = [dict(metrics) for metrics in trainer.fit().history]
+    name = f"{beta}-{described_mesh}-{rollout_sharding}-{jax.process_index()}.json"
+    (out / name).write_text(json.dumps({"tokens": tokens, "history": history}))
+
+
+if __name__ == "__main__":
+    for described in sys.argv[4:]:
+        run(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), *described.split("/"))
