@@ -14,7 +14,8 @@ LAYERS = (
     {"compilation", "logits_loss", "micro_batches", "programs", "tracking"},
     {"construction", "experience", "processes"},
     {"trainer"},
-    {"cli", "__init__"},
+    {"cli", "__init__", "launch"},
+    {"command"},
 )
 
 

@@ -1,0 +1,24 @@
+"""Starting a command on every host of a pod."""
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from grpo_eqx.launch.gke import Gke
+from grpo_eqx.launch.local import Local
+from grpo_eqx.launch.skypilot import SkyPilot
+from grpo_eqx.launch.slurm import Slurm
+from grpo_eqx.launch.subcommand import Group
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Launch(Group):
+    """Start a command on every host: of a simulated pod, Slurm, GKE or SkyPilot."""
+
+    chosen: (
+        Annotated[Local, tyro.conf.subcommand("local")]
+        | Annotated[Slurm, tyro.conf.subcommand("slurm")]
+        | Annotated[Gke, tyro.conf.subcommand("gke")]
+        | Annotated[SkyPilot, tyro.conf.subcommand("skypilot")]
+    )

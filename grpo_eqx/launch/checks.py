@@ -1,0 +1,17 @@
+"""Names that go where nothing can be quoted, or that somebody else would refuse later."""
+
+import re
+
+from grpo_eqx.errors import UserError
+
+
+def check_name(flag: str, value: str, pattern: str, rule: str) -> None:
+    """Raises `UserError` unless the whole value matches."""
+    if not re.fullmatch(pattern, value):
+        raise UserError(f"--{flag} is {value!r}: it must be {rule}.")
+
+
+def check_at_least(flag: str, value: int, least: int) -> None:
+    """Raises `UserError` for less."""
+    if value < least:
+        raise UserError(f"--{flag} is {value}: it must be at least {least}.")

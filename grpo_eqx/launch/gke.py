@@ -1,0 +1,72 @@
+"""GKE: a JobSet manifest."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import tyro
+
+from grpo_eqx.launch.checks import check_at_least, check_name
+from grpo_eqx.launch.files import render, write
+from grpo_eqx.launch.quoting import kubernetes_argument, yaml_text
+from grpo_eqx.launch.slices import find_slice
+from grpo_eqx.launch.subcommand import Subcommand
+
+_LABEL = "[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
+_LABEL_RULE = "at most 40 lower-case letters, digits and '-', first a letter and last no '-'"
+_SECRET = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gke(Subcommand):
+    """Print a JobSet manifest for GKE that runs COMMAND on every host of a TPU slice.
+
+    grpo-eqx launch gke --type TYPE --image IMAGE [flags] -- COMMAND
+
+    Start it with kubectl apply. COMMAND is run as it is, without a shell.
+    """
+
+    takes_command: ClassVar[bool] = True
+    accelerator: Annotated[str, tyro.conf.arg(name="type")]
+    """The slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
+    image: str
+    """The container image, with grpo_eqx, its tpu extra and your script."""
+    name: str = "grpo-eqx"
+    """The JobSet's name."""
+    secret: str | None = None
+    """A Kubernetes secret whose keys become environment variables, such as HF_TOKEN. Make it with
+    kubectl create secret generic NAME --from-env-file .env."""
+    max_restarts: int = 0
+    """How often all pods start again after one failed."""
+    output: Path | None = None
+    """The file to write, instead of standard output."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        wanted = find_slice(self.accelerator)
+        check_name("name", self.name, _LABEL, _LABEL_RULE)
+        check_at_least("max-restarts", self.max_restarts, 0)
+        arguments = [yaml_text(kubernetes_argument(argument)) for argument in command]
+        manifest = render(
+            "gke.yaml",
+            name=self.name,
+            max_restarts=self.max_restarts,
+            hosts=wanted.hosts,
+            chips=wanted.chips_per_host,
+            accelerator=wanted.gke_accelerator,
+            topology=yaml_text(wanted.topology),
+            image=yaml_text(self.image),
+            command="\n".join(f"                    - {argument}" for argument in arguments),
+            secret=self._secret_lines(),
+        )
+        write(manifest, self.output)
+        return 0
+
+    def _secret_lines(self) -> str:
+        if self.secret is None:
+            return ""
+        check_name("secret", self.secret, _SECRET, "lower-case letters, digits, '-' and '.'")
+        return (
+            "                  envFrom:\n"
+            "                    - secretRef:\n"
+            f"                        name: {yaml_text(self.secret)}\n"
+        )

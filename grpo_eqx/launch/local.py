@@ -1,0 +1,61 @@
+"""A simulated pod: several processes on this machine, each with CPU devices of its own."""
+
+import dataclasses
+import os
+import socket
+from typing import ClassVar
+
+from grpo_eqx.launch.checks import check_at_least
+from grpo_eqx.launch.processes import Process, run_together
+from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.sharding.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Local(Subcommand):
+    """Run COMMAND as every process of a simulated pod on this machine.
+
+    grpo-eqx launch local [flags] -- COMMAND
+
+    Every process is told of the others and sees CPU devices of its own. Lines of output are
+    prefixed with the number of the process. When one fails all are ended, and its exit code is
+    this command's.
+    """
+
+    takes_command: ClassVar[bool] = True
+    processes: int = 4
+    """Processes to start: the hosts of the pod."""
+    devices_per_process: int = 4
+    """CPU devices that each process sees: the chips of a host."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        check_at_least("processes", self.processes, 1)
+        check_at_least("devices-per-process", self.devices_per_process, 1)
+        port = _free_port()
+        return run_together(
+            [
+                Process(str(index), command, self._environment(index, port))
+                for index in range(self.processes)
+            ]
+        )
+
+    def _environment(self, index: int, port: int) -> dict[str, str]:
+        flags = os.environ.get("XLA_FLAGS", "").split()
+        kept = [flag for flag in flags if flag.partition("=")[0] != _DEVICE_COUNT]
+        return {
+            **os.environ,
+            COORDINATOR: f"localhost:{port}",
+            NUM_PROCESSES: str(self.processes),
+            PROCESS_ID: str(index),
+            "JAX_PLATFORMS": "cpu",
+            "XLA_FLAGS": " ".join([*kept, f"{_DEVICE_COUNT}={self.devices_per_process}"]),
+            "PYTHONUNBUFFERED": "1",  # lines as they come, though they go into a pipe
+        }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,190 @@
+"""Several processes at once: their output line by line, and none left behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import NamedTuple
+
+from grpo_eqx.errors import UserError
+
+_GRACE_SECONDS = 5.0
+"""What processes have to end by themselves after a SIGTERM."""
+_KILL_SECONDS = 1.0
+"""What is waited for what was killed."""
+_COPY_SECONDS = 5.0
+"""What is waited for the last lines, where whoever reads them does not."""
+_POLL_SECONDS = 0.05
+_PIPE_BYTES = 2**20
+"""As much as a pipe can hold."""
+
+
+class Process(NamedTuple):
+    """A process to start."""
+
+    name: str
+    """What its lines are prefixed with."""
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+
+
+class _Event(NamedTuple):
+    """A process ended, or this one was told to."""
+
+    process: int | None
+    """The number of the process that ended."""
+    code: int
+
+
+_Events = SimpleQueue[_Event]
+
+
+def run_together(processes: Sequence[Process]) -> int:
+    """Runs all until the last ends or one fails; returns the exit code of the first that fails.
+
+    When one fails, or this process gets a SIGINT, SIGTERM or SIGHUP, all are ended, with all that
+    they started in their process groups. What a signal ended has 128 and the signal's number as
+    its code, as in a shell.
+    """
+    events: _Events = SimpleQueue()
+    ended = threading.Event()
+    hosts: list[subprocess.Popen[bytes]] = []
+    threads = []
+    with _signals_into(events):
+        try:
+            for index, process in enumerate(processes):
+                hosts.append(_start(process))
+                threads.append(_thread(_report_end, index, hosts[-1], events))
+                threads.append(_thread(_copy_lines, process.name, hosts[-1], events, ended))
+            return _wait(hosts, processes, events)
+        finally:
+            _end(hosts, events)
+            ended.set()
+            for thread in threads:
+                thread.join(_COPY_SECONDS)
+
+
+@contextmanager
+def _signals_into(events: _Events) -> Iterator[None]:
+    """Signals that ask this process to end become events; a SIGHUP not under `nohup`."""
+
+    def put(number: int, frame: FrameType | None) -> None:
+        events.put(_Event(None, 128 + number))
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    handlers = {number: signal.signal(number, put) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _start(process: Process) -> subprocess.Popen[bytes]:
+    try:
+        # A session of its own, and so a group, so that what it starts is ended with it.
+        return subprocess.Popen(
+            process.arguments,
+            env=process.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserError(
+            f"cannot start {process.arguments[0]!r} ({error.strerror}): give a program that is "
+            f"on PATH, or its path."
+        ) from error
+
+
+def _thread(function: Callable[..., None], *arguments: object) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _report_end(index: int, host: subprocess.Popen[bytes], events: _Events) -> None:
+    code = host.wait()
+    events.put(_Event(index, code if code >= 0 else 128 - code))
+
+
+def _copy_lines(
+    name: str, host: subprocess.Popen[bytes], events: _Events, ended: threading.Event
+) -> None:
+    """Copies lines until the pipe is closed, or all have ended: a daemon may keep it open."""
+    assert host.stdout is not None
+    prefix, rest, last = f"[{name}] ".encode(), b"", False
+    with host.stdout:
+        while not last:
+            last = ended.is_set()  # before the look, so that nothing written until then is missed
+            if not select.select([host.stdout], [], [], 0 if last else _POLL_SECONDS)[0]:
+                continue
+            chunk = os.read(host.stdout.fileno(), _PIPE_BYTES)
+            last = last or not chunk
+            *lines, rest = (rest + chunk).split(b"\n")
+            _write(b"".join(prefix + line + b"\n" for line in lines), events)
+    if rest:
+        _write(prefix + rest + b"\n", events)
+
+
+def _write(text: bytes, events: _Events) -> None:
+    try:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # whoever read it is gone, and so is the reason to go on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        events.put(_Event(None, 128 + signal.SIGPIPE))
+
+
+def _wait(
+    hosts: Sequence[subprocess.Popen[bytes]], processes: Sequence[Process], events: _Events
+) -> int:
+    """0 once all are done, or the code of the first that failed."""
+    running = set(range(len(hosts)))
+    while running:
+        index, code = events.get()
+        if index is not None:
+            running.remove(index)
+            _signal(hosts[index], signal.SIGTERM)  # what it left behind
+        if code and index is not None and running:
+            print(
+                f"process {processes[index].name} ended with exit code {code}; ending the others",
+                file=sys.stderr,
+            )
+        if code:
+            return code
+    return 0
+
+
+def _end(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
+    """Ends what is left of every process group; at once where this process is told to end again."""
+    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+        for host in hosts:
+            _signal(host, number)
+        deadline = time.monotonic() + seconds
+        while any(_signal(host, 0) for host in hosts) and time.monotonic() < deadline:
+            try:
+                index, _ = events.get(timeout=_POLL_SECONDS)
+            except Empty:
+                continue
+            if index is None:
+                break
+
+
+def _signal(host: subprocess.Popen[bytes], number: int) -> bool:
+    """Signals the group; whether there is still one."""
+    try:
+        os.killpg(host.pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True

@@ -1,0 +1,44 @@
+"""Values of any content in shell scripts, YAML and Kubernetes manifests."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Sequence
+
+from grpo_eqx.errors import UserError
+
+_UNPRINTABLE_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+
+
+def shell_line(arguments: Sequence[str]) -> str:
+    """The arguments for bash, on one line whatever they hold."""
+    return " ".join(_shell_word(argument) for argument in arguments)
+
+
+def _shell_word(argument: str) -> str:
+    if argument.isprintable():
+        return shlex.quote(argument)
+    # Bytes, not characters: what \u writes depends on the locale.
+    return "$'" + "".join(_ansi_c(byte) for byte in os.fsencode(argument)) + "'"
+
+
+def _ansi_c(byte: int) -> str:
+    character = chr(byte)
+    plain = character.isascii() and character.isprintable() and character not in "'\\"
+    return character if plain else f"\\x{byte:02x}"
+
+
+def yaml_text(text: str) -> str:
+    """A double-quoted YAML scalar."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{text!r} is not UTF-8, which YAML needs: write it in UTF-8.") from error
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _UNPRINTABLE_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+
+
+def kubernetes_argument(argument: str) -> str:
+    """An argument that Kubernetes leaves as it is: it would replace `$(NAME)`."""
+    return argument.replace("$", "$$")

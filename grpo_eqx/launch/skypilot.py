@@ -1,0 +1,106 @@
+"""SkyPilot: a task file."""
+
+import dataclasses
+import re
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import tyro
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.launch.checks import check_at_least, check_name
+from grpo_eqx.launch.files import render, write
+from grpo_eqx.launch.quoting import shell_line, yaml_text
+from grpo_eqx.launch.slices import find_slice
+from grpo_eqx.launch.subcommand import Subcommand
+
+_TPU_CLUSTER = "  # TPU VMs of one slice learn of each other from Google's metadata server."
+_GPU_CLUSTER = """\
+  export JAX_COORDINATOR_ADDRESS="$(echo "$SKYPILOT_NODE_IPS" | head -n 1):8476"
+  export JAX_NUM_PROCESSES="$SKYPILOT_NUM_NODES" JAX_PROCESS_ID="$SKYPILOT_NODE_RANK\""""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SkyPilot(Subcommand):
+    """Print a SkyPilot task that runs COMMAND on every host of a TPU slice or of GPU nodes.
+
+    grpo-eqx launch skypilot --type TYPE [flags] -- COMMAND
+
+    grpo-eqx launch skypilot --gpus H100:8 --nodes N [flags] -- COMMAND
+
+    Start it with sky launch.
+    """
+
+    takes_command: ClassVar[bool] = True
+    accelerator: Annotated[str | None, tyro.conf.arg(name="type")] = None
+    """A TPU slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
+    gpus: str | None = None
+    """GPUs of each node, instead of a slice: SkyPilot's name and their number, such as H100:8."""
+    nodes: int = 1
+    """Nodes with these GPUs. A TPU slice counts as one node, however many hosts it has."""
+    spot: bool = False
+    """Ask for spot machines: cheaper, and taken away at any time."""
+    secrets: tuple[str, ...] = ()
+    """Names of environment variables to hand on, such as HF_TOKEN. Their values are given to
+    sky launch, with --secret HF_TOKEN."""
+    name: str = "grpo-eqx"
+    """The task's name."""
+    output: Path | None = None
+    """The file to write, instead of standard output."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        if (self.accelerator is None) == (self.gpus is None):
+            raise UserError("give either --type, for a TPU slice, or --gpus.")
+        check_name(
+            "name", self.name, "[a-z]([-a-z0-9]*[a-z0-9])?", "lower-case letters, digits and '-'"
+        )
+        check_at_least("nodes", self.nodes, 1)
+        if not all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", secret) for secret in self.secrets):
+            # Without what was given: it may hold a value.
+            raise UserError("--secrets takes the names of variables alone, as HF_TOKEN.")
+        of_kind = self._tpu() if self.accelerator is not None else self._gpu()
+        task = render(
+            "skypilot.yaml",
+            name=yaml_text(self.name),
+            nodes=self.nodes,
+            secrets=self._secret_lines(),
+            command=shell_line(command),
+            **of_kind,
+        )
+        write(task, self.output)
+        return 0
+
+    def _tpu(self) -> dict[str, str | int]:
+        assert self.accelerator is not None
+        wanted = find_slice(self.accelerator)
+        if self.nodes != 1:
+            raise UserError(
+                f"--nodes is {self.nodes}, and a run has one slice: choose a larger --type."
+            )
+        return {
+            "resources": f"  accelerators: tpu-{wanted.name}\n"
+            f"  accelerator_args:\n    runtime_version: {wanted.runtime_version}\n{self._spot()}",
+            "extra": "tpu",
+            "processes": wanted.hosts,
+            "cluster": _TPU_CLUSTER,
+        }
+
+    def _gpu(self) -> dict[str, str | int]:
+        assert self.gpus is not None
+        check_name(
+            "gpus", self.gpus, r"[A-Za-z0-9][A-Za-z0-9-]*:\d+", "a name and a number: H100:8"
+        )
+        return {
+            "resources": f"  accelerators: {yaml_text(self.gpus)}\n{self._spot()}",
+            "extra": "cuda",
+            "processes": self.nodes,
+            "cluster": _GPU_CLUSTER,
+        }
+
+    def _spot(self) -> str:
+        return f"  use_spot: {str(self.spot).lower()}"
+
+    def _secret_lines(self) -> str:
+        if not self.secrets:
+            return ""
+        return "secrets:\n" + "".join(f"  {secret}: null\n" for secret in self.secrets)

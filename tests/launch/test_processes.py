@@ -1,0 +1,158 @@
+"""Several processes: lines, exit codes, and nothing left behind."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.launch.processes import Process, run_together
+
+FOREVER = "trap '' TERM; while :; do sleep 1000 & wait; done"
+"""A shell that does not end by itself, nor when it is asked to."""
+
+
+def together(*scripts: str) -> int:
+    return run_together(
+        [Process(str(i), ["bash", "-c", text], os.environ) for i, text in enumerate(scripts)]
+    )
+
+
+def gone(pid_file: Path) -> bool:
+    """Whether the process of that number ends, if it has not."""
+    try:
+        process = os.pidfd_open(int(pid_file.read_text()))
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([process], [], [], 10)[0])
+    finally:
+        os.close(process)
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("grpo_eqx.launch.processes._GRACE_SECONDS", 0.5)
+    monkeypatch.setattr("grpo_eqx.launch.processes._KILL_SECONDS", 0.1)
+
+
+def fifo(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+def test_lines_come_whole_with_the_name_of_their_process(
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    assert together("echo a; echo b >&2; printf 'no end'", "printf 'x\\ry\\n\\377\\n'") == 0
+    out = capsysbinary.readouterr().out
+    lines = out.split(b"\n")
+    assert [line for line in lines if line.startswith(b"[0]")] == [
+        b"[0] a",
+        b"[0] b",
+        b"[0] no end",
+    ]
+    assert [line for line in lines if line.startswith(b"[1]")] == [b"[1] x\ry", b"[1] \xff"]
+    assert out.endswith(b"\n")
+
+
+def test_much_output_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert together("seq 100000") == 0
+    assert len(capsys.readouterr().out.splitlines()) == 100_000
+
+
+def test_the_first_failure_ends_all_and_its_code_is_kept(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    ready, pid = fifo(tmp_path / "ready"), tmp_path / "pid"
+    waits = f"sleep 1000 & echo $! >{pid}; echo up >{ready}; wait"
+    assert together(waits, f"read line <{ready}; exit 7") == 7
+    assert gone(pid)
+    assert "process 1 ended with exit code 7" in capsys.readouterr().err
+
+
+def test_what_a_signal_ended_has_128_and_its_number() -> None:
+    assert together("kill -SEGV $$") == 128 + signal.SIGSEGV
+
+
+def test_what_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
+    ready, pid = fifo(tmp_path / "ready"), tmp_path / "pid"
+    stubborn = f"trap '' TERM; echo $$ >{pid}; echo up >{ready}; {FOREVER}"
+    assert together(stubborn, f"read line <{ready}; exit 3") == 3
+    assert gone(pid)
+
+
+def test_what_a_process_left_behind_is_ended_with_it(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    assert together(f"sleep 1000 & echo $! >{pid}") == 0
+    assert gone(pid)
+
+
+def test_a_daemon_that_keeps_the_pipe_open_does_not_hold_the_launcher(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pid = tmp_path / "pid"
+    daemon = f"setsid bash -c 'echo $$ >{pid}; exec sleep 1000' & while ! [ -s {pid} ]; do :; done"
+    try:
+        assert together(f"{daemon}; echo done") == 0
+        assert capsys.readouterr().out == "[0] done\n"
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
+def test_a_signal_to_the_launcher_ends_all(name: str, tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    before = signal.getsignal(signal.SIGTERM)
+    script = f"sleep 1000 & echo $! >{pid}; kill -{name} {os.getpid()}; wait"
+    assert together(script) == 128 + signal.Signals[f"SIG{name}"]
+    assert gone(pid)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_second_signal_does_not_wait_for_the_grace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("grpo_eqx.launch.processes._GRACE_SECONDS", 1000.0)
+    pid = tmp_path / "pid"
+    # It asks for the end, and for it again when it is asked to end.
+    script = f"echo $$ >{pid}; trap 'kill -TERM {os.getpid()}' TERM; kill -TERM {os.getpid()}; {{ "
+    assert together(script + "while :; do sleep 1000 & wait; done; }") == 128 + signal.SIGTERM
+    assert gone(pid)
+
+
+@pytest.mark.parametrize("program", ["no-such-program", "/dev/null"])
+def test_a_program_that_cannot_start_is_one_line(program: str) -> None:
+    with pytest.raises(UserError, match=f"cannot start '{program}'"):
+        run_together([Process("0", [program], os.environ)])
+
+
+def test_when_a_later_one_cannot_start_the_others_are_ended(tmp_path: Path) -> None:
+    good = Process("0", ["sleep", "1000"], os.environ)
+    with pytest.raises(UserError):
+        run_together([good, Process("1", ["no-such-program"], os.environ)])
+    children = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-x", "sleep"], capture_output=True, check=False
+    )
+    assert children.stdout == b""
+
+
+def test_when_nobody_reads_on_all_are_ended() -> None:
+    program = (
+        "import os, sys; from grpo_eqx.launch.processes import Process, run_together;"
+        "sys.exit(run_together([Process('0', ['yes'], os.environ)]))"
+    )
+    done = subprocess.run(
+        f'{sys.executable} -c "{program}" | head -n 1; exit ${{PIPESTATUS[0]}}',
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert (done.stdout, done.stderr) == (b"[0] y\n", b"")
