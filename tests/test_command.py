@@ -25,6 +25,10 @@ def error_of(
         (["launch", "local", "--"], "there is no COMMAND"),
         (["launch", "local", "--", "--processes", "2"], "COMMAND starts with '--processes'"),
         (["launch", "local", "--", ""], "COMMAND starts with ''"),
+        (
+            ["launch", "tpu-vm", "delete", "--name", "n", "--zone", "z", "--", "rm"],
+            "nothing runs 'rm'",
+        ),
     ],
 )
 def test_a_command_follows_two_dashes_where_one_is_taken(
@@ -49,6 +53,9 @@ def test_without_two_dashes_a_command_is_no_flag(
         ([], "launch"),
         (["launch"], "skypilot"),
         (["launch", "local"], "--devices-per-process"),
+        (["launch", "tpu-vm"], "sync-env"),
+        (["launch", "tpu-vm", "create"], "anew"),
+        (["launch", "tpu-vm", "run"], "--replace"),
         (["launch", "slurm"], "sbatch"),
         (["launch", "gke"], "kubectl"),
     ],

@@ -1,0 +1,33 @@
+"""Google TPU VMs, by the `gcloud` command."""
+
+import dataclasses
+from typing import Annotated
+
+import tyro
+
+from grpo_eqx.launch.subcommand import Group
+from grpo_eqx.launch.tpu_vm.bootstrap import Bootstrap
+from grpo_eqx.launch.tpu_vm.create import Create
+from grpo_eqx.launch.tpu_vm.delete import Delete
+from grpo_eqx.launch.tpu_vm.logs import Logs
+from grpo_eqx.launch.tpu_vm.run import Run
+from grpo_eqx.launch.tpu_vm.status import Status
+from grpo_eqx.launch.tpu_vm.sync_env import SyncEnv
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TpuVm(Group):
+    """Create, set up, use and delete Google TPU VMs, with gcloud.
+
+    All workers take part in everything. --dry-run prints the gcloud commands instead.
+    """
+
+    chosen: (
+        Annotated[Create, tyro.conf.subcommand("create")]
+        | Annotated[Bootstrap, tyro.conf.subcommand("bootstrap")]
+        | Annotated[SyncEnv, tyro.conf.subcommand("sync-env")]
+        | Annotated[Run, tyro.conf.subcommand("run")]
+        | Annotated[Logs, tyro.conf.subcommand("logs")]
+        | Annotated[Status, tyro.conf.subcommand("status")]
+        | Annotated[Delete, tyro.conf.subcommand("delete")]
+    )

@@ -1,0 +1,53 @@
+"""`grpo-eqx launch tpu-vm bootstrap`."""
+
+import dataclasses
+
+from grpo_eqx.launch.subcommand import LaunchError, Subcommand
+from grpo_eqx.launch.tpu_vm.commit import resolve_commit
+from grpo_eqx.launch.tpu_vm.pod import Pod, script
+from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Bootstrap(Subcommand):
+    """Install a repository at one commit on all workers.
+
+    Each worker gets Python 3.12 in a virtual environment, the repository, and its tpu extra, all
+    in the folder grpo-eqx of the home folder. Again on the same VM it moves to another commit, and
+    discards changes to tracked files.
+    """
+
+    vm: Vm
+    accelerator: TypeFlag
+    """The VM's type, as it was created."""
+    repo: str
+    """The URL to clone. Keep tokens out of it: command lines are seen by others."""
+    commit: str
+    """The commit, branch or tag: one commit is resolved here, and all workers get it. In a
+    checkout of the repository it must be pushed, and HEAD must have no uncommitted changes."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        commit = resolve_commit(self.repo, self.commit)
+        pod = Pod.ready(self.vm, self.accelerator)
+        pod.say(f"installing {commit}")
+        # gcloud makes an SSH key where there is none, which several at once would do in each
+        # other's way.
+        first = pod.try_all([0], lambda worker: pod.ssh_command(worker, "true"))
+        pod.check("answer", {0: first[0]})
+        done = pod.ssh(
+            "install the repository",
+            script("make_folder", "environment", "bootstrap"),
+            self.repo,
+            commit,
+        )
+        if self.vm.dry_run:
+            return 0
+        for worker, finished in enumerate(done):
+            found = (finished.output.split() or ["none"])[-1]
+            if found != commit:
+                raise LaunchError(
+                    f"{pod.worker_name(worker)} has commit {found}, and not {commit}: run "
+                    f"bootstrap again."
+                )
+        print(f"all {len(done)} workers have commit {commit}")
+        return 0

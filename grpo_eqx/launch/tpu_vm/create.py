@@ -1,0 +1,77 @@
+"""`grpo-eqx launch tpu-vm create`."""
+
+import dataclasses
+import re
+import shlex
+import sys
+
+from grpo_eqx.launch.checks import check_name
+from grpo_eqx.launch.slices import find_slice
+from grpo_eqx.launch.subcommand import LaunchError, Subcommand
+from grpo_eqx.launch.tpu_vm.vm import Finished, TypeFlag, Vm, execute
+
+_NO_ROOM = re.compile(
+    r"capacity|quota|stock.?out|exhausted|enough resources|limit .*(exceeded|reached)", re.I
+)
+"""What Google says where another zone may have what this one has not."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Create(Subcommand):
+    """Create a TPU VM, in the first of the zones that has room.
+
+    A zone without capacity or quota leads to the next one. Any other failure ends the search.
+    """
+
+    name: str
+    """The VM's name."""
+    accelerator: TypeFlag
+    """The slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
+    zones: str
+    """Zones to try, in this order, with commas between: us-east5-b,europe-west4-a. Your project
+    needs quota there."""
+    spot: bool = False
+    """Ask for a spot VM: cheaper, and taken away at any time. A preempted one cannot be started
+    again: delete it, and create it anew."""
+    version: str | None = None
+    """The runtime version; that of the type without it."""
+    project: str | None = None
+    """The Google Cloud project; gcloud's own without it."""
+    dry_run: bool = False
+    """Print the gcloud commands, quoted for a shell, and execute none."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        commands = {zone: self._command(zone) for zone in self.zones.split(",")}
+        if self.dry_run:
+            print(" ||\n".join(shlex.join(command) for command in commands.values()))
+            return 0
+        refusals = []
+        for zone, arguments in commands.items():
+            print(f"creating {self.name} in {zone} ...", file=sys.stderr, flush=True)
+            try:
+                done = execute(arguments)
+            except KeyboardInterrupt:
+                print(f"{self.name} may still come up in {zone}: delete it there", file=sys.stderr)
+                raise
+            if done.code == 0:
+                hosts = find_slice(self.accelerator).hosts
+                print(f"created {self.name} ({self.accelerator}, {hosts} workers) in {zone}")
+                return 0
+            self._check_room(zone, done)
+            refusals.append(f"\n  {zone}:\n{done.tail()}")
+        raise LaunchError(f"no zone has room for {self.name}: try others.{''.join(refusals)}")
+
+    def _command(self, zone: str) -> list[str]:
+        wanted = find_slice(self.accelerator)
+        version = self.version or wanted.runtime_version
+        check_name("version", version, "[a-z0-9][a-z0-9.-]*", "a version, as v2-alpha-tpuv6e")
+        vm = Vm(name=self.name, zone=zone, project=self.project)
+        spot = ["--spot"] if self.spot else []
+        return vm.gcloud(
+            "create", f"--accelerator-type={wanted.name}", f"--version={version}", *spot
+        )
+
+    def _check_room(self, zone: str, done: Finished) -> None:
+        if not _NO_ROOM.search(done.errors + done.output):
+            raise LaunchError(f"{self.name} was not created in {zone}:\n{done.tail()}")
+        print(f"{zone} has no room", file=sys.stderr)

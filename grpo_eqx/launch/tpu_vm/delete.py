@@ -1,0 +1,37 @@
+"""`grpo-eqx launch tpu-vm delete`."""
+
+import dataclasses
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.launch.subcommand import LaunchError, Subcommand
+from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Delete(Subcommand):
+    """Delete a VM, with all that is on its disks. It asks first."""
+
+    vm: Vm
+    yes: bool = False
+    """Do not ask."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        arguments = self.vm.gcloud("delete")
+        if self.vm.dry_run:
+            show(arguments)
+            return 0
+        if not self.yes and not self._confirmed():
+            print(f"{self.vm.name} is left as it is")
+            return 1
+        done = execute(arguments)
+        if done.code:
+            raise LaunchError(f"{self.vm.name} was not deleted:\n{done.tail()}")
+        print(f"deleted {self.vm.name} in {self.vm.zone}")
+        return 0
+
+    def _confirmed(self) -> bool:
+        try:
+            answer = input(f"Delete {self.vm.name} in {self.vm.zone}, with its disks? [y/N] ")
+        except EOFError:
+            raise UserError("nobody is here to be asked: say --yes.") from None
+        return answer.strip().lower() in ("y", "yes")

@@ -1,0 +1,44 @@
+"""Files of environment variables, read as they are."""
+
+import re
+import stat
+from pathlib import Path
+
+from grpo_eqx.errors import UserError
+
+
+def check_env_file(path: Path) -> Path:
+    """Its absolute path. Raises `UserError` for what would be read otherwise than it is meant.
+
+    No message holds a value.
+    """
+    try:
+        text = path.read_bytes().decode()
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"cannot read {path} ({reason}): choose another --env-file.") from None
+    if mode & 0o077:
+        raise UserError(f"{path} can be read by others: chmod 600 it, for it holds secrets.")
+    if ":" in str(path.absolute()):
+        raise UserError(f"{path} has a ':' in its path, which gcloud takes for a host: move it.")
+    # Not splitlines: a value may hold a character that only Python takes for a line's end.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line and not line.startswith("#") and (wrong := _wrong(line)):
+            raise UserError(f"line {number} of {path} {wrong}")
+    return path.absolute()
+
+
+def _wrong(line: str) -> str:
+    """What is wrong with a line, empty where nothing is."""
+    match = re.fullmatch("([A-Za-z_][A-Za-z0-9_]*)=(.*)", line, re.DOTALL)
+    if match is None:
+        return "is not NAME=VALUE: write it so, without export and spaces before."
+    value = match[2]
+    if "\0" in value or value != value.strip():
+        return f"has white space around the value of {match[1]}, or a zero byte: take it out."
+    if value[:1] in ("'", '"'):
+        return (
+            f"has quotes around the value of {match[1]}, which would be part of it: take them off."
+        )
+    return ""

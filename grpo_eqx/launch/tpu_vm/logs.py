@@ -1,0 +1,61 @@
+"""`grpo-eqx launch tpu-vm logs`."""
+
+import dataclasses
+import os
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.launch.checks import check_at_least
+from grpo_eqx.launch.processes import Process, run_together
+from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.tpu_vm.pod import Pod, script
+from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
+from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Logs(Subcommand):
+    """Print the end of a run's logs, each line with its worker's number."""
+
+    vm: Vm
+    accelerator: TypeFlag
+    """The VM's type, as it was created."""
+    worker: int | None = None
+    """The worker, from 0; all without it."""
+    follow: bool = False
+    """Go on with new lines until the run ends, or Ctrl-C."""
+    lines: int = 20
+    """Lines to print of each log."""
+    run_name: str = LATEST
+    """The run; the newest without it."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        check_run_name(self.run_name)
+        check_at_least("lines", self.lines, 0)
+        pod = Pod.ready(self.vm, self.accelerator)
+        workers = list(range(pod.slice.hosts)) if self.worker is None else [self.worker]
+        if not 0 <= workers[0] < pod.slice.hosts:
+            raise UserError(
+                f"--worker is {self.worker}, and there are {pod.slice.hosts}, from 0 on."
+            )
+        if self.follow:
+            return self._follow(pod, workers)
+        finished = pod.try_all(workers, lambda worker: self._command(pod, worker))
+        for worker, done in zip(workers, finished, strict=True):
+            for line in done.output.splitlines():
+                print(f"[{worker}] {line}")
+        pod.check("show the log", dict(zip(workers, finished, strict=True)))
+        return 0
+
+    def _command(self, pod: Pod, worker: int) -> list[str]:
+        follow = "yes" if self.follow else "no"
+        return pod.ssh_command(worker, script("logs"), self.run_name, str(self.lines), follow)
+
+    def _follow(self, pod: Pod, workers: list[int]) -> int:
+        commands = {worker: self._command(pod, worker) for worker in workers}
+        if self.vm.dry_run:
+            for arguments in commands.values():
+                show(arguments)
+            return 0
+        return run_together(
+            [Process(str(worker), each, os.environ) for worker, each in commands.items()]
+        )

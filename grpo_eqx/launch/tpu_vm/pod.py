@@ -1,0 +1,142 @@
+"""All workers of a TPU VM, each by a `gcloud` of its own.
+
+With `--worker=all` gcloud mixes what they print and keeps one exit code.
+"""
+
+import dataclasses
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import resources
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.launch.slices import Slice, find_slice
+from grpo_eqx.launch.subcommand import LaunchError
+from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
+
+_AT_ONCE = 32
+"""A gcloud takes about 100 MB."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """What the cloud says of a VM."""
+
+    state: str
+    type: str | None
+    addresses: tuple[str, ...]
+    """One for each worker; empty where it has none yet."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pod:
+    """The workers of a VM."""
+
+    vm: Vm
+    slice: Slice
+    addresses: tuple[str, ...]
+
+    @classmethod
+    def ready(cls, vm: Vm, accelerator: str) -> "Pod":
+        """Raises `LaunchError` for a VM that is not ready, `UserError` for one of another type."""
+        wanted = find_slice(accelerator)
+        if vm.dry_run:
+            show(describe_command(vm))
+            return cls(vm, wanted, ("",) * wanted.hosts)
+        found = describe(vm)
+        if found.state != "READY":
+            raise LaunchError(
+                f"{vm.name} is {found.state}, not READY: wait for it, or delete it and create it "
+                f"again if it was preempted."
+            )
+        check_type(vm, wanted, found)
+        if len(found.addresses) != wanted.hosts:
+            raise LaunchError(
+                f"{vm.name} has {len(found.addresses)} workers, and a {wanted.name} has "
+                f"{wanted.hosts}: delete it and create it again."
+            )
+        return cls(vm, wanted, found.addresses)
+
+    def ssh_command(self, worker: int, script: str, *arguments: str) -> list[str]:
+        """The command that runs a script on a worker. Arguments may hold anything."""
+        remote = shlex.join(["bash", "-c", script, "grpo-eqx", *arguments])
+        return self.vm.gcloud("ssh", f"--worker={worker}", f"--command={remote}")
+
+    def ssh(self, doing: str, script: str, *arguments: str) -> list[Finished]:
+        """Runs a script on all workers; raises `LaunchError` that names those where it fails."""
+        return self.on_all(doing, lambda worker: self.ssh_command(worker, script, *arguments))
+
+    def on_all(self, doing: str, command: Callable[[int], list[str]]) -> list[Finished]:
+        """Runs a command for each worker, in parallel; raises `LaunchError` as `ssh` does."""
+        finished = self.try_all(range(len(self.addresses)), command)
+        self.check(doing, dict(enumerate(finished)))
+        return finished
+
+    def try_all(
+        self, workers: Sequence[int], command: Callable[[int], list[str]]
+    ) -> list[Finished]:
+        """As `on_all`, for these workers, whatever their commands come to."""
+        commands = [command(worker) for worker in workers]
+        if self.vm.dry_run:
+            for arguments in commands:
+                show(arguments)
+            return [Finished(0, "", "")] * len(commands)
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            return list(pool.map(execute, commands))
+
+    def check(self, doing: str, finished: dict[int, Finished]) -> None:
+        """Raises `LaunchError` that names all workers whose command failed, with what they said."""
+        failed = {worker: done for worker, done in finished.items() if done.code}
+        if failed:
+            names = ", ".join(self.worker_name(worker) for worker in failed)
+            details = "".join(
+                f"\n  {self.worker_name(worker)}, exit code {done.code}:\n{done.tail()}"
+                for worker, done in failed.items()
+            )
+            counts = f"{len(failed)} of {len(self.addresses)} workers"
+            raise LaunchError(f"{counts} failed to {doing}: {names}.{details}")
+
+    def worker_name(self, worker: int) -> str:
+        address = self.addresses[worker]
+        return f"worker {worker} ({address})" if address else f"worker {worker}"
+
+    def say(self, doing: str) -> None:
+        """What is being done, for those who wait."""
+        if not self.vm.dry_run:
+            print(f"{doing} ({len(self.addresses)} workers) ...", file=sys.stderr, flush=True)
+
+
+def describe_command(vm: Vm) -> list[str]:
+    return vm.gcloud("describe", "--format=json")
+
+
+def describe(vm: Vm) -> Description:
+    """Raises `LaunchError` where there is no such VM."""
+    done = execute(describe_command(vm))
+    if done.code:
+        raise LaunchError(f"cannot describe {vm.name} in {vm.zone}:\n{done.tail()}")
+    node = json.loads(done.output)
+    # One endpoint for each network of each worker; the first is the one that ssh takes.
+    endpoints = node.get("networkEndpoints", [])[:: max(1, len(node.get("networkConfigs", [])))]
+    return Description(
+        state=node.get("state", "in no known state"),
+        type=node.get("acceleratorType"),
+        addresses=tuple(
+            end.get("accessConfig", {}).get("externalIp") or end.get("ipAddress", "")
+            for end in endpoints
+        ),
+    )
+
+
+def check_type(vm: Vm, wanted: Slice, found: Description) -> None:
+    """Raises `UserError` where the VM is of another type: some of its workers would be left out."""
+    if found.type is not None and found.type != wanted.name:
+        raise UserError(f"--type is {wanted.name}, and {vm.name} is a {found.type}: give its own.")
+
+
+def script(*names: str) -> str:
+    """Scripts of this package, one after the other."""
+    folder = resources.files(__package__).joinpath("scripts")
+    return "".join(folder.joinpath(f"{name}.sh").read_text("utf-8") for name in names)

@@ -1,0 +1,42 @@
+"""`grpo-eqx launch tpu-vm sync-env`."""
+
+import dataclasses
+from pathlib import Path
+
+from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.tpu_vm.env_file import check_env_file
+from grpo_eqx.launch.tpu_vm.pod import Pod, script
+from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyncEnv(Subcommand):
+    """Copy a file of environment variables, such as HF_TOKEN, to all workers.
+
+    Runs see them. The file is readable by its owner alone, here and there, and no value is ever
+    part of a command line or of output.
+    """
+
+    vm: Vm
+    accelerator: TypeFlag
+    """The VM's type, as it was created."""
+    env_file: Path
+    """Lines NAME=VALUE. A value is all that follows the =, as it is, without quotes. Only you may
+    be able to read the file (chmod 600)."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        source = check_env_file(self.env_file)
+        pod = Pod.ready(self.vm, self.accelerator)
+        pod.say("copying the environment file")
+        # Into a folder that is closed already: the file is never readable, not even for a moment.
+        pod.ssh("make a folder", script("make_folder"))
+        pod.on_all(
+            "take the environment file",
+            lambda worker: self.vm.gcloud(
+                "scp", f"--worker={worker}", str(source), f"{self.vm.name}:grpo-eqx/env.new"
+            ),
+        )
+        pod.ssh("place the environment file", script("place_env"))
+        if not self.vm.dry_run:
+            print(f"all {len(pod.addresses)} workers have the environment file")
+        return 0

@@ -1,0 +1,88 @@
+"""A TPU VM by name, and the `gcloud` commands that address it."""
+
+import dataclasses
+import shlex
+import shutil
+import subprocess
+from collections.abc import Sequence
+from typing import Annotated, NamedTuple
+
+import tyro
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.launch.checks import check_name
+
+_TAIL_LINES = 10
+
+TypeFlag = Annotated[str, tyro.conf.arg(name="type")]
+"""`type`, which is a word of Python's."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Vm:
+    """Which VM."""
+
+    name: str
+    """The VM's name."""
+    zone: str
+    """The zone that it is in, such as us-east5-b."""
+    project: str | None = None
+    """The Google Cloud project; gcloud's own without it."""
+    dry_run: bool = False
+    """Print the gcloud commands, quoted for a shell, and execute none."""
+
+    def gcloud(self, action: str, *flags: str) -> list[str]:
+        """The command for an action on this VM. Raises `UserError` for names that cannot be."""
+        check_name(
+            "name",
+            self.name,
+            "[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
+            "at most 63 lower-case letters, digits and '-', first a letter and last no '-'",
+        )
+        check_name("zone", self.zone, r"[a-z]+(-[a-z]+)+\d+-[a-z0-9]+", "a zone, as us-east5-b")
+        address = [self.name, f"--zone={self.zone}"]
+        if self.project is not None:
+            check_name(
+                "project",
+                self.project,
+                r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]",
+                "a project's ID: 6 to 30 lower-case letters, digits and '-'",
+            )
+            address.append(f"--project={self.project}")
+        return ["gcloud", "compute", "tpus", "tpu-vm", action, *address, "--quiet", *flags]
+
+
+class Finished(NamedTuple):
+    """What a command came to."""
+
+    code: int
+    output: str
+    errors: str
+
+    def tail(self) -> str:
+        """The last lines of what it printed, indented."""
+        lines = (self.output + self.errors).splitlines()[-_TAIL_LINES:]
+        return "\n".join(f"    {line}" for line in lines)
+
+
+def show(arguments: Sequence[str]) -> None:
+    """Prints the command as a shell would take it."""
+    print(shlex.join(arguments))
+
+
+def execute(arguments: Sequence[str]) -> Finished:
+    """Runs the command to its end."""
+    if shutil.which(arguments[0]) is None:
+        raise UserError(
+            f"{arguments[0]} is not on PATH: install the Google Cloud CLI "
+            f"(https://cloud.google.com/sdk/docs/install) and log in with gcloud auth login."
+        )
+    done = subprocess.run(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,67 @@
+"""Logs of a run."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Launch = Callable[..., Any]
+ADDRESS = ("--name", "my-vm", "--zone", "us-central2-b", "--type", "v4-16")
+
+
+@pytest.fixture(autouse=True)
+def finished(launch: Launch, cloud: Any) -> None:
+    """A run that printed 30 lines on each worker."""
+    cloud.set_up()
+    launch("tpu-vm", "run", *ADDRESS, "--run-name", "first", "--", "seq", "30")
+    cloud.wait_for("first")
+
+
+def test_the_last_lines_of_all_workers(launch: Launch) -> None:
+    done = launch("tpu-vm", "logs", *ADDRESS, "--lines", "2")
+    assert (done.code, done.out) == (0, "[0] 29\n[0] 30\n[1] 29\n[1] 30\n")
+
+
+def test_of_one_worker_and_one_run(launch: Launch) -> None:
+    done = launch(
+        "tpu-vm", "logs", *ADDRESS, "--worker", "1", "--lines", "1", "--run-name", "first"
+    )
+    assert (done.code, done.out) == (0, "[1] 30\n")
+
+
+def test_following_ends_with_the_run(launch: Launch) -> None:
+    done = launch("tpu-vm", "logs", *ADDRESS, "--follow", "--lines", "1")
+    assert done.code == 0
+    assert {"[0] 30", "[1] 30"} < set(done.out.splitlines())
+
+
+def test_following_shows_what_comes(launch: Launch, cloud: Any) -> None:
+    # It goes on only once somebody reads the log.
+    wait = 'while ! pgrep -f "tail -n 3 --pid=$PPID" >/dev/null; do :; done; echo new'
+    launch("tpu-vm", "run", *ADDRESS, "--run-name", "live", "--", "bash", "-c", wait)
+    done = launch("tpu-vm", "logs", *ADDRESS, "--follow", "--lines", "3")
+    assert done.code == 0
+    assert {"[0] new", "[1] new"} < set(done.out.splitlines())
+
+
+def test_a_worker_without_a_log_is_named_after_the_others(launch: Launch, cloud: Any) -> None:
+    (cloud.pod_folder(0) / "runs/latest").unlink()
+    done = launch("tpu-vm", "logs", *ADDRESS, "--lines", "1")
+    assert (done.code, done.out) == (1, "[1] 30\n")
+    assert "worker 0 (203.0.113.0), exit code 3" in done.err
+    assert "there is no log" in done.err
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (("--worker", "2"), "--worker is 2, and there are 2, from 0 on"),
+        (("--worker=-1",), "--worker is -1"),
+        (("--lines=-1",), "--lines is -1"),
+        (("--run-name", "../.."), "--run-name is"),
+    ],
+)
+def test_what_cannot_be_is_refused(launch: Launch, flags: tuple[str, ...], error: str) -> None:
+    done = launch("tpu-vm", "logs", *ADDRESS, *flags)
+    assert (done.code, done.out) == (2, "")
+    assert error in done.err
