@@ -109,11 +109,13 @@ class Programs:
         self.num_shapes: Counter[str] = Counter()
         """For how many sets of shapes each of the three programs has been compiled."""
         generate = self._counted("generate", self._generate_program)
-        self._generate = jax.jit(generate, static_argnames=("group", "sampling"))
+        self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
         score = self._counted("score", self._score_program)
         self._score = jax.jit(score, static_argnames="micro_batches")
         update = self._counted("update", self._update_program)
-        self._update = jax.jit(update, donate_argnames="state", static_argnames="micro_batches")
+        self.jitted_update = jax.jit(
+            update, donate_argnames="state", static_argnames="micro_batches"
+        )
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
         self._reference = jax.jit(self._reference_program, static_argnames="frozen")
@@ -157,7 +159,7 @@ class Programs:
         layout = self.rollout_layout(len(prompt_ids), num_generations)
         ids, mask = place((prompt_ids, prompt_mask), layout.sharding(layout.prompts))
         rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
-        return self._generate(
+        return self.jitted_generate(
             model, ids, mask, np.int32(step), rows,
             self.options.stopping,  # no constant of the program: it has a number for every token
             num_generations, sampling or self.options.sampling,
@@ -184,7 +186,7 @@ class Programs:
         """
         rollout = rollout.trimmed(_trimmed_width(lengths, rollout.completion_ids.shape[-1]))
         P, G, width = rollout.completion_ids.shape
-        cuts = [self._micro_batches(n, G) for n in {P, P // num_shares}]
+        cuts = [self.micro_batches(n, G) for n in {P, P // num_shares}]
         num_blocks, num_bundles = math.lcm(*(cut.num_group_blocks for cut in cuts)), P
         # Each row of a bundle has its prompt's keys and values by itself: no more than its own.
         few = rollout.prompt_ids.shape[1] <= width
@@ -197,7 +199,7 @@ class Programs:
         """Log-probs and entropies of the completions' tokens under `model`."""
         P, G, _ = rollout.completion_ids.shape
         rollout = jax.tree.map(self._place, rollout)
-        return self._score(model, rollout, self._micro_batches(P, G))
+        return self._score(model, rollout, self.micro_batches(P, G))
 
     def reference(self, model: Qwen2, *, frozen: bool) -> Qwen2:
         """A copy for `score`: in the dtypes that it computes in, or for mixing, in float32."""
@@ -222,7 +224,7 @@ class Programs:
         """
         batch = jax.tree.map(self._place, batch)
         P, G = batch.advantages.shape
-        return self._update(state, batch, self._micro_batches(P, G))
+        return self.jitted_update(state, batch, self.micro_batches(P, G))
 
     def _try_backend(self, model: Qwen2) -> None:
         """Traces the loss backend for one sequence on each device, without computing anything."""
@@ -240,7 +242,8 @@ class Programs:
     def _place(self, x: Array | np.ndarray) -> Array:
         return x if isinstance(x, jax.Array) else place(x, replicated(self.mesh))
 
-    def _micro_batches(self, P: int, G: int) -> MicroBatches:
+    def micro_batches(self, P: int, G: int) -> MicroBatches:
+        """How `score` and `update` cut that many completions of each prompt."""
         sharding = batch_sharding(self.mesh, P, G)
         return MicroBatches.plan(P, G, sharding, self.options.micro_batch_size_per_device)
 

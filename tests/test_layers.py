@@ -12,7 +12,7 @@ LAYERS = (
     {"models", "data", "rewards", "evaluation"},
     {"generation", "loss_backends", "objective", "optimizer"},
     {"compilation", "logits_loss", "micro_batches", "programs", "tracking"},
-    {"construction", "experience", "processes"},
+    {"construction", "experience", "lowering", "processes"},
     {"trainer"},
     {"cli", "__init__", "launch"},
     {"command"},

@@ -1,0 +1,83 @@
+"""The programs for shapes alone: what a compiler needs of a run, without weights or devices."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Sharding
+
+from grpo_eqx.generation import Rollout
+from grpo_eqx.micro_batches import Batch
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.programs import Programs, TrainState
+from grpo_eqx.sharding.rules import (
+    batch_sharding,
+    optimizer_shardings,
+    prompt_sharding,
+    replicated,
+)
+
+
+def model_shapes(config: Qwen2Config, mesh: jax.sharding.Mesh) -> Qwen2:
+    """A model's float32 parameters as shapes, each with its sharding."""
+    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    return jax.tree.map(_placed, shapes, shapes.shardings(mesh))
+
+
+def lower_generate(
+    programs: Programs, model: Qwen2, num_prompts: int, num_generations: int, prompt_length: int
+) -> jax.stages.Lowered:
+    """`generate` for a model's shapes and a batch's."""
+    layout = programs.rollout_layout(num_prompts, num_generations)
+    whole = replicated(programs.mesh)
+
+    def of_prompts(dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        sharding = layout.sharding(layout.prompts)
+        return jax.ShapeDtypeStruct((num_prompts, prompt_length), dtype, sharding=sharding)
+
+    return programs.jitted_generate.lower(
+        model,
+        of_prompts(jnp.int32),
+        of_prompts(jnp.bool_),
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+        jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=whole),
+        jax.tree.map(lambda x: _placed(x, whole), programs.options.stopping),
+        num_generations,
+        programs.options.sampling,
+    )
+
+
+def lower_update(
+    programs: Programs, model: Qwen2, num_prompts: int, num_generations: int, prompt_length: int
+) -> jax.stages.Lowered:
+    """`update` for a model's shapes and a batch's, of which no completions share rows."""
+    optimizer = programs.optimizer
+    shapes = jax.eval_shape(optimizer.init, model)
+    shardings = optimizer_shardings(optimizer, model, model.shardings(programs.mesh))
+    state = TrainState(model, jax.tree.map(_placed, shapes, shardings))
+    by_group = batch_sharding(programs.mesh, num_prompts, num_generations)
+
+    def placed(path: tuple[jax.tree_util.GetAttrKey, ...], x: jax.ShapeDtypeStruct) -> object:
+        of_prompts = path[-1].name.startswith("prompt_")
+        return _placed(x, prompt_sharding(by_group) if of_prompts else by_group)
+
+    group = num_prompts, num_generations
+    tokens = *group, programs.options.max_completion_length
+    shapes = jax.eval_shape(lambda: _batch_of_nothing((num_prompts, prompt_length), tokens))
+    batch = jax.tree.map_with_path(placed, shapes)
+    return programs.jitted_update.lower(state, batch, programs.micro_batches(*group))
+
+
+def _batch_of_nothing(prompts: tuple[int, int], tokens: tuple[int, int, int]) -> Batch:
+    rollout = Rollout(
+        prompt_ids=jnp.zeros(prompts, jnp.int32),
+        prompt_mask=jnp.zeros(prompts, bool),
+        completion_ids=jnp.zeros(tokens, jnp.int32),
+        completion_mask=jnp.zeros(tokens, bool),
+        sampler_logps=jnp.zeros(tokens, jnp.float32),
+        finished=jnp.zeros(tokens[:2], bool),
+    )
+    return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32))
+
+
+def _placed(x: jax.Array | jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
