@@ -1,5 +1,7 @@
 """The programs are the same for shapes as for arrays, and what they exchange on a TPU pod."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
