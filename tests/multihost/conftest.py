@@ -57,7 +57,7 @@ class Pod:
             with logs[i].open("w") as log:
                 workers[i] = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
-            codes = {i: worker.wait(timeout=280) for i, worker in workers.items()}
+            codes = {i: worker.wait(timeout=900) for i, worker in workers.items()}
         finally:
             for worker in workers.values():
                 worker.kill()
