@@ -4,8 +4,10 @@ import argparse
 import dataclasses
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
+import jax
 import tyro
 
 from grpo_eqx.config import GRPOConfig
@@ -49,6 +51,12 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+    except Exception:
+        if jax.process_count() == 1:
+            raise
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)  # an exit that waits for the other processes, as JAX's, would wait in vain
 
 
 def _export(flags: _Flags) -> None:

@@ -15,6 +15,8 @@ REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
 """The variable by which a launcher says how many processes it starts."""
 START_TIMEOUT = 30.0
 """Seconds to wait for the other processes."""
+_HEARTBEAT_SECONDS = 30
+"""After so long without a word from one of them, the others end too."""
 
 
 def initialize(
@@ -51,6 +53,7 @@ def initialize(
             cluster.num_processes,
             cluster.process_id,
             initialization_timeout=int(timeout) + 1,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         )
     except RuntimeError as error:
         raise UserError(

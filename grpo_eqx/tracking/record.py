@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.sharding.exchange import together
 from grpo_eqx.sharding.report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
@@ -40,9 +41,13 @@ class RunRecord:
         self._warned = False
 
     def __enter__(self) -> "RunRecord":
-        cfg = self.cfg
+        together(self._open)
+        return self
+
+    def _open(self) -> None:
         if self.only_history:
-            return self
+            return
+        cfg = self.cfg
         self.folder.start(cfg, self.layout)
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
@@ -52,7 +57,6 @@ class RunRecord:
                 WandbTracker(cfg.wandb, cfg.wandb_project, fields, self.folder.path)
             )
         self._display.__enter__()
-        return self
 
     def __exit__(
         self,
