@@ -1,0 +1,299 @@
+r"""The rollout shardings legacy and maxtext side by side, on one mesh.
+
+    python benchmarks/rollout_sharding.py --model 3B --prompts 64 --prompt-length 256 \
+        --completion-length 512                              # on every host of a pod
+    grpo-eqx launch local --processes 4 --devices-per-process 4 -- \
+        python benchmarks/rollout_sharding.py                # a simulated pod
+    JAX_PLATFORMS=cpu python benchmarks/rollout_sharding.py --topology v6e-16 --model 0.5B \
+        --prompts 64 --prompt-length 256 --completion-length 512   # TPUs that are not there
+
+Times the generation of a rollout by random weights, in turns. With `--topology` nothing runs: it
+prints the memory of the compiled programs on each device, and what they send between devices. Whole
+runs with either sharding: pod_scaling.py.
+"""
+
+import dataclasses
+import json
+import re
+import statistics
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import tyro
+from device_facts import SHARED_CORES, device_facts, largest_memory_stat
+from rich.console import Console
+from rich.table import Table
+from rollout_programs import (
+    MODELS,
+    Work,
+    compile_generate,
+    compile_update,
+    make_programs,
+    random_model,
+    random_prompts,
+)
+
+from grpo_eqx import UserError
+from grpo_eqx.sharding import initialize, is_main, parse_mesh
+from grpo_eqx.sharding.collectives import Collective, collectives
+from grpo_eqx.sharding.global_arrays import fetch
+from grpo_eqx.sharding.topologies import described_devices
+
+MiB = 2**20
+# Where a program's collectives stand, by how many of its loops are around them.
+GENERATE_PROMPTS = ("once", "each layer, prompts")
+GENERATE_TOKENS = ("once", "each token", "each token and layer")
+Rows = list[dict[str, Any]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutShardings:
+    """What to generate, where."""
+
+    styles: tuple[Literal["legacy", "maxtext"], ...] = ("legacy", "maxtext")
+    """Rollout shardings. A device's peak memory is known of one alone, or of the first."""
+    mesh: str = "host_local"
+    """Layout of the devices, as for training."""
+    model: Literal["tiny", "0.5B", "3B"] = "tiny"
+    """Sizes of the embedded model, or of Qwen2.5."""
+    prompts: int = 16
+    """Prompts of a rollout."""
+    group: int = 8
+    """Completions of each."""
+    prompt_length: int = 64
+    """Tokens of a prompt."""
+    completion_length: int = 64
+    """Tokens of a completion."""
+    repeats: int = 5
+    """Timed rollouts of each."""
+    topology: str | None = None
+    """Compile for a TPU type that is not there (v6e-16), and run nothing."""
+    markdown: bool = False
+    """Print tables as Markdown."""
+    json: Path | None = None
+    """File for the figures."""
+
+    def __post_init__(self) -> None:
+        for name in ("prompts", "group", "prompt_length", "completion_length", "repeats"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+
+    @property
+    def work(self) -> Work:
+        sizes = self.prompts, self.group, self.prompt_length, self.completion_length
+        return Work(MODELS[self.model], *sizes)
+
+
+def main(cfg: RolloutShardings) -> None:
+    if cfg.topology is None:
+        told = {name: str(value) for name, value in dataclasses.asdict(cfg).items()}
+        initialize(told, timeout=60.0)
+        mesh, make = parse_mesh(cfg.mesh).build(), measured
+    else:
+        mesh, make = parse_mesh(cfg.mesh).build(described_devices(cfg.topology)), compiled
+    figures = {"mesh": {"name": cfg.mesh, **mesh.shape}, "model": cfg.model, **make(cfg, mesh)}
+    if is_main():
+        show(cfg, figures)
+        if cfg.json is not None:
+            cfg.json.write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def measured(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Seconds and memory of each style's rollouts, which take turns."""
+    work = cfg.work
+    model, prompts = random_model(work, mesh), random_prompts(work)
+    programs = {style: make_programs(work, style, mesh) for style in cfg.styles}
+    seconds: dict[str, list[float]] = {style: [] for style in cfg.styles}
+    sampled, rows = [], []
+
+    def generate(style: str) -> Any:
+        made, _ = programs[style].generate(model, *prompts, 0, num_generations=work.group)
+        return jax.block_until_ready(made)
+
+    for style in cfg.styles:
+        sampled.append(fetch(generate(style).completion_ids))
+        # A peak never falls again: after the first style it may be another's.
+        peak = largest_memory_stat("peak_bytes_in_use", jax.local_devices())
+        rows.append(
+            {
+                "style": style,
+                "bytes_in_use": largest_memory_stat("bytes_in_use", jax.local_devices()),
+                "peak_bytes_in_use": peak if style == cfg.styles[0] else None,
+            }
+        )
+    for _ in range(cfg.repeats):
+        for style in cfg.styles:
+            start = time.perf_counter()
+            generate(style)
+            seconds[style].append(time.perf_counter() - start)
+    for row in rows:
+        row["seconds"] = statistics.median(seconds[row["style"]])
+        row["tokens_per_s"] = work.tokens / row["seconds"]
+    differing = [int((other != sampled[0]).any(-1).sum()) for other in sampled[1:]]
+    return {
+        **device_facts(),
+        "rollouts": rows,
+        "all_seconds": seconds,
+        "completions": work.prompts * work.group,
+        "differing_completions": sum(differing),
+    }
+
+
+def compiled(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """Memory of each program on each device, and its collectives."""
+    work = cfg.work
+    programs = {style: make_programs(work, style, mesh) for style in cfg.styles}
+    made = {f"generate, {style}": compile_generate(p, work) for style, p in programs.items()}
+    made["update"] = compile_update(programs[cfg.styles[0]], work)  # the same for all styles
+    return {
+        "topology": cfg.topology,
+        "memory": [memory_row(name, program) for name, program in made.items()],
+        "collectives": [
+            {"program": name, **row}
+            for name, program in made.items()
+            for row in summary(collectives(program.as_text()))
+        ],
+    }
+
+
+def memory_row(name: str, program: jax.stages.Compiled) -> dict[str, Any]:
+    memory = program.memory_analysis()
+    return {
+        "program": name,
+        "argument_bytes": memory.argument_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "output_bytes": memory.output_size_in_bytes,
+    }
+
+
+def summary(found: Sequence[Collective]) -> Rows:
+    """Number and bytes of the collectives of a kind at each place, and the largest of them."""
+    groups = defaultdict[tuple[str, str], list[Collective]](list)
+    for each in found:
+        groups[place(each)].append(each)
+    rows = []
+    for (where, kind), members in groups.items():
+        largest = max(members, key=lambda each: each.num_bytes)
+        num_bytes = sum(each.num_bytes for each in members)
+        row = {"where": where, "kind": kind, "number": len(members), "bytes": num_bytes}
+        rows.append({**row, "largest": largest.shapes})
+    return sorted(rows, key=lambda row: (row["where"] != "once", row["where"], -row["bytes"]))
+
+
+def place(collective: Collective) -> tuple[str, str]:
+    """How often a collective is done, and its kind, which says whether it is a step of a ring.
+
+    The loops of the traced program are in the scope. The compiler may have moved the collective out
+    of them, and it makes loops of its own, in which products go round the devices in turns.
+    """
+    levels = loops_of(collective.scope)
+    depth = min(collective.loops, len(levels) - 1)
+    ring = " (a step of a ring)" if collective.loops > len(levels) - 1 else ""
+    return levels[depth], collective.kind + ring
+
+
+def loops_of(scope: str) -> Sequence[str]:
+    """Names of the places outside and inside the loops of a scope, the outermost first."""
+    if "update" in scope:
+        # The loop over micro-batches is none, for there is one.
+        depth = max(0, len(re.findall(r"\bwhile\b", scope)) - 1)
+        part = "tile of the loss" if "shard_map" in scope else "layer"
+        way = "backward" if "transpose(" in scope else "forward"
+        return ["once", *[f"each {part}, {way}"] * depth]
+    depth = len(re.findall(r"\bwhile\b", scope))
+    # Only a loop of known length, which that over tokens is not, calls its body as a function.
+    over_layers = re.search(r"\bwhile\b/body/closed_call", scope.partition("/while/body/while")[0])
+    names = GENERATE_PROMPTS if over_layers else GENERATE_TOKENS
+    return names[: depth + 1]
+
+
+def show(cfg: RolloutShardings, figures: dict[str, Any]) -> None:
+    axes = ", ".join(f"{name}={figures['mesh'][name]}" for name in ("dp", "fsdp", "tp"))
+    title = (
+        f"{cfg.model}, {cfg.prompts} x {cfg.group} completions of {cfg.completion_length} tokens "
+        f"after prompts of {cfg.prompt_length}; mesh {cfg.mesh} ({axes})"
+    )
+    if cfg.topology is not None:
+        show_table(cfg, f"Memory of each device, {cfg.topology}: {title}", memory_cells(figures))
+        name = f"Sent between devices, MiB that each has afterwards, {cfg.topology}: {title}"
+        show_table(cfg, name, collective_cells(figures))
+        return
+    where = f"{figures['devices']} x {figures['device']} on {figures['hosts']} hosts"
+    show_table(cfg, f"{title}; {where}", measured_cells(figures))
+    if figures["differing_completions"]:
+        print(f"{figures['differing_completions']} of {figures['completions']} completions differ.")
+    elif len(cfg.styles) > 1:
+        print(f"All {figures['completions']} completions are the same tokens.")
+    if figures["shares_cores"]:
+        print(SHARED_CORES)
+
+
+def measured_cells(figures: dict[str, Any]) -> list[dict[str, str]]:
+    def mib(value: int | None) -> str:
+        return "unmeasured" if value is None else f"{value / MiB:,.1f}"
+
+    return [
+        {
+            "rollout sharding": row["style"],
+            "s a rollout": f"{row['seconds']:.3f}",
+            "tokens a second": f"{row['tokens_per_s']:,.0f}",
+            "in use, MiB": mib(row["bytes_in_use"]),
+            "peak, MiB": mib(row["peak_bytes_in_use"]),
+        }
+        for row in figures["rollouts"]
+    ]
+
+
+def memory_cells(figures: dict[str, Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "program": row["program"],
+            **{
+                f"{name}, MiB": f"{row[f'{name}_bytes'] / MiB:,.1f}"
+                for name in ("argument", "temporary", "output")
+            },
+        }
+        for row in figures["memory"]
+    ]
+
+
+def collective_cells(figures: dict[str, Any]) -> list[dict[str, str]]:
+    return [
+        {
+            "program": row["program"],
+            "where": row["where"],
+            "collective": row["kind"],
+            "number": str(row["number"]),
+            "MiB": f"{row['bytes'] / MiB:,.3f}",
+            "largest": row["largest"],
+        }
+        for row in figures["collectives"]
+    ]
+
+
+def show_table(cfg: RolloutShardings, title: str, rows: list[dict[str, str]]) -> None:
+    names, text_columns = list(rows[0]), {"program", "where", "collective", "largest"}
+    if cfg.markdown:
+        print(f"\n{title}\n\n| {' | '.join(names)} |")
+        print("|" + "".join("---|" if name in text_columns else "---:|" for name in names))
+        for row in rows:
+            print(f"| {' | '.join(row.values())} |")
+        return
+    table = Table(title=title)
+    for name in names:
+        table.add_column(name, justify="left" if name in text_columns else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(RolloutShardings, description=__doc__))
+    except UserError as error:
+        sys.exit(f"error: {error}")
