@@ -1,29 +1,21 @@
 """Generate and update of a model, and the same compiled for devices that are not there."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import NamedSharding
 
-from grpo_eqx.generation import Rollout, Sampling, Stopping
+from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
-from grpo_eqx.micro_batches import Batch
+from grpo_eqx.lowering import lower_generate, lower_update, model_shapes
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
-from grpo_eqx.programs import ProgramOptions, Programs, TrainState
+from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_rollout_sharding
-from grpo_eqx.sharding.rules import (
-    batch_sharding,
-    optimizer_shardings,
-    prompt_sharding,
-    replicated,
-)
 
 MODELS = {
     "tiny": Qwen2Config(
@@ -93,7 +85,7 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
 
 def random_model(work: Work, mesh: jax.sharding.Mesh) -> Qwen2:
     """On the mesh, each device its own part."""
-    shardings = abstract_model(work).shardings(mesh)
+    shardings = jax.tree.map(lambda x: x.sharding, model_shapes(work.model, mesh))
     return jax.jit(lambda key: Qwen2.init(work.model, key), out_shardings=shardings)(
         jax.random.key(0)
     )
@@ -106,68 +98,17 @@ def random_prompts(work: Work) -> tuple[np.ndarray, np.ndarray]:
     return ids, np.ones(shape, bool)
 
 
-def abstract_model(work: Work) -> Qwen2:
-    return jax.eval_shape(lambda: Qwen2.init(work.model, jax.random.key(0)))
-
-
 def compile_generate(programs: Programs, work: Work) -> jax.stages.Compiled:
     """For the devices of the programs' mesh, which need not be there."""
-    layout = programs.rollout_layout(work.prompts, work.group)
-    everywhere, by_prompt = replicated(programs.mesh), layout.sharding(layout.prompts)
-    shape = work.prompts, work.prompt_length
-    # Not `generate` itself, which first sends the prompts to the devices.
-    return programs._generate.lower(
-        placed_model(work, programs.mesh),
-        shaped(shape, jnp.int32, by_prompt),
-        shaped(shape, jnp.bool_, by_prompt),
-        shaped((), jnp.int32, everywhere),
-        shaped(shape[:1], jnp.int32, everywhere),
-        jax.tree.map(lambda x: shaped(x.shape, x.dtype, everywhere), programs.options.stopping),
-        work.group,
-        programs.options.sampling,
-    ).compile()
+    return lower_generate(programs, *shapes(programs, work)).compile()
 
 
 def compile_update(programs: Programs, work: Work) -> jax.stages.Compiled:
     """In one micro-batch, for the devices of the programs' mesh, which need not be there."""
-    model = placed_model(work, programs.mesh)
-    optimizer = programs.optimizer
-    moments = jax.eval_shape(optimizer.init, model)
-    shardings = optimizer_shardings(optimizer, model, model_shardings(model))
-    state = TrainState(model, jax.tree.map(placed, moments, shardings))
-    update = jax.jit(programs.update, donate_argnums=0)
-    return update.lower(state, abstract_batch(programs.mesh, work)).compile()
+    return lower_update(programs, *shapes(programs, work)).compile()
 
 
-def abstract_batch(mesh: jax.sharding.Mesh, work: Work) -> Batch:
-    groups = batch_sharding(mesh, work.prompts, work.group)
-    prompts = prompt_sharding(groups)
-    of_prompts = work.prompts, work.prompt_length
-    of_groups = work.prompts, work.group
-    of_tokens = *of_groups, work.completion_length
-    rollout = Rollout(
-        shaped(of_prompts, jnp.int32, prompts),
-        shaped(of_prompts, jnp.bool_, prompts),
-        shaped(of_tokens, jnp.int32, groups),
-        shaped(of_tokens, jnp.bool_, groups),
-        shaped(of_tokens, jnp.float32, groups),
-        shaped(of_groups, jnp.bool_, groups),
-    )
-    return Batch(rollout, shaped(of_groups, jnp.float32, groups))
-
-
-def placed_model(work: Work, mesh: jax.sharding.Mesh) -> Qwen2:
-    model = abstract_model(work)
-    return jax.tree.map(placed, model, model.shardings(mesh))
-
-
-def model_shardings(model: Qwen2) -> Any:
-    return jax.tree.map(lambda x: x.sharding, model)
-
-
-def placed(x: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return shaped(x.shape, x.dtype, sharding)
-
-
-def shaped(shape: tuple[int, ...], dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+def shapes(programs: Programs, work: Work) -> tuple[Qwen2, int, int, int]:
+    """Of the model, and of its prompts."""
+    model = model_shapes(work.model, programs.mesh)
+    return model, work.prompts, work.group, work.prompt_length

@@ -25,10 +25,11 @@ GRIDS = {
 
 
 def described_devices(name: str) -> Sequence[jax.Device]:
-    """The devices of a TPU type: programs compile for them, and cannot run.
+    """The devices of a TPU type (v6e-16) or grid (v6e:4x4): programs compile for them, no more.
 
     Raises `UserError` for a type that is not known, and without libtpu.
     """
+    name = {grid: name for name, grid in GRIDS.items()}.get(name, name)
     if name not in GRIDS:
         raise UserError(f"TPU type {name!r} is not known: use one of {', '.join(GRIDS)}.")
     # Without these libtpu asks the machine it runs on for its TPU, and locks it.

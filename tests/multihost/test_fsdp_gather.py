@@ -10,15 +10,6 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "fsdp_gather.py"
-CASES = pytest.mark.parametrize(
-    ("mesh", "mode", "divisor"),
-    [
-        ("auto", "sharded", 16),
-        ("auto", "gather", 1),
-        ("host_local", "sharded", 4),
-        ("host_local", "gather", 1),
-    ],
-)
 
 
 def check(figures: dict[str, Any], target_gib: float, divisor: int) -> None:
@@ -33,7 +24,9 @@ def check(figures: dict[str, Any], target_gib: float, divisor: int) -> None:
 
 
 @pytest.mark.slow
-@CASES
+@pytest.mark.parametrize(
+    ("mesh", "mode", "divisor"), [("auto", "gather", 1), ("host_local", "sharded", 4)]
+)
 def test_on_a_simulated_pod(pod: Any, tmp_path: Path, mesh: str, mode: str, divisor: int) -> None:
     out = tmp_path / "figures.json"
     flags = ["--mesh-shape", mesh, "--mode", mode, "--target-bytes-gib", 2**-6, "--json", out]
@@ -46,7 +39,15 @@ def test_on_a_simulated_pod(pod: Any, tmp_path: Path, mesh: str, mode: str, divi
 
 
 @pytest.mark.topology
-@CASES
+@pytest.mark.parametrize(
+    ("mesh", "mode", "divisor"),
+    [
+        ("auto", "sharded", 16),
+        ("auto", "gather", 1),
+        ("host_local", "sharded", 4),
+        ("host_local", "gather", 1),
+    ],
+)
 def test_compiled_for_a_pod(tmp_path: Path, mesh: str, mode: str, divisor: int) -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
     out = tmp_path / "figures.json"
