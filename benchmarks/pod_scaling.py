@@ -6,8 +6,9 @@ r"""The same GRPO run on one host and on several: seconds a step and tokens a se
         python benchmarks/pod_scaling.py --json simulated.json           # a simulated pod
     python benchmarks/pod_scaling.py --compare one.json four.json
 
-All flags of a training run are there (--model, --data, --mesh, --rollout-sharding). Steps in which
-something was compiled are not counted. Only the first process writes. Run it alone on the machine.
+All flags of a training run are there (--model, --data, --mesh, --rollout-sharding). Tokens are
+those of completions. Steps in which something was compiled are not counted. Only the first process
+writes. Run it alone on the machine.
 """
 
 import dataclasses
@@ -64,8 +65,8 @@ def run(cfg: GRPOConfig) -> dict[str, Any]:
     """Trains, and what the steps took that compiled nothing."""
     trainer = GRPOTrainer(cfg)
     history = trainer.fit().history
-    generated = [step["num_tokens"] for step in history]
-    tokens = [after - before for before, after in zip([0.0, *generated], generated, strict=False)]
+    completions = cfg.prompts_per_step * cfg.num_generations
+    tokens = [round(step["completions/mean_length"] * completions) for step in history]
     counted = [i for i, step in enumerate(history) if step["compile/num_programs"] == 0]
     if not counted:
         raise UserError(f"all {len(history)} steps compiled something: give it more --steps.")

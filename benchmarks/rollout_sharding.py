@@ -48,6 +48,8 @@ MiB = 2**20
 # Where a program's collectives stand, by how many of its loops are around them.
 GENERATE_PROMPTS = ("once", "each layer, prompts")
 GENERATE_TOKENS = ("once", "each token", "each token and layer")
+# The loop over layers in a loop over tokens.
+_DECODED_LAYERS = re.compile(r' while\(.*op_name="jit\(_generate_program\)/while/body/while"')
 Rows = list[dict[str, Any]]
 
 
@@ -156,7 +158,7 @@ def compiled(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "collectives": [
             {"program": name, **row}
             for name, program in made.items()
-            for row in summary(collectives(program.as_text()))
+            for row in summary(program.as_text())
         ],
     }
 
@@ -171,16 +173,22 @@ def memory_row(name: str, program: jax.stages.Compiled) -> dict[str, Any]:
     }
 
 
-def summary(found: Sequence[Collective]) -> Rows:
-    """Number and bytes of the collectives of a kind at each place, and the largest of them."""
+def summary(text: str) -> Rows:
+    """Number and bytes of the collectives of a kind at each place, and the largest of them.
+
+    A large cache is decoded into by several loops over tokens, one after another: means of them.
+    """
+    token_loops = max(1, len(_DECODED_LAYERS.findall(text)))
     groups = defaultdict[tuple[str, str], list[Collective]](list)
-    for each in found:
+    for each in collectives(text):
         groups[place(each)].append(each)
     rows = []
     for (where, kind), members in groups.items():
         largest = max(members, key=lambda each: each.num_bytes)
         num_bytes = sum(each.num_bytes for each in members)
-        row = {"where": where, "kind": kind, "number": len(members), "bytes": num_bytes}
+        loops = token_loops if where in GENERATE_TOKENS[1:] else 1
+        row = {"where": where, "kind": kind, "number": len(members) / loops}
+        row["bytes"] = num_bytes / loops
         rows.append({**row, "largest": largest.shapes})
     return sorted(rows, key=lambda row: (row["where"] != "once", row["where"], -row["bytes"]))
 
@@ -268,7 +276,7 @@ def collective_cells(figures: dict[str, Any]) -> list[dict[str, str]]:
             "program": row["program"],
             "where": row["where"],
             "collective": row["kind"],
-            "number": str(row["number"]),
+            "number": f"{row['number']:g}",
             "MiB": f"{row['bytes'] / MiB:,.3f}",
             "largest": row["largest"],
         }
