@@ -118,7 +118,7 @@ def show(runs: Sequence[dict[str, Any]]) -> None:
             each[name] / runs[0][name] for name in ("tokens_per_s", "tokens_per_s_per_device")
         )
         table.add_row(
-            f"{each['devices']} x {each['device']} on {each['hosts']} hosts",
+            f"{each['devices']} x {each['device']} on {each['hosts']} host(s)",
             ",".join(str(size) for size in each["axes"].values()) + f" {each['rollout_sharding']}",
             f"{each['seconds_per_step']:.2f}",
             f"{each['tokens_per_s']:,.0f}",

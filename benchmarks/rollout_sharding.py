@@ -231,7 +231,7 @@ def show(cfg: RolloutShardings, figures: dict[str, Any]) -> None:
         name = f"Sent between devices, MiB that each has afterwards, {cfg.topology}: {title}"
         show_table(cfg, name, collective_cells(figures))
         return
-    where = f"{figures['devices']} x {figures['device']} on {figures['hosts']} hosts"
+    where = f"{figures['devices']} x {figures['device']} on {figures['hosts']} host(s)"
     show_table(cfg, f"{title}; {where}", measured_cells(figures))
     if figures["differing_completions"]:
         print(f"{figures['differing_completions']} of {figures['completions']} completions differ.")
