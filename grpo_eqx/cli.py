@@ -4,10 +4,8 @@ import argparse
 import dataclasses
 import os
 import sys
-import traceback
 from collections.abc import Callable
 
-import jax
 import tyro
 
 from grpo_eqx.config import GRPOConfig
@@ -15,6 +13,7 @@ from grpo_eqx.errors import EXIT_USER_ERROR, UserError
 from grpo_eqx.processes import join_processes
 from grpo_eqx.recipes import RECIPES, RecipeName
 from grpo_eqx.sharding.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from grpo_eqx.sharding.distributed import leave_soon
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,14 +48,9 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
         join_processes(cfg)
         main(cfg)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        leave_soon(EXIT_USER_ERROR)
         sys.exit(EXIT_USER_ERROR)
-    except Exception:
-        if jax.process_count() == 1:
-            raise
-        traceback.print_exc()
-        sys.stdout.flush()
-        os._exit(1)  # an exit that waits for the other processes, as JAX's, would wait in vain
 
 
 def _export(flags: _Flags) -> None:

@@ -206,8 +206,8 @@ class GRPOConfig:
     require_processes: int | None = None
     """Processes, one a host, that the run must have, or it does not start. None: as many as
     whatever started it says there are."""
-    start_timeout: float = 30.0
-    """Seconds to wait at the start for the other processes."""
+    start_timeout: float | None = None
+    """Seconds to wait at the start for the other processes. None: what the launcher says, or 30."""
     micro_batch_size_per_device: int | None = None
     """Completions a device takes through the model at a time; the update is the same for any
     value. None: all of them."""

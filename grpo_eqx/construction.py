@@ -37,7 +37,16 @@ from grpo_eqx.sharding.rules import batch_sharding
 def check_batches(
     cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
 ) -> None:
-    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
+    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates.
+
+    And meshes that leave out a host.
+    """
+    hosts = {device.process_index for device in mesh.devices.flat}
+    if idle := sorted(set(range(jax.process_count())) - hosts):
+        raise UserError(
+            f"the mesh has no device of process {', '.join(map(str, idle))}: give every host a "
+            f"part, or start fewer."
+        )
     G = cfg.num_generations
     rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
     for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):

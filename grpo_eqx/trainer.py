@@ -126,7 +126,8 @@ class GRPOTrainer:
         if model is not None and tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
         inputs = together(lambda: construction.load_inputs(cfg, tokenizer, train_data, eval_data))
-        agree(inputs.fingerprints())
+        if jax.process_count() > 1:
+            agree(inputs.fingerprints())
         self.tokenizer, data, self.heldout = inputs
         self.prompts = PromptBatches(
             data,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import Literal
 
@@ -83,8 +84,14 @@ class TokenizedPrompts:
         """The same for the same problems in the same order, in short."""
         digest = hashlib.sha256()
         for prompt, ids in zip(self.prompts, self.tokens, strict=True):
-            digest.update(repr((prompt.text, sorted(prompt.columns.items()), ids)).encode())
+            parts = prompt.text, prompt.columns, ids
+            # Of what is not plain data its type: a set has another order in each process.
+            digest.update(json.dumps(parts, sort_keys=True, default=_type_name).encode())
         return digest.hexdigest()[:12]
+
+
+def _type_name(value: object) -> str:
+    return type(value).__name__
 
 
 class PromptBatches:

@@ -25,6 +25,8 @@ class Cluster(NamedTuple):
     process_id: int
     hosts: tuple[str, ...] = ()
     """Of all processes, where they are known."""
+    local_device_ids: int | None = None
+    """The one of its host's devices that is this process'. `None`: all."""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
@@ -58,7 +60,7 @@ def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
 
 def _of_tpu_workers(environment: Mapping[str, str]) -> Cluster | None:
     hosts = [host for host in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
-    if not hosts or "TPU_WORKER_ID" not in environment:
+    if not hosts or (len(hosts) == 1 and "TPU_WORKER_ID" not in environment):
         return None
     return _of_hosts(hosts, _number("TPU_WORKER_ID", environment))
 
@@ -73,10 +75,14 @@ def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
         return None
     # Of the ports that users may have, one for each job: several can share a node.
     port = 61440 + _number("SLURM_JOB_ID", environment) % 4096
+    # Those of the step: an interactive one has a single task, whatever its job has.
+    num_tasks = _number("SLURM_STEP_NUM_TASKS", environment)
+    one_each = num_tasks > _number("SLURM_STEP_NUM_NODES", environment)
     return Cluster(
         f"{_first_node(nodes)}:{port}",
-        _number("SLURM_NTASKS", environment),
+        num_tasks,
         _number("SLURM_PROCID", environment),
+        local_device_ids=_number("SLURM_LOCALID", environment) if one_each else None,
     )
 
 
@@ -96,7 +102,8 @@ def _number(name: str, environment: Mapping[str, str]) -> int:
 
 
 def _checked(cluster: Cluster) -> Cluster:
-    if not re.fullmatch(r".+:\d+", cluster.coordinator):
+    port = re.fullmatch(r".+:(\d+)", cluster.coordinator)
+    if port is None or not 0 < int(port[1]) < 2**16:
         raise UserError(
             f"the coordinator's address is {cluster.coordinator!r}: it must be host:port."
         )

@@ -3,6 +3,7 @@
 All processes must call each of these, in the same order.
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from typing import TypeVar
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 _LEAST_BYTES = 256
 _LONGEST_MESSAGE = 2000
+_LONGEST_FACT = 200
 
 
 def gather_bytes(own: bytes) -> list[bytes]:
@@ -73,6 +75,14 @@ def agree(facts: Mapping[str, str]) -> None:
     everyone = [json.loads(said) for said in gather_bytes(json.dumps(dict(facts)).encode())]
     if difference := disagreement(dict(enumerate(everyone)), {}):
         raise UserError(difference)
+
+
+def brief(fact: str) -> str:
+    """A fact that is short enough to send and to show: the start of a long one, and its hash."""
+    if len(fact) <= _LONGEST_FACT:
+        return fact
+    digest = hashlib.sha256(fact.encode(errors="replace")).hexdigest()[:12]
+    return f"{fact[:_LONGEST_FACT]}... ({len(fact)} characters, {digest})"
 
 
 def disagreement(facts: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str]) -> str:

@@ -54,8 +54,11 @@ def place_rows(own: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 def fetch_rows(x: jax.Array) -> np.ndarray:
     """This process' rows of an array: its equal share along axis 0, in the order of processes.
 
-    The inverse of `place_rows`. Rows that lie on other hosts' devices come from them.
+    The inverse of `place_rows`. Rows that lie on other hosts' devices come from them. Raises
+    `UserError` for rows that processes cannot have equal shares of.
     """
+    if len(x) % jax.process_count():
+        raise UserError(f"{len(x)} rows are no equal shares for {jax.process_count()} processes.")
     size = len(x) // jax.process_count()
     first = jax.process_index() * size
     if not _at_home(x.shape, x.sharding):

@@ -51,7 +51,7 @@ def _grid(shape: tuple[int, int, int], devices: Sequence[jax.Device]) -> np.ndar
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
     num_hosts = len({device.process_index for device in devices})
     if devices[0].platform == "tpu" and len(devices) > 1 and not 1 < shape[0] == num_hosts:
-        with suppress(NotImplementedError):  # of devices that are no whole grid
+        with suppress(AssertionError, NotImplementedError, ValueError):  # of no whole grid
             return mesh_utils.create_device_mesh(shape, ordered, allow_split_physical_axes=True)
     return np.array(ordered, dtype=object).reshape(shape)
 

@@ -21,8 +21,10 @@ from grpo_eqx.sharding.exchange import disagreement
 _REPORT_SECONDS = 10.0
 """How often process 0 says whom it waits for."""
 _RETRY_SECONDS = 0.2
-_ANSWER_SECONDS = 5.0
+_HELLO_SECONDS = 1.0
 """What process 0 gives a connection to say something."""
+_ANSWER_SECONDS = 5.0
+"""What is given to the other side of a meeting that is over."""
 _LONGEST_LINE = 2**20
 
 
@@ -49,10 +51,15 @@ def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
 
 def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
     """What is wrong, which all that are there are told too; empty where nothing is."""
-    hellos, others, twin = {0: own}, [], None
+    hellos, others, twin = {0: own}, dict[int, socket.socket](), None
     end, next_report = time.monotonic() + timeout, time.monotonic() + _REPORT_SECONDS
     with _listening(int(cluster.coordinator.rpartition(":")[2])) as server:
-        while len(hellos) < cluster.num_processes and twin is None and time.monotonic() < end:
+        while twin is None and time.monotonic() < end:
+            for process_id in [i for i, connection in others.items() if _is_closed(connection)]:
+                others.pop(process_id).close()  # it died; it may be started again
+                del hellos[process_id]
+            if len(hellos) >= cluster.num_processes:
+                break
             if time.monotonic() > next_report:
                 print(_present(cluster, hellos), file=sys.stderr, flush=True)
                 next_report += _REPORT_SECONDS
@@ -61,21 +68,47 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
                 other, _ = server.accept()
             except TimeoutError:
                 continue
-            other.settimeout(_ANSWER_SECONDS)
-            said = _read(other)
-            if not isinstance(said, dict) or set(said) != set(_Hello._fields):
+            other.settimeout(_HELLO_SECONDS)
+            hello = _hello(_read(other))
+            if hello is None:
                 other.close()  # some other program's
                 continue
-            others.append(other)
-            hello = _Hello(**said)
-            if hellos.setdefault(hello.process_id, hello) is not hello:
+            if hello.process_id in hellos:
                 twin = hello
+                others[-1] = other  # is told too
+            else:
+                hellos[hello.process_id] = hello
+                others[hello.process_id] = other
         verdict = _wrong(cluster, hellos, twin, timeout)
-        for other in others:
+        for other in others.values():
             with other:
                 _write(other, {"verdict": verdict})
+                other.settimeout(_ANSWER_SECONDS)
                 _read(other)  # until the other side closes: the port is free for JAX at once
     return verdict
+
+
+def _hello(said: Any) -> _Hello | None:
+    """What a connection says of a process, if it does."""
+    if not isinstance(said, dict) or set(said) != set(_Hello._fields):
+        return None
+    process_id, facts = said["process_id"], said["facts"]
+    # One beyond the last is that of a process that was told of more of them.
+    known = isinstance(process_id, int) and process_id >= 0 and isinstance(facts, dict)
+    return _Hello(**said) if known else None
+
+
+def _is_closed(connection: socket.socket) -> bool:
+    """Whether the other side, which has nothing more to say, is gone."""
+    try:
+        connection.setblocking(False)
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(_ANSWER_SECONDS)
 
 
 def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> str:
@@ -84,7 +117,8 @@ def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> str:
     end = time.monotonic() + timeout
     while (left := end - time.monotonic()) > 0:
         try:
-            with socket.create_connection((host, int(port)), timeout=left) as connection:
+            address = host.strip("[]"), int(port)  # of IPv6
+            with socket.create_connection(address, timeout=left) as connection:
                 _write(connection, own._asdict())
                 connection.settimeout(timeout + _ANSWER_SECONDS)
                 answer = _read(connection)
@@ -115,8 +149,8 @@ def _wrong(
         return difference
     if len(hellos) < cluster.num_processes:
         return (
-            f"{_present(cluster, hellos)}, which did not come within {timeout:.0f} s. Start every "
-            f"host, or say that there are {len(hellos)}."
+            f"{_present(cluster, hellos)}, which did not come within {timeout:.0f} s. Start the "
+            f"same command on every host."
         )
     return ""
 
@@ -154,5 +188,5 @@ def _read(connection: socket.socket) -> Any:
     try:
         with connection.makefile("rb") as lines:
             return json.loads(lines.readline(_LONGEST_LINE))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None

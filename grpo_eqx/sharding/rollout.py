@@ -127,8 +127,8 @@ class MaxTextSharding(RolloutSharding):
         num_generations: int,
         num_slots: int | None = None,
     ) -> RolloutLayout:
-        copies = mesh.shape["fsdp"]
-        why = f"maxtext: groups of {copies} devices (fsdp) decode the same completions"
+        same = f"the {mesh.shape['fsdp']} devices of fsdp decode the same completions"
+        why = f"maxtext: each part of dp decodes completions of its own, and {same}"
         return _split("maxtext", mesh, ("dp",), (num_prompts, num_generations, num_slots), why)
 
 
@@ -146,7 +146,10 @@ class AutoSharding(RolloutSharding):
         try:
             layout = LegacySharding().layout(mesh, *batch)
         except UserError as error:
-            layout = MaxTextSharding().layout(mesh, *batch)
+            try:
+                layout = MaxTextSharding().layout(mesh, *batch)
+            except UserError as other:
+                raise UserError(f"{error} Nor does the other: {other}") from other
             return layout._replace(why=f"{layout.why} (auto; {error})")
         return layout._replace(why=f"{layout.why} (auto: this takes the least memory)")
 
@@ -173,6 +176,9 @@ def _split(
     With slots all of it is prompts: each device refills its slots from prompts of its own.
     """
     num_prompts, num_generations, num_slots = batch
+    # Also of more slots than completions: an evaluation has more of these.
+    if num_slots is not None and num_slots % _size(mesh, axes):
+        raise UserError(_does_not_divide(name, _size(mesh, axes), batch))
     if num_slots is not None and num_slots >= num_prompts * num_generations:
         batch = num_prompts, num_generations, num_slots = *batch[:2], None  # one for each
     fewest = 0 if num_slots is None else len(axes)
@@ -182,8 +188,6 @@ def _split(
         if whole and num_generations % _size(mesh, groups) == 0:
             break
     else:
-        raise UserError(_does_not_divide(name, _size(mesh, axes), batch))
-    if num_slots is not None and num_slots % _size(mesh, prompts):
         raise UserError(_does_not_divide(name, _size(mesh, axes), batch))
     return RolloutLayout(mesh, prompts, groups, why)
 

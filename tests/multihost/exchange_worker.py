@@ -9,11 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src import xla_bridge
 
 from grpo_eqx.errors import PeerError, UserError
 from grpo_eqx.sharding.distributed import initialize, is_main
 from grpo_eqx.sharding.exchange import agree, gather_bytes, gather_rows, own_share, together
 from grpo_eqx.sharding.global_arrays import fetch, fetch_rows, place, place_rows
+
+
+def all_devices_of_the_host_are_this_process() -> None:
+    """Though a scheduler's variables give each task one of them."""
+    assert xla_bridge.CUDA_VISIBLE_DEVICES.value == "all"
+    assert jax.local_device_count() == 4
 
 
 def bytes_of_any_length() -> None:
@@ -85,6 +92,7 @@ def disagreement_is_named() -> None:
 
 if __name__ == "__main__":
     initialize()
+    all_devices_of_the_host_are_this_process()
     bytes_of_any_length()
     counters_beyond_32_bits()
     shares_of_any_number()

@@ -1,4 +1,4 @@
-"""What a pod that is not as it should be ends with, before anything is trained."""
+"""What a pod that is not as it should be ends with."""
 
 import pytest
 
@@ -32,3 +32,10 @@ def test_too_few_processes_are_refused(pod) -> None:
     for outcome in pod.run(EXAMPLE, [1], "--require-processes", 4).values():
         assert outcome.code == 2
         assert "error: 1 process is started, and 4 are required" in outcome.output
+
+
+def test_a_process_that_fails_ends_and_so_does_the_run(pod) -> None:
+    outcomes = pod.run("failing_worker.py", [1] * 2)
+    assert outcomes[1].code == 1
+    assert "OSError: the disk is full" in outcomes[1].output
+    assert outcomes[0].code != 0

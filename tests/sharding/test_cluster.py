@@ -27,10 +27,22 @@ JAX = {
             {
                 "SLURM_JOB_ID": "4097",
                 "SLURM_STEP_NODELIST": "tpu[07-09,12],gpu3",
-                "SLURM_NTASKS": "5",
+                "SLURM_STEP_NUM_TASKS": "5",
+                "SLURM_STEP_NUM_NODES": "5",
                 "SLURM_PROCID": "2",
             },
             Cluster("tpu07:61441", 5, 2),
+        ),
+        (  # two tasks a node: each has a device of its own
+            {
+                "SLURM_JOB_ID": "0",
+                "SLURM_STEP_NODELIST": "a[1-2]",
+                "SLURM_STEP_NUM_TASKS": "4",
+                "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_PROCID": "3",
+                "SLURM_LOCALID": "1",
+            },
+            Cluster("a1:61440", 4, 3, local_device_ids=1),
         ),
         # in a batch script, but not by srun: the job's variables are those of no process
         ({"SLURM_JOB_ID": "4097", "SLURM_NTASKS": "5", "SLURM_PROCID": "0"}, None),
@@ -47,7 +59,8 @@ def test_the_first_of_slurms_nodes_is_the_coordinator(nodes: str, first: str) ->
     environment = {
         "SLURM_JOB_ID": "0",
         "SLURM_STEP_NODELIST": nodes,
-        "SLURM_NTASKS": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NUM_NODES": "2",
         "SLURM_PROCID": "0",
     }
     assert find_cluster(environment) == Cluster(f"{first}:61440", 2, 0)
@@ -60,6 +73,7 @@ def test_the_first_of_slurms_nodes_is_the_coordinator(nodes: str, first: str) ->
         ({"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID is 'x': it must be a number"),
         ({"JAX_PROCESS_ID": "4"}, "this is process 4 of 4, and they count from 0"),
         ({"JAX_COORDINATOR_ADDRESS": "tpu-0"}, "it must be host:port"),
+        ({"JAX_COORDINATOR_ADDRESS": "tpu-0:84760"}, "it must be host:port"),
     ],
 )
 def test_contradictions_are_refused(changes: dict[str, str], message: str) -> None:

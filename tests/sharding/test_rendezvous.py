@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.sharding.cluster import Cluster
+from grpo_eqx.sharding.exchange import brief
 from grpo_eqx.sharding.rendezvous import meet
 
 
@@ -49,7 +50,7 @@ def test_missing_hosts_are_named_in_all_that_are_there() -> None:
     found = outcomes([0, 1, 3], 4, timeout=1.0)
     assert len(set(found)) == 1
     assert found[0].startswith("3 of 4 hosts present: waiting for process 2, which did not come")
-    assert "Start every host" in found[0]
+    assert "Start the same command on every host" in found[0]
 
 
 def test_missing_hosts_are_named_by_their_addresses_where_these_are_known() -> None:
@@ -75,6 +76,32 @@ def test_two_processes_with_one_number_are_refused() -> None:
     found = outcomes([0, 1, 1], 3)
     assert len(set(found)) == 1
     assert "two processes say that they are process 1" in found[0]
+
+
+def test_a_process_that_died_while_it_waited_is_missing_and_can_come_back() -> None:
+    port = free_port()
+    with ThreadPoolExecutor(4) as threads:
+        server = threads.submit(outcomes, [0], 3, None, 20.0, port)
+        hello = {"process_id": 1, "host": "a", "facts": {"the number of processes": "3"}}
+        while True:
+            try:
+                died = socket.create_connection(("localhost", port), timeout=5)
+                break
+            except ConnectionRefusedError:
+                continue
+        with died:
+            died.sendall(json.dumps(hello).encode() + b"\n")
+        # With the dead one there would be three, and two with one number.
+        assert outcomes([2, 1], 3, port=port) == ["", ""]
+        assert server.result() == [""]
+
+
+def test_long_facts_are_compared_and_shown_in_short() -> None:
+    facts = {i: {"system_prompt": brief("x" * 2_000_000 + str(i))} for i in range(2)}
+    (first, second) = outcomes([0, 1], 2, facts)
+    assert first == second
+    assert "disagree on system_prompt: xxx" in first
+    assert len(first) < 1000
 
 
 def test_other_programs_that_knock_are_ignored() -> None:

@@ -40,8 +40,14 @@ def test_what_completions_are_split_over(
     [
         ("legacy", "auto", (3, 2), "legacy splits 3 prompts with 2 completions each over 8 dev"),
         ("maxtext", "2,4,1", (3, 3), "maxtext splits 3 prompts with 3 completions each over 2 dev"),
-        ("auto", "2,4,1", (3, 3), "maxtext splits 3 prompts"),
+        (
+            "auto",
+            "2,4,1",
+            (3, 3),
+            "legacy splits 3 prompts.* Nor does the other",
+        ),
         ("legacy", "auto", (8, 4, 12), "legacy splits 12 slots .* and 8 prompts over 8 devices"),
+        ("legacy", "auto", (2, 2, 5), "legacy splits 5 slots"),  # more than completions, but odd
         ("legacy", "auto", (4, 8, 16), "legacy splits 16 slots .* and 4 prompts over 8 devices"),
     ],
 )
@@ -56,7 +62,9 @@ def test_auto_says_what_it_chose_and_why() -> None:
     assert layout("auto", "auto", 8, 4).why.startswith("legacy: each of 8 devices decodes")
     assert "(auto: this takes the least memory)" in layout("auto", "auto", 8, 4).why
     chosen = layout("auto", "auto", 3, 2).why
-    assert chosen.startswith("maxtext: groups of 8 devices (fsdp) decode the same completions")
+    assert chosen.startswith(
+        "maxtext: each part of dp decodes completions of its own, and the 8 dev"
+    )
     assert "legacy splits 3 prompts with 2 completions each over 8 devices" in chosen
 
 
