@@ -12,7 +12,7 @@ from grpo_eqx.sharding.rollout import RolloutLayout
 _SPLIT_OVER = {
     "dp": "the batch is split; parameters and optimiser are copied",
     "fsdp": "batch, parameters and optimiser are split",
-    "tp": "heads, MLP and vocabulary are split",
+    "tp": "heads, MLP and vocabulary are split, where they divide",
 }
 
 
