@@ -57,7 +57,8 @@ def test_a_short_run_prints_accuracies_and_leaves_a_folder(run: Run, tmp_path: P
     assert re.search(r"^accuracy before: 0\.\d+ ", out, re.MULTILINE)
     assert re.search(r"^accuracy after: 0\.\d+ ", out, re.MULTILINE)
     names = {entry.name for entry in (tmp_path / "out").iterdir()}
-    assert names == {"config.json", "metrics.jsonl", "completions", "learning_curve.png", "model"}
+    files = {"config.json", "layout.json", "metrics.jsonl", "learning_curve.png"}
+    assert names == files | {"completions", "model"}
 
 
 def test_without_arguments_it_says_what_it_trains(
