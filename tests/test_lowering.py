@@ -72,6 +72,7 @@ def test_shapes_give_the_programs_that_arrays_do(mesh_name: str) -> None:
 
 
 def on_v6e_16(program: str, mesh_name: str, rollout_sharding: str = "auto") -> list[Collective]:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh(mesh_name).build(described_devices("v6e-16"))
     runner = programs(OF_0_5B, mesh, 128, rollout_sharding)
     lower = {"generate": lower_generate, "update": lower_update}[program]
