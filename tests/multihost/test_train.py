@@ -52,8 +52,8 @@ def trained(
 @pytest.mark.parametrize(
     ("devices", "beta", "meshes"),
     [
-        ([8], 0.0, ["auto", "2,4,1", "1,4,2", "1,1,2 of 2", "1,1,4 of 4"]),
-        ([4, 4], 0.05, ["auto", "host_local"]),
+        ([8], 0.0, ["auto", "2,4,1", "1,4,2", "1,1,2 of 2"]),
+        ([4, 4], 0.05, ["auto"]),
         ([4] * 4, 0.0, ["auto", "host_local"]),
     ],
     ids=["1 host", "2 hosts", "4 hosts"],
@@ -72,4 +72,5 @@ def test_devices_and_hosts_leave_a_run_unchanged(
                     continue
                 if name.startswith("reward"):
                     assert metrics[name] == value
-                np.testing.assert_allclose(metrics[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+                rtol = 0.0 if name == "loss" else 1e-4
+                np.testing.assert_allclose(metrics[name], value, rtol=rtol, atol=1e-5, err_msg=name)

@@ -15,6 +15,7 @@ import jax
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.experience import Collected
 from grpo_eqx.sharding import Mesh, parse_mesh
+from grpo_eqx.tracking import record
 
 
 class FirstDevices(Mesh):
@@ -54,11 +55,14 @@ def run(model: str, out: Path, beta: float, described_mesh: str, rollout_shardin
         return collected
 
     trainer.experiences.collect = listen  # type: ignore[method-assign]
+    if jax.process_count() != 2:  # saving is compilation for every tensor: once is enough
+        trainer.save_pretrained = lambda path: None  # type: ignore[method-assign]
     history = [dict(metrics) for metrics in trainer.fit().history]
     name = f"{beta}-{described_mesh}-{rollout_sharding}-{jax.process_index()}.json"
     (out / name).write_text(json.dumps({"tokens": tokens, "history": history}))
 
 
 if __name__ == "__main__":
+    record.plot_learning_curve = lambda *_: None  # type: ignore[attr-defined]  # for speed
     for described in sys.argv[4:]:
         run(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), *described.split("/"))
