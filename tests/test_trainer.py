@@ -14,14 +14,16 @@ import optax
 import pyarrow.parquet as pq
 import pytest
 
-from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx import GRPOConfig, GRPOTrainer, UserError, construction
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
+from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
+from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.programs import Programs, TokenScores
-from grpo_eqx.sharding import ExplicitMesh
+from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
 
 SMALL = {
@@ -396,3 +398,19 @@ def test_what_cannot_work_is_refused_at_construction(
 def test_a_model_comes_with_its_tokenizer() -> None:
     with pytest.raises(UserError, match="pass both"):
         GRPOTrainer(GRPOConfig(**SMALL), model=from_pretrained("tiny_qwen2"))
+
+
+def test_a_passed_model_is_copied_also_where_it_is_in_place_already() -> None:
+    mesh = AutoMesh().build(jax.devices()[:1])
+    config = Qwen2Config(
+        vocab_size=8,
+        hidden_size=4,
+        intermediate_size=4,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    model = Qwen2.init(config, jax.random.key(0))
+    for array in jax.tree.leaves(construction.placed_model(GRPOConfig(), model, mesh)):
+        array.delete()
+    assert np.isfinite(np.asarray(model.embed_tokens)).all()
