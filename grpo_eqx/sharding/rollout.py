@@ -1,7 +1,6 @@
 """How a rollout is laid out over a mesh: strategies for its batch, its cache and its weights."""
 
 import abc
-import math
 from typing import NamedTuple
 
 import equinox as eqx
@@ -10,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.sharding.mesh import AXES
-from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
+from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, num_shards
 
 VOCAB_AXES = ("fsdp", "tp")
 """What the vocabulary is split over while generating."""
@@ -29,12 +28,12 @@ class RolloutLayout(NamedTuple):
 
     @property
     def num_prompt_shards(self) -> int:
-        return _size(self.mesh, self.prompts)
+        return num_shards(self.mesh, self.prompts)
 
     @property
     def num_shards(self) -> int:
         """Over how many devices completions are split; the others hold copies."""
-        return _size(self.mesh, self.prompts + self.groups)
+        return num_shards(self.mesh, self.prompts + self.groups)
 
     @property
     def splits_heads(self) -> bool:
@@ -57,7 +56,7 @@ class RolloutLayout(NamedTuple):
         the whole vocabulary for its own slots; in between only logits travel.
         """
         drawn = self.sharding(self.prompts, self.groups)
-        if vocab_size % _size(self.mesh, VOCAB_AXES):
+        if vocab_size % num_shards(self.mesh, VOCAB_AXES):
             return [drawn]
         prompts, groups = (
             tuple(axis for axis in axes if axis not in VOCAB_AXES)
@@ -177,18 +176,19 @@ def _split(
     """
     num_prompts, num_generations, num_slots = batch
     # Also of more slots than completions: an evaluation has more of these.
-    if num_slots is not None and num_slots % _size(mesh, axes):
-        raise UserError(_does_not_divide(name, _size(mesh, axes), batch))
+    if num_slots is not None and num_slots % num_shards(mesh, axes):
+        raise UserError(_does_not_divide(name, num_shards(mesh, axes), batch))
     if num_slots is not None and num_slots >= num_prompts * num_generations:
-        batch = num_prompts, num_generations, num_slots = *batch[:2], None  # one for each
+        num_slots = None  # one for each
+        batch = num_prompts, num_generations, None
     fewest = 0 if num_slots is None else len(axes)
     for cut in range(len(axes), fewest - 1, -1):
         prompts, groups = axes[:cut], axes[cut:]
-        whole = num_prompts % _size(mesh, prompts) == 0
-        if whole and num_generations % _size(mesh, groups) == 0:
+        whole = num_prompts % num_shards(mesh, prompts) == 0
+        if whole and num_generations % num_shards(mesh, groups) == 0:
             break
     else:
-        raise UserError(_does_not_divide(name, _size(mesh, axes), batch))
+        raise UserError(_does_not_divide(name, num_shards(mesh, axes), batch))
     return RolloutLayout(mesh, prompts, groups, why)
 
 
@@ -203,7 +203,3 @@ def _does_not_divide(name: str, shards: int, batch: tuple[int, int, int | None])
         f"rollout_sharding {name} splits {num_prompts} prompts with {num_generations} completions "
         f"each over {shards} devices: make the prompts of a step a multiple of {shards}."
     )
-
-
-def _size(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> int:
-    return math.prod(mesh.shape[axis] for axis in axes)

@@ -41,7 +41,7 @@ def parameter_sharding(
     for name, size in zip(dims, shape, strict=True):
         count = size // head_size if name in ("heads", "kv_heads") else size
         axes = tuple(axis for axis in rules[name] if axis not in taken)
-        while count % math.prod(mesh.shape[axis] for axis in axes):
+        while count % num_shards(mesh, axes):
             axes = axes[1:]
         taken |= set(axes)
         spec.append(axes[0] if len(axes) == 1 else axes or None)
@@ -96,7 +96,12 @@ def embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> list
 
 def num_batch_shards(mesh: jax.sharding.Mesh) -> int:
     """Over how many devices a batch is split; the `tp` axis holds copies."""
-    return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
+    return num_shards(mesh, BATCH_AXES)
+
+
+def num_shards(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> int:
+    """Into how many parts these axes split a dimension."""
+    return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def prompt_sharding(sharding: NamedSharding) -> NamedSharding:
