@@ -55,9 +55,7 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
     end, next_report = time.monotonic() + timeout, time.monotonic() + _REPORT_SECONDS
     with _listening(int(cluster.coordinator.rpartition(":")[2])) as server:
         while twin is None and time.monotonic() < end:
-            for process_id in [i for i, connection in others.items() if _is_closed(connection)]:
-                others.pop(process_id).close()  # it died; it may be started again
-                del hellos[process_id]
+            _forget_the_dead(hellos, others)
             if len(hellos) >= cluster.num_processes:
                 break
             if time.monotonic() > next_report:
@@ -73,6 +71,7 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
             if hello is None:
                 other.close()  # some other program's
                 continue
+            _forget_the_dead(hellos, others)  # while this one came
             if hello.process_id in hellos:
                 twin = hello
                 others[-1] = other  # is told too
@@ -86,6 +85,13 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
                 other.settimeout(_ANSWER_SECONDS)
                 _read(other)  # until the other side closes: the port is free for JAX at once
     return verdict
+
+
+def _forget_the_dead(hellos: dict[int, _Hello], others: dict[int, socket.socket]) -> None:
+    """Those that died while they waited are missing, and may be started again."""
+    for process_id in [i for i, connection in others.items() if _is_closed(connection)]:
+        others.pop(process_id).close()
+        del hellos[process_id]
 
 
 def _hello(said: Any) -> _Hello | None:
