@@ -8,7 +8,7 @@ import tyro
 
 from grpo_eqx.errors import EXIT_USER_ERROR, UserError
 from grpo_eqx.launch import Launch
-from grpo_eqx.launch.subcommand import Group, LaunchError, Subcommand
+from grpo_eqx.subcommand import Group, LaunchError, Subcommand
 
 _SUBCOMMANDS: dict[str, Callable[..., Any]] = {"launch": Launch}
 

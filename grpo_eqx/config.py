@@ -208,9 +208,9 @@ class GRPOConfig:
     whatever started it says there are."""
     start_timeout: float | None = None
     """Seconds to wait at the start for the other processes. None: what the launcher says, or 30."""
-    micro_batch_size_per_device: int | None = None
+    micro_batch_size_per_device: int | Literal["auto"] | None = None
     """Completions a device takes through the model at a time; the update is the same for any
-    value. None: all of them."""
+    value. auto: as many as fit, found by compiling for the devices. None: all of them."""
     loss_backend: Literal["dense", "chunked", "pallas"] = "chunked"
     """Log-probs from all logits at once (dense), from a tile of them at a time (chunked), or in
     kernels for TPUs and GPUs (pallas; interpreted, slowly, on CPUs)."""

@@ -36,6 +36,10 @@ def check_values(cfg: "GRPOConfig") -> None:
         if choices and value not in choices:
             raise UserError(f"{name} is {value!r}: use {', '.join(map(str, choices))}.")
     for name, value in _given(cfg, _AT_LEAST_ONE):
+        if value == "auto" and name == "micro_batch_size_per_device":
+            continue
+        if not isinstance(value, int):
+            raise UserError(f"{name} is {value!r}: use a whole number.")
         if value < 1:
             raise UserError(f"{name} is {value}: it must be at least 1.")
     for name, value in _given(cfg, _NOT_NEGATIVE):

@@ -12,14 +12,9 @@ from grpo_eqx.data.load import load_data
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import RewardError, UserError
-from grpo_eqx.generation import Sampling, Stopping
-from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
-from grpo_eqx.micro_batches import MicroBatches
-from grpo_eqx.models.causal_attention import best_attention
+from grpo_eqx.generation import Stopping
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.objective import make_objective
-from grpo_eqx.programs import ProgramOptions
 from grpo_eqx.rewards import (
     SOFT_OVERLONG,
     RewardFunc,
@@ -30,27 +25,6 @@ from grpo_eqx.rewards import (
 )
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding.global_arrays import fetch, place
-from grpo_eqx.sharding.rollout import RolloutSharding
-from grpo_eqx.sharding.rules import batch_sharding
-
-
-def check_batches(
-    cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
-) -> None:
-    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates.
-
-    And meshes that leave out a host.
-    """
-    hosts = {device.process_index for device in mesh.devices.flat}
-    if idle := sorted(set(range(jax.process_count())) - hosts):
-        raise UserError(
-            f"the mesh has no device of process {', '.join(map(str, idle))}: give every host a "
-            f"part, or start fewer."
-        )
-    G = cfg.num_generations
-    rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
-    for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
-        MicroBatches.plan(P, G, batch_sharding(mesh, P, G), cfg.micro_batch_size_per_device)
 
 
 def reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
@@ -154,11 +128,6 @@ def check_answers(prompts: Sequence[Prompt]) -> None:
             raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error
 
 
-def sampling(cfg: GRPOConfig) -> Sampling:
-    """How training draws tokens."""
-    return Sampling(temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p)
-
-
 def stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stopping:
     """What ends a completion."""
     if not cfg.stop_strings:
@@ -171,45 +140,3 @@ def stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stop
             )
     token_bytes = tokenizer.token_bytes(vocab_size)
     return Stopping.of_strings(tokenizer.eos_ids, cfg.stop_strings, token_bytes)
-
-
-def program_options(
-    cfg: GRPOConfig,
-    mesh: jax.sharding.Mesh,
-    rollout_sharding: RolloutSharding,
-    sampling: Sampling,
-    tokenizer: ChatTokenizer,
-    vocab_size: int,
-) -> ProgramOptions:
-    """What the programs need to know of a config, on the devices of a mesh."""
-    assert cfg.max_completion_length is not None  # resolved
-    on_cpu = jax.default_backend() == "cpu"
-    if on_cpu and cfg.dtype == "bfloat16":
-        raise UserError(
-            "dtype is bfloat16, and these devices are CPUs, whose compiler lacks its products with "
-            "a float32 result: use auto or float32."
-        )
-    dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
-    return ProgramOptions(
-        sampling=sampling,
-        max_completion_length=cfg.max_completion_length,
-        stopping=stopping(cfg, tokenizer, vocab_size),
-        pad_id=tokenizer.pad_id,
-        seed=cfg.seed,
-        dtype=jnp.dtype(dtype),
-        kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
-        max_num_seqs=cfg.max_num_seqs,
-        transposed_decoding=on_cpu,
-        remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
-        rollout_sharding=rollout_sharding,
-        attention=best_attention(mesh),
-        objective=make_objective(cfg),
-        mask_truncated_completions=cfg.mask_truncated_completions,
-        top_entropy_quantile=cfg.top_entropy_quantile,
-        micro_batch_size_per_device=cfg.micro_batch_size_per_device,
-    )
-
-
-def loss_backend(cfg: GRPOConfig) -> LossBackend:
-    backends = {"dense": DenseLoss, "chunked": ChunkedLoss, "pallas": PallasLoss}
-    return backends[cfg.loss_backend]()

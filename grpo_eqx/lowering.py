@@ -1,7 +1,10 @@
 """The programs for shapes alone: what a compiler needs of a run, without weights or devices."""
 
+from collections.abc import Collection
+
 import jax
 import jax.numpy as jnp
+import optax
 from jax.sharding import Sharding
 
 from grpo_eqx.generation import Rollout
@@ -46,28 +49,64 @@ def lower_generate(
     )
 
 
-def lower_update(
+def reference_shapes(programs: Programs, model: Qwen2, *, frozen: bool) -> Qwen2:
+    """A reference model of a model's shapes."""
+    shapes = jax.eval_shape(lambda model: programs.reference(model, frozen=frozen), model)
+    return jax.tree.map(_placed, shapes, model.shardings(programs.mesh))
+
+
+def optimizer_shapes(programs: Programs, model: Qwen2) -> optax.OptState:
+    """The optimiser's state for a model's shapes."""
+    optimizer = programs.optimizer
+    shardings = optimizer_shardings(optimizer, model, model.shardings(programs.mesh))
+    return jax.tree.map(_placed, jax.eval_shape(optimizer.init, model), shardings)
+
+
+def lower_score(
     programs: Programs, model: Qwen2, num_prompts: int, num_generations: int, prompt_length: int
 ) -> jax.stages.Lowered:
-    """`update` for a model's shapes and a batch's, of which no completions share rows."""
-    optimizer = programs.optimizer
-    shapes = jax.eval_shape(optimizer.init, model)
-    shardings = optimizer_shardings(optimizer, model, model.shardings(programs.mesh))
-    state = TrainState(model, jax.tree.map(_placed, shapes, shardings))
-    by_group = batch_sharding(programs.mesh, num_prompts, num_generations)
+    """`score` for a model's shapes and a rollout's, of which no completions share rows."""
+    batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations)
+    cut = programs.micro_batches(num_prompts, num_generations)
+    return programs.jitted_score.lower(model, batch.rollout, cut)
+
+
+def lower_update(
+    programs: Programs,
+    model: Qwen2,
+    num_prompts: int,
+    num_generations: int,
+    prompt_length: int,
+    scored: Collection[str] = (),
+) -> jax.stages.Lowered:
+    """`update` for a model's shapes and a batch's, of which no completions share rows.
+
+    **Arguments:** besides shapes, those of `old_logps`, `ref_logps` and `entropies` that the batch
+    has.
+    """
+    state = TrainState(model, optimizer_shapes(programs, model))
+    batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations, scored)
+    cut = programs.micro_batches(num_prompts, num_generations)
+    return programs.jitted_update.lower(state, batch, cut)
+
+
+def _batch_shapes(
+    programs: Programs, prompts: tuple[int, int], group: int, scored: Collection[str] = ()
+) -> Batch:
+    tokens = prompts[0], group, programs.options.max_completion_length
+    by_group = batch_sharding(programs.mesh, *tokens[:2])
 
     def placed(path: tuple[jax.tree_util.GetAttrKey, ...], x: jax.ShapeDtypeStruct) -> object:
         of_prompts = path[-1].name.startswith("prompt_")
         return _placed(x, prompt_sharding(by_group) if of_prompts else by_group)
 
-    group = num_prompts, num_generations
-    tokens = *group, programs.options.max_completion_length
-    shapes = jax.eval_shape(lambda: _batch_of_nothing((num_prompts, prompt_length), tokens))
-    batch = jax.tree.map_with_path(placed, shapes)
-    return programs.jitted_update.lower(state, batch, programs.micro_batches(*group))
+    shapes = jax.eval_shape(lambda: _batch_of_nothing(prompts, tokens, scored))
+    return jax.tree.map_with_path(placed, shapes)
 
 
-def _batch_of_nothing(prompts: tuple[int, int], tokens: tuple[int, int, int]) -> Batch:
+def _batch_of_nothing(
+    prompts: tuple[int, int], tokens: tuple[int, int, int], scored: Collection[str]
+) -> Batch:
     rollout = Rollout(
         prompt_ids=jnp.zeros(prompts, jnp.int32),
         prompt_mask=jnp.zeros(prompts, bool),
@@ -76,7 +115,8 @@ def _batch_of_nothing(prompts: tuple[int, int], tokens: tuple[int, int, int]) ->
         sampler_logps=jnp.zeros(tokens, jnp.float32),
         finished=jnp.zeros(tokens[:2], bool),
     )
-    return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32))
+    scores = {name: jnp.zeros(tokens, jnp.float32) for name in scored}
+    return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32), **scores)
 
 
 def _placed(x: jax.Array | jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:

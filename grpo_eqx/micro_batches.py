@@ -55,22 +55,24 @@ class MicroBatches:
 
         Raises `UserError`, with the sizes that work, where `size` does not divide evenly.
         """
-        mesh = sharding.mesh
-        spec = (*sharding.spec, None, None)[:2]
-        prompt_shards, group_shards = (_num_shards(mesh, axes) for axes in spec)
-        prompts, group = num_prompts // prompt_shards, num_generations // group_shards
+        prompt_shards, group_shards = _shards(sharding)
         if size is None:
             return cls(prompt_shards, 1, group_shards, 1)
-        whole = {n * group: (prompts // n, 1) for n in range(1, prompts + 1) if prompts % n == 0}
-        partial = {n: (prompts, group // n) for n in range(1, group) if group % n == 0}
-        valid = partial | whole
-        if size not in valid:
+        prompts, group = num_prompts // prompt_shards, num_generations // group_shards
+        parts = _parts(prompts, group)
+        if size not in parts:
             raise UserError(
                 f"micro_batch_size_per_device is {size}, and a device has {prompts} x {group} "
-                f"completions a step: use one of {', '.join(map(str, sorted(valid)))}."
+                f"completions a step: use one of {', '.join(map(str, sorted(parts)))}."
             )
-        prompt_parts, group_parts = valid[size]
+        prompt_parts, group_parts = parts[size]
         return cls(prompt_shards, prompt_parts, group_shards, group_parts)
+
+    @staticmethod
+    def sizes(num_prompts: int, num_generations: int, sharding: NamedSharding) -> list[int]:
+        """The sizes that divide evenly, ascending: the last one is all that a device has."""
+        prompt_shards, group_shards = _shards(sharding)
+        return sorted(_parts(num_prompts // prompt_shards, num_generations // group_shards))
 
     @property
     def num_group_blocks(self) -> int:
@@ -121,6 +123,19 @@ class MicroBatches:
         pieces = jnp.moveaxis(x.reshape(shape), 1, 0)
         pieces = pieces.reshape(self.prompt_parts, -1, *x.shape[1:])
         return jnp.repeat(pieces, self.group_parts, axis=0)
+
+
+def _parts(prompts: int, group: int) -> dict[int, tuple[int, int]]:
+    """The sizes that a device's completions can be cut to, and into how many parts each."""
+    whole = {n * group: (prompts // n, 1) for n in range(1, prompts + 1) if prompts % n == 0}
+    partial = {n: (prompts, group // n) for n in range(1, group) if group % n == 0}
+    return partial | whole
+
+
+def _shards(sharding: NamedSharding) -> tuple[int, int]:
+    """Into how many parts prompts and groups are split over devices."""
+    prompts, groups = (*sharding.spec, None, None)[:2]
+    return _num_shards(sharding.mesh, prompts), _num_shards(sharding.mesh, groups)
 
 
 def _num_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:

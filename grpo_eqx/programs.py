@@ -111,7 +111,7 @@ class Programs:
         generate = self._counted("generate", self._generate_program)
         self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
         score = self._counted("score", self._score_program)
-        self._score = jax.jit(score, static_argnames="micro_batches")
+        self.jitted_score = jax.jit(score, static_argnames="micro_batches")
         update = self._counted("update", self._update_program)
         self.jitted_update = jax.jit(
             update, donate_argnames="state", static_argnames="micro_batches"
@@ -199,7 +199,7 @@ class Programs:
         """Log-probs and entropies of the completions' tokens under `model`."""
         P, G, _ = rollout.completion_ids.shape
         rollout = jax.tree.map(self._place, rollout)
-        return self._score(model, rollout, self.micro_batches(P, G))
+        return self.jitted_score(model, rollout, self.micro_batches(P, G))
 
     def reference(self, model: Qwen2, *, frozen: bool) -> Qwen2:
         """A copy for `score`: in the dtypes that it computes in, or for mixing, in float32."""

@@ -27,16 +27,16 @@ from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import compute_advantages
-from grpo_eqx.optimizer import learning_rates, make_optimizer
+from grpo_eqx.optimizer import learning_rates
 from grpo_eqx.processes import join_processes
-from grpo_eqx.programs import Programs
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.runner import func_name
-from grpo_eqx.sharding import Mesh, RolloutSharding, parse_mesh, parse_rollout_sharding
+from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.distributed import is_main
 from grpo_eqx.sharding.exchange import agree, together
 from grpo_eqx.sharding.global_arrays import fetch
 from grpo_eqx.sharding.report import LayoutReport
+from grpo_eqx.strategies import Strategies, check_batches
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
@@ -114,11 +114,14 @@ class GRPOTrainer:
         use_compilation_cache()
         self._note = without_effect(given)
         self.cfg = cfg = given.resolved()
-        sampling = construction.sampling(cfg)
-        self.mesh = (parse_mesh(cfg.mesh) if mesh is None else mesh).build()
-        if rollout_sharding is None:
-            rollout_sharding = parse_rollout_sharding(cfg.rollout_sharding)
-        construction.check_batches(cfg, self.mesh, rollout_sharding)
+        self.strategies = Strategies(
+            mesh=mesh,
+            rollout_sharding=rollout_sharding,
+            loss_backend=loss_backend,
+            optimizer=optimizer,
+        )
+        self.mesh = self.strategies.build_mesh(cfg)
+        check_batches(cfg, self.mesh, self.strategies.rollout(cfg))
         if (train_data is None) != (eval_data is None):
             raise UserError("train_data and eval_data go together: pass both, or neither.")
         self.eval_func = eval_func
@@ -143,14 +146,8 @@ class GRPOTrainer:
         self.tokenizer.check_belongs_to(model.config.vocab_size)
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(cfg)
-        self.programs = Programs(
-            construction.program_options(
-                cfg, self.mesh, rollout_sharding, sampling, self.tokenizer, model.config.vocab_size
-            ),
-            self.mesh,
-            loss_backend or construction.loss_backend(cfg),
-            optimizer or make_optimizer(cfg),
-        )
+        stopping = construction.stopping(cfg, self.tokenizer, model.config.vocab_size)
+        self.programs = self.strategies.programs(cfg, self.mesh, stopping, self.tokenizer.pad_id)
         self.state = self.programs.init(model)
         # Without a KL term no reference model takes up memory.
         self.reference = None

@@ -12,9 +12,9 @@ LAYERS = (
     {"models", "data", "rewards", "evaluation"},
     {"generation", "loss_backends", "objective", "optimizer"},
     {"compilation", "logits_loss", "micro_batches", "programs", "tracking"},
-    {"construction", "experience", "lowering", "processes"},
+    {"construction", "experience", "lowering", "processes", "strategies"},
     {"trainer"},
-    {"cli", "__init__", "launch"},
+    {"cli", "__init__", "launch", "subcommand"},
     {"command"},
 )
 

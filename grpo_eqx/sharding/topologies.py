@@ -2,47 +2,46 @@
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.sharding.slices import Slice, find_slice, slice_of_grid
 
-# A TPU's type, as one rents it -> libtpu's name of its chips' grid.
-GRIDS = {
-    "v4-8": "v4:2x2x1",
-    "v4-16": "v4:2x2x2",
-    "v5e-4": "v5e:2x2",
-    "v5e-8": "v5e:2x4",
-    "v5e-16": "v5e:4x4",
-    "v5p-8": "v5p:2x2x1",
-    "v5p-16": "v5p:2x2x2",
-    "v6e-4": "v6e:2x2",
-    "v6e-8": "v6e:2x4",
-    "v6e-16": "v6e:4x4",
-    "v6e-256": "v6e:16x16",
-}
+_LIBTPU_NAMES = {"v5litepod": "v5e"}
+_HOST_GRIDS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
+"""How the chips of a host lie, by their number."""
 
 
 def described_devices(name: str) -> Sequence[jax.Device]:
     """The devices of a TPU type (v6e-16) or grid (v6e:4x4): programs compile for them, no more.
 
-    Raises `UserError` for a type that is not known, and without libtpu.
+    They are on as many hosts as Google's are. Raises `UserError` for a type that is not known, and
+    without libtpu.
     """
-    name = {grid: name for name, grid in GRIDS.items()}.get(name, name)
-    if name not in GRIDS:
-        raise UserError(f"TPU type {name!r} is not known: use one of {', '.join(GRIDS)}.")
+    known = slice_of_grid(name) or find_slice(name)
     # Without these libtpu asks the machine it runs on for its TPU, and locks it.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    # The two cores of a v4 chip are one device, as when it runs JAX.
-    options = {"chip_config_name": "megacore"} if name.startswith("v4") else {}
     try:
-        described = topologies.get_topology_desc(GRIDS[name], "tpu", **options)
+        return topologies.get_topology_desc(_grid(known), "tpu", **_options(known)).devices
     except (ImportError, RuntimeError) as error:
         raise UserError(
-            f"TPU type {name} cannot be described ({error}): "
+            f"TPU type {known.name} cannot be described ({str(error).splitlines()[0]}): "
             f'pip install "grpo_eqx[plan]" brings the compiler.'
         ) from error
-    return described.devices
+
+
+def _grid(known: Slice) -> str:
+    generation = known.name.partition("-")[0]
+    return f"{_LIBTPU_NAMES.get(generation, generation)}:{known.topology}"
+
+
+def _options(known: Slice) -> dict[str, Any]:
+    options: dict[str, Any] = {"chips_per_host_bounds": _HOST_GRIDS[known.chips_per_host]}
+    if known.name.startswith("v4"):
+        options["chip_config_name"] = "megacore"  # its two cores are one device, as where JAX runs
+    return options

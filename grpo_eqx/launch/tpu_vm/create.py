@@ -6,9 +6,9 @@ import shlex
 import sys
 
 from grpo_eqx.launch.checks import check_name
-from grpo_eqx.launch.slices import find_slice
-from grpo_eqx.launch.subcommand import LaunchError, Subcommand
 from grpo_eqx.launch.tpu_vm.vm import Finished, TypeFlag, Vm, execute
+from grpo_eqx.sharding.slices import find_slice
+from grpo_eqx.subcommand import LaunchError, Subcommand
 
 _NO_ROOM = re.compile(
     r"capacity|quota|stock.?out|exhausted|enough resources|limit .*(exceeded|reached)", re.I

@@ -3,8 +3,8 @@
 import dataclasses
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.launch.subcommand import LaunchError, Subcommand
 from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
+from grpo_eqx.subcommand import LaunchError, Subcommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

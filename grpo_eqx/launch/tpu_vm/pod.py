@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.launch.slices import Slice, find_slice
-from grpo_eqx.launch.subcommand import LaunchError
 from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
+from grpo_eqx.sharding.slices import Slice, find_slice
+from grpo_eqx.subcommand import LaunchError
 
 _AT_ONCE = 32
 """A gcloud takes about 100 MB."""

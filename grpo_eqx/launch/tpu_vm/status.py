@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from grpo_eqx.launch.slices import find_slice
-from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import (
     Pod,
     check_type,
@@ -13,6 +11,8 @@ from grpo_eqx.launch.tpu_vm.pod import (
 )
 from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
+from grpo_eqx.sharding.slices import find_slice
+from grpo_eqx.subcommand import Subcommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

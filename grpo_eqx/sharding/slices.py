@@ -67,6 +67,20 @@ def find_slice(name: str) -> Slice:
     raise UserError(f"there is no {name}: use one of {_names(generation)}.")
 
 
+def larger_slices(name: str) -> list[Slice]:
+    """Those of the same generation with more chips, smallest first."""
+    known = find_slice(name)
+    return [other for other in _slices(known.name.partition("-")[0]) if other.chips > known.chips]
+
+
+def slice_of_grid(grid: str) -> Slice | None:
+    """The slice whose chips form a grid, by libtpu's name of that: `v6e:4x4`."""
+    generation, _, topology = grid.partition(":")
+    generation = _ALIASES.get(generation, generation)
+    known = _slices(generation) if generation in _GENERATIONS else []
+    return next((each for each in known if each.topology == topology), None)
+
+
 def _slices(generation: str) -> list[Slice]:
     cores, topologies, runtime_version, gke_accelerator = _GENERATIONS[generation]
     found = []

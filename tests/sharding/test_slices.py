@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.launch.slices import find_slice
+from grpo_eqx.sharding.slices import find_slice
 
 
 @pytest.mark.parametrize(

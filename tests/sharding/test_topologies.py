@@ -1,0 +1,63 @@
+"""Described TPUs have the hosts and devices of those that one rents."""
+
+from collections import Counter
+
+import pytest
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.sharding.slices import find_slice, slice_of_grid
+from grpo_eqx.sharding.topologies import described_devices
+
+
+@pytest.mark.topology
+@pytest.mark.parametrize(
+    "name",
+    [
+        "v4-8",
+        "v4-16",
+        "v4-128",
+        "v5e-1",
+        "v5e-8",
+        "v5e-16",
+        "v5litepod-256",
+        "v5p-8",
+        "v5p-32",
+        "v6e-1",
+        "v6e-4",
+        "v6e-8",
+        "v6e-16",
+        "v6e-256",
+    ],
+)
+def test_hosts_and_devices(name: str) -> None:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    known = find_slice(name)
+    hosts = Counter(device.process_index for device in described_devices(name))
+    assert hosts == dict.fromkeys(range(known.hosts), known.chips_per_host)
+
+
+@pytest.mark.topology
+def test_a_grid_is_the_slice_of_its_shape() -> None:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    assert {device.process_index for device in described_devices("v6e:2x4")} == {0}
+
+
+@pytest.mark.parametrize(
+    ("grid", "name"),
+    [
+        ("v6e:2x4", "v6e-8"),
+        ("v6e:4x4", "v6e-16"),
+        ("v5e:4x4", "v5litepod-16"),
+        ("v4:2x2x2", "v4-16"),
+        ("v5p:2x2x2", "v5p-16"),
+    ],
+)
+def test_grids_by_libtpus_names(grid: str, name: str) -> None:
+    assert slice_of_grid(grid) == find_slice(name)
+
+
+@pytest.mark.parametrize("name", ["v6e:3x3", "v7x-8", "h100", "v6e", ""])
+def test_what_is_not_known_is_one_line(name: str) -> None:
+    with pytest.raises(UserError, match="is not known: use one of") as error:
+        described_devices(name)
+    assert "\n" not in str(error.value)
