@@ -1,16 +1,16 @@
 """The command `grpo-eqx`."""
 
 import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import tyro
 
 from grpo_eqx.errors import EXIT_USER_ERROR, UserError
 from grpo_eqx.launch import Launch
+from grpo_eqx.plan_command import Plan
 from grpo_eqx.subcommand import Group, LaunchError, Subcommand
-
-_SUBCOMMANDS: dict[str, Callable[..., Any]] = {"launch": Launch}
+from grpo_eqx.train_command import Train
 
 
 def main() -> None:
@@ -37,8 +37,8 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
-    chosen: Subcommand | Group = tyro.extras.subcommand_cli_from_dict(
-        _SUBCOMMANDS,
+    chosen: Subcommand | Group = tyro.cli(
+        _any_subcommand(own),
         prog="grpo-eqx",
         description="GRPO in JAX, from a laptop to a TPU pod.",
         args=own,
@@ -52,6 +52,16 @@ def run(arguments: Sequence[str]) -> int:
         chosen = chosen.chosen
     _check(chosen, command)
     return chosen.run(tuple(command))
+
+
+def _any_subcommand(arguments: Sequence[str]) -> Any:
+    """The type that each of them is a value of, with the defaults that a recipe gives."""
+    train, plan = Train.of_recipe(arguments), Plan.of_recipe(arguments)
+    return (
+        Annotated[Train, tyro.conf.subcommand("train", default=train)]
+        | Annotated[Plan, tyro.conf.subcommand("plan", default=plan)]
+        | Annotated[Launch, tyro.conf.subcommand("launch")]
+    )
 
 
 def _check(subcommand: Subcommand, command: Sequence[str]) -> None:

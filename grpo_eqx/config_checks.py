@@ -1,5 +1,6 @@
 """What a config is refused for: pure checks of its fields."""
 
+import functools
 import math
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -31,8 +32,8 @@ _ABOVE_ZERO = (
 
 def check_values(cfg: "GRPOConfig") -> None:
     """Raises `UserError` for the first setting that is out of its own range."""
-    for name, hint in get_type_hints(type(cfg)).items():
-        choices, value = _choices(hint), getattr(cfg, name)
+    for name, choices in _all_choices(type(cfg)).items():
+        value = getattr(cfg, name)
         if choices and value not in choices:
             raise UserError(f"{name} is {value!r}: use {', '.join(map(str, choices))}.")
     for name, value in _given(cfg, _AT_LEAST_ONE):
@@ -68,6 +69,12 @@ def check_values(cfg: "GRPOConfig") -> None:
         raise UserError("stop_strings has an empty string, which would end every completion.")
     if not all(math.isfinite(weight) for weight in cfg.reward_weights or ()):
         raise UserError(f"reward_weights are {cfg.reward_weights}: they must be finite.")
+
+
+@functools.cache
+def _all_choices(kind: type) -> dict[str, tuple[Any, ...]]:
+    """The values that each field may have, where it is one of few."""
+    return {name: _choices(hint) for name, hint in get_type_hints(kind).items()}
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.generation import Stopping
+from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.rewards import (
@@ -100,6 +101,13 @@ def chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTo
     if isinstance(given, ChatTokenizer):
         return given
     return ChatTokenizer(given, system_prompt=cfg.system_prompt)
+
+
+def architecture(cfg: GRPOConfig, given: Qwen2 | None) -> Qwen2Config:
+    """That of the given model, or of the one that the config names."""
+    if given is not None:
+        return given.config
+    return Qwen2Config.from_json(model_folder(cfg.model) / "config.json")
 
 
 def placed_model(cfg: GRPOConfig, given: Qwen2 | None, mesh: jax.sharding.Mesh) -> Qwen2:

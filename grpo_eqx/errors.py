@@ -1,6 +1,8 @@
 """The errors a user can mend, and the exit codes a command ends with."""
 
 EXIT_USER_ERROR = 2
+EXIT_DOES_NOT_FIT = 3
+"""A plan's: the run does not fit its devices."""
 
 
 class UserError(ValueError):
@@ -12,6 +14,10 @@ class UserError(ValueError):
 
 class WeightsError(UserError):
     """A weights folder does not hold the model it should; the message names the tensor or file."""
+
+
+class OutOfMemoryError(UserError):
+    """Devices ran out of memory; the message has the plan's numbers and the setting to change."""
 
 
 class RewardError(UserError):

@@ -5,6 +5,14 @@ import dataclasses
 import numpy as np
 from jaxtyping import Bool
 
+_MOST_COMPLETIONS = 128
+
+
+def evaluation_rows(num_problems: int, num_samples: int, num_shards: int) -> int:
+    """Problems that are completed at a time: about 128 completions, as many on each device."""
+    rows = min(num_problems, max(1, _MOST_COMPLETIONS // num_samples))
+    return -(-rows // num_shards) * num_shards
+
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.sharding import Sharding
 
@@ -119,5 +120,7 @@ def _batch_of_nothing(
     return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32), **scores)
 
 
-def _placed(x: jax.Array | jax.ShapeDtypeStruct, sharding: Sharding) -> jax.ShapeDtypeStruct:
+def _placed(
+    x: jax.Array | np.ndarray | jax.ShapeDtypeStruct, sharding: Sharding
+) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

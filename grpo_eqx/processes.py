@@ -1,6 +1,7 @@
 """The processes of a run join, and make sure that they are of one run."""
 
 import dataclasses
+import functools
 import hashlib
 from pathlib import Path
 
@@ -19,12 +20,13 @@ def join_processes(cfg: GRPOConfig) -> None:
     facts = {
         **{field.name: repr(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)},
         "the version of JAX": jax.__version__,
-        "the code of grpo_eqx": _code_fingerprint(),
+        "the code of grpo_eqx": code_fingerprint(),
     }
     initialize(facts, require_processes=cfg.require_processes, timeout=cfg.start_timeout)
 
 
-def _code_fingerprint() -> str:
+@functools.cache
+def code_fingerprint() -> str:
     """Of all modules of this package."""
     digest, package = hashlib.sha256(), Path(__file__).parent
     for path in sorted(package.rglob("*.py")):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
-from grpo_eqx.evaluation import Evaluation
+from grpo_eqx.evaluation import Evaluation, evaluation_rows
 from grpo_eqx.experience import Collected, ExperienceCollector, rewarded
 from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import LossBackend
@@ -28,7 +29,12 @@ from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import compute_advantages
 from grpo_eqx.optimizer import learning_rates
+from grpo_eqx.planner import Plan, PlannedRun, PromptLengths, Searchable, find_target, plan_run
+from grpo_eqx.planner.out_of_memory import explains_out_of_memory
+from grpo_eqx.planner.search import fitting
+from grpo_eqx.planner.target import LOCAL
 from grpo_eqx.processes import join_processes
+from grpo_eqx.programs import TrainState
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding import Mesh, RolloutSharding
@@ -45,7 +51,6 @@ from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
-_EVAL_ROWS = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +70,12 @@ class _Scored(NamedTuple):
     rollout: Rollout
     old_logps: Float[Array, "P G Tc"] | None
     ref_logps: Float[Array, "P G Tc"] | None
+
+
+def _say(text: str) -> None:
+    """What takes long, for those who wait."""
+    if is_main():
+        print(text, file=sys.stderr)
 
 
 class GRPOTrainer:
@@ -142,17 +153,20 @@ class GRPOTrainer:
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
             construction.check_answers(data.prompts)
             construction.check_answers(self.heldout.prompts)
-        model = together(lambda: construction.placed_model(cfg, model, self.mesh))
-        self.tokenizer.check_belongs_to(model.config.vocab_size)
+        architecture = together(lambda: construction.architecture(cfg, model))
+        self.tokenizer.check_belongs_to(architecture.vocab_size)
+        lengths = PromptLengths.of(data, self.heldout, cfg.max_prompt_length)
+        self._run = PlannedRun(cfg, architecture, lengths, self.strategies)
+        if cfg.micro_batch_size_per_device == "auto":
+            self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), _say)
+            self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(cfg)
-        stopping = construction.stopping(cfg, self.tokenizer, model.config.vocab_size)
-        self.programs = self.strategies.programs(cfg, self.mesh, stopping, self.tokenizer.pad_id)
-        self.state = self.programs.init(model)
-        # Without a KL term no reference model takes up memory.
-        self.reference = None
-        if cfg.beta > 0:
-            self.reference = self.programs.reference(model, frozen=not cfg.sync_ref_model)
+        stopping = construction.stopping(cfg, self.tokenizer, architecture.vocab_size)
+        self.programs = self.strategies.programs(
+            self.cfg, self.mesh, stopping, self.tokenizer.pad_id
+        )
+        self.state, self.reference = self._place(model)
         self.experiences = ExperienceCollector(
             self.programs, self.prompts, self.tokenizer, self.rewards, cfg
         )
@@ -161,6 +175,7 @@ class GRPOTrainer:
         self.num_tokens = 0
         self.trackers = trackers
 
+    @explains_out_of_memory
     def fit(self) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder."""
         cfg = self.cfg
@@ -215,6 +230,7 @@ class GRPOTrainer:
         seconds = sum(metrics["step_time"] for metrics in record.history)
         return FitResult(record.folder.path, record.history, seconds)
 
+    @explains_out_of_memory
     def evaluate(self, *, temperature: float = 0.0, num_samples: int = 1) -> Evaluation:
         """Solves up to `cfg.eval_problems` held-out problems: by default greedy pass@1.
 
@@ -229,6 +245,7 @@ class GRPOTrainer:
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
         return Evaluation(rewarded(accuracy, problems, completions).total == 1.0)
 
+    @explains_out_of_memory
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
         """One completion of each user message, by default greedy."""
         tokens = self.tokenizer.encode(prompts)
@@ -243,6 +260,17 @@ class GRPOTrainer:
             return []
         completions = self._complete(tokens, Sampling(temperature=temperature), 1)
         return [texts[0] for texts in completions.texts]
+
+    def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
+        """Whether this run fits a TPU slice that need not be there, or the devices at hand.
+
+        **Arguments:** a TPU type (`v6e-16`) or grid (`v6e:4x4`), for which the `plan` extra brings
+        the compiler, or `local`; a setting, to look for the largest value with which it fits.
+
+        Compiles the run's programs, with the objects that were passed for its settings. Raises
+        `UserError` where the mesh, the batches or the model do not fit the devices.
+        """
+        return plan_run(self._run, find_target(topology), _say, search)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Writes model and tokenizer as a folder that Hugging Face transformers loads."""
@@ -265,6 +293,15 @@ class GRPOTrainer:
             + (f" ({data.num_dropped:,} over-long ones dropped)" if data.num_dropped else "")
             + f", {len(self.heldout):,} held out"
         )
+
+    @explains_out_of_memory
+    def _place(self, model: Qwen2 | None) -> tuple[TrainState, Qwen2 | None]:
+        """All that lies on the devices from now on: model and optimiser, and the reference."""
+        model = together(lambda: construction.placed_model(self.cfg, model, self.mesh))
+        state = self.programs.init(model)
+        if self.cfg.beta == 0:  # without a KL term no reference model takes up memory
+            return state, None
+        return state, self.programs.reference(model, frozen=not self.cfg.sync_ref_model)
 
     def _score(self, rollout: Rollout, lengths: Int[np.ndarray, "P G"]) -> _Scored:
         """The rollout for all updates on it, with the log-probs of other policies."""
@@ -342,8 +379,7 @@ class GRPOTrainer:
         self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int
     ) -> Completions:
         """`num_samples` completions of each tokenised prompt, in batches of one shape."""
-        shards = self.mesh.size
-        rows = -(-min(len(tokens), max(1, _EVAL_ROWS // num_samples)) // shards) * shards
+        rows = evaluation_rows(len(tokens), num_samples, self.mesh.size)
         parts = []
         starts = range(0, len(tokens), rows)
         for start in track_on_terminal(starts, "completing prompts"):

@@ -12,9 +12,10 @@ LAYERS = (
     {"models", "data", "rewards", "evaluation"},
     {"generation", "loss_backends", "objective", "optimizer"},
     {"compilation", "logits_loss", "micro_batches", "programs", "tracking"},
-    {"construction", "experience", "lowering", "processes", "strategies"},
+    {"construction", "experience", "lowering", "planner", "processes", "strategies"},
     {"trainer"},
     {"cli", "__init__", "launch", "subcommand"},
+    {"plan_command", "train_command"},
     {"command"},
 )
 

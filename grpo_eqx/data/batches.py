@@ -135,15 +135,19 @@ class PromptBatches:
         return self._orders[epoch]
 
 
+def padded_length(longest: int, max_length: int) -> int:
+    """What prompts of which the longest has so many tokens are padded to."""
+    bucket = _SHORTEST_BUCKET
+    while bucket < longest:
+        bucket *= 2
+    return max(longest, min(bucket, max_length))
+
+
 def pad_prompts(
     tokens: Sequence[Sequence[int]], pad_id: int, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Ids and mask, padded on the right to the next power of two (so that few shapes occur)."""
-    longest = max(len(row) for row in tokens)
-    bucket = _SHORTEST_BUCKET
-    while bucket < longest:
-        bucket *= 2
-    bucket = max(longest, min(bucket, max_length))
+    bucket = padded_length(max(len(row) for row in tokens), max_length)
     ids = np.full((len(tokens), bucket), pad_id, np.int32)
     mask = np.zeros((len(tokens), bucket), bool)
     for i, row in enumerate(tokens):

@@ -23,12 +23,13 @@ def load_data(data: str, eval_data: str | None, num_eval: int) -> tuple[PromptSo
     if eval_data is not None:
         return _load(data, "train"), _load(eval_data, "test")
     train = _load(data, "train")
-    if isinstance(train, Records) and not _is_hub_name(data):
+    if isinstance(train, Records) and not is_hub_name(data):
         return train.split(min(num_eval, max(1, len(train) // _HELDOUT_SHARE)))
     return train, _load(data, "test")
 
 
-def _is_hub_name(name: str) -> bool:
+def is_hub_name(name: str) -> bool:
+    """Whether it is to be looked for on the Hugging Face hub: no file, and not written as one."""
     return (
         not Path(name).exists()
         and name.count("/") == 1
@@ -40,7 +41,7 @@ def _is_hub_name(name: str) -> bool:
 def _load(name: str, split: str) -> PromptSource:
     if name == EMBEDDED_DATA:
         return WordProblems("train" if split == "train" else "heldout")
-    if _is_hub_name(name):
+    if is_hub_name(name):
         return _load_hub(name, split)
     path = Path(name)
     if not path.is_file():

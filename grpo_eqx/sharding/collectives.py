@@ -79,10 +79,10 @@ def _collective(kind: str, operation: str, result: str, loops: int, scope: str) 
         arrays = arrays[1:2]  # the operand, the result, and what keeps them apart
     shapes = ", ".join(f"{dtype}[{shape}]" for dtype, shape in arrays)
     sizes = [math.prod(map(int, re.findall(r"\d+", shape))) for _, shape in arrays]
-    num_bytes = sum(n * _itemsize(dtype) for n, (dtype, _) in zip(sizes, arrays, strict=True))
+    num_bytes = sum(n * itemsize(dtype) for n, (dtype, _) in zip(sizes, arrays, strict=True))
     return Collective(kind, shapes, num_bytes, loops, scope)
 
 
-def _itemsize(dtype: str) -> int:
+def itemsize(dtype: str) -> int:
     digits = re.search(r"\d+", dtype)
     return 1 if digits is None else max(1, int(digits[0]) // 8)

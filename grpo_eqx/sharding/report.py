@@ -52,10 +52,11 @@ class LayoutReport:
     def __str__(self) -> str:
         lines = [
             f"{self.devices} x {self.device_kind} on {_counted(self.hosts, 'host')}; each holds "
-            f"{_readable(self.parameter_bytes)} of parameters, "
-            f"{_readable(self.optimizer_bytes)} of optimiser state"
-            + (f", {_readable(self.reference_bytes)} of reference" if self.reference_bytes else "")
+            f"{readable_bytes(self.parameter_bytes)} of parameters, "
+            f"{readable_bytes(self.optimizer_bytes)} of optimiser state"
         ]
+        if self.reference_bytes:
+            lines[0] += f", {readable_bytes(self.reference_bytes)} of reference"
         lines += [f"  {name}={n}: {_SPLIT_OVER[name]}" for name, n in self.axes.items() if n > 1]
         if self.devices > 1:
             lines.append(f"  rollout sharding {self.rollout_sharding}")
@@ -73,7 +74,8 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _readable(num_bytes: int) -> str:
+def readable_bytes(num_bytes: int) -> str:
+    """In GiB, or MiB where it is less than one."""
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.2f} GiB"
     return f"{num_bytes / 2**20:.2f} MiB"

@@ -1,0 +1,122 @@
+"""Asking for a plan in a process of its own, where it is not known already."""
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner.cache import keep, recalled
+from grpo_eqx.planner.compiled import COMPILER_FLAGS
+from grpo_eqx.planner.plan import Plan
+from grpo_eqx.planner.planning import Say
+from grpo_eqx.planner.search import Searchable
+from grpo_eqx.planner.target import LOCAL
+from grpo_eqx.processes import code_fingerprint
+
+_LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax")
+_LAST_LINES = 20
+"""Of what the compiler prints, shown where it fails."""
+
+
+def ask(
+    cfg: GRPOConfig,
+    topology: str,
+    say: Say,
+    setting: Searchable | None = None,
+    *,
+    help_if_not: bool = True,
+) -> Plan:
+    """The plan of a config for a TPU type, grid, or `local`.
+
+    **Arguments:** whom to tell what is being worked on; a setting, to look for the largest value
+    with which the run fits; whether to look for what helps where it does not.
+
+    What was asked before, of the same code and inputs, is answered from disk. Raises `UserError`
+    for whatever cannot be planned, and without libtpu.
+    """
+    fields = dataclasses.asdict(cfg)
+    question = {
+        "config": {name: str(x) if isinstance(x, Path) else x for name, x in fields.items()},
+        "topology": topology,
+        "search": setting,
+        "help_if_not": help_if_not,
+    }
+    if topology == LOCAL:  # what it is, only the other process can know
+        return Plan.from_json(_compute(question, say))
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"planning for {topology} needs the compiler for TPUs, which is not installed: "
+            f'pip install "grpo_eqx[plan]".'
+        )
+    known = {**question, **_what_answers_depend_on(cfg)}
+    answer = recalled(known)
+    if answer is None:
+        answer = _compute(question, say)
+        keep(known, answer)
+    return Plan.from_json(answer)
+
+
+def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    """The answer of another process, which ends with this one."""
+    environment = dict(os.environ)
+    if question["topology"] != LOCAL:
+        environment["JAX_PLATFORMS"] = "cpu"  # the devices at hand are not asked
+    with tempfile.TemporaryFile("w+") as noise:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "grpo_eqx.planner.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=noise,
+            text=True,
+            env=environment,
+        )
+        try:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with process.stdin:
+                json.dump(question, process.stdin)
+            for line in process.stdout:
+                said = json.loads(line)
+                if "say" in said:
+                    say(said["say"])
+                elif "error" in said:
+                    raise UserError(said["error"])
+                else:
+                    return dict(said["answer"])
+            code = process.wait()
+        finally:
+            process.kill()
+            process.wait()
+        noise.seek(0)
+        last = noise.read().splitlines()[-_LAST_LINES:]
+    raise RuntimeError("\n".join([f"the planning process ended with {code}:", *last]))
+
+
+def _what_answers_depend_on(cfg: GRPOConfig) -> dict[str, Any]:
+    inputs = [hashlib.sha256(path.read_bytes()).hexdigest() for path in _inputs(cfg)]
+    return {
+        "code": code_fingerprint(),
+        "libraries": [importlib.metadata.version(name) for name in _LIBRARIES],
+        "flags": [os.environ.get(name) for name in COMPILER_FLAGS],
+        "inputs": inputs,
+    }
+
+
+def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
+    """The files that are read: a model's, but for its weights, and problems."""
+    if cfg.model != EMBEDDED_MODEL and Path(cfg.model).is_dir():
+        kinds = {".json", ".jinja", ".txt"}
+        yield from sorted(path for path in Path(cfg.model).iterdir() if path.suffix in kinds)
+    for name in (cfg.data, cfg.eval_data):
+        if name is not None and Path(name).is_file():
+            yield Path(name)

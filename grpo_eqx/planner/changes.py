@@ -1,0 +1,85 @@
+"""Which setting to change where a run does not fit, tried by planning it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner.plan import Change, Plan
+from grpo_eqx.planner.planning import DECODING, UPDATING, Say, make_plan
+from grpo_eqx.planner.run import PlannedRun
+from grpo_eqx.planner.search import MICRO_BATCH, largest_micro_batch
+from grpo_eqx.planner.target import LOCAL, Target, find_target
+from grpo_eqx.sharding.slices import find_slice, larger_slices, slice_of_grid
+
+_MOST_SLICES = 3
+
+
+def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change | None:
+    """What helps a run whose `plan` does not fit: other settings, else a larger slice.
+
+    Settings change speed, not what is learnt: micro-batches and slots, the largest that fit, and
+    what the backward pass keeps.
+    """
+    settings: dict[str, Any] | None = {}
+    if set(UPDATING) & set(plan.too_large):
+        settings = _smaller_update(run, target, say)
+    if settings is not None and set(plan.too_large) - set(UPDATING):
+        fewer = _fewer_slots(run.changed(**settings), target, say)
+        settings = None if fewer is None else settings | fewer
+    if settings:
+        better = make_plan(run.changed(**settings), target, say)
+        if better.fits:
+            return Change(settings, better)
+    return _larger_slice(run, target, say)
+
+
+def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
+    """The largest micro-batch with which the update fits, where any does."""
+    size = run.cfg.micro_batch_size_per_device
+    for settings in _lighter_passes(run):
+        below = size if isinstance(size, int) and not settings else None
+        largest = largest_micro_batch(run.changed(**settings), target, say, below)
+        if largest is not None:
+            return settings | {MICRO_BATCH: largest}
+    return None
+
+
+def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
+    """The settings as they are, then with less kept for the backward pass."""
+    settings: dict[str, Any] = {}
+    yield settings
+    if run.cfg.loss_backend == "dense" and run.strategies.loss_backend is None:
+        settings = settings | {"loss_backend": "chunked"}
+        yield settings
+    if run.cfg.remat not in ("auto", "full"):
+        yield settings | {"remat": "full"}
+
+
+def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
+    """The most slots, of halves of the present ones, with which everything fits."""
+    slots = run.cfg.max_num_seqs or run.cfg.prompts_per_step * run.cfg.num_generations
+    while slots % 2 == 0:
+        slots //= 2
+        settings = {"max_num_seqs": slots}
+        say(f"trying max_num_seqs {slots}")
+        try:
+            plan = make_plan(run.changed(**settings), target, say, only=DECODING, stop_early=True)
+        except UserError:
+            return None  # so few cannot be shared evenly
+        if plan.fits:
+            return settings
+    return None
+
+
+def _larger_slice(run: PlannedRun, target: Target, say: Say) -> Change | None:
+    if target.name == LOCAL:
+        return None
+    known = slice_of_grid(target.name) or find_slice(target.name)
+    for larger in larger_slices(known.name)[:_MOST_SLICES]:
+        try:
+            plan = make_plan(run, find_target(larger.name), say)
+        except UserError:
+            continue  # batches do not divide over so many devices
+        if plan.fits:
+            return Change({"topology": larger.name}, plan)
+    return None

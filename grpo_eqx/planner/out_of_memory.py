@@ -1,0 +1,56 @@
+"""An out-of-memory error told with the plan's numbers, and the setting to change."""
+
+import functools
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
+
+import jax
+
+from grpo_eqx.errors import OutOfMemoryError, UserError
+from grpo_eqx.planner.plan import Plan
+
+
+@runtime_checkable
+class Planned(Protocol):
+    """What can plan itself for the devices it runs on."""
+
+    def plan(self) -> Plan:
+        """The plan."""
+
+
+Self = TypeVar("Self", bound=Planned)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def explains_out_of_memory(
+    method: Callable[Concatenate[Self, Arguments], Result],
+) -> Callable[Concatenate[Self, Arguments], Result]:
+    """A method whose out-of-memory errors become `OutOfMemoryError`."""
+
+    def explained(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        try:
+            return method(self, *args, **kwargs)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise OutOfMemoryError(_explanation(str(error), self.plan)) from error
+
+    functools.update_wrapper(explained, method)
+    return explained
+
+
+def _explanation(error: str, make_plan: Callable[[], Plan]) -> str:
+    said = error.splitlines()[0].rstrip(".")
+    try:
+        plan = make_plan()
+    except (UserError, jax.errors.JaxRuntimeError):
+        return f"the devices are out of memory ({said}): lower micro_batch_size_per_device."
+    if not plan.fits:
+        return f"the devices are out of memory ({said}). The plan of the run: {plan.verdict}"
+    return (
+        f"the devices are out of memory ({said}), though by its plan the run would fit if nothing "
+        f"else did take memory there. The plan: {plan.verdict} End what else runs, or lower "
+        f"micro_batch_size_per_device ({plan.settings['micro_batch_size_per_device'] or 'all'} "
+        f"now) or max_num_seqs."
+    )

@@ -1,0 +1,195 @@
+"""What a plan says."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_eqx.planner.compiled import CompiledProgram
+from grpo_eqx.planner.floors import Floor
+from grpo_eqx.planner.target import LOCAL
+from grpo_eqx.sharding.report import readable_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PlannedProgram:
+    """One of the programs of a run, on the devices of the plan."""
+
+    compiled: CompiledProgram
+    elsewhere_bytes: int
+    """What lies on each device while it runs, and is no argument of it."""
+    floor: Floor | None
+    """Of one step; none of evaluations."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds while it runs."""
+        return self.compiled.peak_bytes + self.elsewhere_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Its figures; `peak_bytes` counts what lies elsewhere too."""
+        return {
+            **self.compiled.to_json(),
+            "peak_bytes": self.peak_bytes,
+            "elsewhere_bytes": self.elsewhere_bytes,
+            "floor": None if self.floor is None else self.floor._asdict(),
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "PlannedProgram":
+        """The inverse of `to_json`."""
+        compiled = dict(fields)
+        floor, elsewhere = compiled.pop("floor"), compiled.pop("elsewhere_bytes")
+        compiled["peak_bytes"] -= elsewhere
+        return cls(
+            compiled=CompiledProgram.from_json(compiled),
+            elsewhere_bytes=elsewhere,
+            floor=None if floor is None else Floor(**floor),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a search for the largest value of a setting came to."""
+
+    setting: str
+    largest: int | None
+    """The largest value that fits; `None` where the smallest does not."""
+    tried: Mapping[int, bool]
+    """The values that were compiled, and whether each fits."""
+    most: int
+    """The largest value there was to try."""
+
+    def __str__(self) -> str:
+        if self.largest is None:
+            return f"No {self.setting} fits: {min(self.tried)} is the least there is."
+        last = ", the largest there is to try" if self.largest == self.most else ""
+        return f"The largest {self.setting} that fits is {self.largest}{last}."
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Settings with which a run fits that does not as it is."""
+
+    settings: Mapping[str, Any]
+    """What to set; `topology` for other devices."""
+    plan: "Plan"
+    """With them."""
+
+    @property
+    def flags(self) -> str:
+        """As on a command line."""
+        return " ".join(
+            f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items()
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Whether a run fits its devices, and what it will do there. Bytes are those of one device."""
+
+    topology: str
+    """A TPU type or grid, or `local`."""
+    device_kind: str
+    num_devices: int
+    num_hosts: int
+    model: str
+    mesh: Mapping[str, int]
+    """Sizes of `dp`, `fsdp` and `tp`."""
+    rollout_sharding: str
+    """The strategy, and what speaks for it."""
+    settings: Mapping[str, Any]
+    """Those of the run that its memory depends on most."""
+    prompt_length: int
+    """Tokens that prompts are padded to."""
+    prompt_length_known: bool
+    """Whether that is the problems' own; else the most that the settings allow."""
+    hbm_bytes: int
+    """What programs can have."""
+    resident: Mapping[str, int]
+    """What lies there all the time: parameters, optimizer, reference."""
+    programs: Mapping[str, PlannedProgram]
+    """Those that the run executes, in the order of a step: `generate`, `score` (the model, before
+    its updates), `score_reference`, `update`; and `evaluate`, which generates too."""
+    found: Found | None = None
+    """What a search found, where one was asked for; then the plan is that of its result."""
+    change: Change | None = None
+    """What helps, where the run does not fit and anything does."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds in any program that the run executes."""
+        return max(program.peak_bytes for program in self.programs.values())
+
+    @property
+    def too_large(self) -> tuple[str, ...]:
+        """The programs that the devices cannot execute."""
+        return tuple(
+            name
+            for name, program in self.programs.items()
+            if not program.compiled.accepted or program.peak_bytes > self.hbm_bytes
+        )
+
+    @property
+    def fits(self) -> bool:
+        return not self.too_large
+
+    @property
+    def floor_seconds(self) -> float | None:
+        """The least time of a step, one program after the other; `None` where a peak is unknown."""
+        floors = [each.floor for each in self.programs.values() if each.floor is not None]
+        seconds = [floor.seconds for floor in floors if floor.seconds is not None]
+        return sum(seconds) if len(seconds) == len(floors) else None
+
+    @property
+    def verdict(self) -> str:
+        """In one sentence, and another for a change or a search."""
+        peaks = {name: program.peak_bytes for name, program in self.programs.items()}
+        largest = max(peaks, key=lambda name: peaks[name])
+        need, usable = readable_bytes(peaks[largest]), readable_bytes(self.hbm_bytes)
+        on = "the devices here" if self.topology == LOCAL else self.topology
+        if self.fits:
+            said = f"It fits {on}: at its peak, in {largest}, a device holds {need} of {usable}."
+        else:
+            said = f"It does not fit {on}: {largest} needs {need} of each device's {usable}."
+        if self.change is not None:
+            eased = readable_bytes(self.change.plan.peak_bytes)
+            said += f" With {self.change.flags} it fits: {eased}."
+        elif self.found is None and not self.fits:
+            said += " No setting that was tried helps: use more devices, or shorter texts."
+        return said if self.found is None else f"{said} {self.found}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain JSON."""
+        names = {field.name for field in dataclasses.fields(self)} - {"found", "change"}
+        found, change = self.found, self.change
+        return {
+            "fits": self.fits,
+            "peak_bytes": self.peak_bytes,
+            "verdict": self.verdict,
+            **{name: getattr(self, name) for name in sorted(names)},
+            "programs": {name: program.to_json() for name, program in self.programs.items()},
+            "floor_seconds": self.floor_seconds,
+            "search": None if found is None else found.setting,
+            "largest": None if found is None else found.largest,
+            "most": None if found is None else found.most,
+            "tried": None if found is None else [list(each) for each in found.tried.items()],
+            "change": None
+            if change is None
+            else {"settings": dict(change.settings), "plan": change.plan.to_json()},
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "Plan":
+        """The inverse of `to_json`."""
+        own: dict[str, Any] = {
+            field.name: fields.get(field.name) for field in dataclasses.fields(cls)
+        }
+        own["programs"] = {
+            name: PlannedProgram.from_json(each) for name, each in fields["programs"].items()
+        }
+        if fields["search"] is not None:
+            tried = {value: fits for value, fits in fields["tried"]}
+            own["found"] = Found(fields["search"], fields["largest"], tried, fields["most"])
+        if (change := fields["change"]) is not None:
+            own["change"] = Change(change["settings"], cls.from_json(change["plan"]))
+        return cls(**own)

@@ -1,0 +1,142 @@
+"""From a run and devices to a plan: every program of the run, compiled."""
+
+from collections.abc import Callable, Collection, Iterator
+from typing import NamedTuple
+
+import jax
+
+from grpo_eqx.evaluation import evaluation_rows
+from grpo_eqx.lowering import (
+    lower_generate,
+    lower_score,
+    lower_update,
+    model_shapes,
+    optimizer_shapes,
+    reference_shapes,
+)
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.planner.compiled import compile_program
+from grpo_eqx.planner.floors import step_floors
+from grpo_eqx.planner.plan import Plan, PlannedProgram
+from grpo_eqx.planner.run import PlannedRun
+from grpo_eqx.planner.target import Target
+from grpo_eqx.programs import Programs
+from grpo_eqx.sharding.report import bytes_per_device
+from grpo_eqx.tracking.device_peaks import device_peaks
+
+Say = Callable[[str], None]
+"""Is told what is being worked on, for those who wait."""
+
+_SETTINGS = (
+    "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
+    "loss_backend", "optimizer", "max_num_seqs", "kv_cache_dtype", "rollout_sharding", "mesh",
+    "remat", "beta",
+)  # fmt: skip
+ORDER = ("generate", "score", "score_reference", "update", "evaluate")
+"""All programs, as they are shown."""
+UPDATING = ("score", "score_reference", "update")
+"""Those that micro-batches are for."""
+DECODING = ("generate", "evaluate")
+"""Those that decode slots."""
+
+
+class _Program(NamedTuple):
+    """A program to compile, and what it has for arguments of what lies there all the time."""
+
+    lower: Callable[[], jax.stages.Lowered]
+    arguments: tuple[str, ...]
+
+
+def make_plan(
+    run: PlannedRun,
+    target: Target,
+    say: Say,
+    *,
+    only: Collection[str] = ORDER,
+    stop_early: bool = False,
+) -> Plan:
+    """Compiles the programs of a run whose micro-batches are not `auto`.
+
+    **Arguments:** the programs to compile, where it runs them; whether to stop at the first that
+    does not fit.
+
+    Raises `UserError` where the mesh, the batches or the model do not fit the devices.
+    """
+    mesh = run.mesh(target.devices)
+    programs = run.programs(mesh)
+    model = model_shapes(run.model, mesh)
+    frozen = not run.cfg.sync_ref_model
+    reference = reference_shapes(programs, model, frozen=frozen) if run.cfg.beta > 0 else None
+    resident = {
+        "parameters": bytes_per_device(model),
+        "optimizer": bytes_per_device(optimizer_shapes(programs, model)),
+        "reference": bytes_per_device(reference),
+    }
+    layout = programs.rollout_layout(run.cfg.prompts_per_step, run.cfg.num_generations)
+    floors = step_floors(run, programs.options, layout, device_peaks(target.device_kind))
+    planned: dict[str, PlannedProgram] = {}
+    plan = Plan(
+        topology=target.name,
+        device_kind=target.device_kind,
+        num_devices=mesh.size,
+        num_hosts=len({device.process_index for device in target.devices}),
+        model=run.cfg.model,
+        mesh=dict(mesh.shape),
+        rollout_sharding=layout.why,
+        settings={name: getattr(run.cfg, name) for name in _SETTINGS},
+        prompt_length=run.prompts.train,
+        prompt_length_known=run.prompts.known,
+        hbm_bytes=target.usable_bytes,
+        resident=resident,
+        programs=planned,
+    )
+    for name, program in _programs(run, programs, model, reference):
+        if name not in only:
+            continue
+        say(f"compiling {name} for {target.name}")
+        planned[name] = PlannedProgram(
+            compiled=compile_program(program.lower(), target),
+            elsewhere_bytes=sum(resident.values()) - sum(resident[x] for x in program.arguments),
+            floor=floors.get(name),
+        )
+        if stop_early and plan.too_large:
+            break
+    planned.update({name: planned.pop(name) for name in ORDER if name in planned})
+    return plan
+
+
+def _programs(
+    run: PlannedRun, programs: Programs, model: Qwen2, reference: Qwen2 | None
+) -> Iterator[tuple[str, _Program]]:
+    """The largest first."""
+    cfg, lengths = run.cfg, run.prompts
+    P, G = cfg.prompts_per_step, cfg.num_generations
+    share = P // cfg.steps_per_generation
+    yield (
+        "update",
+        _Program(
+            lambda: lower_update(programs, model, share, G, lengths.train, run.scored),
+            ("parameters", "optimizer"),
+        ),
+    )
+    yield (
+        "generate",
+        _Program(lambda: lower_generate(programs, model, P, G, lengths.train), ("parameters",)),
+    )
+    if run.num_scores["score"] > 0:
+        yield (
+            "score",
+            _Program(lambda: lower_score(programs, model, P, G, lengths.train), ("parameters",)),
+        )
+    if reference is not None:
+        yield (
+            "score_reference",
+            _Program(lambda: lower_score(programs, reference, P, G, lengths.train), ("reference",)),
+        )
+    rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
+    yield (
+        "evaluate",
+        _Program(
+            lambda: lower_generate(programs, model, rows, 1, lengths.heldout), ("parameters",)
+        ),
+    )

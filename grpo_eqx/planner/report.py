@@ -1,0 +1,136 @@
+"""A plan for people: tables, and the verdict last."""
+
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from grpo_eqx.planner.plan import Plan, PlannedProgram
+from grpo_eqx.sharding.report import readable_bytes
+
+GiB, MiB = 2**30, 2**20
+
+_SHOWN_SETTINGS = (
+    "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
+    "loss_backend", "optimizer",
+)  # fmt: skip
+
+
+def print_plan(plan: Plan, console: Console) -> None:
+    """Prints all of it."""
+    console.print(Group(*_parts(plan)))
+    if plan.found is not None:
+        console.print(_tried(plan.found.setting, plan.found.tried))
+    if plan.change is not None:
+        console.print(f"With {plan.change.flags}:", highlight=False)
+        console.print(_memory(plan.change.plan))
+    console.print(Text(plan.verdict, style="bold green" if plan.fits else "bold red"))
+
+
+def _parts(plan: Plan) -> Iterator[RenderableType]:
+    axes = ", ".join(f"{name}={size}" for name, size in plan.mesh.items())
+    hosts = "1 host" if plan.num_hosts == 1 else f"{plan.num_hosts} hosts"
+    yield Text.assemble(
+        (plan.model, "bold"),
+        f" on {plan.topology}: {plan.num_devices} x {plan.device_kind} on {hosts}, mesh {axes}",
+    )
+    if plan.num_devices > 1:
+        yield Text(f"rollout sharding {plan.rollout_sharding}", style="dim")
+    yield Text(", ".join(f"{name} {_setting(plan, name)}" for name in _SHOWN_SETTINGS), style="dim")
+    of = "of the problems" if plan.prompt_length_known else "max_prompt_length"
+    yield Text(f"prompts of {plan.prompt_length} tokens ({of})", style="dim")
+    yield _memory(plan)
+    resident = (f"{readable_bytes(size)} of {name}" for name, size in plan.resident.items() if size)
+    yield Text(f"All the time a device holds {', '.join(resident)}.\n", style="dim")
+    yield _buffers(plan.programs)
+    if any(program.compiled.exchanges for program in plan.programs.values()):
+        yield _exchanges(plan.programs)
+    yield _floors(plan)
+    seconds = plan.floor_seconds
+    if seconds is None:
+        said = f"The peaks of {plan.device_kind} are not known, so no least time is either."
+    else:
+        said = (
+            f"At the devices' peaks, and if nothing had to be sent, a step takes {seconds:.2f} s."
+        )
+    yield Text(f"{said}\n", style="dim")
+
+
+def _setting(plan: Plan, name: str) -> str:
+    value = plan.settings[name]
+    return "all" if name == "micro_batch_size_per_device" and value is None else str(value)
+
+
+def _memory(plan: Plan) -> Table:
+    unit, name = (GiB, "GiB") if plan.peak_bytes >= GiB else (MiB, "MiB")
+    usable = f"{plan.hbm_bytes / unit:,.2f}"
+    table = Table(title=f"Memory of a device in {name}, of which {usable} can be used")
+    _columns(
+        table, "program", "arguments", "results", "temporary", "code", "elsewhere", "peak", "used"
+    )
+    for name, program in plan.programs.items():
+        each, peak = program.compiled, program.peak_bytes
+        parts = (each.argument_bytes, each.output_bytes, each.temporary_bytes, each.code_bytes)
+        sizes = (*parts, program.elsewhere_bytes, peak)
+        table.add_row(
+            name,
+            *("-" if size is None else f"{size / unit:,.2f}" for size in sizes),
+            f"{peak / plan.hbm_bytes:.0%}",
+            style="red" if name in plan.too_large else None,
+        )
+    return table
+
+
+def _buffers(programs: Mapping[str, PlannedProgram]) -> Table:
+    table = Table(title="Largest arrays that programs make, on each device")
+    _columns(table, "program", "MiB", "array", "operation", "source", right={1})
+    for name, program in programs.items():
+        for i, buffer in enumerate(program.compiled.buffers):
+            table.add_row(
+                "" if i else name,
+                f"{buffer.num_bytes / MiB:,.1f}",
+                Text(buffer.shape),
+                Text(buffer.operation),
+                buffer.source,
+            )
+    return table
+
+
+def _exchanges(programs: Mapping[str, PlannedProgram]) -> Table:
+    table = Table(title="Collectives, each instruction once, however often loops repeat it")
+    _columns(table, "program", "kind", "instructions", "MiB on a device", right={2, 3})
+    for name, program in programs.items():
+        for i, each in enumerate(program.compiled.exchanges):
+            size = f"{each.num_bytes / MiB:,.1f}"
+            table.add_row("" if i else name, each.kind, str(each.instructions), size)
+    return table
+
+
+def _floors(plan: Plan) -> Table:
+    table = Table(title="Least work of a step on all devices, with completions of full length")
+    _columns(table, "program", "TFLOP", "GB decoding reads", "seconds at least")
+    for name, program in plan.programs.items():
+        if program.floor is not None:
+            seconds = program.floor.seconds
+            table.add_row(
+                name,
+                f"{program.floor.flops / 1e12:,.2f}",
+                f"{program.floor.bytes_read / 1e9:,.1f}" if program.floor.bytes_read else "-",
+                "-" if seconds is None else f"{seconds:.3f}",
+            )
+    return table
+
+
+def _tried(setting: str, tried: Mapping[int, bool]) -> Table:
+    table = Table(title="Values that were compiled")
+    _columns(table, setting, "fits", right={0})
+    for value, fits in tried.items():
+        table.add_row(str(value), "yes" if fits else "no", style=None if fits else "red")
+    return table
+
+
+def _columns(table: Table, *names: str, right: set[int] | None = None) -> None:
+    numbers = set(range(1, len(names))) if right is None else right
+    for i, name in enumerate(names):
+        table.add_column(name, justify="right" if i in numbers else "left")

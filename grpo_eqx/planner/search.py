@@ -1,0 +1,151 @@
+"""The largest value of a setting with which a run fits, by bisection over compilations."""
+
+import bisect
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal, get_args
+
+import jax
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner.plan import Found
+from grpo_eqx.planner.planning import ORDER, UPDATING, Say, make_plan
+from grpo_eqx.planner.run import PlannedRun
+from grpo_eqx.planner.target import Target, local_target
+from grpo_eqx.sharding.exchange import gather_bytes
+from grpo_eqx.strategies import check_batches, micro_batch_sizes
+
+Searchable = Literal[
+    "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
+]
+SEARCHABLE: tuple[Searchable, ...] = get_args(Searchable)
+"""The settings that memory grows with."""
+
+MICRO_BATCH: Searchable = "micro_batch_size_per_device"
+_MOST = {"num_generations": 1024, "prompts_per_step": 8192}
+_LENGTH_STEP = 128
+"""Of completions, in tokens: what a TPU's tiles are whole multiples of."""
+
+
+def search(
+    run: PlannedRun, target: Target, setting: Searchable, say: Say
+) -> tuple[Found, PlannedRun]:
+    """The largest value of a setting that fits, and the run with it; else with the smallest.
+
+    Micro-batches are judged by the programs that they are for, whether or not decoding fits.
+    That memory grows with the value is assumed; micro-batches that are `auto` may be of one.
+    Lengths of completions are tried in steps of 128, other settings wherever batches divide evenly.
+    """
+    values = _values(run, target, setting)
+    only = UPDATING if setting == MICRO_BATCH else ORDER
+    tried: dict[int, bool] = {}
+
+    def fits(value: int) -> bool:
+        say(f"trying {setting} {value}")
+        changed = run.changed(**{setting: value})
+        if changed.cfg.micro_batch_size_per_device == "auto":
+            changed = changed.changed(**{MICRO_BATCH: 1})
+        tried[value] = make_plan(changed, target, say, only=only, stop_early=True).fits
+        return tried[value]
+
+    present = getattr(run.cfg, setting)
+    largest = largest_that_fits(values, present if isinstance(present, int) else None, fits)
+    found = Found(setting, largest, dict(sorted(tried.items())), values[-1])
+    return found, run.changed(**{setting: values[0] if largest is None else largest})
+
+
+def largest_that_fits(
+    values: Sequence[int], start: int | None, fits: Callable[[int], bool]
+) -> int | None:
+    """The largest of ascending values that fits, where all below one that fits do too.
+
+    Doubles or halves from `start` on, by default the last, until the answer lies between two
+    values, and then bisects. `None`: not even the first fits.
+    """
+    low, high = -1, len(values)  # values[low] fits and values[high] does not
+    probe = high - 1
+    if start is not None:
+        probe = max((i for i, value in enumerate(values) if value <= start), default=0)
+    while high - low > 1:
+        if fits(values[probe]):
+            low = probe
+        else:
+            high = probe
+        if high == len(values):
+            probe = max(low + 1, bisect.bisect_right(values, 2 * values[low]) - 1)
+        elif low < 0:
+            probe = max(0, bisect.bisect_right(values, values[high] // 2) - 1)
+        else:
+            probe = (low + high) // 2
+    return None if low < 0 else values[low]
+
+
+def _values(run: PlannedRun, target: Target, setting: Searchable) -> list[int]:
+    """Those that batches divide evenly with, ascending."""
+    if setting == MICRO_BATCH:
+        mesh = run.changed(**{MICRO_BATCH: None}).mesh(target.devices)
+        return micro_batch_sizes(run.cfg, mesh)
+    mesh = run.strategies.build_mesh(run.cfg, target.devices)
+    values, refusals = [], list[UserError]()
+    for value in _grid(run, setting):
+        try:
+            changed = run.changed(**{setting: value})
+            check_batches(changed.cfg, mesh, changed.strategies.rollout(changed.cfg))
+            values.append(value)
+        except UserError as error:
+            refusals.append(error)
+    if not values:
+        raise refusals[-1]
+    return values
+
+
+def _grid(run: PlannedRun, setting: Searchable) -> Sequence[int]:
+    if setting != "max_completion_length":
+        return range(1, _MOST[setting] + 1)
+    longest = run.model.max_position_embeddings - run.prompts.train
+    steps = range(_LENGTH_STEP, longest + 1, _LENGTH_STEP)
+    return steps or [longest]
+
+
+def largest_micro_batch(
+    run: PlannedRun, target: Target, say: Say, below: int | None = None
+) -> int | None:
+    """The largest micro-batch with which updates and scores fit, whatever else does not.
+
+    **Arguments:** of those `below` a size, by default of all. `None`: not even one completion.
+    """
+    sizes = micro_batch_sizes(run.cfg, run.changed(**{MICRO_BATCH: None}).mesh(target.devices))
+    sizes = [size for size in sizes if below is None or size < below]
+
+    def fits(size: int) -> bool:
+        say(f"trying {MICRO_BATCH} {size}")
+        changed = run.changed(**{MICRO_BATCH: size})
+        return make_plan(changed, target, say, only=UPDATING, stop_early=True).fits
+
+    return largest_that_fits(sizes, None, fits)
+
+
+def fitting(run: PlannedRun, devices: Sequence[jax.Device], say: Say) -> PlannedRun:
+    """The run with the largest micro-batches that fit devices which are there, of all processes.
+
+    Raises `UserError` where none does.
+    """
+    target = local_target(devices)
+    least = min(map(int, gather_bytes(str(target.usable_bytes).encode())))
+    target = dataclasses.replace(target, usable_bytes=least)
+    largest = largest_micro_batch(run, target, say)
+    if largest is None:
+        plan = make_plan(run.changed(**{MICRO_BATCH: 1}), target, say, only=UPDATING)
+        raise UserError(f"{MICRO_BATCH} is auto, and nothing fits. {plan.verdict}")
+    say(f"{MICRO_BATCH} auto: {largest}")
+    return run.changed(**{MICRO_BATCH: largest})
+
+
+def settled(run: PlannedRun, target: Target, say: Say) -> PlannedRun:
+    """The run with micro-batches of a number, where they are `auto`: the most that fit.
+
+    Of one completion, where not even that fits.
+    """
+    if run.cfg.micro_batch_size_per_device != "auto":
+        return run
+    return run.changed(**{MICRO_BATCH: largest_micro_batch(run, target, say) or 1})

@@ -1,0 +1,51 @@
+"""The process that compiles for the command `grpo-eqx plan`: a question in, lines of JSON out.
+
+A process of its own, because the compiler for TPUs writes to standard error whatever it likes, and
+because JAX chooses its devices once for a process.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner.answering import plan_run
+from grpo_eqx.planner.run import PlannedRun
+from grpo_eqx.planner.target import find_target
+
+
+def main() -> None:
+    """Answers the question on standard input.
+
+    Each line of output is an object: `say`, what is being worked on; `error`, a user's mistake; or
+    `answer`.
+    """
+    # Whatever else is printed must not come between.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def write(**line: Any) -> None:
+        out.write(json.dumps(line) + "\n")
+
+    try:
+        write(answer=_answer(json.load(sys.stdin), lambda text: write(say=text)))
+    except UserError as error:
+        write(error=str(error))
+
+
+def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in question["config"].items()
+    }
+    target = find_target(question["topology"])
+    run = PlannedRun.of(GRPOConfig(**fields))
+    help_if_not = question["help_if_not"]
+    return plan_run(run, target, say, question["search"], help_if_not=help_if_not).to_json()
+
+
+if __name__ == "__main__":
+    main()

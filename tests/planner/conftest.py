@@ -1,0 +1,112 @@
+"""A run that compiles in seconds, on one device whose memory a test chooses."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+from grpo_eqx import GRPOConfig
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.planner import Plan, PlannedProgram, PlannedRun, PromptLengths
+from grpo_eqx.planner.compiled import CompiledProgram
+from grpo_eqx.planner.floors import Floor
+from grpo_eqx.planner.planning import ORDER, Say
+from grpo_eqx.planner.target import Target, local_target
+
+TINY = Qwen2Config(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_once(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests share what they compile, also over processes: equal programs have equal figures."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp().parent / "plans"))
+
+
+@pytest.fixture
+def tiny_run() -> Callable[..., PlannedRun]:
+    """Makes a run of the tiny model with other settings."""
+
+    def make(**settings: Any) -> PlannedRun:
+        small = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 128}
+        cfg = GRPOConfig(**{**small, "eval_problems": 4, **settings}).resolved()
+        return PlannedRun(cfg, TINY, PromptLengths(16, 16, 4, known=True))
+
+    return make
+
+
+@pytest.fixture
+def one_device() -> Target:
+    """A CPU device of this machine."""
+    return local_target(jax.devices()[:1])
+
+
+@pytest.fixture
+def with_memory(one_device: Target) -> Callable[[int], Target]:
+    """The same device with so many bytes."""
+    return lambda num_bytes: dataclasses.replace(one_device, usable_bytes=num_bytes)
+
+
+@pytest.fixture
+def weighed() -> Callable[..., Callable[..., Plan]]:
+    """Makes a planner that compiles nothing: programs take what is said of a run."""
+
+    def make(**weigh: Callable[[PlannedRun], int]) -> Callable[..., Plan]:
+        def plan(
+            run: PlannedRun,
+            target: Target,
+            say: Say,
+            *,
+            only: Any = ORDER,
+            stop_early: bool = False,
+        ) -> Plan:
+            run.mesh(target.devices)
+            return plan_of({name: f(run) for name, f in weigh.items() if name in only}, target)
+
+        return plan
+
+    return make
+
+
+def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
+    """A plan of programs that need so many bytes each."""
+    programs = {
+        name: PlannedProgram(
+            compiled=CompiledProgram(peak, peak, 0, 0, 0, accepted=True, seconds=1.0),
+            elsewhere_bytes=0,
+            floor=Floor(1e12, 0.0, 0.5),
+        )
+        for name, peak in peaks.items()
+    }
+    return Plan(
+        topology=target.name,
+        device_kind=target.device_kind,
+        num_devices=1,
+        num_hosts=1,
+        model="tiny",
+        mesh={"dp": 1, "fsdp": 1, "tp": 1},
+        rollout_sharding="legacy",
+        settings={"micro_batch_size_per_device": None},
+        prompt_length=16,
+        prompt_length_known=True,
+        hbm_bytes=target.usable_bytes,
+        resident={"parameters": 1, "optimizer": 2, "reference": 0},
+        programs=programs,
+        **fields,
+    )
+
+
+@pytest.fixture
+def said() -> list[str]:
+    """What a test's planner says; pass its `append`."""
+    return []
