@@ -32,7 +32,8 @@ _ABOVE_ZERO = (
 
 def check_values(cfg: "GRPOConfig") -> None:
     """Raises `UserError` for the first setting that is out of its own range."""
-    for name, choices in _all_choices(type(cfg)).items():
+    kind: type = type(cfg)
+    for name, choices in _all_choices(kind).items():
         value = getattr(cfg, name)
         if choices and value not in choices:
             raise UserError(f"{name} is {value!r}: use {', '.join(map(str, choices))}.")

@@ -6,11 +6,11 @@ import importlib.metadata
 import importlib.util
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from subprocess import PIPE, Popen
 from typing import Any
 
 from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
@@ -71,32 +71,28 @@ def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     environment = dict(os.environ)
     if question["topology"] != LOCAL:
         environment["JAX_PLATFORMS"] = "cpu"  # the devices at hand are not asked
-    with tempfile.TemporaryFile("w+") as noise:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "grpo_eqx.planner.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=noise,
-            text=True,
-            env=environment,
-        )
+    command = [sys.executable, "-m", "grpo_eqx.planner.worker"]
+    with (
+        tempfile.TemporaryFile("w+") as noise,
+        Popen(
+            command, stdin=PIPE, stdout=PIPE, stderr=noise, text=True, env=environment
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
             with process.stdin:
                 json.dump(question, process.stdin)
             for line in process.stdout:
                 said = json.loads(line)
-                if "say" in said:
-                    say(said["say"])
-                elif "error" in said:
+                if "error" in said:
                     raise UserError(said["error"])
-                else:
+                if "answer" in said:
                     return dict(said["answer"])
+                say(said["say"])
             code = process.wait()
         finally:
             process.kill()
-            process.wait()
         noise.seek(0)
         last = noise.read().splitlines()[-_LAST_LINES:]
     raise RuntimeError("\n".join([f"the planning process ended with {code}:", *last]))

@@ -78,6 +78,11 @@ def weighed() -> Callable[..., Callable[..., Plan]]:
     return make
 
 
+@pytest.fixture(name="plan_of")
+def _plan_of() -> Callable[..., Plan]:
+    return plan_of
+
+
 def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
     """A plan of programs that need so many bytes each."""
     programs = {
@@ -96,7 +101,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         model="tiny",
         mesh={"dp": 1, "fsdp": 1, "tp": 1},
         rollout_sharding="legacy",
-        settings={"micro_batch_size_per_device": None},
+        settings=dataclasses.asdict(GRPOConfig()),
         prompt_length=16,
         prompt_length_known=True,
         hbm_bytes=target.usable_bytes,

@@ -1,0 +1,87 @@
+"""What a plan says of its programs, in words and as JSON."""
+
+import dataclasses
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from grpo_eqx.planner import Change, Found, Plan
+from grpo_eqx.planner.buffers import Buffer
+from grpo_eqx.planner.compiled import CompiledProgram, Exchange
+from grpo_eqx.planner.report import print_plan
+
+GiB = 2**30
+
+
+@pytest.fixture
+def fitting(plan_of, with_memory) -> Plan:
+    return plan_of({"generate": 2 * GiB, "update": 3 * GiB}, with_memory(4 * GiB))
+
+
+@pytest.fixture
+def failing(plan_of, with_memory, fitting) -> Plan:
+    plan = plan_of({"generate": 2 * GiB, "update": 5 * GiB}, with_memory(4 * GiB))
+    return dataclasses.replace(plan, change=Change({"micro_batch_size_per_device": 2}, fitting))
+
+
+def test_a_run_fits_where_all_its_programs_do(fitting, failing) -> None:
+    assert (fitting.fits, fitting.too_large, fitting.peak_bytes) == (True, (), 3 * GiB)
+    assert (failing.fits, failing.too_large, failing.peak_bytes) == (False, ("update",), 5 * GiB)
+
+
+def test_what_lies_elsewhere_counts(fitting) -> None:
+    update = dataclasses.replace(fitting.programs["update"], elsewhere_bytes=2 * GiB)
+    plan = dataclasses.replace(fitting, programs={"update": update})
+    assert plan.too_large == ("update",)
+
+
+def test_what_the_compiler_refuses_does_not_fit(fitting) -> None:
+    update = fitting.programs["update"]
+    refused = dataclasses.replace(update.compiled, accepted=False)
+    programs = {"update": dataclasses.replace(update, compiled=refused)}
+    assert not dataclasses.replace(fitting, programs=programs).fits
+
+
+def test_the_verdict(fitting, failing) -> None:
+    assert fitting.verdict == (
+        "It fits the devices here: at its peak, in update, a device holds 3.00 GiB of 4.00 GiB."
+    )
+    assert failing.verdict == (
+        "It does not fit the devices here: update needs 5.00 GiB of each device's 4.00 GiB. "
+        "With --micro-batch-size-per-device 2 it fits: 3.00 GiB."
+    )
+    found = Found("num_generations", 8, {8: True, 9: False}, 1024)
+    searched = dataclasses.replace(fitting, found=found, topology="v6e-8")
+    assert searched.verdict.startswith("It fits v6e-8: ")
+    assert searched.verdict.endswith("The largest num_generations that fits is 8.")
+
+
+def test_json_has_it_all_and_gives_it_back(fitting, failing) -> None:
+    compiled = CompiledProgram(
+        5 * GiB, 1, 2, 3, 4, accepted=True, seconds=1.5,
+        buffers=(Buffer(7, "f32[7]", "mul", "qwen2.py:3"),),
+        exchanges=(Exchange("all-gather", 2, 64),),
+    )  # fmt: skip
+    update = dataclasses.replace(failing.programs["update"], compiled=compiled)
+    found = Found("num_generations", 8, {8: True, 9: False}, 1024)
+    plan = dataclasses.replace(failing, programs={"update": update}, found=found)
+    fields = json.loads(json.dumps(plan.to_json()))
+    assert Plan.from_json(fields) == plan
+    assert (fields["fits"], fields["peak_bytes"], fields["hbm_bytes"]) == (False, 5 * GiB, 4 * GiB)
+    assert fields["programs"]["update"]["peak_bytes"] == 5 * GiB
+    assert fields["largest"] == 8
+    assert fields["change"]["plan"]["fits"]
+    assert json.loads(json.dumps(fitting.to_json()))["largest"] is None
+
+
+def test_the_report_has_every_program_and_ends_with_the_verdict(failing) -> None:
+    out = io.StringIO()
+    found = Found("num_generations", 8, {8: True, 9: False}, 1024)
+    plan = dataclasses.replace(failing, found=found)
+    print_plan(plan, Console(file=out, width=80))
+    text = out.getvalue()
+    for expected in ("generate", "update", "5.00", "125%", "1.00 s", "num_generations"):
+        assert expected in text
+    assert " ".join(text.split()).endswith(plan.verdict)

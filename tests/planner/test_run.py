@@ -1,0 +1,54 @@
+"""What a plan reads of a run: architectures and lengths of prompts, without weights."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.planner import PlannedRun
+from grpo_eqx.planner.run import model_config
+
+
+def test_a_qwen_by_its_name_needs_no_network() -> None:
+    assert model_config("Qwen/Qwen2.5-72B-Instruct").num_hidden_layers == 80
+
+
+def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
+    config = Qwen2Config.from_name("3B").to_json()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = PlannedRun.of(GRPOConfig(model=str(tmp_path), max_prompt_length=300))
+    assert run.model.hidden_size == 2048
+    assert (run.prompts.train, run.prompts.heldout, run.prompts.known) == (300, 300, False)
+
+
+def test_a_model_that_is_nowhere_is_one_line() -> None:
+    with pytest.raises(UserError, match="could not be downloaded") as error:
+        model_config("somebody/something")
+    assert "\n" not in str(error.value)
+
+
+def test_prompts_at_hand_are_as_long_as_they_are() -> None:
+    run = PlannedRun.of(GRPOConfig(eval_problems=32))
+    assert run.prompts.known
+    assert run.prompts.train == 64
+    assert run.prompts.num_heldout == 32
+
+
+def test_problems_on_the_hub_are_as_long_as_the_settings_allow() -> None:
+    run = PlannedRun.of(GRPOConfig(data="openai/gsm8k", max_prompt_length=200))
+    assert (run.prompts.train, run.prompts.known) == (200, False)
+
+
+def test_problems_that_are_missing_are_one_line(tmp_path) -> None:
+    with pytest.raises(UserError, match="is not a file"):
+        PlannedRun.of(GRPOConfig(data=str(tmp_path / "none.jsonl")))
+
+
+def test_a_models_tokenizer_is_used_where_it_is(tmp_path) -> None:
+    for path in model_folder("tiny_qwen2").iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert PlannedRun.of(GRPOConfig(model=str(tmp_path))).prompts.known

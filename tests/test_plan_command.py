@@ -1,0 +1,83 @@
+"""The command `grpo-eqx plan`: what it asks, shows, writes and ends with."""
+
+import json
+import sys
+
+import pytest
+
+from grpo_eqx import GRPOConfig, command, recipes
+
+
+@pytest.fixture
+def asked(plan_of, with_memory, monkeypatch) -> list:
+    """The questions of the command; the answer is a plan of a program that needs 100 bytes of
+    1000 on local, and 2000 elsewhere."""
+    questions = []
+
+    def ask(cfg, topology, say, setting):
+        questions.append((cfg, topology, setting))
+        say("compiling update")
+        return plan_of({"update": 100 if topology == "local" else 2000}, with_memory(1000))
+
+    monkeypatch.setattr("grpo_eqx.plan_command.ask", ask)
+    return questions
+
+
+def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Its exit code."""
+    monkeypatch.setattr(sys, "argv", ["grpo-eqx", "plan", *arguments])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    return end.value.code
+
+
+def test_it_ends_with_0_where_a_run_fits_and_with_3_where_not(asked, monkeypatch, capsys) -> None:
+    assert plan(monkeypatch) == 0
+    assert "It fits the devices here" in capsys.readouterr().out
+    assert plan(monkeypatch, "--topology", "v6e-8") == 3
+    out = capsys.readouterr()
+    assert "does not fit" in out.out
+    assert out.err == "compiling update\n"
+
+
+def test_it_takes_all_that_training_takes(asked, monkeypatch) -> None:
+    plan(
+        monkeypatch, "--topology", "v6e-16", "--search", "num_generations",
+        "--model", "Qwen/Qwen2.5-3B-Instruct", "--micro-batch-size-per-device", "auto",
+        "--recipe", "dapo", "--steps", "7",
+    )  # fmt: skip
+    ((cfg, topology, setting),) = asked
+    assert (topology, setting) == ("v6e-16", "num_generations")
+    assert cfg == recipes.dapo(
+        model="Qwen/Qwen2.5-3B-Instruct", micro_batch_size_per_device="auto", steps=7
+    )
+    plan(monkeypatch, "--micro-batch-size-per-device", "4")
+    assert asked[-1] == (GRPOConfig(micro_batch_size_per_device=4), "local", None)
+
+
+def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
+    file = tmp_path / "plan.json"
+    assert plan(monkeypatch, "--topology", "v6e-8", "--json", str(file)) == 3
+    fields = json.loads(file.read_text())
+    assert fields["fits"] is False
+    assert {"peak_bytes", "hbm_bytes", "programs", "largest"} <= fields.keys()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--json", "/nowhere/at/all/plan.json"], "error: json is /nowhere/at/all/plan.json, in a"),
+        (["--num-generations", "1"], "error: num_generations is 1: advantages are relative"),
+    ],
+)
+def test_mistakes_are_one_line(asked, monkeypatch, capsys, arguments, message) -> None:
+    assert plan(monkeypatch, *arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(message)
+    assert asked == []
+
+
+def test_help_begins_with_what_a_plan_is_for(monkeypatch, capsys) -> None:
+    assert plan(monkeypatch, "--help") == 0
+    text = capsys.readouterr().out
+    assert text.index("--topology") < text.index("--search") < text.index("--model")
