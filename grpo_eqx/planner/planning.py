@@ -27,11 +27,12 @@ from grpo_eqx.tracking.device_peaks import device_peaks
 Say = Callable[[str], None]
 """Is told what is being worked on, for those who wait."""
 
-_SETTINGS = (
+SETTINGS = (
     "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
     "loss_backend", "optimizer", "max_num_seqs", "kv_cache_dtype", "rollout_sharding", "mesh",
     "remat", "beta",
 )  # fmt: skip
+"""What a plan says of the run's settings."""
 ORDER = ("generate", "score", "score_reference", "update", "evaluate")
 """All programs, as they are shown."""
 UPDATING = ("score", "score_reference", "update")
@@ -83,7 +84,7 @@ def make_plan(
         model=run.cfg.model,
         mesh=dict(mesh.shape),
         rollout_sharding=layout.why,
-        settings={name: getattr(run.cfg, name) for name in _SETTINGS},
+        settings={name: getattr(run.cfg, name) for name in SETTINGS},
         prompt_length=run.prompts.train,
         prompt_length_known=run.prompts.known,
         hbm_bytes=target.usable_bytes,

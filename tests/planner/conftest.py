@@ -12,7 +12,7 @@ from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.planner import Plan, PlannedProgram, PlannedRun, PromptLengths
 from grpo_eqx.planner.compiled import CompiledProgram
 from grpo_eqx.planner.floors import Floor
-from grpo_eqx.planner.planning import ORDER, Say
+from grpo_eqx.planner.planning import ORDER, SETTINGS, Say
 from grpo_eqx.planner.target import Target, local_target
 
 TINY = Qwen2Config(
@@ -101,7 +101,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         model="tiny",
         mesh={"dp": 1, "fsdp": 1, "tp": 1},
         rollout_sharding="legacy",
-        settings=dataclasses.asdict(GRPOConfig()),
+        settings={name: getattr(GRPOConfig(), name) for name in SETTINGS},
         prompt_length=16,
         prompt_length_known=True,
         hbm_bytes=target.usable_bytes,
