@@ -9,7 +9,8 @@ import tyro
 from grpo_eqx.errors import EXIT_USER_ERROR, UserError
 from grpo_eqx.launch import Launch
 from grpo_eqx.plan_command import Plan
-from grpo_eqx.subcommand import Group, LaunchError, Subcommand
+from grpo_eqx.planner.asking import PlanningError
+from grpo_eqx.subcommand import CommandError, Group, Subcommand
 from grpo_eqx.train_command import Train
 
 
@@ -23,7 +24,7 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
-    except LaunchError as error:
+    except (CommandError, PlanningError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 from jax.sharding import Sharding
 
-from grpo_eqx.generation import Rollout
+from grpo_eqx.generation import Rollout, Sampling
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
@@ -28,9 +28,14 @@ def model_shapes(config: Qwen2Config, mesh: jax.sharding.Mesh) -> Qwen2:
 
 
 def lower_generate(
-    programs: Programs, model: Qwen2, num_prompts: int, num_generations: int, prompt_length: int
+    programs: Programs,
+    model: Qwen2,
+    num_prompts: int,
+    num_generations: int,
+    prompt_length: int,
+    sampling: Sampling | None = None,
 ) -> jax.stages.Lowered:
-    """`generate` for a model's shapes and a batch's."""
+    """`generate` for a model's shapes and a batch's, by default with training's sampling."""
     layout = programs.rollout_layout(num_prompts, num_generations)
     whole = replicated(programs.mesh)
 
@@ -46,7 +51,7 @@ def lower_generate(
         jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=whole),
         jax.tree.map(lambda x: _placed(x, whole), programs.options.stopping),
         num_generations,
-        programs.options.sampling,
+        sampling or programs.options.sampling,
     )
 
 

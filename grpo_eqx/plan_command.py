@@ -46,13 +46,20 @@ class Plan(cli.ConfigFlags, _PlanFlags):
 
     def run(self, command: tuple[str, ...]) -> int:
         cfg = self.config()
-        if self.json is not None and not self.json.parent.is_dir():
-            raise UserError(f"json is {self.json}, in a folder that does not exist: make it first.")
+        if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
+            raise UserError(
+                f"json is {self.json}: it must be a file, in a folder that exists already."
+            )
         with _progress() as say:
             plan = ask(cfg, self.topology, say, self.search)
-        if self.json is not None:
-            self.json.write_text(json.dumps(plan.to_json(), indent=2) + "\n")
         print_plan(plan, Console())
+        if self.json is not None:
+            try:
+                self.json.write_text(json.dumps(plan.to_json(), indent=2) + "\n")
+            except OSError as error:
+                raise UserError(
+                    f"json is {self.json}, which cannot be written: {error}."
+                ) from error
         return 0 if plan.fits else EXIT_DOES_NOT_FIT
 
 

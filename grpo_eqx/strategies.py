@@ -54,19 +54,20 @@ class Strategies:
         )
 
 
-def check_batches(
-    cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
-) -> None:
-    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates.
-
-    And meshes that leave out a host.
-    """
+def check_hosts(mesh: jax.sharding.Mesh) -> None:
+    """Refuses meshes that leave out a host of this run."""
     hosts = {device.process_index for device in mesh.devices.flat}
     if idle := sorted(set(range(jax.process_count())) - hosts):
         raise UserError(
             f"the mesh has no device of process {', '.join(map(str, idle))}: give every host a "
             f"part, or start fewer."
         )
+
+
+def check_batches(
+    cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
+) -> None:
+    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
     G, size = cfg.num_generations, cfg.micro_batch_size_per_device
     rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
     for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):

@@ -1,10 +1,10 @@
-"""What every subcommand of `grpo-eqx launch` is."""
+"""What every subcommand of `grpo-eqx` is."""
 
 import abc
 from typing import ClassVar
 
 
-class LaunchError(RuntimeError):
+class CommandError(RuntimeError):
     """A host, or the cloud, failed at what it was asked to do; the message names which.
 
     Commands print the message alone, without a traceback, and exit with 1.

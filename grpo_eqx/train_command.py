@@ -15,9 +15,9 @@ class Train(cli.RunFlags, Subcommand):
 
     grpo-eqx train [flags]
 
-    With the word plan in the place of train, the same flags plan the run. On several hosts, start
-    it on all of them. For rewards, data or strategies of your own, write a script: see
-    examples/gsm8k.py.
+    With the word plan in the place of train, the same flags plan the run, but for those that tell
+    several processes of each other. On several hosts, start it on all of them. For rewards, data or
+    strategies of your own, write a script: see examples/gsm8k.py.
     """
 
     def run(self, command: tuple[str, ...]) -> int:

@@ -42,7 +42,7 @@ from grpo_eqx.sharding.distributed import is_main
 from grpo_eqx.sharding.exchange import agree, together
 from grpo_eqx.sharding.global_arrays import fetch
 from grpo_eqx.sharding.report import LayoutReport
-from grpo_eqx.strategies import Strategies, check_batches
+from grpo_eqx.strategies import Strategies, check_batches, check_hosts
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
@@ -132,6 +132,7 @@ class GRPOTrainer:
             optimizer=optimizer,
         )
         self.mesh = self.strategies.build_mesh(cfg)
+        check_hosts(self.mesh)
         check_batches(cfg, self.mesh, self.strategies.rollout(cfg))
         if (train_data is None) != (eval_data is None):
             raise UserError("train_data and eval_data go together: pass both, or neither.")
@@ -161,14 +162,14 @@ class GRPOTrainer:
             self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), _say)
             self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
-        self.learning_rates = None if optimizer is not None else learning_rates(cfg)
+        self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
         stopping = construction.stopping(cfg, self.tokenizer, architecture.vocab_size)
         self.programs = self.strategies.programs(
             self.cfg, self.mesh, stopping, self.tokenizer.pad_id
         )
         self.state, self.reference = self._place(model)
         self.experiences = ExperienceCollector(
-            self.programs, self.prompts, self.tokenizer, self.rewards, cfg
+            self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg
         )
         self.step = 0
         self.next_batch = 0  # of prompts: with dynamic sampling a step may take several
@@ -270,7 +271,9 @@ class GRPOTrainer:
         Compiles the run's programs, with the objects that were passed for its settings. Raises
         `UserError` where the mesh, the batches or the model do not fit the devices.
         """
-        return plan_run(self._run, find_target(topology), _say, search)
+        # Of several processes each plans for itself, and may stop doing so at another time.
+        alone = jax.process_count() == 1
+        return plan_run(self._run, find_target(topology), _say, search, help_if_not=alone)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Writes model and tokenizer as a folder that Hugging Face transformers loads."""

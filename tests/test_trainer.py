@@ -395,6 +395,19 @@ def test_what_cannot_work_is_refused_at_construction(
         GRPOTrainer(GRPOConfig(**{**SMALL, **fields}))
 
 
+@pytest.mark.slow
+def test_micro_batches_that_are_auto_are_of_a_number_from_then_on(tmp_path: Path) -> None:
+    """That number is all of a device's completions, where these fit."""
+    settings = {"prompts_per_step": 8, "num_generations": 4, "eval_problems": 8, "steps": 1}
+    cfg = GRPOConfig(
+        micro_batch_size_per_device="auto", max_completion_length=8, output_dir=tmp_path, **settings
+    )
+    trainer = GRPOTrainer(cfg)
+    assert trainer.cfg.micro_batch_size_per_device == 4
+    trainer.fit()
+    assert json.loads((tmp_path / "config.json").read_text())["micro_batch_size_per_device"] == 4
+
+
 def test_a_model_comes_with_its_tokenizer() -> None:
     with pytest.raises(UserError, match="pass both"):
         GRPOTrainer(GRPOConfig(**SMALL), model=from_pretrained("tiny_qwen2"))

@@ -106,6 +106,10 @@ class Qwen2Config:
         values = absent | {name: fields[name] for name in known}
         if "rope_theta" in rope:
             values["rope_theta"] = rope["rope_theta"]
+        for field in dataclasses.fields(cls):
+            value = values.get(field.name)
+            if field.type in ("int", int) and field.name in values and type(value) is not int:
+                raise UserError(f"{path}: {field.name}={value!r} is not a whole number.")
         try:
             return cls(**values)
         except TypeError as error:

@@ -2,30 +2,37 @@
 
 import dataclasses
 import hashlib
-import importlib.metadata
 import importlib.util
 import json
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
-from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
+from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
+from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.planner.cache import keep, recalled
-from grpo_eqx.planner.compiled import COMPILER_FLAGS
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.planning import Say
+from grpo_eqx.planner.run import is_at_hand
 from grpo_eqx.planner.search import Searchable
-from grpo_eqx.planner.target import LOCAL
+from grpo_eqx.planner.target import LOCAL, installed_version
 from grpo_eqx.processes import code_fingerprint
+from grpo_eqx.sharding.topologies import described_slice
 
-_LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax")
+_LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "transformers")
+_FLAGS = ("JAX_", "LIBTPU_", "XLA_")
 _LAST_LINES = 20
 """Of what the compiler prints, shown where it fails."""
+
+
+class PlanningError(RuntimeError):
+    """The process that compiles failed; the message has its last lines."""
 
 
 def ask(
@@ -53,6 +60,7 @@ def ask(
     }
     if topology == LOCAL:  # what it is, only the other process can know
         return Plan.from_json(_compute(question, say))
+    described_slice(topology)  # known, or refused
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             f"planning for {topology} needs the compiler for TPUs, which is not installed: "
@@ -81,7 +89,7 @@ def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with process.stdin:
+            with suppress(BrokenPipeError), process.stdin:  # its last words say why
                 json.dump(question, process.stdin)
             for line in process.stdout:
                 said = json.loads(line)
@@ -95,24 +103,24 @@ def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
             process.kill()
         noise.seek(0)
         last = noise.read().splitlines()[-_LAST_LINES:]
-    raise RuntimeError("\n".join([f"the planning process ended with {code}:", *last]))
+    raise PlanningError("\n  ".join([f"the planning process ended with {code}:", *last]))
 
 
 def _what_answers_depend_on(cfg: GRPOConfig) -> dict[str, Any]:
     inputs = [hashlib.sha256(path.read_bytes()).hexdigest() for path in _inputs(cfg)]
     return {
         "code": code_fingerprint(),
-        "libraries": [importlib.metadata.version(name) for name in _LIBRARIES],
-        "flags": [os.environ.get(name) for name in COMPILER_FLAGS],
+        "libraries": [installed_version(name) for name in _LIBRARIES],
+        "flags": {name: x for name, x in os.environ.items() if name.startswith(_FLAGS)},
         "inputs": inputs,
     }
 
 
 def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
     """The files that are read: a model's, but for its weights, and problems."""
-    if cfg.model != EMBEDDED_MODEL and Path(cfg.model).is_dir():
+    if is_at_hand(cfg.model):
         kinds = {".json", ".jinja", ".txt"}
-        yield from sorted(path for path in Path(cfg.model).iterdir() if path.suffix in kinds)
+        yield from sorted(p for p in model_folder(cfg.model).iterdir() if p.suffix in kinds)
     for name in (cfg.data, cfg.eval_data):
         if name is not None and Path(name).is_file():
             yield Path(name)

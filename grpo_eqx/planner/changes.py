@@ -5,11 +5,12 @@ from typing import Any
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.planner.plan import Change, Plan
-from grpo_eqx.planner.planning import DECODING, UPDATING, Say, make_plan
+from grpo_eqx.planner.planning import UPDATING, Say, make_plan
 from grpo_eqx.planner.run import PlannedRun
 from grpo_eqx.planner.search import MICRO_BATCH, largest_micro_batch
 from grpo_eqx.planner.target import LOCAL, Target, find_target
-from grpo_eqx.sharding.slices import find_slice, larger_slices, slice_of_grid
+from grpo_eqx.sharding.slices import larger_slices
+from grpo_eqx.sharding.topologies import described_slice
 
 _MOST_SLICES = 3
 
@@ -23,7 +24,7 @@ def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change
     settings: dict[str, Any] | None = {}
     if set(UPDATING) & set(plan.too_large):
         settings = _smaller_update(run, target, say)
-    if settings is not None and set(plan.too_large) - set(UPDATING):
+    if settings is not None and "generate" in plan.too_large:
         fewer = _fewer_slots(run.changed(**settings), target, say)
         settings = None if fewer is None else settings | fewer
     if settings:
@@ -56,14 +57,14 @@ def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 
 def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
-    """The most slots, of halves of the present ones, with which everything fits."""
+    """The most slots, of halves of the present ones, with which generation fits."""
     slots = run.cfg.max_num_seqs or run.cfg.prompts_per_step * run.cfg.num_generations
     while slots % 2 == 0:
         slots //= 2
         settings = {"max_num_seqs": slots}
         say(f"trying max_num_seqs {slots}")
         try:
-            plan = make_plan(run.changed(**settings), target, say, only=DECODING, stop_early=True)
+            plan = make_plan(run.changed(**settings), target, say, only=["generate"])
         except UserError:
             return None  # so few cannot be shared evenly
         if plan.fits:
@@ -74,7 +75,7 @@ def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | 
 def _larger_slice(run: PlannedRun, target: Target, say: Say) -> Change | None:
     if target.name == LOCAL:
         return None
-    known = slice_of_grid(target.name) or find_slice(target.name)
+    known = described_slice(target.name)
     for larger in larger_slices(known.name)[:_MOST_SLICES]:
         try:
             plan = make_plan(run, find_target(larger.name), say)

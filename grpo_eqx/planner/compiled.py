@@ -13,14 +13,13 @@ import jax
 from grpo_eqx.errors import UserError
 from grpo_eqx.planner.buffers import Buffer, largest_buffers
 from grpo_eqx.planner.cache import remembered
-from grpo_eqx.planner.target import Target
+from grpo_eqx.planner.target import Target, parse_size
 from grpo_eqx.processes import code_fingerprint
 from grpo_eqx.sharding.collectives import collectives
 
 _NUM_BUFFERS = 5
 COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
-_NEEDED = re.compile(r"HLO temporaries \(([\d.]+)([KMG])\)|Used ([\d.]+)([KMG]) of")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+_NEEDED = re.compile(r"HLO temporaries \((\S+)\)|memory space hbm. Used (\S+) of")
 
 
 class Exchange(NamedTuple):
@@ -80,6 +79,8 @@ def compile_program(lowered: jax.stages.Lowered, target: Target) -> CompiledProg
         "compiler": [jax.__version__, target.compiler, *map(os.environ.get, COMPILER_FLAGS)],
         "code": code_fingerprint(),
     }
+    if jax.process_count() > 1:
+        return _compile(lowered, target)  # all compile the same, whatever each has on its disk
     answer = remembered(question, lambda: _compile(lowered, target).to_json())
     return CompiledProgram.from_json(answer)
 
@@ -89,11 +90,11 @@ def _compile(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
-        needed = _NEEDED.search(str(error))
-        if "RESOURCE_EXHAUSTED" not in str(error) or needed is None:
+        said, needed = str(error), _NEEDED.search(str(error))
+        if "RESOURCE_EXHAUSTED" not in said or "memory space vmem" in said:
             raise
-        number, unit = needed[1] or needed[3], needed[2] or needed[4]
-        peak = int(float(number) * _UNITS[unit])
+        # Where it does not say how much, it is more than there is.
+        peak = parse_size(needed[1] or needed[2]) if needed else target.usable_bytes + 1
         seconds = time.monotonic() - start
         return CompiledProgram(peak, None, None, None, None, accepted=False, seconds=seconds)
     seconds = time.monotonic() - start

@@ -1,12 +1,13 @@
 """An out-of-memory error told with the plan's numbers, and the setting to change."""
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 
-from grpo_eqx.errors import OutOfMemoryError, UserError
+from grpo_eqx.errors import OutOfMemoryError
 from grpo_eqx.planner.plan import Plan
 
 
@@ -42,9 +43,10 @@ def explains_out_of_memory(
 
 def _explanation(error: str, make_plan: Callable[[], Plan]) -> str:
     said = error.splitlines()[0].rstrip(".")
+    print(f"out of memory ({said}): planning what fits", file=sys.stderr, flush=True)
     try:
         plan = make_plan()
-    except (UserError, jax.errors.JaxRuntimeError):
+    except Exception:  # whatever fails here must not hide what failed first
         return f"the devices are out of memory ({said}): lower micro_batch_size_per_device."
     if not plan.fits:
         return f"the devices are out of memory ({said}). The plan of the run: {plan.verdict}"

@@ -9,6 +9,8 @@ from grpo_eqx.planner.floors import Floor
 from grpo_eqx.planner.target import LOCAL
 from grpo_eqx.sharding.report import readable_bytes
 
+EVALUATE = "evaluate"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlannedProgram:
@@ -108,21 +110,26 @@ class Plan:
     resident: Mapping[str, int]
     """What lies there all the time: parameters, optimizer, reference."""
     programs: Mapping[str, PlannedProgram]
-    """Those that the run executes, in the order of a step: `generate`, `score` (the model, before
-    its updates), `score_reference`, `update`; and `evaluate`, which generates too."""
+    """Those of a training step, in its order: `generate`, `score` (the model, before its updates),
+    `score_reference`, `update`; and `evaluate`, which training can do without."""
     found: Found | None = None
     """What a search found, where one was asked for; then the plan is that of its result."""
     change: Change | None = None
     """What helps, where the run does not fit and anything does."""
 
     @property
+    def training(self) -> Mapping[str, PlannedProgram]:
+        """The programs of a training step."""
+        return {name: program for name, program in self.programs.items() if name != EVALUATE}
+
+    @property
     def peak_bytes(self) -> int:
-        """The most that a device holds in any program that the run executes."""
-        return max(program.peak_bytes for program in self.programs.values())
+        """The most that a device holds in training."""
+        return max(program.peak_bytes for program in self.training.values())
 
     @property
     def too_large(self) -> tuple[str, ...]:
-        """The programs that the devices cannot execute."""
+        """The programs that the devices cannot execute, `evaluate` among them."""
         return tuple(
             name
             for name, program in self.programs.items()
@@ -131,7 +138,8 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return not self.too_large
+        """Whether the devices can train."""
+        return not set(self.too_large) - {EVALUATE}
 
     @property
     def floor_seconds(self) -> float | None:
@@ -143,7 +151,11 @@ class Plan:
     @property
     def verdict(self) -> str:
         """In one sentence, and another for a change or a search."""
-        peaks = {name: program.peak_bytes for name, program in self.programs.items()}
+        peaks = {
+            name: program.peak_bytes
+            for name, program in self.training.items()
+            if self.fits or name in self.too_large
+        }
         largest = max(peaks, key=lambda name: peaks[name])
         need, usable = readable_bytes(peaks[largest]), readable_bytes(self.hbm_bytes)
         on = "the devices here" if self.topology == LOCAL else self.topology
@@ -156,6 +168,8 @@ class Plan:
             said += f" With {self.change.flags} it fits: {eased}."
         elif self.found is None and not self.fits:
             said += " No setting that was tried helps: use more devices, or shorter texts."
+        if self.fits and EVALUATE in self.too_large:
+            said += " Evaluations do not: lower max_num_seqs or max_prompt_length for them."
         return said if self.found is None else f"{said} {self.found}"
 
     def to_json(self) -> dict[str, Any]:

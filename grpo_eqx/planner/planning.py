@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 
 from grpo_eqx.evaluation import evaluation_rows
+from grpo_eqx.generation import Sampling
 from grpo_eqx.lowering import (
     lower_generate,
     lower_score,
@@ -17,7 +18,7 @@ from grpo_eqx.lowering import (
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.planner.compiled import compile_program
 from grpo_eqx.planner.floors import step_floors
-from grpo_eqx.planner.plan import Plan, PlannedProgram
+from grpo_eqx.planner.plan import EVALUATE, Plan, PlannedProgram
 from grpo_eqx.planner.run import PlannedRun
 from grpo_eqx.planner.target import Target
 from grpo_eqx.programs import Programs
@@ -33,17 +34,16 @@ SETTINGS = (
     "remat", "beta",
 )  # fmt: skip
 """What a plan says of the run's settings."""
-ORDER = ("generate", "score", "score_reference", "update", "evaluate")
-"""All programs, as they are shown."""
+TRAINING = ("generate", "score", "score_reference", "update")
+"""The programs of a step, as they are shown."""
 UPDATING = ("score", "score_reference", "update")
 """Those that micro-batches are for."""
-DECODING = ("generate", "evaluate")
-"""Those that decode slots."""
 
 
 class _Program(NamedTuple):
     """A program to compile, and what it has for arguments of what lies there all the time."""
 
+    name: str
     lower: Callable[[], jax.stages.Lowered]
     arguments: tuple[str, ...]
 
@@ -53,7 +53,7 @@ def make_plan(
     target: Target,
     say: Say,
     *,
-    only: Collection[str] = ORDER,
+    only: Collection[str] = (*TRAINING, EVALUATE),
     stop_early: bool = False,
 ) -> Plan:
     """Compiles the programs of a run whose micro-batches are not `auto`.
@@ -91,53 +91,48 @@ def make_plan(
         resident=resident,
         programs=planned,
     )
-    for name, program in _programs(run, programs, model, reference):
-        if name not in only:
+    for program in _programs(run, programs, model, reference):
+        if program.name not in only:
             continue
-        say(f"compiling {name} for {target.name}")
-        planned[name] = PlannedProgram(
+        say(f"compiling {program.name} for {target.name}")
+        planned[program.name] = PlannedProgram(
             compiled=compile_program(program.lower(), target),
             elsewhere_bytes=sum(resident.values()) - sum(resident[x] for x in program.arguments),
-            floor=floors.get(name),
+            floor=floors.get(program.name),
         )
-        if stop_early and plan.too_large:
+        if stop_early and not plan.fits:
             break
-    planned.update({name: planned.pop(name) for name in ORDER if name in planned})
+    planned.update({name: planned.pop(name) for name in (*TRAINING, EVALUATE) if name in planned})
     return plan
 
 
 def _programs(
     run: PlannedRun, programs: Programs, model: Qwen2, reference: Qwen2 | None
-) -> Iterator[tuple[str, _Program]]:
+) -> Iterator[_Program]:
     """The largest first."""
     cfg, lengths = run.cfg, run.prompts
-    P, G = cfg.prompts_per_step, cfg.num_generations
+    P, G, prompt = cfg.prompts_per_step, cfg.num_generations, lengths.train
     share = P // cfg.steps_per_generation
-    yield (
+    yield _Program(
         "update",
-        _Program(
-            lambda: lower_update(programs, model, share, G, lengths.train, run.scored),
-            ("parameters", "optimizer"),
-        ),
+        lambda: lower_update(programs, model, share, G, prompt, run.scored),
+        ("parameters", "optimizer"),
     )
-    yield (
-        "generate",
-        _Program(lambda: lower_generate(programs, model, P, G, lengths.train), ("parameters",)),
+    yield _Program(
+        "generate", lambda: lower_generate(programs, model, P, G, prompt), ("parameters",)
     )
     if run.num_scores["score"] > 0:
-        yield (
-            "score",
-            _Program(lambda: lower_score(programs, model, P, G, lengths.train), ("parameters",)),
-        )
+        yield _Program("score", lambda: lower_score(programs, model, P, G, prompt), ("parameters",))
     if reference is not None:
-        yield (
+        yield _Program(
             "score_reference",
-            _Program(lambda: lower_score(programs, reference, P, G, lengths.train), ("reference",)),
+            lambda: lower_score(programs, reference, P, G, prompt),
+            ("reference",),
         )
     rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
-    yield (
-        "evaluate",
-        _Program(
-            lambda: lower_generate(programs, model, rows, 1, lengths.heldout), ("parameters",)
-        ),
+    greedy = Sampling(temperature=0.0)
+    yield _Program(
+        EVALUATE,
+        lambda: lower_generate(programs, model, rows, 1, lengths.heldout, greedy),
+        ("parameters",),
     )

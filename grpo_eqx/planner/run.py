@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +27,13 @@ class PromptLengths(NamedTuple):
     heldout: int
     num_heldout: int
     """Problems of an evaluation."""
-    known: bool
-    """Whether they are those of the run's problems; else the most that its settings allow."""
+    num_train: int | None
+    """Problems to train on, where they are known."""
+
+    @property
+    def known(self) -> bool:
+        """Whether they are those of the run's problems; else the most that its settings allow."""
+        return self.num_train is not None
 
     @classmethod
     def of(
@@ -36,12 +42,12 @@ class PromptLengths(NamedTuple):
         """Those of problems at hand."""
         longest = [max(map(len, problems.tokens)) for problems in (train, heldout)]
         widths = [padded_length(each, max_length) for each in longest]
-        return cls(widths[0], widths[1], len(heldout), known=True)
+        return cls(widths[0], widths[1], len(heldout), len(train))
 
     @classmethod
     def longest(cls, cfg: GRPOConfig) -> "PromptLengths":
         """The longest that the settings allow."""
-        return cls(cfg.max_prompt_length, cfg.max_prompt_length, cfg.eval_problems, known=False)
+        return cls(cfg.max_prompt_length, cfg.max_prompt_length, cfg.eval_problems, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +95,18 @@ class PlannedRun:
     def mesh(self, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
         """The run's mesh; raises `UserError` where it, or its batches, do not fit the devices."""
         mesh = self.strategies.build_mesh(self.cfg, devices)
-        check_batches(self.cfg, mesh, self.strategies.rollout(self.cfg))
+        self.check_batches(mesh)
         return mesh
+
+    def check_batches(self, mesh: jax.sharding.Mesh) -> None:
+        """Refuses batches that cannot be split over a mesh, or that are more than all problems."""
+        wanted, there = self.cfg.prompts_per_step, self.prompts.num_train
+        if there is not None and there < wanted:
+            raise UserError(
+                f"{self.cfg.data} has {there} problems, and prompts_per_step is {wanted}: lower it "
+                f"or bring more problems."
+            )
+        check_batches(self.cfg, mesh, self.strategies.rollout(self.cfg))
 
     def programs(self, mesh: jax.sharding.Mesh) -> Programs:
         """The run's programs. Their shapes depend on no tokenizer, but for its vocabulary."""
@@ -100,15 +116,15 @@ class PlannedRun:
 
 def model_config(name: str) -> Qwen2Config:
     """The architecture of a folder, of a Qwen2.5 model by its name, or of any on the hub."""
-    if _is_at_hand(name):
+    if is_at_hand(name):
         return Qwen2Config.from_json(model_folder(name) / "config.json")
-    try:
-        return Qwen2Config.from_name(name)
-    except UserError as unknown:
-        return Qwen2Config.from_json(_downloaded_config(name, unknown))
+    if name.startswith("Qwen/"):
+        with suppress(UserError):  # one that is not known by its name
+            return Qwen2Config.from_name(name)
+    return Qwen2Config.from_json(_downloaded_config(name))
 
 
-def _downloaded_config(name: str, unknown: UserError) -> str:
+def _downloaded_config(name: str) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
 
@@ -117,19 +133,20 @@ def _downloaded_config(name: str, unknown: UserError) -> str:
     except (OSError, HFValidationError, ValueError) as error:
         reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
-            f"model {name!r} is no folder, {unknown} And its config.json could not be downloaded "
-            f"from the Hugging Face hub ({type(error).__name__}: {reason})."
+            f"model {name!r} is not a folder, and its config.json could not be downloaded from the "
+            f"Hugging Face hub ({type(error).__name__}: {reason})."
         ) from error
 
 
-def _is_at_hand(model: str) -> bool:
+def is_at_hand(model: str) -> bool:
+    """Whether a model is on this machine, as a folder or with the package."""
     return model == EMBEDDED_MODEL or Path(model).is_dir()
 
 
 def _prompt_lengths(cfg: GRPOConfig) -> PromptLengths:
     data = [name for name in (cfg.data, cfg.eval_data) if name is not None]
     has_tokenizer = (
-        _is_at_hand(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()
+        is_at_hand(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()
     )
     if not has_tokenizer or any(map(is_hub_name, data)):
         return PromptLengths.longest(cfg)

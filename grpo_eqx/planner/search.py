@@ -9,11 +9,11 @@ import jax
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.planner.plan import Found
-from grpo_eqx.planner.planning import ORDER, UPDATING, Say, make_plan
+from grpo_eqx.planner.planning import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.run import PlannedRun
 from grpo_eqx.planner.target import Target, local_target
-from grpo_eqx.sharding.exchange import gather_bytes
-from grpo_eqx.strategies import check_batches, micro_batch_sizes
+from grpo_eqx.sharding.exchange import gather_bytes, together
+from grpo_eqx.strategies import micro_batch_sizes
 
 Searchable = Literal[
     "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
@@ -37,7 +37,7 @@ def search(
     Lengths of completions are tried in steps of 128, other settings wherever batches divide evenly.
     """
     values = _values(run, target, setting)
-    only = UPDATING if setting == MICRO_BATCH else ORDER
+    only = UPDATING if setting == MICRO_BATCH else TRAINING
     tried: dict[int, bool] = {}
 
     def fits(value: int) -> bool:
@@ -89,8 +89,7 @@ def _values(run: PlannedRun, target: Target, setting: Searchable) -> list[int]:
     values, refusals = [], list[UserError]()
     for value in _grid(run, setting):
         try:
-            changed = run.changed(**{setting: value})
-            check_batches(changed.cfg, mesh, changed.strategies.rollout(changed.cfg))
+            run.changed(**{setting: value}).check_batches(mesh)
             values.append(value)
         except UserError as error:
             refusals.append(error)
@@ -131,14 +130,18 @@ def fitting(run: PlannedRun, devices: Sequence[jax.Device], say: Say) -> Planned
     Raises `UserError` where none does.
     """
     target = local_target(devices)
-    least = min(map(int, gather_bytes(str(target.usable_bytes).encode())))
-    target = dataclasses.replace(target, usable_bytes=least)
-    largest = largest_micro_batch(run, target, say)
-    if largest is None:
+    target = dataclasses.replace(target, usable_bytes=_least(target.usable_bytes))
+    largest = _least(together(lambda: largest_micro_batch(run, target, say)) or 0)
+    if largest == 0:
         plan = make_plan(run.changed(**{MICRO_BATCH: 1}), target, say, only=UPDATING)
         raise UserError(f"{MICRO_BATCH} is auto, and nothing fits. {plan.verdict}")
     say(f"{MICRO_BATCH} auto: {largest}")
     return run.changed(**{MICRO_BATCH: largest})
+
+
+def _least(own: int) -> int:
+    """Of the processes' numbers."""
+    return min(int(number) for number in gather_bytes(str(own).encode()))
 
 
 def settled(run: PlannedRun, target: Target, say: Say) -> PlannedRun:

@@ -20,7 +20,7 @@ from grpo_eqx.sharding.topologies import described_devices
 LOCAL = "local"
 """The name of the devices at hand."""
 
-_LIMIT = re.compile(r"(?:exceeds available HBM \(|Used \S+ of )([\d.]+)([KMG])")
+_LIMIT = re.compile(r"exceeds available HBM \(([^)]+)\)|Used \S+ of (\S+) hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
@@ -54,8 +54,16 @@ def find_target(topology: str) -> Target:
     if topology == LOCAL:
         return local_target(jax.devices())
     devices = described_devices(topology)
-    compiler = f"libtpu {importlib.metadata.version('libtpu')}"
+    compiler = f"libtpu {installed_version('libtpu')}"
     return Target(topology, devices, _described_bytes(devices[0]), compiler)
+
+
+def installed_version(package: str) -> str | None:
+    """Of a package, if it is there under that name."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def local_target(devices: Sequence[jax.Device]) -> Target:
@@ -72,9 +80,14 @@ def _described_bytes(device: jax.Device) -> int:
         jax.jit(lambda x: x + 1).lower(vast).compile()
     except jax.errors.JaxRuntimeError as error:
         if match := _LIMIT.search(str(error)):
-            return int(float(match[1]) * _UNITS[match[2]])
+            return parse_size(match[1] or match[2])
         raise
     raise UserError(f"the memory of {device.device_kind} is not known: its compiler does not say.")
+
+
+def parse_size(text: str) -> int:
+    """Bytes, as the compiler writes them: `31.25G`."""
+    return int(float(text[:-1]) * _UNITS[text[-1]]) if text[-1] in _UNITS else int(text)
 
 
 def _local_bytes(devices: Sequence[jax.Device]) -> int:

@@ -21,7 +21,7 @@ def described_devices(name: str) -> Sequence[jax.Device]:
     They are on as many hosts as Google's are. Raises `UserError` for a type that is not known, and
     without libtpu.
     """
-    known = slice_of_grid(name) or find_slice(name)
+    known = described_slice(name)
     # Without these libtpu asks the machine it runs on for its TPU, and locks it.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
@@ -33,6 +33,11 @@ def described_devices(name: str) -> Sequence[jax.Device]:
             f"TPU type {known.name} cannot be described ({str(error).splitlines()[0]}): "
             f'pip install "grpo_eqx[plan]" brings the compiler.'
         ) from error
+
+
+def described_slice(name: str) -> Slice:
+    """The slice of a TPU type or grid; raises `UserError` for one that is not known."""
+    return slice_of_grid(name) or find_slice(name)
 
 
 def _grid(known: Slice) -> str:

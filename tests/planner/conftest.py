@@ -12,7 +12,7 @@ from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.planner import Plan, PlannedProgram, PlannedRun, PromptLengths
 from grpo_eqx.planner.compiled import CompiledProgram
 from grpo_eqx.planner.floors import Floor
-from grpo_eqx.planner.planning import ORDER, SETTINGS, Say
+from grpo_eqx.planner.planning import SETTINGS, TRAINING, Say
 from grpo_eqx.planner.target import Target, local_target
 
 TINY = Qwen2Config(
@@ -40,7 +40,7 @@ def tiny_run() -> Callable[..., PlannedRun]:
     def make(**settings: Any) -> PlannedRun:
         small = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 128}
         cfg = GRPOConfig(**{**small, "eval_problems": 4, **settings}).resolved()
-        return PlannedRun(cfg, TINY, PromptLengths(16, 16, 4, known=True))
+        return PlannedRun(cfg, TINY, PromptLengths(16, 16, num_heldout=4, num_train=8192))
 
     return make
 
@@ -67,7 +67,7 @@ def weighed() -> Callable[..., Callable[..., Plan]]:
             target: Target,
             say: Say,
             *,
-            only: Any = ORDER,
+            only: Any = TRAINING,
             stop_early: bool = False,
         ) -> Plan:
             run.mesh(target.devices)

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.planner import asking
-from grpo_eqx.planner.asking import ask
+from grpo_eqx.planner.asking import PlanningError, ask
 
 SMALL = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
 
@@ -16,7 +16,6 @@ def answers(plan_of, with_memory, monkeypatch, tmp_path) -> list[dict]:
     """The questions that reach the other process, which is none here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(asking.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(asking.importlib.metadata, "version", lambda name: "1")
     questions = []
 
     def compute(question, say):
@@ -53,6 +52,12 @@ def test_without_the_compiler_it_says_how_to_get_it(monkeypatch) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_an_unknown_topology_is_told_first(monkeypatch) -> None:
+    monkeypatch.setattr(asking.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="there is no v6e-7: use one of"):
+        ask(GRPOConfig(), "v6e-7", print)
+
+
 @pytest.mark.slow
 def test_of_this_machine(said) -> None:
     """In truth another process, with this one's environment."""
@@ -70,5 +75,5 @@ def test_a_users_mistake_comes_back_as_one(said) -> None:
 
 def test_a_process_that_fails_shows_its_last_words(said, monkeypatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "nonsense")
-    with pytest.raises(RuntimeError, match="nonsense"):
+    with pytest.raises(PlanningError, match="nonsense"):
         ask(GRPOConfig(), "local", said.append)

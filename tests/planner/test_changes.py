@@ -10,6 +10,7 @@ def quiet(_: str) -> None:
     pass
 
 
+@pytest.mark.slow
 def test_smaller_micro_batches_for_an_update(tiny_run, with_memory) -> None:
     """Compiled, all of it."""
     smaller = tiny_run(micro_batch_size_per_device=8)

@@ -31,6 +31,14 @@ def test_a_run_fits_where_all_its_programs_do(fitting, failing) -> None:
     assert (failing.fits, failing.too_large, failing.peak_bytes) == (False, ("update",), 5 * GiB)
 
 
+def test_training_can_do_without_evaluations(plan_of, with_memory) -> None:
+    plan = plan_of({"update": GiB, "evaluate": 9 * GiB}, with_memory(4 * GiB))
+    assert (plan.fits, plan.too_large, plan.peak_bytes) == (True, ("evaluate",), GiB)
+    assert plan.verdict.endswith(
+        "Evaluations do not: lower max_num_seqs or max_prompt_length for them."
+    )
+
+
 def test_what_lies_elsewhere_counts(fitting) -> None:
     update = dataclasses.replace(fitting.programs["update"], elsewhere_bytes=2 * GiB)
     plan = dataclasses.replace(fitting, programs={"update": update})

@@ -66,7 +66,11 @@ def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--json", "/nowhere/at/all/plan.json"], "error: json is /nowhere/at/all/plan.json, in a"),
+        (
+            ["--json", "/nowhere/at/all/plan.json"],
+            "error: json is /nowhere/at/all/plan.json: it",
+        ),
+        (["--json", "/"], "error: json is /: it must be a file"),
         (["--num-generations", "1"], "error: num_generations is 1: advantages are relative"),
     ],
 )

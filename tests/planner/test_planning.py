@@ -5,6 +5,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.planner.planning import make_plan
+from grpo_eqx.planner.target import local_target
 
 
 def quiet(_: str) -> None:
@@ -53,6 +54,7 @@ def test_what_lies_beside_a_program_counts(tiny_run, one_device) -> None:
     assert plan.peak_bytes == max(program.peak_bytes for program in plan.programs.values())
 
 
+@pytest.mark.slow
 def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     """The plan's figures are those of the program that training runs."""
     settings = {"steps": 1, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 8}
@@ -68,6 +70,7 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     trainer.fit()
     planned = plan.programs["update"].compiled
     (memory,) = ran
+    assert set(trainer.programs.num_shapes) == set(plan.training)
     # A batch can have shorter prompts than the longest, and completions that end early.
     assert memory.temp_size_in_bytes <= planned.temporary_bytes
     assert planned.temporary_bytes <= 1.1 * memory.temp_size_in_bytes
@@ -75,8 +78,6 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
 
 
 def test_the_sharded_share_of_a_device(tiny_run) -> None:
-    from grpo_eqx.planner.target import local_target
-
     whole = make_plan(tiny_run(), local_target(jax.devices()[:1]), quiet, only=["update"])
     parts = make_plan(tiny_run(), local_target(jax.devices()[:4]), quiet, only=["update"])
     assert parts.mesh == {"dp": 1, "fsdp": 4, "tp": 1}
@@ -98,6 +99,7 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
     [
         ({"mesh": "3,1,1"}, "needs 3 devices, and 1 is present"),
         ({"micro_batch_size_per_device": 3}, "use one of 1, 2, 4, 8, 16"),
+        ({"prompts_per_step": 16384}, "has 8192 problems, and prompts_per_step is 16384"),
     ],
 )
 def test_what_cannot_be_laid_out_is_one_line(tiny_run, one_device, settings, message) -> None:

@@ -24,10 +24,19 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
     assert (run.prompts.train, run.prompts.heldout, run.prompts.known) == (300, 300, False)
 
 
-def test_a_model_that_is_nowhere_is_one_line() -> None:
+@pytest.mark.parametrize("name", ["somebody/something", "somebody/Qwen2.5-3B-Instruct", "3B"])
+def test_a_model_that_is_nowhere_is_one_line(name) -> None:
+    """Somebody else's need not be what its name says."""
     with pytest.raises(UserError, match="could not be downloaded") as error:
-        model_config("somebody/something")
+        model_config(name)
     assert "\n" not in str(error.value)
+
+
+def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
+    config = {**Qwen2Config.from_name("3B").to_json(), "intermediate_size": "wide"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="intermediate_size='wide' is not a whole number"):
+        model_config(str(tmp_path))
 
 
 def test_prompts_at_hand_are_as_long_as_they_are() -> None:

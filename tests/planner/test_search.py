@@ -35,6 +35,7 @@ def test_few_values_are_tried() -> None:
     assert len(tried) <= 12
 
 
+@pytest.mark.slow
 def test_of_micro_batches(tiny_run, with_memory, said) -> None:
     run, plenty = tiny_run(), with_memory(2**34)
     peaks = {

@@ -5,7 +5,7 @@ import dataclasses
 from grpo_eqx.launch.tpu_vm.commit import resolve_commit
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
-from grpo_eqx.subcommand import LaunchError, Subcommand
+from grpo_eqx.subcommand import CommandError, Subcommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class Bootstrap(Subcommand):
         for worker, finished in enumerate(done):
             found = (finished.output.split() or ["none"])[-1]
             if found != commit:
-                raise LaunchError(
+                raise CommandError(
                     f"{pod.worker_name(worker)} has commit {found}, and not {commit}: run "
                     f"bootstrap again."
                 )

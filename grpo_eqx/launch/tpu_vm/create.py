@@ -8,7 +8,7 @@ import sys
 from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.tpu_vm.vm import Finished, TypeFlag, Vm, execute
 from grpo_eqx.sharding.slices import find_slice
-from grpo_eqx.subcommand import LaunchError, Subcommand
+from grpo_eqx.subcommand import CommandError, Subcommand
 
 _NO_ROOM = re.compile(
     r"capacity|quota|stock.?out|exhausted|enough resources|limit .*(exceeded|reached)", re.I
@@ -59,7 +59,7 @@ class Create(Subcommand):
                 return 0
             self._check_room(zone, done)
             refusals.append(f"\n  {zone}:\n{done.tail()}")
-        raise LaunchError(f"no zone has room for {self.name}: try others.{''.join(refusals)}")
+        raise CommandError(f"no zone has room for {self.name}: try others.{''.join(refusals)}")
 
     def _command(self, zone: str) -> list[str]:
         wanted = find_slice(self.accelerator)
@@ -73,5 +73,5 @@ class Create(Subcommand):
 
     def _check_room(self, zone: str, done: Finished) -> None:
         if not _NO_ROOM.search(done.errors + done.output):
-            raise LaunchError(f"{self.name} was not created in {zone}:\n{done.tail()}")
+            raise CommandError(f"{self.name} was not created in {zone}:\n{done.tail()}")
         print(f"{zone} has no room", file=sys.stderr)

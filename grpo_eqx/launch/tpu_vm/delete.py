@@ -4,7 +4,7 @@ import dataclasses
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
-from grpo_eqx.subcommand import LaunchError, Subcommand
+from grpo_eqx.subcommand import CommandError, Subcommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Delete(Subcommand):
             return 1
         done = execute(arguments)
         if done.code:
-            raise LaunchError(f"{self.vm.name} was not deleted:\n{done.tail()}")
+            raise CommandError(f"{self.vm.name} was not deleted:\n{done.tail()}")
         print(f"deleted {self.vm.name} in {self.vm.zone}")
         return 0
 

@@ -14,7 +14,7 @@ from importlib import resources
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
 from grpo_eqx.sharding.slices import Slice, find_slice
-from grpo_eqx.subcommand import LaunchError
+from grpo_eqx.subcommand import CommandError
 
 _AT_ONCE = 32
 """A gcloud takes about 100 MB."""
@@ -40,20 +40,20 @@ class Pod:
 
     @classmethod
     def ready(cls, vm: Vm, accelerator: str) -> "Pod":
-        """Raises `LaunchError` for a VM that is not ready, `UserError` for one of another type."""
+        """Raises `CommandError` for a VM that is not ready, `UserError` for one of another type."""
         wanted = find_slice(accelerator)
         if vm.dry_run:
             show(describe_command(vm))
             return cls(vm, wanted, ("",) * wanted.hosts)
         found = describe(vm)
         if found.state != "READY":
-            raise LaunchError(
+            raise CommandError(
                 f"{vm.name} is {found.state}, not READY: wait for it, or delete it and create it "
                 f"again if it was preempted."
             )
         check_type(vm, wanted, found)
         if len(found.addresses) != wanted.hosts:
-            raise LaunchError(
+            raise CommandError(
                 f"{vm.name} has {len(found.addresses)} workers, and a {wanted.name} has "
                 f"{wanted.hosts}: delete it and create it again."
             )
@@ -65,11 +65,11 @@ class Pod:
         return self.vm.gcloud("ssh", f"--worker={worker}", f"--command={remote}")
 
     def ssh(self, doing: str, script: str, *arguments: str) -> list[Finished]:
-        """Runs a script on all workers; raises `LaunchError` that names those where it fails."""
+        """Runs a script on all workers; raises `CommandError` that names those where it fails."""
         return self.on_all(doing, lambda worker: self.ssh_command(worker, script, *arguments))
 
     def on_all(self, doing: str, command: Callable[[int], list[str]]) -> list[Finished]:
-        """Runs a command for each worker, in parallel; raises `LaunchError` as `ssh` does."""
+        """Runs a command for each worker, in parallel; raises `CommandError` as `ssh` does."""
         finished = self.try_all(range(len(self.addresses)), command)
         self.check(doing, dict(enumerate(finished)))
         return finished
@@ -87,7 +87,7 @@ class Pod:
             return list(pool.map(execute, commands))
 
     def check(self, doing: str, finished: dict[int, Finished]) -> None:
-        """Raises `LaunchError` that names all workers whose command failed, with what they said."""
+        """Raises `CommandError` with all workers whose command failed, and what they said."""
         failed = {worker: done for worker, done in finished.items() if done.code}
         if failed:
             names = ", ".join(self.worker_name(worker) for worker in failed)
@@ -96,7 +96,7 @@ class Pod:
                 for worker, done in failed.items()
             )
             counts = f"{len(failed)} of {len(self.addresses)} workers"
-            raise LaunchError(f"{counts} failed to {doing}: {names}.{details}")
+            raise CommandError(f"{counts} failed to {doing}: {names}.{details}")
 
     def worker_name(self, worker: int) -> str:
         address = self.addresses[worker]
@@ -113,10 +113,10 @@ def describe_command(vm: Vm) -> list[str]:
 
 
 def describe(vm: Vm) -> Description:
-    """Raises `LaunchError` where there is no such VM."""
+    """Raises `CommandError` where there is no such VM."""
     done = execute(describe_command(vm))
     if done.code:
-        raise LaunchError(f"cannot describe {vm.name} in {vm.zone}:\n{done.tail()}")
+        raise CommandError(f"cannot describe {vm.name} in {vm.zone}:\n{done.tail()}")
     node = json.loads(done.output)
     # One endpoint for each network of each worker; the first is the one that ssh takes.
     endpoints = node.get("networkEndpoints", [])[:: max(1, len(node.get("networkConfigs", [])))]
