@@ -35,4 +35,5 @@ def test_an_unknown_topology_is_one_line(name) -> None:
 )
 def test_the_compiler_says_what_programs_can_have(name, gib) -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
-    assert find_target(name).usable_bytes == pytest.approx(gib * 2**30, abs=1)
+    # Versions of it differ by some MiB.
+    assert find_target(name).usable_bytes == pytest.approx(gib * 2**30, rel=1e-3)
