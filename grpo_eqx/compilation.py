@@ -13,6 +13,15 @@ _LEAST_SECONDS = 0.5
 """What compiles faster is not worth a file."""
 
 
+def cache_folder(name: str) -> Path:
+    """Where this package keeps things of one kind for the next run; not made yet.
+
+    In `grpo_eqx` under `$XDG_CACHE_HOME`, by default `~/.cache`. Raises `RuntimeError` for a user
+    without a home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "grpo_eqx", name)
+
+
 def use_compilation_cache() -> str | None:
     """Turns JAX's cache of compiled programs on, so that the next run need not compile them again.
 
@@ -33,7 +42,7 @@ def use_compilation_cache() -> str | None:
     if jax.process_count() > 1:
         return None
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "grpo_eqx", "jax")
+        folder = cache_folder("jax")
         # Programs are loaded and run: nobody else may write them.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_eqx.compilation import cache_folder
+
 
 def remembered(
     question: Mapping[str, Any], answer: Callable[[], Mapping[str, Any]]
@@ -46,6 +48,5 @@ def keep(question: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
 
 
 def _path(question: Mapping[str, Any]) -> Path:
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "grpo_eqx", "plans")
     digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
-    return folder / f"{digest[:32]}.json"
+    return cache_folder("plans") / f"{digest[:32]}.json"

@@ -18,7 +18,7 @@ from grpo_eqx.processes import code_fingerprint
 from grpo_eqx.sharding.collectives import collectives
 
 _NUM_BUFFERS = 5
-COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 _NEEDED = re.compile(r"HLO temporaries \((\S+)\)|memory space hbm. Used (\S+) of")
 
 
@@ -73,14 +73,14 @@ def compile_program(lowered: jax.stages.Lowered, target: Target) -> CompiledProg
 
     Raises what the compiler raises, but for a want of memory, which is an answer.
     """
+    if jax.process_count() > 1:
+        return _compile(lowered, target)  # all compile the same, whatever each has on its disk
     question = {
         "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         "devices": [target.device_kind, len(target.devices), target.name],
-        "compiler": [jax.__version__, target.compiler, *map(os.environ.get, COMPILER_FLAGS)],
+        "compiler": [jax.__version__, target.compiler, *map(os.environ.get, _COMPILER_FLAGS)],
         "code": code_fingerprint(),
     }
-    if jax.process_count() > 1:
-        return _compile(lowered, target)  # all compile the same, whatever each has on its disk
     answer = remembered(question, lambda: _compile(lowered, target).to_json())
     return CompiledProgram.from_json(answer)
 

@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import jax
 
@@ -18,7 +18,6 @@ from grpo_eqx.strategies import micro_batch_sizes
 Searchable = Literal[
     "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
 ]
-SEARCHABLE: tuple[Searchable, ...] = get_args(Searchable)
 """The settings that memory grows with."""
 
 MICRO_BATCH: Searchable = "micro_batch_size_per_device"
@@ -113,8 +112,7 @@ def largest_micro_batch(
 
     **Arguments:** of those `below` a size, by default of all. `None`: not even one completion.
     """
-    sizes = micro_batch_sizes(run.cfg, run.changed(**{MICRO_BATCH: None}).mesh(target.devices))
-    sizes = [size for size in sizes if below is None or size < below]
+    sizes = [x for x in _values(run, target, MICRO_BATCH) if below is None or x < below]
 
     def fits(size: int) -> bool:
         say(f"trying {MICRO_BATCH} {size}")
