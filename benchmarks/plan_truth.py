@@ -91,6 +91,7 @@ def make(asked: dict[str, Any]) -> int:
     from grpo_eqx.models.config import Qwen2Config
     from grpo_eqx.models.pretrained import model_folder, save_pretrained
     from grpo_eqx.models.qwen2 import Qwen2
+    from grpo_eqx.prng import make_key
 
     embedded, folder = model_folder("tiny_qwen2"), Path(asked["folder"]) / "model"
     size = asked["hidden_size"]
@@ -103,7 +104,7 @@ def make(asked: dict[str, Any]) -> int:
             num_attention_heads=size // 64,
             num_key_value_heads=max(1, size // 256),
         ),
-        jax.random.key(0),
+        make_key(0),
     )
     # All logits are equal then, and few completions end before their full length.
     save_pretrained(eqx.tree_at(lambda m: m.norm, model, model.norm * 0), folder)

@@ -14,6 +14,7 @@ from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
+from grpo_eqx.prng import make_key
 from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_rollout_sharding
 
@@ -86,9 +87,7 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
 def random_model(work: Work, mesh: jax.sharding.Mesh) -> Qwen2:
     """On the mesh, each device its own part."""
     shardings = jax.tree.map(lambda x: x.sharding, model_shapes(work.model, mesh))
-    return jax.jit(lambda key: Qwen2.init(work.model, key), out_shardings=shardings)(
-        jax.random.key(0)
-    )
+    return jax.jit(lambda key: Qwen2.init(work.model, key), out_shardings=shardings)(make_key(0))
 
 
 def random_prompts(work: Work) -> tuple[np.ndarray, np.ndarray]:

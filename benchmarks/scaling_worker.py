@@ -19,6 +19,7 @@ from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
+from grpo_eqx.prng import make_key
 from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.tracking.performance import rollout_bytes, update_flops
@@ -39,7 +40,7 @@ class Work:
 
 def main(work: Work) -> None:
     programs = make_programs(work)
-    model = Qwen2.init(MODEL, jax.random.key(0))
+    model = Qwen2.init(MODEL, make_key(0))
     model = jax.device_put(model, model.shardings(programs.mesh))
     rollout, generate_s = timed_generate(programs, model, work)
     update_s = timed_update(programs, model, rollout, work)

@@ -32,6 +32,7 @@ from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 from grpo_eqx.objective import Objective
+from grpo_eqx.prng import make_key
 from grpo_eqx.programs import ProgramOptions, Programs, TrainState
 from grpo_eqx.sharding import parse_mesh
 
@@ -83,7 +84,7 @@ class Update:
         )
         programs = Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
         self.batch = batch
-        self.state: TrainState = programs.init(Qwen2.init(MODEL, jax.random.key(0)))
+        self.state: TrainState = programs.init(Qwen2.init(MODEL, make_key(0)))
         self.program = jax.jit(programs.update, donate_argnums=0).lower(self.state, batch).compile()
 
     def __call__(self) -> float:

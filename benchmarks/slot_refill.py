@@ -25,6 +25,7 @@ from small_model import small_model
 from grpo_eqx import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping, generate, sample_keys
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.prng import make_key
 
 MODEL = small_model(vocab_size=128)
 
@@ -62,7 +63,7 @@ class SlotRefill:
 
 
 def main(cfg: SlotRefill) -> None:
-    model = Qwen2.init(MODEL, jax.random.key(0))
+    model = Qwen2.init(MODEL, make_key(0))
     rng = np.random.default_rng(0)
     shape = cfg.prompts, cfg.prompt_length
     ids = jnp.asarray(rng.integers(2, MODEL.vocab_size, shape), jnp.int32)

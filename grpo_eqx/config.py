@@ -233,7 +233,7 @@ class GRPOConfig:
     wandb_project: str | None = None
     """Project of the Weights & Biases run. None: grpo_eqx."""
     seed: int = 0
-    """Seed of data order and sampling."""
+    """Seed of data order and sampling, below 2^32."""
 
     def __post_init__(self) -> None:
         check_values(self)

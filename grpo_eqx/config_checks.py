@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 from grpo_eqx._types import CLIPPED_LOSSES
 from grpo_eqx.errors import UserError
+from grpo_eqx.prng import NUM_SEEDS
 
 if TYPE_CHECKING:
     from grpo_eqx.config import GRPOConfig
@@ -17,13 +18,11 @@ DEFAULT_REF_MODEL_SYNC_STEPS = 64
 _AT_LEAST_ONE = (
     "prompts_per_step", "max_prompt_length", "max_completion_length", "num_iterations",
     "steps_per_generation", "steps", "micro_batch_size_per_device", "eval_problems",
-    "max_generation_batches", "ref_model_sync_steps", "max_num_seqs",
+    "max_generation_batches", "ref_model_sync_steps", "max_num_seqs", "num_generations",
     "require_processes",
 )  # fmt: skip
-_NOT_NEGATIVE = (
-    "warmup_steps", "log_completions_steps", "seed", "weight_decay", "beta", "entropy_coef",
-    "off_policy_mask_threshold",
-)  # fmt: skip
+_AT_LEAST_ZERO = ("warmup_steps", "log_completions_steps", "seed")
+_NOT_NEGATIVE = ("weight_decay", "beta", "entropy_coef", "off_policy_mask_threshold")
 _ABOVE_ZERO = (
     "temperature", "learning_rate", "max_grad_norm", "epsilon_high", "sapo_temperature_pos",
     "sapo_temperature_neg", "kl_clamp", "start_timeout",
@@ -37,13 +36,16 @@ def check_values(cfg: "GRPOConfig") -> None:
         value = getattr(cfg, name)
         if choices and value not in choices:
             raise UserError(f"{name} is {value!r}: use {', '.join(map(str, choices))}.")
-    for name, value in _given(cfg, _AT_LEAST_ONE):
-        if value == "auto" and name == "micro_batch_size_per_device":
-            continue
-        if not isinstance(value, int):
-            raise UserError(f"{name} is {value!r}: use a whole number.")
-        if value < 1:
-            raise UserError(f"{name} is {value}: it must be at least 1.")
+    for least, names in ((1, _AT_LEAST_ONE), (0, _AT_LEAST_ZERO)):
+        for name, value in _given(cfg, names):
+            if value == "auto" and name == "micro_batch_size_per_device":
+                continue
+            if not isinstance(value, int):
+                raise UserError(f"{name} is {value!r}: use a whole number.")
+            if value < least:
+                raise UserError(f"{name} is {value}: it must be at least {least}.")
+    if cfg.seed >= NUM_SEEDS:
+        raise UserError(f"seed is {cfg.seed}: it must be below 2^32, {NUM_SEEDS}.")
     for name, value in _given(cfg, _NOT_NEGATIVE):
         if not 0 <= value < math.inf:
             raise UserError(f"{name} is {value}: it must be finite and not negative.")

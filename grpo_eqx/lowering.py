@@ -12,6 +12,7 @@ from grpo_eqx.generation import Rollout, Sampling
 from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.prng import make_key
 from grpo_eqx.programs import Programs, TrainState
 from grpo_eqx.sharding.rules import (
     batch_sharding,
@@ -23,7 +24,7 @@ from grpo_eqx.sharding.rules import (
 
 def model_shapes(config: Qwen2Config, mesh: jax.sharding.Mesh) -> Qwen2:
     """A model's float32 parameters as shapes, each with its sharding."""
-    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), make_key(0))
     return jax.tree.map(_placed, shapes, shapes.shardings(mesh))
 
 

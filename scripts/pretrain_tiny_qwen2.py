@@ -29,6 +29,7 @@ from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.prng import make_key
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -74,7 +75,7 @@ def main(cfg: PretrainConfig) -> None:
         max_position_embeddings=2048,
         rope_theta=10_000.0,
     )
-    model = Qwen2.init(model_config, jax.random.key(cfg.seed))
+    model = Qwen2.init(model_config, make_key(cfg.seed))
     print(f"{sum(x.size for x in jax.tree.leaves(model)):,} parameters, {len(tokenizer)} tokens")
     model = pretrain(model, tokenizer, source, cfg)
     save_pretrained(model, cfg.output_dir, dtype=jnp.bfloat16)

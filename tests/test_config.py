@@ -111,6 +111,9 @@ def test_a_knob_that_would_do_nothing_is_refused(fields: dict[str, Any], message
         ({"loss_type": None}, "loss_type is None: use grpo, "),
         ({"scale_rewards": True}, "scale_rewards is True: use group, batch, none, None"),
         ({"stop_strings": "</answer>"}, r"write \('</answer>',\), a tuple"),
+        ({"seed": 1.5}, "seed is 1.5: use a whole number"),
+        ({"warmup_steps": 0.1}, "warmup_steps is 0.1: use a whole number"),
+        ({"num_generations": 8.0}, "num_generations is 8.0: use a whole number"),
     ],
 )
 def test_what_is_none_of_the_choices_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -151,6 +154,8 @@ def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
         ({"adam_beta2": 1.0}, "adam_beta2 is 1.0"),
         ({"reward_weights": (float("inf"),)}, "must be finite"),
         ({"seed": -1}, "seed is -1"),
+        ({"seed": 2**32}, r"seed is 4294967296: it must be below 2\^32"),
+        ({"seed": 2**70}, f"seed is {2**70}: it must be below"),
         ({"beta": -0.1}, "beta is -0.1"),
         ({"beta": float("nan")}, "beta is nan"),
         ({"top_entropy_quantile": 0.0}, "top_entropy_quantile is 0.0"),

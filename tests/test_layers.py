@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "grpo_eqx"
 LAYERS = (
-    {"_types", "errors"},
+    {"_types", "errors", "prng"},
     {"config", "config_checks", "recipes", "sharding"},
     {"models", "data", "rewards", "evaluation"},
     {"generation", "loss_backends", "objective", "optimizer"},

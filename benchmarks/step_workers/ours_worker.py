@@ -12,6 +12,7 @@ from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.prng import make_key
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.device_peaks import device_peaks
 
@@ -45,7 +46,7 @@ class Watch(Tracker):
 
 
 def main(work: Work, folder: Path) -> None:
-    model = Qwen2.init(Qwen2Config(**work.model_config()), jax.random.key(0))
+    model = Qwen2.init(Qwen2Config(**work.model_config()), make_key(0))
     model = eqx.tree_at(lambda m: m.embed_tokens, model, model.embed_tokens.at[EOS_ID].set(0.0))
     data = Texts("random text", work.texts())
     cfg = GRPOConfig(

@@ -26,6 +26,7 @@ from grpo_eqx.generation.slots import (
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.rollout import RolloutLayout
 
 FEWEST_SLOTS = 4
@@ -40,7 +41,7 @@ def sample_keys(
     num_generations: int,
 ) -> Key[Array, "P G"]:
     """The key of every completion: a pure function of (seed, step, prompt, sample)."""
-    step_key = jax.random.fold_in(jax.random.key(seed), step)
+    step_key = jax.random.fold_in(make_key(seed), step)
 
     def of_prompt(index: Int[Array, ""]) -> Key[Array, " G"]:
         key = jax.random.fold_in(step_key, index)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from grpo_eqx import prng
 from grpo_eqx.errors import UserError
 
 
@@ -16,9 +17,10 @@ class Sampling:
     temperature: float = 1.0
     """Divides the logits before the softmax; 0 means greedy."""
     top_k: int | None = None
-    """Keep the `top_k` likeliest tokens."""
+    """Keep the `top_k` likeliest tokens, of equally likely ones the first."""
     top_p: float = 1.0
-    """Keep the smallest set of likeliest tokens with at least this probability together."""
+    """Keep the smallest set of likeliest tokens with at least this probability together, of equally
+    likely ones the first."""
     min_p: float = 0.0
     """Keep tokens with at least this share of the likeliest token's probability."""
 
@@ -53,7 +55,7 @@ def sample_tokens(
     logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
     # The Gumbel-max form keeps a draw the same under rounding noise of another device layout,
     # where the inverse of a cumulative sum over the vocabulary would not.
-    draw = jnp.vectorize(lambda key: jax.random.gumbel(key, logits.shape[-1:]), signature="()->(v)")
+    draw = jnp.vectorize(lambda key: prng.gumbel(key, logits.shape[-1]), signature="()->(v)")
     tokens = _first_highest(logits + draw(keys))
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
     return tokens, chosen - jax.nn.logsumexp(logits, axis=-1)
@@ -71,16 +73,27 @@ def _truncate(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[Arr
     vocab_size = logits.shape[-1]
     if sampling.top_k is not None and sampling.top_k < vocab_size:
         lowest = jax.lax.top_k(logits, sampling.top_k)[0][..., -1:]
-        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+        logits = _keep_highest(logits, lowest, sampling.top_k)
     if sampling.top_p < 1:
         descending = jnp.sort(logits, axis=-1, descending=True)
         probs = jax.nn.softmax(descending, axis=-1)
         before = jnp.cumsum(probs, axis=-1) - probs
-        lowest = jnp.min(
-            jnp.where(before < sampling.top_p, descending, jnp.inf), axis=-1, keepdims=True
-        )
-        logits = jnp.where(logits < lowest, -jnp.inf, logits)
+        kept = before < sampling.top_p
+        lowest = jnp.min(jnp.where(kept, descending, jnp.inf), axis=-1, keepdims=True)
+        logits = _keep_highest(logits, lowest, kept.sum(axis=-1, keepdims=True))
     if sampling.min_p > 0:
         lowest = logits.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
         logits = jnp.where(logits < lowest, -jnp.inf, logits)
     return logits
+
+
+def _keep_highest(
+    logits: Float[Array, "*batch V"],
+    lowest: Float[Array, "*batch 1"],
+    count: int | Int[Array, "*batch 1"],
+) -> Float[Array, "*batch V"]:
+    """Keeps the `count` highest logits, of which `lowest` is the least, and of ties the first."""
+    above, tied = logits > lowest, logits == lowest
+    room = count - above.sum(axis=-1, keepdims=True)
+    kept = above | (tied & (jnp.cumsum(tied, axis=-1) <= room))
+    return jnp.where(kept, logits, -jnp.inf)

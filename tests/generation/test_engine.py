@@ -19,6 +19,7 @@ from grpo_eqx.generation import (
 from grpo_eqx.models.attention import CACHE_BLOCK
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.prng import gumbel
 from grpo_eqx.sharding import ExplicitMesh, RolloutLayout
 
 CONFIG = Qwen2Config(
@@ -189,9 +190,10 @@ def test_steps_and_slots_are_counted() -> None:
     assert (counts.steps, counts.slots) == (40, 40 * 24)
     _, counts = run_counted(*prompts(), **every, stopping=never, num_slots=6)
     assert (counts.steps, counts.slots) == (4 * 40, 4 * 40 * 6)
-    rollout, counts = run_counted(*prompts(), **every, num_slots=6)
+    often = Stopping.of_ids(range(3, 8), CONFIG.vocab_size)
+    rollout, counts = run_counted(*prompts(), **every, stopping=often, num_slots=6)
     assert counts.slots >= rollout.lengths.sum()
-    _, waiting = run_counted(*prompts(), **every, num_slots=6, refill_at=6)
+    _, waiting = run_counted(*prompts(), **every, stopping=often, num_slots=6, refill_at=6)
     assert counts.steps < waiting.steps
 
 
@@ -232,5 +234,5 @@ def test_the_first_sampled_tokens_are_those_of_the_model() -> None:
     for p, length in enumerate(LENGTHS):
         logits = MODEL.logits(ids[p : p + 1, :length])[0, -1]
         for g in range(4):
-            draws = jax.random.gumbel(jax.random.fold_in(keys[p, g], 0), logits.shape)
+            draws = gumbel(jax.random.fold_in(keys[p, g], 0), len(logits))
             assert rollout.completion_ids[p, g, 0] == jnp.argmax(logits + draws)

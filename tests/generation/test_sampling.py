@@ -8,6 +8,7 @@ import pytest
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import GREEDY, Sampling
 from grpo_eqx.generation.sampling import sample_tokens
+from grpo_eqx.prng import make_key
 
 LOGITS = jnp.log(jnp.array([0.4, 0.3, 0.15, 0.1, 0.05]))
 
@@ -42,6 +43,52 @@ def test_draws_follow_the_truncated_tempered_distribution(
     np.testing.assert_allclose(shares, probs, atol=0.012)
     assert (shares[probs == 0] == 0).all()
     np.testing.assert_allclose(logps, np.log(probs[tokens]), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "logits", "kept"),
+    [
+        (Sampling(top_p=0.5), [0.0, 0.0, 0.0, 0.0], [0, 1]),
+        (Sampling(top_p=0.6), [0.0, 0.0, 0.0, 0.0], [0, 1, 2]),
+        (Sampling(top_p=0.6), [0.0, 1.0, 0.0, 0.0], [0, 1]),
+        (Sampling(top_k=1), [0.0, 1.0, 1.0, 0.0], [1]),
+        (Sampling(top_k=3), [0.0, 1.0, 0.0, 0.0], [0, 1, 2]),
+        (Sampling(top_k=3, top_p=0.5), [0.0, 1.0, 1.0, 1.0], [1, 2]),
+    ],
+    ids=str,
+)
+def test_of_equally_likely_tokens_truncation_keeps_the_first(
+    sampling: Sampling, logits: list[float], kept: list[int]
+) -> None:
+    keys = jax.random.split(make_key(3), 500)
+    tokens, logps = sample_tokens(jnp.broadcast_to(jnp.array(logits), (500, 4)), keys, sampling)
+    assert set(tokens.tolist()) == set(kept)
+    probs = jax.nn.softmax(jnp.array(logits)[jnp.array(kept)])
+    of_token = dict(zip(kept, jnp.log(probs).tolist(), strict=True))
+    expected = [of_token[token] for token in tokens.tolist()]
+    np.testing.assert_allclose(logps, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_tail_of_a_real_vocabulary_is_drawn_as_often_as_it_should() -> None:
+    """Pearson's chi-square over one token of 0.99, and the rest of Qwen2.5's vocabulary in bins."""
+    vocab_size, rounds, rows, num_bins = 151_936, 128, 64, 4
+    tail = np.full(vocab_size, 0.01 / (vocab_size - 1))
+    tail[7] = 0.99
+    logits = jnp.broadcast_to(jnp.log(jnp.asarray(tail, jnp.float32)), (rows, vocab_size))
+    # The tests' programs are hardly optimized, and this one has a billion draws.
+    optimized = {"xla_backend_optimization_level": 3}
+    sample = jax.jit(
+        lambda keys: sample_tokens(logits, keys, Sampling())[0], compiler_options=optimized
+    )
+    keys = jax.random.split(make_key(0), (rounds, rows))
+    tokens = np.concatenate([sample(of_round) for of_round in keys])
+    bins = np.where(tokens == 7, num_bins, tokens * num_bins // vocab_size)
+    counts = np.bincount(bins, minlength=num_bins + 1)
+    expected = len(tokens) * np.array([0.01 / num_bins] * num_bins + [0.99])
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    # Four degrees of freedom: one in a thousand exceeds 18.5.
+    assert chi_square < 18.5, counts
 
 
 def test_greedy_takes_the_likeliest_with_certainty() -> None:

@@ -1,0 +1,67 @@
+"""Randomness on devices: Threefry keys, and the noise that is drawn with them.
+
+The generator is named wherever a key is made. JAX's default is the user's to choose
+(`JAX_DEFAULT_PRNG_IMPL`), and with `rbg` a draw depends on the draws beside it.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key, UInt32
+
+NUM_SEEDS = 2**32
+"""Seeds are below this: larger ones would repeat the draws of smaller ones."""
+
+_GENERATOR = "threefry2x32"
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+_PARITY = 0x1BD11BDA
+_BELOW_ONE = 1 - 2.0**-24
+
+
+def make_key(seed: int | Int[Array, ""]) -> Key[Array, ""]:
+    """The key of a seed, the same whatever JAX's default generator is.
+
+    Raises `ValueError` for a seed that is negative, or not below `NUM_SEEDS`.
+    """
+    if isinstance(seed, int):
+        if not 0 <= seed < NUM_SEEDS:
+            raise ValueError(f"seed {seed} is not between 0 and {NUM_SEEDS - 1}")
+        seed = jnp.uint32(seed)
+    return jax.random.key(seed, impl=_GENERATOR)
+
+
+def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " size"]:
+    """Standard Gumbel noise, float32; entry `i` is a function of the key and `i` alone.
+
+    The noise is -log(-log(1 - x)), where x is uniform on (0, 1) and has steps of 2^-48 near 0. So
+    large values, by which unlikely tokens are drawn, are as frequent as they should be, up to 34.
+    JAX's default has steps of 2^-23 and ends at 15.9: it never draws a token of probability 1e-8.
+    Its more exact modes hash twice, where this takes both words of one block.
+
+    Raises `ValueError` for a key of another generator.
+    """
+    if jax.random.key_impl(key) != _GENERATOR:
+        raise ValueError(f"a key of {jax.random.key_impl(key)}: use one of {make_key.__name__}")
+    high, low = _threefry(jax.random.key_data(key), jnp.arange(size, dtype=jnp.uint32))
+    # Of signed numbers, which processors convert to floats faster.
+    coarse, fine = ((word >> 8).astype(jnp.int32).astype(jnp.float32) for word in (high, low))
+    tail = coarse * 2.0**-24 + (fine + 0.5) * 2.0**-48
+    return -jnp.log(-jnp.log1p(-jnp.minimum(tail, _BELOW_ONE)))
+
+
+def _threefry(
+    key: UInt32[Array, "2"], counts: UInt32[Array, " size"]
+) -> tuple[UInt32[Array, " size"], UInt32[Array, " size"]]:
+    """The blocks (0, count) under a key by Threefry-2x32 of 20 rounds, as two words each.
+
+    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). JAX's own loops over the
+    rounds on CPUs, where nothing can be fused with it, and takes twice as long.
+    """
+    keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
+    left, right = jnp.broadcast_to(keys[0], counts.shape), counts + keys[1]
+    for i in range(5):
+        for rotation in _ROTATIONS[i % 2]:
+            left = left + right
+            right = left ^ ((right << rotation) | (right >> (32 - rotation)))
+        left = left + keys[(i + 1) % 3]
+        right = right + keys[(i + 2) % 3] + jnp.uint32(i + 1)
+    return left, right
