@@ -1,55 +1,25 @@
 r"""Rewards for GSM8K and its like: problems whose answer is one number.
 
-`correct` scores the answer; `format` and `tags` score the `<think>`/`<answer>` layout. All three
-have TRL's reward signature and take time linear in the text, whatever the model wrote.
+`correct` and `correct_strict` score the answer; `format` and `tags` score the `<think>`/`<answer>`
+layout. All have TRL's reward signature and take time linear in the text, whatever the model wrote.
 
-A number here is an exact decimal in ASCII digits: `1,080`, `-$5`, `$-5`, `.5`, `72.`, `50%` (50)
-and LaTeX's `\$1{,}080`. Fractions and exponents are two numbers: `1/2` holds a 1 and a 2.
+`grpo_eqx.rewards.numbers` says what a number is.
 """
 
 import re
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
+from fractions import Fraction
 from numbers import Number
 from typing import Final
 
 from grpo_eqx.errors import RewardError
+from grpo_eqx.rewards.numbers import MAX_EXPONENT, only_number, opening_number
+from grpo_eqx.rewards.numbers import last_number as last_number
 
 _Span = tuple[int, int]
 
 _TAGS: Final = ("<think>", "</think>", "<answer>", "</answer>")
-
-# `{,}` comes last, for `{\,}` and `{,\!}` become it.
-_PLAIN_SPELLINGS: Final = (
-    ("\u2212", "-"),
-    (r"\$", "$"),
-    (r"\!", ""),
-    (r"\,", ","),
-    ("{,}", ","),
-)
-
-_NUMBER: Final = re.compile(
-    r"""
-    (?:
-        # After an operand, a minus subtracts (`10-3`, `x-3`, `10 -3`) or spans a range (`$5-$7`).
-        (?<! [0-9A-Za-z)\]}%-] ) (?<! [0-9][ .$€£] )
-        (?P<minus> - )
-    )?
-    (?: [$€£] [ ]? )?
-    (?P<magnitude>
-        (?:
-            # A comma groups digits in threes; in `1,2,345` and `1,2345` it separates a list.
-            (?<! [0-9], ) [1-9][0-9]{0,2} (?: ,[0-9]{3} )++ (?! [0-9] )
-            | [0-9]++
-        )
-        (?: \.[0-9]++ )?
-        # After a word or a number, the period ends a sentence (`apples.5`) or a section (`1.2.3`).
-        | (?<! [\w.)\]}] ) \.[0-9]++
-    )
-    """,
-    re.VERBOSE,
-)
 _HASH_MARK: Final = re.compile(r"(?<!#)####(?!#)")
 _BRACE: Final = re.compile(r"\\boxed\s*+\{|\\[\\{}]|[{}]")
 _ANSWER_TAG: Final = re.compile(r"<(/?)answer>")
@@ -62,7 +32,10 @@ def correct(
     answer: Sequence[object],
     **columns: object,
 ) -> list[float]:
-    """Scores 1.0 where the completion's last number equals the gold one exactly, else 0.0.
+    """Scores 1.0 where the completion's number equals the gold one exactly, else 0.0.
+
+    The completion's number is the marked one, or the last where no mark holds one, as
+    `answer_number` reads it.
 
     **Arguments:**
 
@@ -75,7 +48,7 @@ def correct(
 
     **Raises:** `RewardError` where a gold answer does not hold one number; it names the row.
     """
-    return _compare(last_number, completions, answer)
+    return _compare(answer_number, completions, answer)
 
 
 def correct_strict(
@@ -116,29 +89,30 @@ def tags(prompts: Sequence[str], completions: Sequence[str], **columns: object) 
     return [_tag_score(completion) for completion in completions]
 
 
-def last_number(text: str) -> Decimal | None:
-    """Reads the last number of `text`; `None` where it holds none."""
-    last = deque(_number_matches(text), maxlen=1)
-    return _decimal(last[0]) if last else None
+def answer_number(text: str) -> Fraction | None:
+    """Reads the number that `text` gives as its answer, marked or not.
+
+    **Returns:** the number in the last mark that holds one, of the last marks of each kind that
+    `marked_number` reads; else `last_number`.
+    """
+    marked = (number for number in _marked_numbers(text) if number is not None)
+    number = next(marked, None)
+    return last_number(text) if number is None else number
 
 
-def marked_number(text: str) -> Decimal | None:
+def marked_number(text: str) -> Fraction | None:
     r"""Reads the number in the last answer mark of `text`.
 
-    A mark is `#### n` (to the end of its line), `\boxed{n}` or `<answer>n</answer>`. Of nested
-    marks the inner one is the later. A mark that never closes is none.
+    A mark is `#### n`, `\boxed{n}` or `<answer>n</answer>`. Of nested marks the inner one is the
+    later. A mark that never closes is none. A box and a tag hold exactly one number. After `####`
+    the number that comes first counts, whatever follows it, or else the only one of the line.
 
-    **Returns:** the number, or `None` where there is no mark or the last holds not exactly one.
+    **Returns:** the number, or `None` where there is no mark or the last holds no such number.
     """
-    marks = (_last_hash_mark(text), _last_box(text), _last_answer_tag(text))
-    spans = [span for span in marks if span is not None]
-    if not spans:
-        return None
-    start, end = max(spans)
-    return _only_number(text[start:end])
+    return next(_marked_numbers(text), None)
 
 
-def gold_number(answer: object) -> Decimal:
+def gold_number(answer: object) -> Fraction:
     """Reads the number of a dataset's gold answer.
 
     **Arguments:**
@@ -159,7 +133,7 @@ def gold_number(answer: object) -> Decimal:
     return number
 
 
-def _gold_numbers(answer: Sequence[object]) -> Iterator[Decimal]:
+def _gold_numbers(answer: Sequence[object]) -> Iterator[Fraction]:
     for row, gold in enumerate(answer):
         try:
             yield gold_number(gold)
@@ -167,46 +141,49 @@ def _gold_numbers(answer: Sequence[object]) -> Iterator[Decimal]:
             raise RewardError(f"correct: row {row}: {error}") from None
 
 
-def _worked_number(solution: str) -> Decimal | None:
+def _worked_number(solution: str) -> Fraction | None:
     mark = _last_hash_mark(solution)
-    start, end = mark or (0, len(solution))
-    return _only_number(solution[start:end])
+    if mark is None:
+        return only_number(solution)
+    start, end = mark
+    return _line_number(solution[start:end])
 
 
-def _finite_number(answer: object) -> Decimal | None:
+def _finite_number(answer: object) -> Fraction | None:
     if not isinstance(answer, Number):
         return None
     try:
         number = Decimal(str(answer))
     except InvalidOperation:
         return None
-    return number if number.is_finite() else None
+    if not number.is_finite() or abs(number.adjusted()) > MAX_EXPONENT:
+        return None
+    return Fraction(number)
 
 
 def _compare(
-    read: Callable[[str], Decimal | None], completions: Sequence[str], answer: Sequence[object]
+    read: Callable[[str], Fraction | None], completions: Sequence[str], answer: Sequence[object]
 ) -> list[float]:
     pairs = zip(completions, _gold_numbers(answer), strict=True)
     return [float(read(completion) == gold) for completion, gold in pairs]
 
 
-def _only_number(text: str) -> Decimal | None:
-    matches = _number_matches(text)
-    first = next(matches, None)
-    if first is None or next(matches, None) is not None:
-        return None
-    return _decimal(first)
+def _marked_numbers(text: str) -> Iterator[Fraction | None]:
+    """Reads the last mark of each kind, the latest in the text first."""
+    marks = (
+        (_last_hash_mark(text), _line_number),
+        (_last_box(text), only_number),
+        (_last_answer_tag(text), only_number),
+    )
+    found = [(span, read) for span, read in marks if span is not None]
+    for (start, end), read in sorted(found, key=lambda mark: mark[0], reverse=True):
+        yield read(text[start:end])
 
 
-def _number_matches(text: str) -> Iterator[re.Match[str]]:
-    for spelling, plain in _PLAIN_SPELLINGS:
-        text = text.replace(spelling, plain)
-    return _NUMBER.finditer(text)
-
-
-def _decimal(match: re.Match[str]) -> Decimal:
-    # The sign goes in with the digits: negating a Decimal rounds it to the context's precision.
-    return Decimal((match["minus"] or "") + match["magnitude"].replace(",", ""))
+def _line_number(line: str) -> Fraction | None:
+    """Reads what follows `####`, as GSM8K's own script does: the number that comes first."""
+    number = opening_number(line)
+    return only_number(line) if number is None else number
 
 
 def _last_hash_mark(text: str) -> _Span | None:

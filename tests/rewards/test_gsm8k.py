@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from grpo_eqx.errors import RewardError
 from grpo_eqx.rewards import RewardFunc, gsm8k
-from grpo_eqx.rewards.gsm8k import gold_number, last_number, marked_number
+from grpo_eqx.rewards.gsm8k import answer_number, gold_number, last_number, marked_number
 
 GSM8K_TRAIN = Path(__file__).parents[2] / "../shared/data/gsm8k/train.jsonl"
 MODES: dict[str, RewardFunc] = {"flexible": gsm8k.correct, "strict": gsm8k.correct_strict}
@@ -33,143 +33,6 @@ def layout_score(completion: str) -> float:
 def tag_score(completion: str) -> float:
     [only] = gsm8k.tags(["?"], [completion])
     return only
-
-
-# How a number is read.
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("72", "72"),
-        ("I think it is 70, no: 72", "72"),
-        ("72.", "72"),
-        ("72...", "72"),
-        ("72.0", "72"),
-        ("72.00", "72"),
-        ("0.5", "0.5"),
-        (".5", "0.5"),
-        ("-.5", "-0.5"),
-        ("$.50", "0.5"),
-        ("007", "7"),
-        ("50%", "50"),
-        (r"50\%", "50"),
-        ("72km", "72"),
-        ("**72**", "72"),
-        ("**$1,080.50**.", "1080.5"),
-        ("_-5_", "-5"),
-        ("48/2 = <<48/2=24>>24", "24"),
-    ],
-)
-def test_the_last_number_of_a_text(text: str, number: str) -> None:
-    assert last_number(text) == Decimal(number)
-
-
-@pytest.mark.parametrize(
-    "text", ["", "seventy-two", "-", "$", ".", ",", "-$.", "\u0667\u0662", "\uff17\uff12", "\u00b2"]
-)
-def test_a_text_without_ascii_digits_has_no_number(text: str) -> None:
-    assert last_number(text) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("-5", "-5"),
-        ("\u22125", "-5"),
-        ("+5", "5"),
-        ("x = -5", "-5"),
-        ("x=-5", "-5"),
-        ("it is -5", "-5"),
-        ("(-5)", "-5"),
-        ("{-5}", "-5"),
-        ("3*-5", "-5"),
-        ("3, -5", "-5"),
-        ("10\n-5", "-5"),
-        ("1. -5", "-5"),
-        ("\u7b54\u6848\u662f-5", "-5"),
-        ("-$5", "-5"),
-        ("$-5", "-5"),
-        (r"-\$5", "-5"),
-        (r"\$-5", "-5"),
-        ("\u2212$5", "-5"),
-        ("-$ 5", "-5"),
-        ("-0", "0"),
-    ],
-)
-def test_a_sign_belongs_to_its_number(text: str, number: str) -> None:
-    assert last_number(text) == Decimal(number)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("10-3", "3"),
-        ("10\u22123", "3"),
-        ("10 - 3", "3"),
-        ("10 -3", "3"),
-        ("x-3", "3"),
-        ("(a+b)-3", "3"),
-        ("a[i]-3", "3"),
-        (r"\frac{1}{2}-3", "3"),
-        ("20%-3", "3"),
-        ("10.-3", "3"),
-        ("$10-$3", "3"),
-        ("$10$-3", "3"),
-        ("5-7", "7"),
-        ("5--7", "7"),
-        ("$5-$7", "7"),
-        ("$5$-$7$", "7"),
-        ("2024-05-07", "7"),
-        ("- 5 apples", "5"),
-    ],
-)
-def test_a_minus_after_an_operand_or_before_a_space_is_no_sign(text: str, number: str) -> None:
-    assert last_number(text) == Decimal(number)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("1,080", "1080"),
-        ("1,234,567.89", "1234567.89"),
-        ("-$1,080", "-1080"),
-        (r"\$1{,}080", "1080"),
-        (r"1{\,}080", "1080"),
-        (r"1\,080", "1080"),
-        (r"1,\!080", "1080"),
-        ("1,080, then", "1080"),
-        ("100,000", "100000"),
-    ],
-)
-def test_commas_group_thousands(text: str, number: str) -> None:
-    assert marked_number(f"#### {text}") == last_number(text) == Decimal(number)
-
-
-@pytest.mark.parametrize(
-    ("text", "last"),
-    [
-        ("1, 2, 3", "3"),
-        ("1,2,3", "3"),
-        ("1, 080", "80"),
-        ("1,2345", "2345"),
-        ("12345,678", "678"),
-        ("1,080,5", "5"),
-        ("1,080,0001", "1"),
-        ("1,2,345", "345"),
-        ("0,125", "125"),
-        (r"1{,}2345", "2345"),
-        ("1.080,50", "50"),
-        ("5-7", "7"),
-        ("1/2", "2"),
-        ("1e3", "3"),
-        ("1.2.3", "3"),
-        ("4 apples.5 pears", "5"),
-    ],
-)
-def test_these_are_several_numbers(text: str, last: str) -> None:
-    assert last_number(text) == Decimal(last)
-    assert marked_number(f"#### {text}") is None
 
 
 # Where strict mode finds the answer.
@@ -226,11 +89,103 @@ def test_strict_reads_nothing_else(text: str) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    ["", "none", "70 or 72", "1, 72", "72 = 72", "10-3", r"\frac{72}{1}", r"7.2\cdot 10^1"],
+    ["", "none", "70 or 72", "1, 72", "72 = 72", "10-3", "5:30", "1.2.3", r"\frac{72}{0}"],
 )
-@pytest.mark.parametrize("mark", ["#### {}", r"\boxed{{{}}}", "<answer>{}</answer>"])
+@pytest.mark.parametrize("mark", [r"\boxed{{{}}}", "<answer>{}</answer>"])
 def test_a_mark_must_hold_exactly_one_number(mark: str, content: str) -> None:
     assert marked_number("#### 72\n" + mark.format(content)) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "number"),
+    [
+        ("1/2", "0.5"),
+        (r"\frac{72}{1}", "72"),
+        (r"3\frac{1}{2}", "3.5"),
+        ("1e3", "1000"),
+        (r"7.2\cdot 10^1", "72"),
+        ("1 080", "1080"),
+        ("1.000.000", "1000000"),
+    ],
+)
+@pytest.mark.parametrize("mark", ["#### {}", r"\boxed{{{}}}", "<answer>{}</answer>"])
+def test_a_mark_may_hold_any_kind_of_number(mark: str, content: str, number: str) -> None:
+    for read in (marked_number, answer_number):
+        assert read("#### 5\n" + mark.format(content)) == Decimal(number)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "72 (that is 144/2)",
+        "72 or 70",
+        "72, 70",
+        "72 = 6 * 12",
+        "72-3",
+        "72: 6 * 12",
+        "72 apples.5 pears",
+        "$72 of $100",
+        "**72** of 100",
+        r"\(72\) of 100",
+    ],
+)
+def test_after_four_hashes_the_first_number_counts(line: str) -> None:
+    for read in (marked_number, answer_number):
+        assert read(f"6 * 12\n#### {line}\nThat took 3 steps.") == 72
+    assert gold_number(f"6 * 12\n#### {line}") == 72
+
+
+@pytest.mark.parametrize("line", ["x = 72", "about 72 apples", "it's - 72", "+72"])
+def test_after_four_hashes_and_a_word_the_only_number_counts(line: str) -> None:
+    assert marked_number(f"#### {line}") == 72
+    assert marked_number(f"#### x = 70 or {line}") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("", "none", "x = 70 or 72"),
+        # Ambiguous numbers, and lists without spaces.
+        *("5:30", "5:30 or 72", "1.2.3", "1/2/3", "1/0"),
+        *("1,2,3", "1,2345", "12345,678", "1,080,5", "1,080,0001", "1,2,345", "0,125"),
+        *(r"1{,}2345", "1.080,50"),
+    ],
+)
+def test_four_hashes_may_mark_no_number(line: str) -> None:
+    assert marked_number(f"#### 72\n#### {line}") is None
+
+
+# Where flexible mode finds the answer.
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#### 72\nThat took 3 steps.",
+        r"\boxed{72} after 3 steps",
+        "<answer>72</answer> after 3 steps",
+        # The last mark holds no number, one before it does.
+        "#### 72\n\\boxed{x} after 3 steps",
+        "<answer>72</answer> \\boxed{70 or 71} after 3 steps",
+        r"\boxed{72} is #### 5:30",
+        # No mark holds a number.
+        "72",
+        "It took 3 steps: 72",
+        r"\boxed{70 or 72}",
+        "<answer>70 or 72</answer>",
+        "#### none\nso 72",
+        r"\boxed{72",
+    ],
+)
+def test_flexible_reads_the_marked_number_or_else_the_last(text: str) -> None:
+    assert answer_number(text) == 72
+    assert score(text, 72, "flexible") == 1.0
+
+
+@pytest.mark.parametrize("text", ["", "none", "72 at 5:30", "#### 5:30", r"72 or \boxed{1/2/3}"])
+def test_flexible_reads_no_number_where_the_last_is_ambiguous(text: str) -> None:
+    assert answer_number(text) is None
+    assert [score(text, gold, "flexible") for gold in (72, 30, 3)] == [0.0, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -295,13 +250,21 @@ def test_a_gold_answer_is_a_number_or_a_worked_solution(gold: object, mode: str)
         (10**40 + 1, f"{10**40 + 1}"),
         (-7, "-7"),
         ("-1,080.5", "-1080.5"),
+        ("1/2", "0.5"),
+        ("3 + 4\n#### 1/2", "0.5"),
+        ("1 080", "1080"),
+        (1e308, "1e308"),
+        (5e-324, "5e-324"),
     ],
 )
 def test_a_gold_number_is_exact(gold: object, number: str) -> None:
     assert gold_number(gold) == Decimal(number)
 
 
-@pytest.mark.parametrize("gold", ["", "no number", "3 + 4\n#### seven", "3 + 4\n####", "1/2"])
+@pytest.mark.parametrize(
+    "gold",
+    ["", "no number", "3 + 4\n#### seven", "3 + 4\n####", "1 or 2", "5:30", "1/0", "3\n#### 5:30"],
+)
 def test_a_gold_text_must_hold_one_number(gold: str) -> None:
     with pytest.raises(RewardError, match=rf"row 1: .*{re.escape(repr(gold))}$"):
         gsm8k.correct(["?", "?"], ["1", "1"], answer=["1", gold])
@@ -311,7 +274,8 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 @pytest.mark.parametrize(
-    "gold", [None, True, [72], 2j, Fraction(1, 2), NAN, INFINITY, Decimal(NAN)]
+    "gold",
+    [None, True, [72], 2j, Fraction(1, 2), NAN, INFINITY, Decimal(NAN), Decimal("1e999999999")],
 )
 def test_a_gold_object_must_be_a_finite_number(gold: object) -> None:
     with pytest.raises(RewardError, match=rf"row 1: .*{re.escape(repr(gold))}$"):
@@ -427,13 +391,13 @@ def test_decimals_are_compared_exactly(number: Decimal, mode: str) -> None:
 @settings(deadline=None)
 @given(
     text=st.text(
-        st.sampled_from("0159,.-+$%{}\\ \nx\u2212") | st.characters(exclude_characters="#")
+        st.sampled_from("0159,.-+$%{}\\ \nx\u2212/:^e") | st.characters(exclude_characters="#")
     )
 )
 def test_any_text_is_read_without_an_error(text: str) -> None:
-    last, marked = last_number(text), marked_number(f"<answer>{text}</answer>")
+    marked, last = marked_number(f"<answer>{text}</answer>"), last_number(text)
     assert marked is None or marked == last
-    assert (last is None) == (re.search("[0-9]", text) is None)
+    assert answer_number(text) == last
 
 
 # Layout.
@@ -512,12 +476,20 @@ def test_tags_rewards_each_tag_that_appears_once(text: str, reward: float) -> No
 # Hostile completions.
 
 NUMBER_UNITS = ("1", ",", "1,", "1,000,", ",000", "-", "1-", "$", "-$", "$ ", "1.", ".", " ", "\n")
+VALUE_UNITS = (
+    *("/", "1/", "1/1 ", ":1", "1:", "1e", "1e9", "e", "^", "^1", "10^", "10^{", "10^{1}", "10**"),
+    *("x10^1", "2 x 10^3 ", "³", "1³", "½", "1½", "3 1/2 ", "3 1", "1 000 ", " 000", "1 111 ", "~"),
+    *("1.000.", "1.111", r"\ ", r"\,", r"\frac", r"\frac{", r"\frac{1}", r"\frac{1}{1}"),
+    *(r"3\frac12", r"3\frac{1}{2}"),
+)
 BRACE_UNITS = ("{", "}", "{}", "{,}", "\\", r"\boxed", r"\boxed ", r"\boxed{", r"\boxed{1}")
 MARK_UNITS = ("#", "####", "#### 1", "####1\n", "<answer>", "</answer>", "<answer>1</answer>")
 LAYOUT_UNITS = ("<think>", "</think>", "</think>\n<answer>")
 
 
-@pytest.mark.parametrize("unit", NUMBER_UNITS + BRACE_UNITS + MARK_UNITS + LAYOUT_UNITS)
+@pytest.mark.parametrize(
+    "unit", NUMBER_UNITS + VALUE_UNITS + BRACE_UNITS + MARK_UNITS + LAYOUT_UNITS
+)
 @pytest.mark.parametrize("tail", ["", "0}</answer>"])
 def test_a_hostile_completion_takes_linear_time(unit: str, tail: str) -> None:
     completion = "<think>" + unit * (100_000 // len(unit)) + tail
