@@ -11,6 +11,7 @@ from typing import Any
 from grpo_eqx.errors import UserError
 
 _GENERATION_CONFIG = "generation_config.json"
+_MODEL_CONFIG = "config.json"
 _FALLBACK_BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
@@ -31,21 +32,33 @@ class ChatTokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.system_prompt = system_prompt
+        # What the model's generation_config.json says, to be written with the model again.
+        self.generation_config: dict[str, Any] = {}
 
     @classmethod
     def from_pretrained(cls, folder: Path, system_prompt: str | None = None) -> "ChatTokenizer":
-        """The tokenizer in a model's folder."""
+        """The tokenizer in a model's folder.
+
+        A completion ends with the `eos_token_id`, one or several, of `generation_config.json`;
+        where that names none, of `config.json`; else with the tokenizer's own.
+        """
         # It would advise every user to install torch, which nothing here needs.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
+        generation_config = _json_object(folder / _GENERATION_CONFIG)
+        eos_ids = _eos_ids(generation_config, folder / _GENERATION_CONFIG)
+        if not eos_ids:
+            eos_ids = _eos_ids(_json_object(folder / _MODEL_CONFIG), folder / _MODEL_CONFIG)
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-            eos_ids = _generation_eos_ids(folder)
         except Exception as error:  # the tokenizers library raises nothing more precise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            # It reads config.json too, and may name the field at fault on its second line.
+            reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{folder} holds no usable tokenizer: {reason}") from error
-        return cls(tokenizer, eos_ids, system_prompt)
+        chat = cls(tokenizer, eos_ids, system_prompt)
+        chat.generation_config = generation_config
+        return chat
 
     def check_belongs_to(self, vocab_size: int) -> None:
         """Raises `UserError` where a model with this vocabulary cannot have the tokenizer."""
@@ -64,9 +77,10 @@ class ChatTokenizer:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the tokenizer, and the end-of-sequence ids as `generation_config.json`."""
+        """Writes the tokenizer, and `generation_config.json` with the ids that are used here."""
         self.tokenizer.save_pretrained(folder)
-        generation = {"eos_token_id": list(self.eos_ids), "pad_token_id": self.pad_id}
+        eos = self.eos_ids[0] if len(self.eos_ids) == 1 else list(self.eos_ids)
+        generation = {**self.generation_config, "eos_token_id": eos, "pad_token_id": self.pad_id}
         path = Path(folder) / _GENERATION_CONFIG
         path.write_text(json.dumps(generation, indent=2) + "\n")
 
@@ -82,12 +96,19 @@ class ChatTokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of rendered prompts."""
+        """Token ids of rendered prompts. Raises `UserError` for a prompt that comes to none."""
         if not texts:
             return []
         rendered = [self.render(text) for text in texts]
         special = self.tokenizer.chat_template is None  # a template brings its own special tokens
-        return self.tokenizer(rendered, add_special_tokens=special)["input_ids"]
+        tokens: list[list[int]] = self.tokenizer(rendered, add_special_tokens=special)["input_ids"]
+        for text, ids in zip(texts, tokens, strict=True):
+            if not ids:
+                raise UserError(
+                    f"the prompt {text[:40]!r} has no tokens, and there is nothing to complete: "
+                    f"give it a text that the tokenizer knows."
+                )
+        return tokens
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Completions as text, without special tokens."""
@@ -138,12 +159,23 @@ def _spelled_bytes(tokens: dict[int, str]) -> dict[int, bytes]:
     return {i: of(token) for i, token in tokens.items()}
 
 
-def _generation_eos_ids(folder: Path) -> tuple[int, ...]:
-    """The end-of-sequence ids of a model's `generation_config.json`, which may name several."""
-    path = folder / _GENERATION_CONFIG
-    if not path.exists():
-        return ()
-    ids = json.loads(path.read_text()).get("eos_token_id")
-    if ids is None:
-        return ()
-    return tuple(ids) if isinstance(ids, list) else (ids,)
+def _json_object(path: Path) -> dict[str, Any]:
+    """The fields of a model's file, none where there is no such file."""
+    try:
+        fields = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} holds no JSON object.")
+    return fields
+
+
+def _eos_ids(fields: dict[str, Any], path: Path) -> tuple[int, ...]:
+    """The end-of-sequence ids that a model's file names: none, one or several."""
+    named = fields.get("eos_token_id")
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise UserError(f"{path}: eos_token_id={named!r} is no token id, nor a list of token ids.")
+    return tuple(ids)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.models.config_fields import used_fields
 
 _SIZES: dict[str, dict[str, Any]] = {
     "0.5B": dict(hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
@@ -82,38 +83,24 @@ class Qwen2Config:
 
     @classmethod
     def from_json(cls, path: str | Path) -> "Qwen2Config":
-        """Reads a Hugging Face `config.json`; refuses what this implementation does not compute."""
+        """Reads a Hugging Face `config.json`.
+
+        Raises `UserError` for a field that asks for what is not computed here, such as scaled
+        rotary positions, and for a value of the wrong type. Warns of fields that are not known.
+        """
         try:
             fields = json.loads(Path(path).read_text())
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not a readable config.json: {error}.") from error
         if not isinstance(fields, dict):
             raise UserError(f"{path} is not a readable config.json: it holds no object.")
-        rope = fields.get("rope_parameters") or fields.get("rope_scaling") or {}
-        unsupported = {
-            "model_type": fields.get("model_type") != "qwen2",
-            "hidden_act": fields.get("hidden_act", "silu") != "silu",
-            "use_sliding_window": bool(fields.get("use_sliding_window")),
-            "rope_scaling": rope.get("rope_type", rope.get("type", "default")) != "default",
-        }
-        for name, refused in unsupported.items():
-            if refused:
-                value = rope if name == "rope_scaling" else fields.get(name)
-                raise UserError(f"{path}: {name}={value!r} is not supported, only Qwen2.")
-        known = {f.name for f in dataclasses.fields(cls)} & fields.keys()
-        # What an absent field means to Hugging Face, where it is not what it means here.
-        absent = {"rope_theta": 10_000.0, "tie_word_embeddings": False}
-        values = absent | {name: fields[name] for name in known}
-        if "rope_theta" in rope:
-            values["rope_theta"] = rope["rope_theta"]
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}
+        # An absent field means to Hugging Face what it means here, but for this one.
+        values = {"tie_word_embeddings": False, **used_fields(fields, kinds, path)}
         for field in dataclasses.fields(cls):
-            value = values.get(field.name)
-            if field.type in ("int", int) and field.name in values and type(value) is not int:
-                raise UserError(f"{path}: {field.name}={value!r} is not a whole number.")
-        try:
-            return cls(**values)
-        except TypeError as error:
-            raise UserError(f"{path} misses a field: {error}.") from error
+            if field.default is dataclasses.MISSING and field.name not in values:
+                raise UserError(f"{path} misses a field: {field.name}.")
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """The fields of a `config.json` that Hugging Face transformers (4 and 5) reads."""

@@ -1,6 +1,7 @@
 """Qwen2 as a Hugging Face folder: `config.json` and safetensors, in and out, without torch."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,13 +17,18 @@ from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
+from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.distributed import is_main
 from grpo_eqx.sharding.global_arrays import fetch
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"
 _INDEX = "model.safetensors.index.json"
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _FILE_BYTES = 5 * 10**9
+_COMPARED_ROWS = 1024
+_FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
+"""Constants that old versions of transformers stored with the weights, and all ignore."""
 
 
 def model_folder(name_or_path: str | Path) -> Path:
@@ -63,12 +69,13 @@ def from_pretrained(
     the dtype of the arrays.
 
     Raises `WeightsError`, naming the tensor, where one is missing, unexpected, truncated or of
-    another shape than `config.json` says.
+    another shape than `config.json` says. A head beside a tied embedding must equal it; stored
+    rotary frequencies are ignored.
     """
     folder = model_folder(name_or_path)
     mesh = AutoMesh().build() if mesh is None else mesh
     config = Qwen2Config.from_json(folder / "config.json")
-    template = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    template = jax.eval_shape(lambda key: Qwen2.init(config, key), make_key(0))
     with ExitStack() as stack:
         tensors = _open_tensors(folder, stack)
         _check_tensors(folder, template, tensors)
@@ -127,7 +134,7 @@ def save_pretrained(
 def _hugging_face_name(name: str, layer: int | None = None) -> str:
     """The tensor of a parameter, for parameters within `layers` the one of a layer."""
     if name == "lm_head":
-        return "lm_head.weight"
+        return _HEAD
     if layer is None:
         return f"model.{name}.weight"
     module, _, kind = name.removeprefix("layers.").partition(".")
@@ -240,8 +247,27 @@ def _check_tensors(folder: Path, template: Qwen2, tensors: Mapping[str, Any]) ->
             raise WeightsError(
                 f"{folder}: tensor {name!r} has shape {found}, and config.json says {shape}."
             )
-    extra = sorted(tensors.keys() - expected.keys())
+    known = {*expected}
+    if template.config.tie_word_embeddings and _HEAD in tensors:
+        _check_tied_head(folder, tensors)
+        known.add(_HEAD)
+    extra = sorted(name for name in tensors.keys() - known if not _FREQUENCIES.fullmatch(name))
     if extra:
         raise WeightsError(
             f"{folder}: tensor {extra[0]!r} does not belong to the model of config.json."
+        )
+
+
+def _check_tied_head(folder: Path, tensors: Mapping[str, Any]) -> None:
+    """Raises `WeightsError` where a stored head is not bit for bit the embedding it is tied to."""
+    head, embedding = tensors[_HEAD], tensors[_EMBEDDING]
+    same = head.get_shape() == embedding.get_shape() and head.get_dtype() == embedding.get_dtype()
+    size = embedding.get_shape()[0]
+    for start in range(0, size, _COMPARED_ROWS):  # a few at a time, to save memory
+        rows = slice(start, min(start + _COMPARED_ROWS, size))
+        same = same and head[rows].tobytes() == embedding[rows].tobytes()
+    if not same:
+        raise WeightsError(
+            f"{folder}: tensor {_HEAD!r} is not the same as {_EMBEDDING!r}, and config.json ties "
+            "them: set tie_word_embeddings to false there, or remove the tensor."
         )

@@ -1,6 +1,10 @@
-"""The bytes of each token are what decoding makes of it."""
+"""The bytes of each token are what decoding makes of it, and a folder says how a text ends."""
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -8,6 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_eqx.construction import model_folder
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import UserError
 
 TEXTS = [
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",
@@ -132,3 +137,115 @@ def test_tokens_added_to_a_byte_level_tokenizer_are_decoded_like_its_own() -> No
 def test_fewer_ids_than_the_tokenizer_has() -> None:
     tokenizer = embedded()
     assert tokenizer.token_bytes(7) == [b"", b"", b"", b"!", b'"', b"#", b"$"]
+
+
+# How a completion ends: the embedded tokenizer's own end is 2.
+
+GENERATION = "generation_config.json"
+
+
+def folder_with(
+    path: Path, generation: dict[str, Any] | None, config: dict[str, Any] | None = None
+) -> Path:
+    """The embedded tokenizer beside these files of a model."""
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(model_folder("tiny_qwen2") / name, path)
+    for name, fields in {GENERATION: generation, "config.json": config}.items():
+        if fields is not None:
+            (path / name).write_text(json.dumps({"model_type": "qwen2", **fields}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("generation", "config", "ids"),
+    [
+        ({"eos_token_id": 7}, {"eos_token_id": 5}, (7,)),
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": 5}, (7, 8)),
+        ({"temperature": 0.7}, {"eos_token_id": [5, 6]}, (5, 6)),
+        ({"eos_token_id": None}, {"eos_token_id": 5}, (5,)),
+        ({"eos_token_id": []}, {"eos_token_id": 5}, (5,)),
+        (None, {"eos_token_id": 5}, (5,)),
+        (None, {"eos_token_id": 0}, (0,)),
+        ({}, {"eos_token_id": None}, (2,)),
+        ({}, {}, (2,)),
+        (None, None, (2,)),
+    ],
+)
+def test_ends_are_those_of_generation_else_of_the_model_else_its_own(
+    tmp_path: Path,
+    generation: dict[str, Any] | None,
+    config: dict[str, Any] | None,
+    ids: tuple[int, ...],
+) -> None:
+    assert ChatTokenizer.from_pretrained(folder_with(tmp_path, generation, config)).eos_ids == ids
+
+
+@pytest.mark.parametrize("named", ["2", 2.0, True, -1, {"id": 2}, [2, "3"], [[2]]])
+@pytest.mark.parametrize("file", [GENERATION, "config.json"])
+def test_ends_that_are_no_ids_are_refused(tmp_path: Path, file: str, named: Any) -> None:
+    fields = {"eos_token_id": named}
+    folder = folder_with(tmp_path, *((fields, {}) if file == GENERATION else ({}, fields)))
+    with pytest.raises(UserError, match=r"is no token id, nor a list of token ids\.$") as error:
+        ChatTokenizer.from_pretrained(folder)
+    assert f"{folder / file}: eos_token_id={named!r}" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"), [("{", "cannot be read as JSON"), ("[2]", "holds no JSON object")]
+)
+def test_a_file_that_is_no_generation_config_is_named(
+    tmp_path: Path, content: str, complaint: str
+) -> None:
+    folder = folder_with(tmp_path, None)
+    (folder / GENERATION).write_text(content)
+    with pytest.raises(UserError, match=f"{GENERATION} {complaint}"):
+        ChatTokenizer.from_pretrained(folder)
+
+
+def test_a_folder_that_transformers_refuses_is_one_sentence(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, None, {"rms_norm_eps": None})
+    with pytest.raises(UserError, match="holds no usable tokenizer") as error:
+        ChatTokenizer.from_pretrained(folder)
+    assert "'rms_norm_eps' expected float" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# What is written beside a model: that of Qwen2.5-7B-Instruct, with other ids.
+
+PUBLISHED: dict[str, Any] = {
+    "bos_token_id": 4,
+    "pad_token_id": 9,
+    "do_sample": True,
+    "eos_token_id": [7, 8],
+    "repetition_penalty": 1.05,
+    "temperature": 0.7,
+    "top_p": 0.8,
+    "top_k": 20,
+    "transformers_version": "4.37.0",
+}
+
+
+def written(tokenizer: ChatTokenizer, folder: Path) -> dict[str, Any]:
+    tokenizer.save_pretrained(folder)
+    return json.loads((folder / GENERATION).read_text())
+
+
+def test_generation_keeps_its_fields_and_has_the_ids_in_use(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer.from_pretrained(folder_with(tmp_path, PUBLISHED))
+    expected = {"model_type": "qwen2", **PUBLISHED, "pad_token_id": tokenizer.pad_id}
+    assert tokenizer.pad_id == 0
+    assert written(tokenizer, tmp_path / "export") == expected
+    again = ChatTokenizer.from_pretrained(tmp_path / "export")
+    assert again.eos_ids == (7, 8)
+    assert written(again, tmp_path / "again") == expected
+
+
+def test_an_end_of_the_model_is_written_as_one_of_generation(tmp_path: Path) -> None:
+    tokenizer = ChatTokenizer.from_pretrained(folder_with(tmp_path, None, {"eos_token_id": 5}))
+    assert written(tokenizer, tmp_path / "export") == {"eos_token_id": 5, "pad_token_id": 0}
+    assert ChatTokenizer.from_pretrained(tmp_path / "export").eos_ids == (5,)
+
+
+def test_a_tokenizer_of_no_folder_has_no_more_to_write_than_its_ids(tmp_path: Path) -> None:
+    tokenizer = byte_level()
+    assert written(tokenizer, tmp_path) == {"eos_token_id": 0, "pad_token_id": 0}

@@ -6,6 +6,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import huggingface_hub
 import jax
 import jax.numpy as jnp
@@ -223,15 +224,105 @@ def test_a_missing_tensor_is_named(folder: Path, name: str):
 @pytest.mark.parametrize(
     "name",
     [
-        "lm_head.weight",  # of a model whose config ties it
         "model.layers.3.input_layernorm.weight",  # of a deeper model
         "model.layers.0.self_attn.q_norm.weight",  # of another architecture
+        "model.layers.0.self_attn.rotary_emb.cos_cached",  # no frequencies
+        "rotary_emb.inv_freq",  # of another module
     ],
 )
 def test_a_tensor_too_many_is_named(folder: Path, name: str):
     rewrite(folder, lambda tensors: tensors.update({name: np.zeros(16, np.float32)}))
     with pytest.raises(WeightsError, match=f"'{name}' does not belong"):
         from_pretrained(folder)
+
+
+def test_stored_rotary_frequencies_are_ignored(folder: Path):
+    """As transformers does: it stored them once for each layer, later once for all."""
+    names = ["model.rotary_emb.inv_freq", "model.layers.2.self_attn.rotary_emb.inv_freq"]
+    frequencies = np.zeros(2, np.float32)
+    rewrite(folder, lambda tensors: tensors.update(dict.fromkeys(names, frequencies)))
+    assert_same(from_pretrained(folder), random_model())
+
+
+def add_head(folder: Path, change: Callable[[np.ndarray], np.ndarray]) -> None:
+    """Stores a head beside the tied embedding that it should be."""
+
+    def add(tensors: dict[str, np.ndarray]) -> None:
+        tensors["lm_head.weight"] = change(tensors["model.embed_tokens.weight"].copy())
+
+    rewrite(folder, add)
+
+
+def test_a_head_that_is_its_tied_embedding_is_no_tensor_too_many(folder: Path):
+    add_head(folder, lambda embedding: embedding)
+    assert_same(from_pretrained(folder), random_model())
+
+
+def test_a_head_is_compared_bit_for_bit(tmp_path: Path):
+    """Not a number is not equal to itself, and yet the same."""
+    model = random_model().astype(jnp.bfloat16)
+    save_pretrained(eqx.tree_at(lambda m: m.embed_tokens, model, replace_fn=not_a_number), tmp_path)
+    add_head(tmp_path, lambda embedding: embedding)
+    assert jnp.isnan(from_pretrained(tmp_path).embed_tokens).all()
+
+
+def not_a_number(x: jax.Array) -> jax.Array:
+    return jnp.full_like(x, jnp.nan)
+
+
+def changed_at_the_end(embedding: np.ndarray) -> np.ndarray:
+    embedding[-1, -1] += 1e-6
+    return embedding
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        changed_at_the_end,
+        lambda embedding: embedding[:-1].copy(),
+        lambda embedding: embedding.astype(np.float16),
+    ],
+    ids=["one-number", "a-row-less", "another-dtype"],
+)
+def test_a_head_that_is_not_its_tied_embedding_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[np.ndarray], np.ndarray]
+):
+    monkeypatch.setattr(pretrained, "_COMPARED_ROWS", 7)  # of 40: the last rows are fewer
+    add_head(folder, change)
+    with pytest.raises(WeightsError, match=r"'lm_head.weight' is not the same as") as error:
+        from_pretrained(folder)
+    assert "set tie_word_embeddings to false there, or remove the tensor" in str(error.value)
+
+
+def test_only_a_few_rows_of_a_head_are_in_memory_at_a_time():
+    class Stored:
+        """A tensor that is too large to be read as a whole."""
+
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        def get_shape(self) -> list[int]:
+            return [10_000, 3]
+
+        def get_dtype(self) -> str:
+            return "F32"
+
+        def __getitem__(self, rows: slice) -> np.ndarray:
+            self.read += [*range(10_000)[rows]]
+            assert rows.stop - rows.start <= 1024
+            return np.zeros((rows.stop - rows.start, 3), np.float32)
+
+    head = Stored()
+    tensors = {"lm_head.weight": head, "model.embed_tokens.weight": Stored()}
+    pretrained._check_tied_head(Path("folder"), tensors)
+    assert head.read == [*range(10_000)]
+
+
+def test_a_head_that_is_not_tied_may_be_the_embedding(tmp_path: Path):
+    model = random_model(tie_word_embeddings=False)
+    save_pretrained(model, tmp_path)
+    add_head(tmp_path, lambda embedding: embedding)
+    np.testing.assert_array_equal(from_pretrained(tmp_path).lm_head, model.embed_tokens)
 
 
 def test_a_tensor_of_another_shape_is_named_with_both_shapes(folder: Path):
@@ -303,6 +394,14 @@ def test_a_folder_without_weights_is_refused(folder: Path):
     (folder / WEIGHTS).unlink()
     with pytest.raises(WeightsError, match=r"no model.safetensors: only safetensors are read"):
         from_pretrained(folder)
+
+
+def test_a_field_that_is_not_known_is_named_and_the_model_loads(folder: Path):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "my_note": 1}))
+    with pytest.warns(UserWarning, match="my_note"):
+        loaded = from_pretrained(folder)
+    assert_same(loaded, random_model())
 
 
 def test_a_folder_without_config_is_refused(folder: Path):

@@ -1,6 +1,7 @@
 """Qwen2 here and in Hugging Face transformers: the same folder gives the same numbers."""
 
 import json
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,11 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Float, Int
+from safetensors.numpy import load_file, save_file
 
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import UserError
 from grpo_eqx.generation import GREEDY, Stopping, generate, sample_keys
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.config import Qwen2Config
-from grpo_eqx.models.pretrained import from_pretrained, save_pretrained
+from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.sharding import AutoMesh
 
@@ -338,6 +342,153 @@ def test_a_field_that_is_absent_means_what_it_means_to_them(tmp_path: Path, abse
     assert ours.rope_theta == rope["rope_theta"]
     assert ours.tie_word_embeddings == theirs.tie_word_embeddings
     assert ours.rms_norm_eps == theirs.rms_norm_eps
+
+
+# Fields of config.json. A field that is not known here would warn, and a warning fails the test.
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+LINEAR = {"rope_type": "linear", "factor": 2.0}
+
+
+def write_their_config(folder: Path, config: Any, how: str) -> dict[str, Any]:
+    """Writes `config.json` as theirs is written: all fields, those that differ, or a model's."""
+    if how == "model":
+        transformers.Qwen2ForCausalLM(config).save_pretrained(folder)
+    elif how == "saved":
+        config.save_pretrained(folder)
+    else:
+        (folder / "config.json").write_text(config.to_json_string(use_diff=how == "diff"))
+    return json.loads((folder / "config.json").read_text())
+
+
+@pytest.mark.parametrize("how", ["full", "diff", "saved", "model"])
+@pytest.mark.parametrize("sizes", [A_TIED, AN_UNTIED], ids=["tied", "untied"])
+def test_every_field_that_they_write_is_known(tmp_path: Path, sizes: dict[str, Any], how: str):
+    config = transformers.Qwen2Config(**sizes, bos_token_id=1, eos_token_id=[2, 3], pad_token_id=0)
+    fields = write_their_config(tmp_path, config, how)
+    assert fields["rope_parameters"] == {"rope_theta": sizes["rope_theta"], "rope_type": "default"}
+    assert Qwen2Config.from_json(tmp_path / "config.json") == Qwen2Config(**sizes)
+
+
+def test_every_attribute_of_theirs_is_known(tmp_path: Path):
+    fields = transformers.Qwen2Config(**AN_UNTIED).to_dict()
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    assert Qwen2Config.from_json(tmp_path / "config.json") == Qwen2Config(**AN_UNTIED)
+
+
+@pytest.mark.parametrize("how", ["full", "diff", "saved"])
+@pytest.mark.parametrize("rope", [YARN, LINEAR], ids=["yarn", "linear"])
+@pytest.mark.parametrize("argument", ["rope_parameters", "rope_scaling"])
+def test_their_scaled_rotary_positions_are_refused(
+    tmp_path: Path, argument: str, rope: dict[str, Any], how: str
+):
+    config = transformers.Qwen2Config(**AN_UNTIED, **{argument: dict(rope)})
+    fields = write_their_config(tmp_path, config, how)
+    assert fields["rope_parameters"].items() > rope.items()
+    with pytest.raises(UserError, match=r": rope_parameters=\{.*only .*default"):
+        Qwen2Config.from_json(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"rope_theta": 500.0},
+        {"rope_theta": 500.0, "rope_scaling": None, "rope_parameters": {"rope_type": "default"}},
+        {"rope_theta": 500.0, "rope_scaling": {"type": "default"}},
+        {"rope_scaling": {"rope_type": "default", "rope_theta": 500.0}, "rope_parameters": {}},
+        {"rope_scaling": {}, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    ],
+)
+def test_the_rotary_base_is_the_one_that_they_find(tmp_path: Path, fields: dict[str, Any]):
+    sizes = {name: size for name, size in AN_UNTIED.items() if name != "rope_theta"}
+    all_fields = {"model_type": "qwen2", **sizes, **fields}
+    (tmp_path / "config.json").write_text(json.dumps(all_fields))
+    theirs = transformers.Qwen2Config.from_pretrained(tmp_path).rope_parameters
+    assert theirs["rope_type"] == "default"
+    assert Qwen2Config.from_json(tmp_path / "config.json").rope_theta == theirs["rope_theta"]
+
+
+def test_a_rotary_base_that_stands_in_rope_parameters_alone_is_used(tmp_path: Path):
+    theirs = random_theirs({**AN_UNTIED, "rope_theta": 50.0})
+    theirs.save_pretrained(tmp_path)
+    fields = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_theta" not in fields
+    assert fields["rope_parameters"]["rope_theta"] == 50.0
+    ids, mask = padded_rows(AN_UNTIED["vocab_size"], "left")
+    expected = their_logits(theirs, ids, mask)[mask]
+    assert_close(logits(load_ours(tmp_path), ids, mask)[mask], expected)
+    other = their_logits(random_theirs({**AN_UNTIED, "rope_theta": 1e4}), ids, mask)[mask]
+    assert np.abs(other - expected).max() > 100 * TOLERANCE * np.abs(expected).max()
+
+
+# Tensors that need not be there.
+
+
+def test_a_stored_tied_head_and_rotary_frequencies_change_nothing(tmp_path: Path):
+    theirs = random_theirs(A_TIED)
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+    tensors["model.rotary_emb.inv_freq"] = np.zeros(4, np.float32)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    ids, mask = padded_rows(A_TIED["vocab_size"], "left")
+    expected = their_logits(theirs, ids, mask)[mask]
+    np.testing.assert_array_equal(their_logits(load_theirs(tmp_path), ids, mask)[mask], expected)
+    assert_close(logits(load_ours(tmp_path), ids, mask)[mask], expected)
+
+
+# How generation ends, and its other settings.
+
+
+def folder_of_a_tiny_model(folder: Path, generation: dict[str, Any] | None, **fields: Any) -> Path:
+    """The embedded model, with another `generation_config.json` and these fields of the config."""
+    for path in model_folder("tiny_qwen2").iterdir():
+        shutil.copyfile(path, folder / path.name)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+    (folder / "generation_config.json").unlink()
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@pytest.mark.parametrize("generation", [None, {"eos_token_id": 7}, {"eos_token_id": [7, 8]}])
+@pytest.mark.parametrize("of_config", [5, [5, 6]])
+def test_completions_end_with_the_ids_of_theirs(
+    tmp_path: Path, generation: dict[str, Any] | None, of_config: int | list[int]
+):
+    folder = folder_of_a_tiny_model(tmp_path, generation, eos_token_id=of_config)
+    theirs = load_theirs(folder).generation_config.eos_token_id
+    theirs = theirs if isinstance(theirs, list) else [theirs]
+    assert ChatTokenizer.from_pretrained(folder).eos_ids == tuple(theirs)
+
+
+def test_an_export_keeps_the_settings_of_generation(tmp_path: Path):
+    """Those of Qwen2.5-7B-Instruct, but for ids that this tokenizer has."""
+    generation = {
+        "bos_token_id": 4,
+        "do_sample": True,
+        "eos_token_id": [7, 8],
+        "pad_token_id": 0,
+        "repetition_penalty": 1.05,
+        "temperature": 0.7,
+        "top_k": 20,
+        "top_p": 0.8,
+        "transformers_version": "4.37.0",
+    }
+    (tmp_path / "model").mkdir()
+    folder = folder_of_a_tiny_model(tmp_path / "model", generation)
+    save_pretrained(load_ours(folder), tmp_path / "export")
+    ChatTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "export")
+    before, after = (
+        transformers.GenerationConfig.from_pretrained(path)
+        for path in (folder, tmp_path / "export")
+    )
+    assert after == before
+    assert {name: getattr(after, name) for name in generation} == generation
+    assert load_theirs(tmp_path / "export").generation_config == before
 
 
 # A true size.
