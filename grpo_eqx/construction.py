@@ -44,7 +44,7 @@ def reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> Reward
     assert cfg.max_completion_length is not None  # resolved
     buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))
     penalty = soft_overlong_punishment(cfg.max_completion_length, buffer)
-    return runner.plus(SOFT_OVERLONG, penalty)
+    return runner.with_penalty(SOFT_OVERLONG, penalty)
 
 
 class Inputs(NamedTuple):
@@ -53,6 +53,13 @@ class Inputs(NamedTuple):
     tokenizer: ChatTokenizer
     train: TokenizedPrompts
     heldout: TokenizedPrompts
+
+    def check_belong_to(self, model: Qwen2Config, cfg: GRPOConfig) -> None:
+        """Refuses a tokenizer that the model cannot have, and prompts that it has no room for."""
+        self.tokenizer.check_belongs_to(model.vocab_size)
+        for problems in (self.train, self.heldout):
+            longest = max(map(len, problems.tokens))
+            check_positions(cfg, model, f"the longest prompt of {problems.name}", longest)
 
     def fingerprints(self) -> dict[str, str]:
         """By which processes tell whether they have read the same."""
@@ -108,6 +115,27 @@ def architecture(cfg: GRPOConfig, given: Qwen2 | None) -> Qwen2Config:
     if given is not None:
         return given.config
     return Qwen2Config.from_json(model_folder(cfg.model) / "config.json")
+
+
+def check_positions(cfg: GRPOConfig, model: Qwen2Config, prompt: str, length: int) -> None:
+    """Refuses a prompt, called `prompt` and of so many tokens, that leaves no room to complete it.
+
+    Beyond `max_position_embeddings` a model has learned nothing.
+    """
+    limit, longest = model.max_position_embeddings, cfg.max_completion_length
+    assert longest is not None  # resolved
+    if length + longest <= limit:
+        return
+    raise UserError(
+        f"{prompt} has {length} tokens and max_completion_length is {longest}, together more than "
+        f"the {limit} positions of the model (max_position_embeddings): lower "
+        f"max_completion_length"
+        + (
+            f", or set max_prompt_length to {limit - longest} and overlong_prompts to drop."
+            if longest < limit
+            else "."
+        )
+    )
 
 
 def placed_model(cfg: GRPOConfig, given: Qwen2 | None, mesh: jax.sharding.Mesh) -> Qwen2:

@@ -29,6 +29,8 @@ class Experience:
     """`P` prompts with `G` completions each, rewarded."""
 
     prompts: list[Prompt]
+    prompt_indices: Int[np.ndarray, " P"]
+    """Which ones of the problems they are."""
     prompt_lengths: Int[np.ndarray, " P"]
     rollout: Rollout
     completions: Completions
@@ -163,7 +165,9 @@ class ExperienceCollector:
         prompts = started.prompts
         rewards = rewarded(self.rewards, prompts.prompts, completions)
         clock.lap("reward")
-        return Experience(prompts.prompts, prompts.lengths, started.rollout, completions, rewards)
+        return Experience(
+            prompts.prompts, prompts.indices, prompts.lengths, started.rollout, completions, rewards
+        )
 
     def _teaches(self, experience: Experience) -> Bool[np.ndarray, " P"]:
         """True for groups that say which of their completions are better.
@@ -178,19 +182,43 @@ class ExperienceCollector:
 
     def _replace(self, kept: Experience, fresh: Experience) -> Experience:
         """The kept groups, with fresh ones that teach in place of those that do not."""
-        P = len(kept.prompts)
-        source = np.arange(P, dtype=np.int32)
-        teaching = P + np.flatnonzero(self._teaches(fresh))
-        idle = np.flatnonzero(~self._teaches(kept))[: len(teaching)]
-        source[idle] = teaching[: len(idle)]
+        source = _replacements(
+            kept.prompt_indices, self._teaches(kept), fresh.prompt_indices, self._teaches(fresh)
+        )
         prompts = kept.prompts + fresh.prompts
         return Experience(
             [prompts[i] for i in source],
+            np.concatenate([kept.prompt_indices, fresh.prompt_indices])[source],
             np.concatenate([kept.prompt_lengths, fresh.prompt_lengths])[source],
             self.programs.replace_groups(kept.rollout, fresh.rollout, source),
             kept.completions.joined(fresh.completions).of_prompts(source),
             kept.rewards.joined(fresh.rewards).of_prompts(source),
         )
+
+
+def _replacements(
+    kept: Int[np.ndarray, " P"],
+    kept_teach: Bool[np.ndarray, " P"],
+    fresh: Int[np.ndarray, " P"],
+    fresh_teach: Bool[np.ndarray, " P"],
+) -> Int[np.ndarray, " P"]:
+    """The group for each place of a step: of those kept below `P`, then of the fresh ones.
+
+    Small data come round again within a step: a fresh group takes the place of its own prompt, if
+    that is there, so that no prompt is in a step twice.
+    """
+    source = np.arange(len(kept), dtype=np.int32)
+    place_of = {int(prompt): place for place, prompt in enumerate(kept)}
+    free = np.flatnonzero(~kept_teach).tolist()
+    for group in np.flatnonzero(fresh_teach).tolist():
+        prompt = int(fresh[group])
+        place = place_of.get(prompt, free[0] if free else None)
+        if place in free:
+            free.remove(place)
+            place_of.pop(int(kept[place]), None)
+            place_of[prompt] = place
+            source[place] = len(kept) + group
+    return source
 
 
 def rewarded(runner: RewardRunner, prompts: list[Prompt], completions: Completions) -> Rewards:

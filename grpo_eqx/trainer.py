@@ -140,6 +140,7 @@ class GRPOTrainer:
         self.rewards = construction.reward_runner(cfg, reward_funcs)
         if model is not None and tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
+        architecture = together(lambda: construction.architecture(cfg, model))
         inputs = together(lambda: construction.load_inputs(cfg, tokenizer, train_data, eval_data))
         if jax.process_count() > 1:
             agree(inputs.fingerprints())
@@ -154,8 +155,7 @@ class GRPOTrainer:
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
             construction.check_answers(data.prompts)
             construction.check_answers(self.heldout.prompts)
-        architecture = together(lambda: construction.architecture(cfg, model))
-        self.tokenizer.check_belongs_to(architecture.vocab_size)
+        inputs.check_belong_to(architecture, cfg)
         lengths = PromptLengths.of(data, self.heldout, cfg.max_prompt_length)
         self._run = PlannedRun(cfg, architecture, lengths, self.strategies)
         if cfg.micro_batch_size_per_device == "auto":
@@ -252,11 +252,13 @@ class GRPOTrainer:
         tokens = self.tokenizer.encode(prompts)
         limit = self.cfg.max_prompt_length
         for text, ids in zip(prompts, tokens, strict=True):
+            prompt = f"the prompt {text[:40]!r}..."
             if len(ids) > limit:
                 raise UserError(
-                    f"the prompt {text[:40]!r}... has {len(ids)} tokens, and max_prompt_length is "
-                    f"{limit}: raise it or shorten the prompt."
+                    f"{prompt} has {len(ids)} tokens, and max_prompt_length is {limit}: raise it "
+                    f"or shorten the prompt."
                 )
+            construction.check_positions(self.cfg, self.state.model.config, prompt, len(ids))
         if not tokens:
             return []
         completions = self._complete(tokens, Sampling(temperature=temperature), 1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.experience import Collected
 from grpo_eqx.tracking.metrics import StepClock
 
@@ -33,14 +34,31 @@ def length_of_text(*, completions: list[str], **columns: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
+class Few(PromptSource):
+    """As many problems as are asked for."""
+
+    size: int
+    name: str = "few"
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(f"What is {index} plus 1?", {"answer": index + 1})
+
+
 def collect(
-    reward_funcs: Sequence[Callable[..., Any]] = (), **fields: Any
+    reward_funcs: Sequence[Callable[..., Any]] = (),
+    data: PromptSource | None = None,
+    **fields: Any,
 ) -> tuple[Collected[None], GRPOTrainer, Scripted]:
     """A step's experience under a scripted reward, and others of weight 0.001."""
     scripted = Scripted()
     weights = (1.0, *[0.001] * len(reward_funcs))
     cfg = GRPOConfig(**{**SMALL, "max_completion_length": 8, "reward_weights": weights, **fields})
-    trainer = GRPOTrainer(cfg, reward_funcs=[scripted, *reward_funcs])
+    trainer = GRPOTrainer(
+        cfg, reward_funcs=[scripted, *reward_funcs], train_data=data, eval_data=data
+    )
     started = trainer.experiences.start(trainer.state.model, 0, 5)
     collected = trainer.experiences.collect(started, lambda rollout, lengths: None, StepClock())
     return collected, trainer, scripted
@@ -117,6 +135,20 @@ def test_without_it_a_step_is_one_rollout() -> None:
     assert not any(name.startswith("dynamic_sampling") for name in collected.metrics)
     expected = [prompt.text for prompt in trainer.prompts.batch(5).prompts]
     assert [prompt.text for prompt in collected.experience.prompts] == expected
+
+
+@pytest.mark.parametrize("size", [8, 11, 16])
+def test_small_data_give_no_prompt_twice_in_a_step(size: int) -> None:
+    """Eight rollouts of eight prompts go through the data several times."""
+    collected, trainer, _ = collect(
+        data=Few(size=size), dynamic_sampling=True, max_generation_batches=8
+    )
+    experience = collected.experience
+    assert len(set(experience.prompt_indices.tolist())) == 8
+    problems = trainer.prompts.data.prompts
+    assert [problems[i] for i in experience.prompt_indices] == experience.prompts
+    totals = experience.rewards.total
+    assert (totals.max(axis=1) > totals.min(axis=1)).sum() >= 4
 
 
 @pytest.mark.slow

@@ -24,6 +24,8 @@ class PromptBatch:
     """`P` prompts and their tokens, padded on the right to a bucket's length."""
 
     prompts: list[Prompt]
+    indices: Int[np.ndarray, " P"]
+    """Which ones of the problems they are."""
     ids: PromptIds
     mask: PromptMask
 
@@ -95,7 +97,7 @@ def _type_name(value: object) -> str:
 
 
 class PromptBatches:
-    """Batches of tokenised prompts, shuffled anew in every epoch.
+    """Batches of tokenised prompts, shuffled anew in every epoch, none twice in a batch.
 
     Raises `UserError` where there are fewer prompts than one batch.
     """
@@ -111,7 +113,7 @@ class PromptBatches:
         self.pad_id = pad_id
         self.max_length = max_length
         self.seed = seed
-        self._orders: dict[int, np.ndarray] = {}
+        self._epoch, self._order = 0, self._shuffled(0)
         if len(data) < batch_size:
             without = f" ({data.num_dropped} over-long ones dropped)" if data.num_dropped else ""
             raise UserError(
@@ -123,16 +125,29 @@ class PromptBatches:
         """The prompts of a step: each once per epoch, epochs joined without gaps."""
         size = len(self.data)
         draws = range(step * self.batch_size, (step + 1) * self.batch_size)
-        chosen = [self._order(i // size)[i % size] for i in draws]
-        tokens = [self.data.tokens[i] for i in chosen]
-        ids, mask = pad_prompts(tokens, self.pad_id, self.max_length)
-        return PromptBatch([self.data.prompts[i] for i in chosen], ids, mask)
+        indices = np.array([self._order_of(i // size)[i % size] for i in draws])
+        ids, mask = pad_prompts(
+            [self.data.tokens[i] for i in indices], self.pad_id, self.max_length
+        )
+        return PromptBatch([self.data.prompts[i] for i in indices], indices, ids, mask)
 
-    def _order(self, epoch: int) -> np.ndarray:
-        if epoch not in self._orders:
-            order = np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
-            self._orders = {epoch: order}  # one is enough: batches go forward
-        return self._orders[epoch]
+    def _order_of(self, epoch: int) -> Int[np.ndarray, " problems"]:
+        """The order of an epoch: a shuffled one, in which a batch's first part is not repeated."""
+        if epoch < self._epoch:
+            self._epoch, self._order = 0, self._shuffled(0)
+        while self._epoch < epoch:
+            self._epoch += 1
+            shuffled = self._shuffled(self._epoch)
+            # As many prompts of the batch that straddles the epochs are of the one before.
+            taken = self._epoch * len(self.data) % self.batch_size
+            fresh = shuffled[~np.isin(shuffled, self._order[len(self.data) - taken :])]
+            first = fresh[: self.batch_size - taken]
+            rest = shuffled[~np.isin(shuffled, first)]
+            self._order = np.concatenate([first, rest])
+        return self._order
+
+    def _shuffled(self, epoch: int) -> Int[np.ndarray, " problems"]:
+        return np.random.default_rng([self.seed, epoch]).permutation(len(self.data))
 
 
 def padded_length(longest: int, max_length: int) -> int:

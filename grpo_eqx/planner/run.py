@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 
 from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
-from grpo_eqx.construction import load_inputs
+from grpo_eqx.construction import check_positions, load_inputs
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
 from grpo_eqx.data.load import is_hub_name
 from grpo_eqx.errors import UserError
@@ -67,7 +67,8 @@ class PlannedRun:
         Problems that are at hand with the model's tokenizer are read for the lengths of prompts.
         """
         cfg = cfg.resolved()
-        return cls(cfg, model_config(cfg.model), _prompt_lengths(cfg))
+        model = model_config(cfg.model)
+        return cls(cfg, model, _prompt_lengths(cfg, model))
 
     @property
     def num_scores(self) -> dict[str, int]:
@@ -143,12 +144,14 @@ def is_at_hand(model: str) -> bool:
     return model == EMBEDDED_MODEL or Path(model).is_dir()
 
 
-def _prompt_lengths(cfg: GRPOConfig) -> PromptLengths:
+def _prompt_lengths(cfg: GRPOConfig, model: Qwen2Config) -> PromptLengths:
     data = [name for name in (cfg.data, cfg.eval_data) if name is not None]
     has_tokenizer = (
         is_at_hand(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()
     )
     if not has_tokenizer or any(map(is_hub_name, data)):
+        check_positions(cfg, model, "even the shortest prompt", 1)
         return PromptLengths.longest(cfg)
     inputs = load_inputs(cfg, None, None, None)
+    inputs.check_belong_to(model, cfg)
     return PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)

@@ -68,20 +68,31 @@ class Rewards:
             metrics = {
                 "reward": float(np.nanmean(self.total)),
                 "reward_std": float(np.nanstd(self.total, ddof=1)),
-                "frac_reward_zero_std": float(all_equal(self.total, axis=1).mean()),
+                "frac_reward_zero_std": float(self._zero_std().mean()),
             }
             for name, rewards in zip(self.names, self.each, strict=True):
                 metrics[f"rewards/{name}/mean"] = float(np.nanmean(rewards))
                 metrics[f"rewards/{name}/std"] = float(np.nanstd(rewards, ddof=1))
         return metrics
 
+    def _zero_std(self) -> Bool[np.ndarray, " P"]:
+        """True for groups of at least two rewards that are all equal, as in TRL."""
+        several = (~np.isnan(self.total)).sum(axis=1) > 1
+        return several & all_equal(self.total, axis=1)[:, 0]
+
 
 class RewardRunner:
     """Calls every reward function on a batch and combines what they return."""
 
-    def __init__(self, funcs: Mapping[str, RewardFunc], weights: Sequence[float] | None = None):
+    def __init__(
+        self,
+        funcs: Mapping[str, RewardFunc],
+        weights: Sequence[float] | None = None,
+        penalty: str | None = None,
+    ):
         """**Arguments:** the functions by the name they are logged under; their weights, by
-        default 1 each. Raises `UserError` where the two do not match.
+        default 1 each; the name of the one that is a penalty, and applies only where another
+        function does. Raises `UserError` where functions and weights do not match.
         """
         weights = (1.0,) * len(funcs) if weights is None else weights
         if not funcs or len(weights) != len(funcs):
@@ -93,10 +104,11 @@ class RewardRunner:
         if not any(weights):
             raise UserError("all reward_weights are 0: give at least one function a weight.")
         self.weights = tuple(float(weight) for weight in weights)
+        self.penalty = penalty
 
-    def plus(self, name: str, func: RewardFunc) -> "RewardRunner":
-        """With one more function, of weight 1."""
-        return RewardRunner({**self.funcs, name: func}, (*self.weights, 1.0))
+    def with_penalty(self, name: str, func: RewardFunc) -> "RewardRunner":
+        """Adds a penalty, of weight 1, on completions that have a reward."""
+        return RewardRunner({**self.funcs, name: func}, (*self.weights, 1.0), name)
 
     def __call__(
         self,
@@ -119,6 +131,9 @@ class RewardRunner:
         each = np.stack(
             [_call(name, func, rows, texts, columns) for name, func in self.funcs.items()]
         )
+        penalties = np.array([name == self.penalty for name in self.funcs])
+        unrewarded = np.isnan(each[~penalties]).all(axis=0)
+        each[np.ix_(penalties, unrewarded)] = np.nan
         each = each.reshape(-1, len(prompts), group)
         return Rewards.of(tuple(self.funcs), each, self.weights)
 

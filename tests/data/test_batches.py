@@ -46,6 +46,19 @@ def test_every_problem_once_per_epoch_also_where_batches_straddle_epochs() -> No
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
+@pytest.mark.parametrize(("size", "batch_size"), [(5, 5), (5, 4), (7, 3), (9, 7), (16, 12)])
+def test_no_batch_has_a_problem_twice(size: int, batch_size: int) -> None:
+    data = batches(*"abcdefghijklmnop"[:size], batch_size=batch_size)
+    seen = []
+    for step in range(5 * size):
+        batch = data.batch(step)
+        assert len(set(batch.indices.tolist())) == batch_size
+        assert [data.data.prompts[i] for i in batch.indices] == batch.prompts
+        seen += batch.indices.tolist()
+    epochs = np.sort(np.reshape(seen, (-1, size)), axis=1)
+    assert (epochs == np.arange(size)).all()
+
+
 def test_order_is_a_pure_function_of_seed_and_step() -> None:
     data, again = batches(*"abcdefgh"), batches(*"abcdefgh")
     backwards = {step: again.batch(step) for step in reversed(range(8))}

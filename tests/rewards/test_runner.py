@@ -9,7 +9,7 @@ import pytest
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, UserError
-from grpo_eqx.rewards import RewardRunner, reward_func
+from grpo_eqx.rewards import RewardRunner, Rewards, reward_func
 
 PROMPTS = [Prompt("1+1?", {"answer": 2, "level": "a"}), Prompt("2+2?", {"answer": 4, "level": "b"})]
 COMPLETIONS = [["2", "3"], ["5", "4"]]
@@ -50,6 +50,22 @@ def test_functions_weigh_one_each_by_default() -> None:
     assert RewardRunner(funcs)(PROMPTS, COMPLETIONS, IDS).weights == (1.0, 1.0)
 
 
+def test_a_penalty_applies_only_where_a_reward_does() -> None:
+    funcs = {
+        "first": lambda completions, **_: [None, 1.0, 1.0, None],
+        "second": lambda completions, **_: [None, 1.0, None, None],
+    }
+    runner = RewardRunner(funcs, [1.0, 2.0])
+    rewards = runner.with_penalty("length", lambda completions, **_: [-1.0, -0.5, 0.0, 0.0])(
+        PROMPTS, COMPLETIONS, IDS
+    )
+    nan = np.nan
+    np.testing.assert_array_equal(rewards.total, [[nan, 2.5], [1.0, nan]])
+    np.testing.assert_array_equal(rewards.each[2], [[nan, -0.5], [0.0, nan]])
+    assert rewards.weights == (1.0, 2.0, 1.0)
+    assert rewards.metrics()["rewards/length/mean"] == -0.25
+
+
 def test_rewards_are_joined_and_picked_by_prompt() -> None:
     funcs = {
         "first": lambda completions, **_: [1.0, 2.0, None, None],
@@ -73,6 +89,14 @@ def test_metrics_have_trls_names() -> None:
     assert metrics["reward"] == metrics["rewards/correct/mean"] == 0.5
     assert metrics["frac_reward_zero_std"] == 0.0
     np.testing.assert_allclose(metrics["reward_std"], np.sqrt(1 / 3))
+
+
+def test_groups_without_two_rewards_have_no_deviation_to_be_zero() -> None:
+    """TRL's `nanstd` of fewer is NaN, which it does not count as zero."""
+    nan = np.nan
+    each = np.array([[[nan, nan, nan], [1.0, nan, nan], [1.0, nan, 1.0], [1.0, 2.0, nan]]])
+    metrics = Rewards.of(("only",), each, (1.0,)).metrics()
+    assert metrics["frac_reward_zero_std"] == 0.25
 
 
 @pytest.mark.parametrize(
