@@ -109,9 +109,10 @@ class GRPOConfig:
 
     # Objective
     loss_type: LossType = "dapo"
-    """Clipped ratios, averaged over sequences of token means (grpo), over all tokens (dapo; bnpo is
-    the same here), or summed over a constant (dr_grpo); cispo: capped ratios as weights of
-    log-probs; sapo: a soft gate in place of clipping."""
+    """Clipped ratios, averaged over sequences of token means (grpo), over the tokens of the rollout
+    (dapo) or of the update (bnpo), which differ with several updates a rollout, or summed over a
+    constant (dr_grpo); cispo: capped ratios as weights of log-probs; sapo: a soft gate in place of
+    clipping."""
     importance_sampling_level: ImportanceSamplingLevel = "token"
     """Ratios of tokens, of whole sequences (GSPO), or of sequences with gradients of tokens
     (GSPO-token)."""

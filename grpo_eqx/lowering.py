@@ -85,16 +85,19 @@ def lower_update(
     num_generations: int,
     prompt_length: int,
     scored: Collection[str] = (),
+    *,
+    is_share: bool = False,
 ) -> jax.stages.Lowered:
     """`update` for a model's shapes and a batch's, of which no completions share rows.
 
     **Arguments:** besides shapes, those of `old_logps`, `ref_logps` and `entropies` that the batch
-    has.
+    has, and whether it is a share of a rollout.
     """
     state = TrainState(model, optimizer_shapes(programs, model))
     batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations, scored)
     cut = programs.micro_batches(num_prompts, num_generations)
-    return programs.jitted_update.lower(state, batch, cut)
+    tokens = jax.ShapeDtypeStruct((), jnp.float32) if is_share else None
+    return programs.jitted_update.lower(state, batch, cut, tokens)
 
 
 def _batch_shapes(

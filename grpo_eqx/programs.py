@@ -216,15 +216,26 @@ class Programs:
         """`batch.share(index, count)` on the devices: a part of the batch for one update."""
         return self._share(batch, index, count)
 
-    def update(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+    def update(
+        self, state: TrainState, batch: Batch, tokens_per_update: float | None = None
+    ) -> tuple[TrainState, dict[str, Array]]:
         """One optimiser step on the batch; `state` is donated.
 
         Everything is counted over the whole batch, so the step is the same for any number of
-        micro-batches and devices.
+        micro-batches and devices. **Arguments:** where the batch is a share of a rollout, what
+        `tokens_per_update` makes of that.
         """
         batch = jax.tree.map(self._place, batch)
         P, G = batch.advantages.shape
-        return self.jitted_update(state, batch, self.micro_batches(P, G))
+        tokens = None if tokens_per_update is None else np.float32(tokens_per_update)
+        return self.jitted_update(state, batch, self.micro_batches(P, G), tokens)
+
+    def tokens_per_update(
+        self, lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"], num_shares: int
+    ) -> float:
+        """The tokens of a rollout that the loss counts, over the number of its `share`s."""
+        counted = lengths[finished] if self.options.mask_truncated_completions else lengths
+        return max(int(counted.sum()), 1) / num_shares
 
     def _try_backend(self, model: Qwen2) -> None:
         """Traces the loss backend for one sequence on each device, without computing anything."""
@@ -392,10 +403,16 @@ class Programs:
         return jnp.nanquantile(entropies, 1 - self.options.top_entropy_quantile)
 
     def _update_program(
-        self, state: TrainState, batch: Batch, micro_batches: MicroBatches
+        self,
+        state: TrainState,
+        batch: Batch,
+        micro_batches: MicroBatches,
+        tokens_per_update: Float[Array, ""] | None,
     ) -> tuple[TrainState, dict[str, Array]]:
         floor = self._entropy_floor(batch)
-        totals = Totals.of(self._mask(batch.rollout), self._policy_mask(batch, floor))
+        totals = Totals.of(
+            self._mask(batch.rollout), self._policy_mask(batch, floor), tokens_per_update
+        )
 
         def loss(model: Qwen2, part: Batch) -> tuple[Float[Array, ""], Metrics]:
             stats = self._token_stats(model, part.rollout)

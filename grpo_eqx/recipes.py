@@ -32,7 +32,9 @@ def dapo(**overrides: Any) -> GRPOConfig:
     """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token mean, soft over-long penalty.
 
     No KL term. Groups are kept by their rewards without the penalty, as there. Four updates a
-    rollout (the paper: 16, with 512 prompts a rollout).
+    rollout (the paper: 16, with 512 prompts a rollout). The token mean is TRL's, over the tokens of
+    the rollout. The paper writes it over those of one prompt's group (eq. 8), and its code takes
+    it over those of an update, which is `loss_type="bnpo"`.
     """
     return _config(
         overrides,
@@ -68,7 +70,8 @@ def gspo(**overrides: Any) -> GRPOConfig:
 def cispo(**overrides: Any) -> GRPOConfig:
     """CISPO (MiniMax-M1, arXiv 2506.13585): capped ratios weigh log-probs; every token learns.
 
-    The cap is that of ScaleRL (arXiv 2510.13786), 5; four updates a rollout.
+    The cap is that of ScaleRL (arXiv 2510.13786), 5; four updates a rollout. The token mean is
+    TRL's, over the tokens of the rollout; both papers take it over those of one prompt's group.
     """
     return _config(overrides, loss_type="cispo", epsilon_high=5.0, steps_per_generation=_UPDATES)
 

@@ -201,7 +201,7 @@ class GRPOTrainer:
                     scale_rewards=cfg.scale_rewards or "none",
                     aggregation=cfg.multi_objective_aggregation,
                 )
-                updates = self._update(collected.scored, advantages)
+                updates = self._update(collected, advantages)
                 self._sync_reference(step + 1)
                 self.step = step + 1
                 self.next_batch += collected.num_batches
@@ -320,20 +320,22 @@ class GRPOTrainer:
         return _Scored(rollout, old_logps, ref_logps)
 
     def _update(
-        self, scored: _Scored, advantages: Float[np.ndarray, "P G"]
+        self, collected: Collected[_Scored], advantages: Float[np.ndarray, "P G"]
     ) -> list[dict[str, Array]]:
         """All updates on one rollout, and the metrics of each, which devices may yet compute."""
-        cfg, programs = self.cfg, self.programs
+        cfg, programs, scored = self.cfg, self.programs, collected.scored
         batch = Batch(scored.rollout, advantages, scored.old_logps, scored.ref_logps)
+        num_shares, tokens = cfg.steps_per_generation, None
+        if num_shares > 1:
+            made = collected.experience.completions
+            tokens = programs.tokens_per_update(made.lengths, made.finished, num_shares)
         metrics = []
-        for index in list(range(cfg.steps_per_generation)) * cfg.num_iterations:
-            part = batch
-            if cfg.steps_per_generation > 1:
-                part = programs.share(batch, index, cfg.steps_per_generation)
+        for index in list(range(num_shares)) * cfg.num_iterations:
+            part = batch if num_shares == 1 else programs.share(batch, index, num_shares)
             if cfg.top_entropy_quantile < 1:
                 entropies = programs.score(self.state.model, part.rollout).entropies
                 part = dataclasses.replace(part, entropies=entropies)
-            self.state, of_update = programs.update(self.state, part)
+            self.state, of_update = programs.update(self.state, part, tokens)
             metrics.append(of_update)
         return metrics
 

@@ -112,10 +112,12 @@ def _programs(
     """The largest first."""
     cfg, lengths = run.cfg, run.prompts
     P, G, prompt = cfg.prompts_per_step, cfg.num_generations, lengths.train
-    share = P // cfg.steps_per_generation
+    num_shares = cfg.steps_per_generation
     yield _Program(
         "update",
-        lambda: lower_update(programs, model, share, G, prompt, run.scored),
+        lambda: lower_update(
+            programs, model, P // num_shares, G, prompt, run.scored, is_share=num_shares > 1
+        ),
         ("parameters", "optimizer"),
     )
     yield _Program(

@@ -53,6 +53,8 @@ CAP = 1.6
 """`delta` and `dual_clip`."""
 DRIFT = 0.4
 """`off_policy_mask_threshold`."""
+SHARES = (2, 4)
+"""Updates on a rollout, where it has several."""
 
 
 class Case(NamedTuple):
@@ -233,7 +235,58 @@ def golden(case: Case, inputs: dict[str, np.ndarray]) -> Reference:
     return trl
 
 
+def make_share_inputs() -> dict[str, np.ndarray]:
+    """Four prompts whose completions differ much in length."""
+    rng = np.random.default_rng(5)
+    shape = (4, 2, 6)
+    lengths = np.array([[6, 5], [1, 2], [6, 6], [0, 4]])
+    logps = rng.normal(-2, 1, shape)
+    old_logps = logps - rng.normal(0, 0.3, shape)
+    inputs = {
+        "logps": logps,
+        "entropies": rng.uniform(0, 2, shape),
+        "sampler_logps": old_logps,
+        "old_logps": old_logps,
+        "ref_logps": logps - rng.normal(0, 0.5, shape),
+        "advantages": rng.normal(0, 1, shape[:2]),
+    }
+    mask = np.arange(shape[-1]) < lengths[..., None]
+    return {name: x.astype(np.float32) for name, x in inputs.items()} | {"mask": mask}
+
+
+def write_share_goldens() -> None:
+    """What TRL makes of every loss on shares of a rollout, an update each.
+
+    By share, every second or fourth prompt; gradients lie where their prompts are.
+    """
+    inputs = make_share_inputs()
+    cases, losses, gradients = [], [], []
+    for loss, num_shares in itertools.product(LOSS_TYPES, SHARES):
+        objective = make_case("shares", loss_type=loss, importance_sampling_level="token").objective
+        of_shares, gradient = [], np.zeros(inputs["logps"].shape)
+        for index in range(num_shares):
+            share = {name: x[index::num_shares] for name, x in inputs.items()}
+            reference = trl_loss(
+                objective, share, num_shares=num_shares, rollout_tokens=int(inputs["mask"].sum())
+            )
+            of_shares.append(reference.loss)
+            gradient[index::num_shares] = reference.logps_gradient
+        cases.append(
+            json.dumps({"num_shares": num_shares, "objective": dataclasses.asdict(objective)})
+        )
+        losses.append(of_shares + [np.nan] * (max(SHARES) - num_shares))
+        gradients.append(gradient)
+    np.savez_compressed(
+        FOLDER / "shares.npz",
+        cases=np.array(cases, np.bytes_),
+        losses=np.array(losses),
+        logps_gradients=np.array(gradients),
+        **inputs,
+    )
+
+
 def main() -> None:
+    write_share_goldens()
     inputs = make_inputs()
     inputs["policy_mask"] = trl_policy_mask(inputs, TOP_ENTROPY_QUANTILE)
     check_inputs(inputs)

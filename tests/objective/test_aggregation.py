@@ -46,6 +46,16 @@ def test_weighted_sums_are_the_means_they_stand_for() -> None:
         np.testing.assert_allclose(np.sum(weights * LOSSES), expected, rtol=1e-6)
 
 
+def test_a_token_of_a_rollout_counts_the_same_in_every_update() -> None:
+    """In TRL's dapo and cispo; bnpo divides by the tokens of the update alone."""
+    shares = [MASK[:1], MASK[1:]]  # of four tokens and of two
+    totals = [Totals.of(mask, mask, jnp.float32(6 / 2)) for mask in shares]
+    for loss_type, expected in (("dapo", (1 / 3, 1 / 3)), ("bnpo", (1 / 4, 1 / 2))):
+        for mask, of_share, weight in zip(shares, totals, expected, strict=True):
+            found = token_weights(mask, loss_type, of_share, LIMIT)
+            np.testing.assert_allclose(found, mask * weight, rtol=1e-6)
+
+
 @pytest.mark.parametrize("loss_type", get_args(LossType))
 def test_micro_batches_weigh_tokens_as_the_whole_batch_does(loss_type: LossType) -> None:
     totals = totals_of(MASK)

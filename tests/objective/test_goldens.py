@@ -52,6 +52,32 @@ MIXED = ("-no_kl-no_weights", "-k3_unbiased-sequence_mask", "-everything")
 """Cases of every loss at every level: the simplest, and those with the most in them."""
 
 
+class ShareCase(NamedTuple):
+    objective: Objective
+    num_shares: int
+    losses: np.ndarray
+    """Of each share."""
+    gradient: np.ndarray
+    """With respect to log-probs, of all shares."""
+
+    def __str__(self) -> str:
+        return f"{self.objective.loss_type}-{self.num_shares}"
+
+
+def load_share_cases() -> tuple[list[ShareCase], dict[str, np.ndarray]]:
+    arrays = dict(np.load(GOLDENS / "shares.npz"))
+    described = [json.loads(text) for text in arrays.pop("cases")]
+    columns = arrays.pop("losses"), arrays.pop("logps_gradients")
+    cases = [
+        ShareCase(Objective(**case["objective"]), case["num_shares"], losses, gradient)
+        for case, losses, gradient in zip(described, *columns, strict=True)
+    ]
+    return cases, arrays
+
+
+SHARE_CASES, SHARE_INPUTS = load_share_cases()
+
+
 def case_name(case: Case) -> str:
     return case.name
 
@@ -100,3 +126,27 @@ def test_micro_batches_add_up_to_the_golden_ones(case: Case):
 
     result = jax.value_and_grad(loss, argnums=(0, 1))(batch.logps, batch.entropies)
     assert_golden(case, *result)
+
+
+@pytest.mark.parametrize("case", SHARE_CASES, ids=str)
+def test_updates_on_unequal_shares_of_a_rollout_are_the_golden_ones(case: ShareCase) -> None:
+    """TRL divides by the tokens of the whole rollout, whichever update a token falls in."""
+    tokens_per_update = jnp.float32(SHARE_INPUTS["mask"].sum() / case.num_shares)
+    of_shares = [
+        {name: jnp.asarray(x[index :: case.num_shares]) for name, x in SHARE_INPUTS.items()}
+        for index in range(case.num_shares)
+    ]
+    assert len({int(share["mask"].sum()) for share in of_shares}) == case.num_shares
+
+    for index, share in enumerate(of_shares):
+        batch = TokenBatch(**share)
+        totals = Totals.of(batch.mask, batch.mask, tokens_per_update)
+
+        def loss(logps: Array, batch: TokenBatch = batch, totals: Totals = totals) -> Array:
+            return case.objective(batch._replace(logps=logps), totals)[0]
+
+        value, gradient = jax.value_and_grad(loss)(batch.logps)
+        np.testing.assert_allclose(value, case.losses[index], rtol=TOLERANCE, atol=TOLERANCE)
+        expected = case.gradient[index :: case.num_shares]
+        atol = TOLERANCE * np.abs(expected).max()
+        np.testing.assert_allclose(gradient, expected, rtol=0, atol=atol)

@@ -43,11 +43,17 @@ def trl_has(objective: Objective) -> bool:
 
 
 def trl_loss(
-    objective: Objective, inputs: Inputs, *, top_entropy_quantile: float = 1.0
+    objective: Objective,
+    inputs: Inputs,
+    *,
+    top_entropy_quantile: float = 1.0,
+    num_shares: int = 1,
+    rollout_tokens: int | None = None,
 ) -> Reference:
     """TRL's own `_compute_loss`, on a trainer with no more than what it reads.
 
-    `inputs` have no `policy_mask`: TRL finds that mask itself, from `top_entropy_quantile`.
+    `inputs` have no `policy_mask`: TRL finds that mask itself, from `top_entropy_quantile`. They
+    are one of `num_shares` updates on a rollout of `rollout_tokens`, or the whole rollout.
     """
     assert trl_has(objective)
     assert "policy_mask" not in inputs
@@ -59,7 +65,9 @@ def trl_loss(
         "completion_ids": torch.zeros_like(mask),
         "completion_mask": mask,
         "advantages": arrays["advantages"],
-        "num_items_in_batch": mask.sum(),
+        "num_items_in_batch": mask.sum()
+        if rollout_tokens is None
+        else torch.tensor(rollout_tokens),
         "sampling_per_token_logps": arrays["sampler_logps"],
     }
     for ours, theirs in (
@@ -69,6 +77,7 @@ def trl_loss(
         if ours in arrays:
             batch[theirs] = arrays[ours]
     trainer = _trainer(objective, logps, entropies, top_entropy_quantile)
+    trainer.args.steps_per_generation = num_shares
     recorded = trainer._metrics["train"]
     if objective.importance_sampling_mode is not None:
         old_logps = arrays.get("old_logps", logps.detach())

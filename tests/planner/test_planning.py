@@ -62,9 +62,9 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     plan = trainer.plan()
     ran = []
 
-    def update(state, batch, micro_batches):
-        ran.append(jitted.lower(state, batch, micro_batches).compile().memory_analysis())
-        return jitted(state, batch, micro_batches)
+    def update(*arguments):
+        ran.append(jitted.lower(*arguments).compile().memory_analysis())
+        return jitted(*arguments)
 
     jitted, trainer.programs.jitted_update = trainer.programs.jitted_update, update
     trainer.fit()
