@@ -32,7 +32,7 @@ from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.micro_batches import Batch, MicroBatches
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
+from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals, entropy_floor
 from grpo_eqx.sharding.global_arrays import place
 from grpo_eqx.sharding.rollout import AutoSharding, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.rules import (
@@ -399,8 +399,11 @@ class Programs:
         if self.options.top_entropy_quantile == 1:
             return None
         assert batch.entropies is not None, "top_entropy_quantile needs entropies"
-        entropies = jnp.where(self._mask(batch.rollout), batch.entropies, jnp.nan)
-        return jnp.nanquantile(entropies, 1 - self.options.top_entropy_quantile)
+        return entropy_floor(
+            jnp.asarray(batch.entropies),
+            self._mask(batch.rollout),
+            self.options.top_entropy_quantile,
+        )
 
     def _update_program(
         self,

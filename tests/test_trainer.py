@@ -22,6 +22,7 @@ from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.planner import PlannedRun
 from grpo_eqx.programs import Programs, TokenScores
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
@@ -393,6 +394,28 @@ def test_what_cannot_work_is_refused_at_construction(
 ) -> None:
     with pytest.raises(UserError, match=message):
         GRPOTrainer(GRPOConfig(**{**SMALL, **fields}))
+
+
+def test_prompts_that_leave_too_few_positions_are_refused(tmp_path: Path) -> None:
+    """The model was trained on `max_position_embeddings` of them, here 2,048."""
+    longest = max(map(len, GRPOTrainer(GRPOConfig(**SMALL)).prompts.data.tokens))
+    fields = {**SMALL, "max_completion_length": 2048 - longest}
+    trainer = GRPOTrainer(GRPOConfig(**fields))
+    with pytest.raises(UserError, match=r"the prompt '99.* tokens and max_completion_length is"):
+        trainer.generate(["9" * (longest + 1)])
+    fields["max_completion_length"] += 1
+    with pytest.raises(
+        UserError,
+        match=rf"longest prompt of .* has {longest} tokens .* the 2048 positions of the model "
+        rf"\(max_position_embeddings\): lower max_completion_length, or set max_prompt_length to "
+        rf"{longest - 1} ",
+    ):
+        GRPOTrainer(GRPOConfig(**fields))
+    fields["max_completion_length"] = 4096
+    with pytest.raises(UserError, match=r"lower max_completion_length\.$"):
+        GRPOTrainer(GRPOConfig(**fields))
+    with pytest.raises(UserError, match="lower max_completion_length"):
+        PlannedRun.of(GRPOConfig(**fields))
 
 
 @pytest.mark.slow

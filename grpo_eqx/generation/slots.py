@@ -172,7 +172,7 @@ class SlotQueue(NamedTuple):
     def refilled(self, state: DecodeState) -> DecodeState:
         """Waiting completions in the idle slots."""
         slots, idle = state.slots, state.idle().reshape(self.num_shards, -1)
-        candidates = state.waiting[:, None] + jnp.cumsum(idle, axis=1) - 1
+        candidates = state.waiting[:, None] + jnp.cumsum(idle, axis=1, dtype=jnp.int32) - 1
         taken = idle & (candidates < self.bounds()[1:, None])
         completions, takes = candidates.reshape(-1), taken.reshape(-1)
         prompts = self.prompts_of(completions)
@@ -189,7 +189,7 @@ class SlotQueue(NamedTuple):
             stop_state=put(jnp.zeros_like(slots.stop_state), slots.stop_state),
             cache=slots.cache,
         )
-        return state._replace(slots=slots, waiting=state.waiting + taken.sum(axis=1))
+        return state._replace(slots=slots, waiting=state.waiting + taken.sum(axis=1, dtype=jnp.int32))
 
 
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:

@@ -228,7 +228,7 @@ class Qwen2(eqx.Module):
             kv=kv,
             visible=mask & (order != last[:, None]),
             last_ids=jnp.take_along_axis(ids, last[:, None], axis=1)[:, 0],
-            last_positions=mask.sum(axis=1) - 1,
+            last_positions=mask.sum(axis=1, dtype=jnp.int32) - 1,
         )
 
     def completion_hidden(

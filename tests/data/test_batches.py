@@ -90,6 +90,11 @@ def test_over_long_prompts_follow_the_policy() -> None:
     assert longest.tolist() == [ord("y")] * 20 + [ord("z")] * 20
 
 
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(UserError, match="the prompt '' has no tokens, and there is nothing to"):
+        batches("ab", "", "cd")
+
+
 def test_nothing_usable_and_reserved_columns_are_refused() -> None:
     with pytest.raises(UserError, match=r"no problems to use \(1 over-long"):
         batches("a" * 50, overlong="drop")
