@@ -189,7 +189,8 @@ class SlotQueue(NamedTuple):
             stop_state=put(jnp.zeros_like(slots.stop_state), slots.stop_state),
             cache=slots.cache,
         )
-        return state._replace(slots=slots, waiting=state.waiting + taken.sum(axis=1, dtype=jnp.int32))
+        waiting = state.waiting + taken.sum(axis=1, dtype=jnp.int32)
+        return state._replace(slots=slots, waiting=waiting)
 
 
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:
