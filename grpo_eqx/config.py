@@ -109,10 +109,10 @@ class GRPOConfig:
 
     # Objective
     loss_type: LossType = "dapo"
-    """Clipped ratios, averaged over sequences of token means (grpo), over the tokens of the rollout
-    (dapo) or of the update (bnpo), which differ with several updates a rollout, or summed over a
-    constant (dr_grpo); cispo: capped ratios as weights of log-probs; sapo: a soft gate in place of
-    clipping."""
+    """Clipped ratios: the mean over sequences of token means (grpo), or the sum over tokens, by the
+    rollout's mean tokens an update (dapo), the update's own tokens (bnpo) or a constant (dr_grpo);
+    cispo: capped ratios as weights of log-probs, summed as dapo; sapo: a soft gate in place of
+    clipping, averaged as grpo."""
     importance_sampling_level: ImportanceSamplingLevel = "token"
     """Ratios of tokens, of whole sequences (GSPO), or of sequences with gradients of tokens
     (GSPO-token)."""

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from numbers import Integral
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -40,7 +41,7 @@ def check_values(cfg: "GRPOConfig") -> None:
         for name, value in _given(cfg, names):
             if value == "auto" and name == "micro_batch_size_per_device":
                 continue
-            if not isinstance(value, int):
+            if not isinstance(value, Integral) or isinstance(value, bool):
                 raise UserError(f"{name} is {value!r}: use a whole number.")
             if value < least:
                 raise UserError(f"{name} is {value}: it must be at least {least}.")

@@ -118,23 +118,20 @@ def architecture(cfg: GRPOConfig, given: Qwen2 | None) -> Qwen2Config:
 
 
 def check_positions(cfg: GRPOConfig, model: Qwen2Config, prompt: str, length: int) -> None:
-    """Refuses a prompt, called `prompt` and of so many tokens, that leaves no room to complete it.
+    """Refuses a prompt that leaves the model too few positions for a completion.
 
-    Beyond `max_position_embeddings` a model has learned nothing.
+    **Arguments:** what to call the prompt in the message, and its length in tokens.
     """
     limit, longest = model.max_position_embeddings, cfg.max_completion_length
     assert longest is not None  # resolved
-    if length + longest <= limit:
+    room = limit - longest
+    if length <= room:
         return
+    shorter = f", or keep prompts to {room} tokens (max_prompt_length, overlong_prompts)"
     raise UserError(
         f"{prompt} has {length} tokens and max_completion_length is {longest}, together more than "
         f"the {limit} positions of the model (max_position_embeddings): lower "
-        f"max_completion_length"
-        + (
-            f", or set max_prompt_length to {limit - longest} and overlong_prompts to drop."
-            if longest < limit
-            else "."
-        )
+        f"max_completion_length{shorter if room > 0 else ''}."
     )
 
 

@@ -30,7 +30,7 @@ class Experience:
 
     prompts: list[Prompt]
     prompt_indices: Int[np.ndarray, " P"]
-    """Which ones of the problems they are."""
+    """The problems' places in the data."""
     prompt_lengths: Int[np.ndarray, " P"]
     rollout: Rollout
     completions: Completions

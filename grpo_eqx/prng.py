@@ -4,6 +4,8 @@ The generator is named wherever a key is made. JAX's default is the user's to ch
 (`JAX_DEFAULT_PRNG_IMPL`), and with `rbg` a draw depends on the draws beside it.
 """
 
+from numbers import Integral
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt32
@@ -22,10 +24,10 @@ def make_key(seed: int | Int[Array, ""]) -> Key[Array, ""]:
 
     Raises `ValueError` for a seed that is negative, or not below `NUM_SEEDS`.
     """
-    if isinstance(seed, int):
+    if isinstance(seed, Integral):
         if not 0 <= seed < NUM_SEEDS:
             raise ValueError(f"seed {seed} is not between 0 and {NUM_SEEDS - 1}")
-        seed = jnp.uint32(seed)
+        seed = jnp.uint32(int(seed))
     return jax.random.key(seed, impl=_GENERATOR)
 
 
@@ -54,7 +56,7 @@ def _threefry(
     """The blocks (0, count) under a key by Threefry-2x32 of 20 rounds, as two words each.
 
     Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). JAX's own loops over the
-    rounds on CPUs, where nothing can be fused with it, and takes twice as long.
+    rounds on CPUs, where each round then goes through memory; this is fused with what follows.
     """
     keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
     left, right = jnp.broadcast_to(keys[0], counts.shape), counts + keys[1]

@@ -219,11 +219,11 @@ class Programs:
     def update(
         self, state: TrainState, batch: Batch, tokens_per_update: float | None = None
     ) -> tuple[TrainState, dict[str, Array]]:
-        """One optimiser step on the batch; `state` is donated.
+        """One optimizer step on the batch; `state` is donated.
 
         Everything is counted over the whole batch, so the step is the same for any number of
-        micro-batches and devices. **Arguments:** where the batch is a share of a rollout, what
-        `tokens_per_update` makes of that.
+        micro-batches and devices. A batch that is a share of a rollout comes with the rollout's
+        `tokens_per_update`.
         """
         batch = jax.tree.map(self._place, batch)
         P, G = batch.advantages.shape

@@ -170,7 +170,7 @@ class Calls:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scored: list[Any] = []
         self.shares: list[tuple[int, int]] = []
-        self.updates = 0
+        self.tokens_per_update: list[float | None] = []
         self.prompt_tokens = 0
         for name in ("score", "share", "update"):
             monkeypatch.setattr(Programs, name, getattr(self, f"_{name}"))
@@ -183,8 +183,10 @@ class Calls:
         self.shares.append((index, count))
         return batch
 
-    def _update(self, state: Any, batch: Any) -> tuple[Any, dict[str, jax.Array]]:
-        self.updates += 1
+    def _update(
+        self, state: Any, batch: Any, tokens_per_update: float | None
+    ) -> tuple[Any, dict[str, jax.Array]]:
+        self.tokens_per_update.append(tokens_per_update)
         return state, {"loss": jnp.zeros(())}
 
 
@@ -220,7 +222,8 @@ def test_no_forward_pass_is_made_that_is_not_needed(
     tmp_path: Path,
 ) -> None:  # fmt: skip
     calls, _ = calls_of_a_step(monkeypatch, tmp_path, **fields)
-    assert (len(calls.scored), calls.updates) == (scores, updates)
+    assert len(calls.scored) == scores
+    assert calls.tokens_per_update == [None] * updates
 
 
 def test_every_pass_updates_on_every_share_of_the_rollout(
@@ -229,7 +232,8 @@ def test_every_pass_updates_on_every_share_of_the_rollout(
     fields = {"steps_per_generation": 2, "num_iterations": 2, "learning_rate": 1.0}
     calls, metrics = calls_of_a_step(monkeypatch, tmp_path, **fields)
     assert calls.shares == [(0, 2), (1, 2), (0, 2), (1, 2)]
-    assert (len(calls.scored), calls.updates) == (1, 4)
+    assert len(calls.scored) == 1
+    assert calls.tokens_per_update == [16 * 2 * 16 / 2] * 4
     # Of the fourth of the run's eight updates, on a line from 1 to 0.
     assert metrics["learning_rate"] == pytest.approx(1 - 3 / 8)
     assert metrics["num_tokens"] == 2 * calls.prompt_tokens + 16 * 2 * 16
@@ -407,8 +411,8 @@ def test_prompts_that_leave_too_few_positions_are_refused(tmp_path: Path) -> Non
     with pytest.raises(
         UserError,
         match=rf"longest prompt of .* has {longest} tokens .* the 2048 positions of the model "
-        rf"\(max_position_embeddings\): lower max_completion_length, or set max_prompt_length to "
-        rf"{longest - 1} ",
+        rf"\(max_position_embeddings\): lower max_completion_length, or keep prompts to "
+        rf"{longest - 1} tokens",
     ):
         GRPOTrainer(GRPOConfig(**fields))
     fields["max_completion_length"] = 4096

@@ -25,7 +25,7 @@ class PromptBatch:
 
     prompts: list[Prompt]
     indices: Int[np.ndarray, " P"]
-    """Which ones of the problems they are."""
+    """The problems' places in the data."""
     ids: PromptIds
     mask: PromptMask
 
@@ -62,7 +62,10 @@ class TokenizedPrompts:
                 f"{name} has a column {min(reserved)!r}, which is what reward functions call their "
                 f"own argument: rename it."
             )
-        tokens = tokenizer.encode([prompt.text for prompt in prompts])
+        try:
+            tokens = tokenizer.encode([prompt.text for prompt in prompts])
+        except UserError as error:
+            raise UserError(f"{name}: {error}") from error
         too_long = [i for i, ids in enumerate(tokens) if len(ids) > max_length]
         if too_long and overlong == "error":
             first = too_long[0]
@@ -97,7 +100,7 @@ def _type_name(value: object) -> str:
 
 
 class PromptBatches:
-    """Batches of tokenised prompts, shuffled anew in every epoch, none twice in a batch.
+    """Batches of tokenized prompts, shuffled anew in every epoch, none twice in a batch.
 
     Raises `UserError` where there are fewer prompts than one batch.
     """

@@ -40,7 +40,7 @@ class ChatTokenizer:
         """The tokenizer in a model's folder.
 
         A completion ends with the `eos_token_id`, one or several, of `generation_config.json`;
-        where that names none, of `config.json`; else with the tokenizer's own.
+        where that names none, with those of `config.json` and the tokenizer's own.
         """
         # It would advise every user to install torch, which nothing here needs.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -48,15 +48,16 @@ class ChatTokenizer:
 
         generation_config = _json_object(folder / _GENERATION_CONFIG)
         eos_ids = _eos_ids(generation_config, folder / _GENERATION_CONFIG)
-        if not eos_ids:
-            eos_ids = _eos_ids(_json_object(folder / _MODEL_CONFIG), folder / _MODEL_CONFIG)
+        of_config = _eos_ids(_json_object(folder / _MODEL_CONFIG), folder / _MODEL_CONFIG)
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises nothing more precise
             # It reads config.json too, and may name the field at fault on its second line.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{folder} holds no usable tokenizer: {reason}") from error
-        chat = cls(tokenizer, eos_ids, system_prompt)
+        if of_config and tokenizer.eos_token_id is not None:
+            of_config = tuple(dict.fromkeys((*of_config, tokenizer.eos_token_id)))
+        chat = cls(tokenizer, eos_ids or of_config, system_prompt)
         chat.generation_config = generation_config
         return chat
 
@@ -102,12 +103,11 @@ class ChatTokenizer:
         rendered = [self.render(text) for text in texts]
         special = self.tokenizer.chat_template is None  # a template brings its own special tokens
         tokens: list[list[int]] = self.tokenizer(rendered, add_special_tokens=special)["input_ids"]
-        for text, ids in zip(texts, tokens, strict=True):
-            if not ids:
-                raise UserError(
-                    f"the prompt {text[:40]!r} has no tokens, and there is nothing to complete: "
-                    f"give it a text that the tokenizer knows."
-                )
+        if empty := [i for i, ids in enumerate(tokens) if not ids]:
+            raise UserError(
+                f"prompt {empty[0]} ({texts[empty[0]][:40]!r}) has no tokens, and there is nothing "
+                f"to complete: give it a text that the tokenizer knows."
+            )
         return tokens
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:

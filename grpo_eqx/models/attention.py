@@ -79,7 +79,8 @@ class Past(NamedTuple):
 
         def cut(x: Num[Array, "L P G K S D"]) -> Num[Array, "P G K B D"]:
             _, P, G, K, _, D = x.shape
-            start = jnp.stack([self.layer, 0, 0, 0, first, 0]).astype(jnp.int32)
+            # Of one type also where JAX's integers have 64 bits.
+            start = [jnp.asarray(i, jnp.int32) for i in (self.layer, 0, 0, 0, first, 0)]
             return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
 
         visible = first + jnp.arange(size) < self.place[..., None]

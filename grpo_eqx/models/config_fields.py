@@ -68,7 +68,7 @@ _SHOWN = 200
 def used_fields(
     fields: Mapping[str, Any], kinds: Mapping[str, Any], path: str | Path
 ) -> dict[str, Any]:
-    """The fields of a `config.json` that are used, checked, with `rope_theta` wherever it stands.
+    """Checks a `config.json` and picks the fields that are used; `rope_theta` may be nested.
 
     **Arguments:** all fields; the names and types of those that are used; the file's path, for
     messages.

@@ -28,10 +28,10 @@ class Totals(NamedTuple):
         policy_mask: Bool[Array, "P G Tc"],
         tokens_per_update: Float[Array, ""] | None = None,
     ) -> "Totals":
-        """The counts of a whole batch, which is the whole rollout unless `tokens_per_update` says.
+        """Counts a whole batch.
 
-        **Arguments:** the tokens that count, those of them that the policy term acts on, and what
-        the field `tokens_per_update` is to be.
+        **Arguments:** the tokens that count; those of them that the policy term acts on; the field
+        `tokens_per_update`, by default for a batch that is the whole rollout.
         """
         acted_on = policy_mask & mask
         counts = (

@@ -17,8 +17,9 @@ def entropy_floor(
     an order statistic, which no interpolation rounds. Tokens of equal entropies are kept together,
     also where theirs differ by rounding.
     """
-    ascending = jnp.sort(jnp.where(mask, entropies, jnp.inf).reshape(-1))
+    largest = jnp.finfo(jnp.float32).max
+    ascending = jnp.sort(jnp.where(mask, entropies, largest).reshape(-1))
     place = (1 - share) * (mask.sum() - 1).astype(jnp.float32)
     # A place that is a whole number but for rounding is that number.
     floor = ascending[jnp.ceil(place * (1 - 1e-6)).astype(jnp.int32)]
-    return floor - _ROUNDING * jnp.maximum(floor, 1)
+    return jnp.where(mask.any(), floor - _ROUNDING * jnp.maximum(floor, 1), jnp.inf)

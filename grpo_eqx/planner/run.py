@@ -150,7 +150,7 @@ def _prompt_lengths(cfg: GRPOConfig, model: Qwen2Config) -> PromptLengths:
         is_at_hand(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()
     )
     if not has_tokenizer or any(map(is_hub_name, data)):
-        check_positions(cfg, model, "even the shortest prompt", 1)
+        check_positions(cfg, model, "a prompt without text", 0)
         return PromptLengths.longest(cfg)
     inputs = load_inputs(cfg, None, None, None)
     inputs.check_belong_to(model, cfg)

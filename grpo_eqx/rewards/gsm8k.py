@@ -118,11 +118,12 @@ def gold_number(answer: object) -> Fraction:
     **Arguments:**
 
     - `answer`: a number (a float means its shortest decimal, so `0.1` is one tenth), a text that
-        holds exactly one number, or GSM8K's worked solution, whose `#### n` alone counts.
+        holds exactly one number, or GSM8K's worked solution, of which the last `####` alone counts,
+        as in a completion.
 
     **Returns:** the number, exactly.
 
-    **Raises:** `RewardError` where there is not exactly one number; it quotes the answer.
+    **Raises:** `RewardError` where there is no such number; it quotes the answer.
     """
     number = _worked_number(answer) if isinstance(answer, str) else _finite_number(answer)
     if number is None:

@@ -18,8 +18,11 @@ r"""Numbers in text, read as people write them: exactly, and in time linear in t
 
 - what is ambiguous: times and ratios (`5:30`), versions (`1.2.3`), dates and other chains
   (`12/25/2024`, `1/2/3`, `2^3^2`), `3 10/2`, `1/2 000`;
-- fractions over zero, exponents past 400 and numbers of more than 400 characters;
-- exponents of what is no number: `50 m^2` is 50.
+- digits that group in no known way: `1,00,000`, `1000 000`, `1_000`, which would else end in a 0;
+- powers of brackets and with fractions: `(-2)^2`, `25^{1/2}`;
+- fractions over zero, exponents past 400 and numbers of more than 400 characters.
+
+The exponent of what is no number is ignored: `50 m^2` is 50.
 """
 
 import re
@@ -44,21 +47,27 @@ _SPELLINGS: Final = (
     ("{,}", ","),
     ("{ }", " "),
 )
+_VULGAR_FRACTIONS: Final = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _CHARACTERS: Final = str.maketrans(
     {
         "\u2212": "-",
         "·": "×",
+        # The slashes of fractions and of division.
+        **dict.fromkeys("\u2044\u2215", "/"),
         # No-break, narrow no-break and thin space; `~` is LaTeX's no-break space.
         **dict.fromkeys("\u00a0\u202f\u2009~", " "),
-        # The space keeps the digits that follow apart.
-        **{"¼": "1/4 ", "½": "1/2 ", "¾": "3/4 ", "⅓": "1/3 ", "⅔": "2/3 "},
+        # `½` is `1⁄2` in Unicode's compatibility form. The space keeps what follows apart.
+        **{
+            char: unicodedata.normalize("NFKC", char).replace("\u2044", "/") + " "
+            for char in _VULGAR_FRACTIONS
+        },
     }
 )
 _SUPERSCRIPT: Final = re.compile("[⁺⁻]?[⁰¹²³⁴-⁹]++")
 _BRACED_EXPONENT: Final = re.compile(r"\^[ ]?\{[ ]?([+-]?[0-9]++)[ ]?\}")
 _ARGUMENT: Final = r"(?:\{[ ]?(-?[0-9., ]++)\}|([0-9]))"
 _FRACTION: Final = re.compile(rf"\\[cdt]?frac[ ]?{_ARGUMENT}[ ]?{_ARGUMENT}")
-_BEFORE_FRACTION: Final = re.compile(r"(?<=[0-9])[ ]?(?=\\[cdt]?frac|[¼½¾⅓⅔])")
+_BEFORE_FRACTION: Final = re.compile(rf"(?<=[0-9])[ ]?(?=\\[cdt]?frac|[{_VULGAR_FRACTIONS}])")
 
 _INTEGER: Final = r"""
     (?>
@@ -108,6 +117,9 @@ _OPENING_NUMBER: Final = re.compile(
     re.VERBOSE,
 )
 _JOINT: Final = re.compile(r"[ ]?([/:^eExX×]|\*\*?)[ ]?")
+_STRAY_GROUP: Final = re.compile(r"(?<=[0-9])[^0-9A-Za-z\n]{1,2}00++")
+_OPENS_EXPONENT: Final = re.compile(r"(?:\^|\*\*)[ ]?[({][ ]?")
+_RAISED_BRACKET: Final = re.compile(r"[)\]}][ ]?\^")
 _DOT_GROUPS: Final = re.compile(r"-?[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}")
 
 
@@ -154,7 +166,7 @@ def _plain_text(text: str) -> str:
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
-    if len(match["number"]) > _MAX_LENGTH:
+    if len(match["number"]) > _MAX_LENGTH or _is_part_of_more(match):
         return None
     try:
         value = _run_value(match["run"])
@@ -163,6 +175,17 @@ def _value(match: re.Match[str]) -> Fraction | None:
     except (ValueError, ZeroDivisionError):
         return None
     return -value if match["minus"] else value
+
+
+def _is_part_of_more(match: re.Match[str]) -> bool:
+    """Tells whether what stands around a number makes it a part of something that is not read."""
+    text, start, end = match.string, match.start("number"), match.end()
+    before = range(max(0, start - 4), start)
+    return (
+        any(_STRAY_GROUP.fullmatch(text, i, end) for i in before)
+        or any(_OPENS_EXPONENT.fullmatch(text, i, start) for i in before)
+        or _RAISED_BRACKET.match(text, end) is not None
+    )
 
 
 def _run_value(run: str) -> Fraction:

@@ -91,7 +91,7 @@ def test_over_long_prompts_follow_the_policy() -> None:
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(UserError, match="the prompt '' has no tokens, and there is nothing to"):
+    with pytest.raises(UserError, match=r"letters: prompt 1 \(''\) has no tokens, and there is"):
         batches("ab", "", "cd")
 
 

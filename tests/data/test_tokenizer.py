@@ -161,17 +161,17 @@ def folder_with(
     [
         ({"eos_token_id": 7}, {"eos_token_id": 5}, (7,)),
         ({"eos_token_id": [7, 8]}, {"eos_token_id": 5}, (7, 8)),
-        ({"temperature": 0.7}, {"eos_token_id": [5, 6]}, (5, 6)),
-        ({"eos_token_id": None}, {"eos_token_id": 5}, (5,)),
-        ({"eos_token_id": []}, {"eos_token_id": 5}, (5,)),
-        (None, {"eos_token_id": 5}, (5,)),
-        (None, {"eos_token_id": 0}, (0,)),
+        ({"temperature": 0.7}, {"eos_token_id": [5, 6]}, (5, 6, 2)),
+        ({"eos_token_id": None}, {"eos_token_id": 5}, (5, 2)),
+        ({"eos_token_id": []}, {"eos_token_id": [2, 5]}, (2, 5)),
+        (None, {"eos_token_id": 5}, (5, 2)),
+        (None, {"eos_token_id": 0}, (0, 2)),
         ({}, {"eos_token_id": None}, (2,)),
         ({}, {}, (2,)),
         (None, None, (2,)),
     ],
 )
-def test_ends_are_those_of_generation_else_of_the_model_else_its_own(
+def test_ends_are_those_of_generation_else_of_the_model_and_its_own(
     tmp_path: Path,
     generation: dict[str, Any] | None,
     config: dict[str, Any] | None,
@@ -242,8 +242,8 @@ def test_generation_keeps_its_fields_and_has_the_ids_in_use(tmp_path: Path) -> N
 
 def test_an_end_of_the_model_is_written_as_one_of_generation(tmp_path: Path) -> None:
     tokenizer = ChatTokenizer.from_pretrained(folder_with(tmp_path, None, {"eos_token_id": 5}))
-    assert written(tokenizer, tmp_path / "export") == {"eos_token_id": 5, "pad_token_id": 0}
-    assert ChatTokenizer.from_pretrained(tmp_path / "export").eos_ids == (5,)
+    assert written(tokenizer, tmp_path / "export") == {"eos_token_id": [5, 2], "pad_token_id": 0}
+    assert ChatTokenizer.from_pretrained(tmp_path / "export").eos_ids == (5, 2)
 
 
 def test_a_tokenizer_of_no_folder_has_no_more_to_write_than_its_ids(tmp_path: Path) -> None:
