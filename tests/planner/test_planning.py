@@ -1,5 +1,7 @@
 """A plan compiles what a run executes, and adds what lies beside it."""
 
+import json
+
 import jax
 import pytest
 
@@ -57,8 +59,17 @@ def test_what_lies_beside_a_program_counts(tiny_run, one_device) -> None:
 @pytest.mark.slow
 def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     """The plan's figures are those of the program that training runs."""
+    data = tmp_path / "problems.jsonl"  # of one length, so that every batch is as wide as the plan
+    question = "Ann has {} red apples and {} green ones. How many apples does she have in all?"
+    problems = [
+        {"question": question.format(10 + i, 20 + i), "answer": f"#### {30 + 2 * i}"}
+        for i in range(32)
+    ]
+    data.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
     settings = {"steps": 1, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 8}
-    trainer = GRPOTrainer(GRPOConfig(output_dir=tmp_path, **settings))
+    # Completions too short to end early, so that none share rows.
+    settings |= {"data": str(data), "max_completion_length": 8, "output_dir": tmp_path / "run"}
+    trainer = GRPOTrainer(GRPOConfig(**settings))
     plan = trainer.plan()
     ran = []
 
@@ -71,9 +82,7 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     planned = plan.programs["update"].compiled
     (memory,) = ran
     assert set(trainer.programs.num_shapes) == set(plan.training)
-    # A batch can have shorter prompts than the longest, and completions that end early.
-    assert memory.temp_size_in_bytes <= planned.temporary_bytes
-    assert planned.temporary_bytes <= 1.1 * memory.temp_size_in_bytes
+    assert memory.temp_size_in_bytes == pytest.approx(planned.temporary_bytes, rel=0.01)
     assert memory.argument_size_in_bytes == pytest.approx(planned.argument_bytes, rel=0.01)
 
 
