@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from grpo_eqx.sharding.exchange import gather_bytes
+from grpo_eqx.distributed.exchange import gather_bytes
 
 SHARED_CORES = (
     "These devices share the cores of one machine: times show what dividing the work costs, and "

@@ -27,11 +27,12 @@ from device_facts import largest_memory_stat
 from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx import UserError
-from grpo_eqx.sharding import initialize, is_main, parse_mesh
-from grpo_eqx.sharding.collectives import collectives
-from grpo_eqx.sharding.exchange import gather_rows
+from grpo_eqx.distributed import initialize, is_main
+from grpo_eqx.distributed.exchange import gather_rows
+from grpo_eqx.planner.hlo import collectives
+from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import replicated
-from grpo_eqx.sharding.topologies import described_devices
 
 GiB = 2**30
 TILE_ROWS = 32

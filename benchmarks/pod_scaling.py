@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
-from grpo_eqx.sharding import is_main
+from grpo_eqx.distributed import is_main
 
 OWN_OF_A_RUN = {"output_dir", "require_processes", "start_timeout", "wandb", "wandb_project"}
 """Settings in which compared runs may differ, with those of the layout."""

@@ -39,10 +39,11 @@ from rollout_programs import (
 )
 
 from grpo_eqx import UserError
-from grpo_eqx.sharding import initialize, is_main, parse_mesh
-from grpo_eqx.sharding.collectives import Collective, collectives
-from grpo_eqx.sharding.global_arrays import fetch
-from grpo_eqx.sharding.topologies import described_devices
+from grpo_eqx.distributed import initialize, is_main
+from grpo_eqx.planner.hlo import Collective, collectives
+from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.sharding.arrays import fetch
 
 MiB = 2**20
 # Where a program's collectives stand, by how many of its loops are around them.

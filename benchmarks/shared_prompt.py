@@ -28,13 +28,13 @@ from small_model import small_model
 from grpo_eqx import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
-from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
-from grpo_eqx.programs import ProgramOptions, Programs, TrainState
 from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.programs import ProgramOptions, Programs, TrainState
 
 MODEL = small_model(vocab_size=8192)
 TOLERANCE = 1e-5

@@ -5,7 +5,7 @@ python examples/gsm8k.py --mesh auto --model Qwen/Qwen2.5-3B-Instruct --data ope
 """
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, cli
-from grpo_eqx.sharding import is_main
+from grpo_eqx.distributed import is_main
 
 
 def main(cfg: GRPOConfig) -> None:

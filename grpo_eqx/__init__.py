@@ -5,7 +5,7 @@ from grpo_eqx import recipes as recipes
 from grpo_eqx.config import GRPOConfig as GRPOConfig
 from grpo_eqx.errors import UserError as UserError
 from grpo_eqx.evaluation import Evaluation as Evaluation
-from grpo_eqx.logits_loss import grpo_loss as grpo_loss
+from grpo_eqx.loss_backends.logits_loss import grpo_loss as grpo_loss
 from grpo_eqx.trainer import FitResult as FitResult
 from grpo_eqx.trainer import GRPOTrainer as GRPOTrainer
 

@@ -25,7 +25,7 @@ from grpo_eqx.rewards import (
     soft_overlong_punishment,
 )
 from grpo_eqx.rewards.runner import func_name
-from grpo_eqx.sharding.global_arrays import fetch, place
+from grpo_eqx.sharding.arrays import fetch, place
 
 
 def reward_runner(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:

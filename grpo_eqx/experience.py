@@ -12,14 +12,14 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatch, PromptBatches
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.distributed.exchange import gather_rows, own_share, together
 from grpo_eqx.generation import Completions, Rollout, SlotCounts
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import informative_groups
-from grpo_eqx.programs import Programs
 from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
-from grpo_eqx.sharding.exchange import gather_rows, own_share, together
-from grpo_eqx.sharding.global_arrays import fetch
+from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.tracking.metrics import StepClock, completion_metrics
+from grpo_eqx.training.programs import Programs
 
 Scored = TypeVar("Scored")
 

@@ -11,14 +11,14 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
-from grpo_eqx.micro_batches import MicroBatches
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.objective import make_objective
-from grpo_eqx.optimizer import make_optimizer
-from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding.mesh import Mesh, parse_mesh
 from grpo_eqx.sharding.rollout import RolloutSharding, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding
+from grpo_eqx.training.micro_batches import MicroBatches
+from grpo_eqx.training.optimizer import make_optimizer
+from grpo_eqx.training.programs import ProgramOptions, Programs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

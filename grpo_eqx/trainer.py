@@ -13,34 +13,30 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from grpo_eqx import construction
-from grpo_eqx.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_checks import without_effect
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.distributed.exchange import agree, together
+from grpo_eqx.distributed.join import join_processes
+from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation, evaluation_rows
 from grpo_eqx.experience import Collected, ExperienceCollector, rewarded
 from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import LossBackend
-from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import compute_advantages
-from grpo_eqx.optimizer import learning_rates
 from grpo_eqx.planner import Plan, PlannedRun, PromptLengths, Searchable, find_target, plan_run
+from grpo_eqx.planner.devices import LOCAL
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting
-from grpo_eqx.planner.target import LOCAL
-from grpo_eqx.processes import join_processes
-from grpo_eqx.programs import TrainState
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.sharding import Mesh, RolloutSharding
-from grpo_eqx.sharding.distributed import is_main
-from grpo_eqx.sharding.exchange import agree, together
-from grpo_eqx.sharding.global_arrays import fetch
+from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.report import LayoutReport
 from grpo_eqx.strategies import Strategies, check_batches, check_hosts
 from grpo_eqx.tracking.console import track_on_terminal
@@ -49,6 +45,10 @@ from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
+from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
+from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.optimizer import learning_rates
+from grpo_eqx.training.programs import TrainState
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
@@ -118,7 +118,7 @@ class GRPOTrainer:
         - `trackers`: destinations of metrics besides the run folder.
 
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
-        of compiled programs on (`grpo_eqx.compilation`).
+        of compiled programs on (`grpo_eqx.training.compilation`).
         """
         given = GRPOConfig() if cfg is None else cfg
         join_processes(given)

@@ -8,15 +8,13 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "grpo_eqx"
 LAYERS = (
     {"_types", "errors", "prng"},
-    {"config", "config_checks", "recipes", "sharding"},
-    {"models", "data", "rewards", "evaluation"},
-    {"generation", "loss_backends", "objective", "optimizer"},
-    {"compilation", "logits_loss", "micro_batches", "programs", "tracking"},
-    {"construction", "experience", "lowering", "planner", "processes", "strategies"},
-    {"trainer"},
-    {"cli", "__init__", "launch", "subcommand"},
-    {"plan_command", "train_command"},
-    {"command"},
+    {"config", "config_checks", "recipes", "sharding", "distributed"},
+    {"models", "data", "rewards"},
+    {"generation", "loss_backends", "objective"},
+    {"training", "tracking"},
+    {"construction", "strategies"},
+    {"planner", "experience", "evaluation", "trainer"},
+    {"launch", "cli", "__init__"},
 )
 
 

@@ -23,9 +23,9 @@ from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.planner import PlannedRun
-from grpo_eqx.programs import Programs, TokenScores
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
+from grpo_eqx.training.programs import Programs, TokenScores
 
 SMALL = {
     "steps": 2,

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Int
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation.rollout import Rollout
-from grpo_eqx.sharding.global_arrays import fetch
+from grpo_eqx.sharding.arrays import fetch
 
 
 @dataclasses.dataclass(frozen=True)

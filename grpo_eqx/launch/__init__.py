@@ -5,12 +5,12 @@ from typing import Annotated
 
 import tyro
 
+from grpo_eqx.cli.subcommand import Group
 from grpo_eqx.launch.gke import Gke
 from grpo_eqx.launch.local import Local
 from grpo_eqx.launch.skypilot import SkyPilot
 from grpo_eqx.launch.slurm import Slurm
 from grpo_eqx.launch.tpu_vm import TpuVm
-from grpo_eqx.subcommand import Group
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

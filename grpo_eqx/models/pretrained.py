@@ -14,12 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from grpo_eqx.config import EMBEDDED_MODEL
+from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2, parameter_name
 from grpo_eqx.prng import make_key
-from grpo_eqx.sharding.distributed import is_main
-from grpo_eqx.sharding.global_arrays import fetch
+from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"

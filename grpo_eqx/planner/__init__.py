@@ -1,11 +1,11 @@
 """Whether a run fits its devices, and what it will do there: told by compiling its programs."""
 
-from grpo_eqx.planner.answering import plan_run as plan_run
+from grpo_eqx.planner.devices import find_target as find_target
 from grpo_eqx.planner.plan import Change as Change
 from grpo_eqx.planner.plan import Found as Found
 from grpo_eqx.planner.plan import Plan as Plan
 from grpo_eqx.planner.plan import PlannedProgram as PlannedProgram
+from grpo_eqx.planner.planning import plan_run as plan_run
 from grpo_eqx.planner.run import PlannedRun as PlannedRun
 from grpo_eqx.planner.run import PromptLengths as PromptLengths
 from grpo_eqx.planner.search import Searchable as Searchable
-from grpo_eqx.planner.target import find_target as find_target

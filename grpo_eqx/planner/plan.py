@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from grpo_eqx.planner.compiled import CompiledProgram
-from grpo_eqx.planner.floors import Floor
-from grpo_eqx.planner.target import LOCAL
+from grpo_eqx.planner.compiled_program import CompiledProgram
+from grpo_eqx.planner.devices import LOCAL
+from grpo_eqx.planner.step_time import Floor
 from grpo_eqx.sharding.report import readable_bytes
 
 EVALUATE = "evaluate"

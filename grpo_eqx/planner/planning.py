@@ -1,140 +1,110 @@
-"""From a run and devices to a plan: every program of the run, compiled."""
+"""Plans a run as a whole: with a search's result, or with a change that makes it fit."""
 
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
 
-import jax
-
-from grpo_eqx.evaluation import evaluation_rows
-from grpo_eqx.generation import Sampling
-from grpo_eqx.lowering import (
-    lower_generate,
-    lower_score,
-    lower_update,
-    model_shapes,
-    optimizer_shapes,
-    reference_shapes,
-)
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.planner.compiled import compile_program
-from grpo_eqx.planner.floors import step_floors
-from grpo_eqx.planner.plan import EVALUATE, Plan, PlannedProgram
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner.devices import LOCAL, Target, find_target
+from grpo_eqx.planner.make_plan import UPDATING, Say, make_plan
+from grpo_eqx.planner.plan import Change, Plan
 from grpo_eqx.planner.run import PlannedRun
-from grpo_eqx.planner.target import Target
-from grpo_eqx.programs import Programs
-from grpo_eqx.sharding.report import bytes_per_device
-from grpo_eqx.tracking.device_peaks import device_peaks
+from grpo_eqx.planner.search import MICRO_BATCH, Searchable, largest_micro_batch, search, settled
+from grpo_eqx.planner.slices import larger_slices
+from grpo_eqx.planner.topologies import described_slice
 
-Say = Callable[[str], None]
-"""Is told what is being worked on, for those who wait."""
-
-SETTINGS = (
-    "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
-    "loss_backend", "optimizer", "max_num_seqs", "kv_cache_dtype", "rollout_sharding", "mesh",
-    "remat", "beta",
-)  # fmt: skip
-"""What a plan says of the run's settings."""
-TRAINING = ("generate", "score", "score_reference", "update")
-"""The programs of a step, as they are shown."""
-UPDATING = ("score", "score_reference", "update")
-"""Those that micro-batches are for."""
+_MOST_SLICES = 3
 
 
-class _Program(NamedTuple):
-    """A program to compile, and what it has for arguments of what lies there all the time."""
-
-    name: str
-    lower: Callable[[], jax.stages.Lowered]
-    arguments: tuple[str, ...]
-
-
-def make_plan(
+def plan_run(
     run: PlannedRun,
     target: Target,
     say: Say,
+    setting: Searchable | None = None,
     *,
-    only: Collection[str] = (*TRAINING, EVALUATE),
-    stop_early: bool = False,
+    help_if_not: bool = True,
 ) -> Plan:
-    """Compiles the programs of a run whose micro-batches are not `auto`.
+    """Plans a run; or looks for the largest value of a setting, and plans the run with that.
 
-    **Arguments:** the programs to compile, where it runs them; whether to stop at the first that
-    does not fit.
-
-    Raises `UserError` where the mesh, the batches or the model do not fit the devices.
+    Where the run does not fit, the plan says what helps, unless it is told not to. Raises
+    `UserError` where the mesh, the batches or the model do not fit the devices.
     """
-    mesh = run.mesh(target.devices)
-    programs = run.programs(mesh)
-    model = model_shapes(run.model, mesh)
-    frozen = not run.cfg.sync_ref_model
-    reference = reference_shapes(programs, model, frozen=frozen) if run.cfg.beta > 0 else None
-    resident = {
-        "parameters": bytes_per_device(model),
-        "optimizer": bytes_per_device(optimizer_shapes(programs, model)),
-        "reference": bytes_per_device(reference),
-    }
-    layout = programs.rollout_layout(run.cfg.prompts_per_step, run.cfg.num_generations)
-    floors = step_floors(run, programs.options, layout, device_peaks(target.device_kind))
-    planned: dict[str, PlannedProgram] = {}
-    plan = Plan(
-        topology=target.name,
-        device_kind=target.device_kind,
-        num_devices=mesh.size,
-        num_hosts=len({device.process_index for device in target.devices}),
-        model=run.cfg.model,
-        mesh=dict(mesh.shape),
-        rollout_sharding=layout.why,
-        settings={name: getattr(run.cfg, name) for name in SETTINGS},
-        prompt_length=run.prompts.train,
-        prompt_length_known=run.prompts.known,
-        hbm_bytes=target.usable_bytes,
-        resident=resident,
-        programs=planned,
-    )
-    for program in _programs(run, programs, model, reference):
-        if program.name not in only:
-            continue
-        say(f"compiling {program.name} for {target.name}")
-        planned[program.name] = PlannedProgram(
-            compiled=compile_program(program.lower(), target),
-            elsewhere_bytes=sum(resident.values()) - sum(resident[x] for x in program.arguments),
-            floor=floors.get(program.name),
-        )
-        if stop_early and not plan.fits:
-            break
-    planned.update({name: planned.pop(name) for name in (*TRAINING, EVALUATE) if name in planned})
-    return plan
+    found, change = None, None
+    if setting is not None:
+        found, run = search(run, target, setting, say)
+    run = settled(run, target, say)
+    plan = make_plan(run, target, say)
+    if help_if_not and not plan.fits and (found is None or found.largest is not None):
+        change = find_change(run, target, plan, say)
+    return dataclasses.replace(plan, found=found, change=change)
 
 
-def _programs(
-    run: PlannedRun, programs: Programs, model: Qwen2, reference: Qwen2 | None
-) -> Iterator[_Program]:
-    """The largest first."""
-    cfg, lengths = run.cfg, run.prompts
-    P, G, prompt = cfg.prompts_per_step, cfg.num_generations, lengths.train
-    num_shares = cfg.steps_per_generation
-    yield _Program(
-        "update",
-        lambda: lower_update(
-            programs, model, P // num_shares, G, prompt, run.scored, is_share=num_shares > 1
-        ),
-        ("parameters", "optimizer"),
-    )
-    yield _Program(
-        "generate", lambda: lower_generate(programs, model, P, G, prompt), ("parameters",)
-    )
-    if run.num_scores["score"] > 0:
-        yield _Program("score", lambda: lower_score(programs, model, P, G, prompt), ("parameters",))
-    if reference is not None:
-        yield _Program(
-            "score_reference",
-            lambda: lower_score(programs, reference, P, G, prompt),
-            ("reference",),
-        )
-    rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
-    greedy = Sampling(temperature=0.0)
-    yield _Program(
-        EVALUATE,
-        lambda: lower_generate(programs, model, rows, 1, lengths.heldout, greedy),
-        ("parameters",),
-    )
+def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change | None:
+    """What helps a run whose `plan` does not fit: other settings, else a larger slice.
+
+    Settings change speed, not what is learnt: micro-batches and slots, the largest that fit, and
+    what the backward pass keeps.
+    """
+    settings: dict[str, Any] | None = {}
+    if set(UPDATING) & set(plan.too_large):
+        settings = _smaller_update(run, target, say)
+    if settings is not None and "generate" in plan.too_large:
+        fewer = _fewer_slots(run.changed(**settings), target, say)
+        settings = None if fewer is None else settings | fewer
+    if settings:
+        better = make_plan(run.changed(**settings), target, say)
+        if better.fits:
+            return Change(settings, better)
+    return _larger_slice(run, target, say)
+
+
+def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
+    """The largest micro-batch with which the update fits, where any does."""
+    size = run.cfg.micro_batch_size_per_device
+    for settings in _lighter_passes(run):
+        below = size if isinstance(size, int) and not settings else None
+        largest = largest_micro_batch(run.changed(**settings), target, say, below)
+        if largest is not None:
+            return settings | {MICRO_BATCH: largest}
+    return None
+
+
+def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
+    """The settings as they are, then with less kept for the backward pass."""
+    settings: dict[str, Any] = {}
+    yield settings
+    if run.cfg.loss_backend == "dense" and run.strategies.loss_backend is None:
+        settings = settings | {"loss_backend": "chunked"}
+        yield settings
+    if run.cfg.remat not in ("auto", "full"):
+        yield settings | {"remat": "full"}
+
+
+def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
+    """The most slots, of halves of the present ones, with which generation fits."""
+    slots = run.cfg.max_num_seqs or run.cfg.prompts_per_step * run.cfg.num_generations
+    while slots % 2 == 0:
+        slots //= 2
+        settings = {"max_num_seqs": slots}
+        say(f"trying max_num_seqs {slots}")
+        try:
+            plan = make_plan(run.changed(**settings), target, say, only=["generate"])
+        except UserError:
+            return None  # so few cannot be shared evenly
+        if plan.fits:
+            return settings
+    return None
+
+
+def _larger_slice(run: PlannedRun, target: Target, say: Say) -> Change | None:
+    if target.name == LOCAL:
+        return None
+    known = described_slice(target.name)
+    for larger in larger_slices(known.name)[:_MOST_SLICES]:
+        try:
+            plan = make_plan(run, find_target(larger.name), say)
+        except UserError:
+            continue  # batches do not divide over so many devices
+        if plan.fits:
+            return Change({"topology": larger.name}, plan)
+    return None

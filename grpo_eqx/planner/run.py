@@ -16,8 +16,8 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Stopping
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import model_folder
-from grpo_eqx.programs import Programs
 from grpo_eqx.strategies import Strategies, check_batches
+from grpo_eqx.training.programs import Programs
 
 
 class PromptLengths(NamedTuple):

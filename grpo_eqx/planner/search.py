@@ -7,12 +7,12 @@ from typing import Literal
 
 import jax
 
+from grpo_eqx.distributed.exchange import gather_bytes, together
 from grpo_eqx.errors import UserError
+from grpo_eqx.planner.devices import Target, local_target
+from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Found
-from grpo_eqx.planner.planning import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.run import PlannedRun
-from grpo_eqx.planner.target import Target, local_target
-from grpo_eqx.sharding.exchange import gather_bytes, together
 from grpo_eqx.strategies import micro_batch_sizes
 
 Searchable = Literal[

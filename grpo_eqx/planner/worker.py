@@ -12,9 +12,9 @@ from typing import Any
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
-from grpo_eqx.planner.answering import plan_run
+from grpo_eqx.planner.devices import find_target
+from grpo_eqx.planner.planning import plan_run
 from grpo_eqx.planner.run import PlannedRun
-from grpo_eqx.planner.target import find_target
 
 
 def main() -> None:

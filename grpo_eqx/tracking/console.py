@@ -15,7 +15,7 @@ from rich.progress import (
     track,
 )
 
-from grpo_eqx.sharding.distributed import is_main
+from grpo_eqx.distributed.startup import is_main
 
 _LINE_EVERY_S = 10.0
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.sharding.exchange import together
+from grpo_eqx.distributed.exchange import together
 from grpo_eqx.sharding.report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pytest
 
-from grpo_eqx import command
+from grpo_eqx.cli.main import main
 
 
 class Outcome(NamedTuple):
@@ -24,7 +24,7 @@ def launch(
     def call(*arguments: str) -> Outcome:
         monkeypatch.setattr(sys, "argv", ["grpo-eqx", "launch", *arguments])
         with pytest.raises(SystemExit) as end:
-            command.main()
+            main()
         assert isinstance(end.value.code, int)
         return Outcome(end.value.code, *capsys.readouterr())
 

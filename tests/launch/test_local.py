@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_eqx.sharding.cluster import find_cluster
+from grpo_eqx.distributed.cluster import find_cluster
 
 Launch = Callable[..., Any]
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from grpo_eqx.sharding.cluster import Cluster, find_cluster
+from grpo_eqx.distributed.cluster import Cluster, find_cluster
 
 Launch = Callable[..., Any]
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"

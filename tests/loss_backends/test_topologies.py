@@ -13,9 +13,9 @@ from grpo_eqx import grpo_loss
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends import ChunkedLoss, LossBackend, PallasLoss, TokenStats
 from grpo_eqx.loss_backends.softmax import ScoreGradient
+from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
-from grpo_eqx.sharding.topologies import described_devices
 
 pytest.importorskip("libtpu", reason="needs the plan extra")
 pytestmark = pytest.mark.topology

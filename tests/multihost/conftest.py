@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import pytest
 
-from grpo_eqx.sharding.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 
 FOLDER = Path(__file__).parent
 

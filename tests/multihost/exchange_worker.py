@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from jax._src import xla_bridge
 
+from grpo_eqx.distributed.exchange import agree, gather_bytes, gather_rows, own_share, together
+from grpo_eqx.distributed.startup import initialize, is_main
 from grpo_eqx.errors import PeerError, UserError
-from grpo_eqx.sharding.distributed import initialize, is_main
-from grpo_eqx.sharding.exchange import agree, gather_bytes, gather_rows, own_share, together
-from grpo_eqx.sharding.global_arrays import fetch, fetch_rows, place, place_rows
+from grpo_eqx.sharding.arrays import fetch, fetch_rows, place, place_rows
 
 
 def all_devices_of_the_host_are_this_process() -> None:

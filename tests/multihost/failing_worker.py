@@ -6,8 +6,8 @@ python failing_worker.py
 import jax
 import numpy as np
 
-from grpo_eqx.sharding.distributed import initialize
-from grpo_eqx.sharding.exchange import gather_rows
+from grpo_eqx.distributed.exchange import gather_rows
+from grpo_eqx.distributed.startup import initialize
 
 if __name__ == "__main__":
     initialize()

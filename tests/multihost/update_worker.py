@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from grpo_eqx.distributed.startup import initialize
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
-from grpo_eqx.micro_batches import Batch
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
-from grpo_eqx.programs import ProgramOptions, Programs
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.sharding.distributed import initialize
-from grpo_eqx.sharding.global_arrays import fetch, place
+from grpo_eqx.sharding.arrays import fetch, place
+from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.programs import ProgramOptions, Programs
 
 P, G, TP, TC, V = 8, 4, 6, 10, 32
 

@@ -10,10 +10,10 @@ import pytest
 from grpo_eqx import GRPOConfig
 from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.planner import Plan, PlannedProgram, PlannedRun, PromptLengths
-from grpo_eqx.planner.compiled import CompiledProgram
-from grpo_eqx.planner.floors import Floor
-from grpo_eqx.planner.planning import SETTINGS, TRAINING, Say
-from grpo_eqx.planner.target import Target, local_target
+from grpo_eqx.planner.compiled_program import CompiledProgram
+from grpo_eqx.planner.devices import Target, local_target
+from grpo_eqx.planner.make_plan import SETTINGS, TRAINING, Say
+from grpo_eqx.planner.step_time import Floor
 
 TINY = Qwen2Config(
     vocab_size=64,

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from grpo_eqx.planner import Change, Found, Plan
-from grpo_eqx.planner.buffers import Buffer
-from grpo_eqx.planner.compiled import CompiledProgram, Exchange
+from grpo_eqx.planner.compiled_program import CompiledProgram, Exchange
+from grpo_eqx.planner.hlo import Buffer
 from grpo_eqx.planner.report import print_plan
 
 GiB = 2**30

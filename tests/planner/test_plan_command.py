@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from grpo_eqx import GRPOConfig, command, recipes
+from grpo_eqx import GRPOConfig, recipes
+from grpo_eqx.cli.main import main
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def asked(plan_of, with_memory, monkeypatch) -> list:
         say("compiling update")
         return plan_of({"update": 100 if topology == "local" else 2000}, with_memory(1000))
 
-    monkeypatch.setattr("grpo_eqx.plan_command.ask", ask)
+    monkeypatch.setattr("grpo_eqx.cli.plan.ask", ask)
     return questions
 
 
@@ -27,7 +28,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     """Its exit code."""
     monkeypatch.setattr(sys, "argv", ["grpo-eqx", "plan", *arguments])
     with pytest.raises(SystemExit) as end:
-        command.main()
+        main()
     return end.value.code
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from grpo_eqx.cli.subcommand import Group
 from grpo_eqx.launch.tpu_vm.bootstrap import Bootstrap
 from grpo_eqx.launch.tpu_vm.create import Create
 from grpo_eqx.launch.tpu_vm.delete import Delete
@@ -12,7 +13,6 @@ from grpo_eqx.launch.tpu_vm.logs import Logs
 from grpo_eqx.launch.tpu_vm.run import Run
 from grpo_eqx.launch.tpu_vm.status import Status
 from grpo_eqx.launch.tpu_vm.sync_env import SyncEnv
-from grpo_eqx.subcommand import Group
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

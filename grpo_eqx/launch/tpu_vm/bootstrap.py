@@ -2,10 +2,10 @@
 
 import dataclasses
 
+from grpo_eqx.cli.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.commit import resolve_commit
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
-from grpo_eqx.subcommand import CommandError, Subcommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

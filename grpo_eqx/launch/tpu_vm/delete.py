@@ -2,9 +2,9 @@
 
 import dataclasses
 
+from grpo_eqx.cli.subcommand import CommandError, Subcommand
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
-from grpo_eqx.subcommand import CommandError, Subcommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

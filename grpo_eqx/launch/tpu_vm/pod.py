@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
+from grpo_eqx.cli.subcommand import CommandError
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
-from grpo_eqx.sharding.slices import Slice, find_slice
-from grpo_eqx.subcommand import CommandError
+from grpo_eqx.planner.slices import Slice, find_slice
 
 _AT_ONCE = 32
 """A gcloud takes about 100 MB."""

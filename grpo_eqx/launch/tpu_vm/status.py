@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import (
     Pod,
     check_type,
@@ -11,8 +12,7 @@ from grpo_eqx.launch.tpu_vm.pod import (
 )
 from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
-from grpo_eqx.sharding.slices import find_slice
-from grpo_eqx.subcommand import Subcommand
+from grpo_eqx.planner.slices import find_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

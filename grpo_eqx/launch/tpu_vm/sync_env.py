@@ -3,10 +3,10 @@
 import dataclasses
 from pathlib import Path
 
+from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.env_file import check_env_file
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
-from grpo_eqx.subcommand import Subcommand
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

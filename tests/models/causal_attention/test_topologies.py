@@ -7,8 +7,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.models.attention import KeyValues, Segment
 from grpo_eqx.models.causal_attention import MosaicAttention, best_attention
+from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.sharding.topologies import described_devices
 
 pytest.importorskip("libtpu", reason="needs the plan extra")
 pytestmark = pytest.mark.topology

@@ -1,0 +1,78 @@
+"""The command `grpo-eqx`."""
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from grpo_eqx.cli.plan import Plan
+from grpo_eqx.cli.subcommand import CommandError, Group, Subcommand
+from grpo_eqx.cli.train import Train
+from grpo_eqx.errors import EXIT_USER_ERROR, UserError
+from grpo_eqx.launch import Launch
+from grpo_eqx.planner.separate_process import PlanningError
+
+
+def main() -> None:
+    """Runs the subcommand that the command line names, and ends with its exit code.
+
+    All that follows the first `--` is a command for the subcommand to run, kept as it is.
+    """
+    try:
+        sys.exit(run(sys.argv[1:]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(EXIT_USER_ERROR)
+    except (CommandError, PlanningError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """The exit code of the subcommand that the arguments name."""
+    own = list(arguments)
+    command: list[str] = []
+    if "--" in own:
+        end = own.index("--")
+        own, command = own[:end], own[end + 1 :]
+    chosen: Subcommand | Group = tyro.cli(
+        _any_subcommand(own),
+        prog="grpo-eqx",
+        description="GRPO in JAX, from a laptop to a TPU pod.",
+        args=own,
+        config=(
+            tyro.conf.OmitArgPrefixes,
+            tyro.conf.OmitSubcommandPrefixes,
+            tyro.conf.FlagCreatePairsOff,
+        ),
+    )
+    while isinstance(chosen, Group):
+        chosen = chosen.chosen
+    _check(chosen, command)
+    return chosen.run(tuple(command))
+
+
+def _any_subcommand(arguments: Sequence[str]) -> Any:
+    """The type that each of them is a value of, with the defaults that a recipe gives."""
+    train, plan = Train.of_recipe(arguments), Plan.of_recipe(arguments)
+    return (
+        Annotated[Train, tyro.conf.subcommand("train", default=train)]
+        | Annotated[Plan, tyro.conf.subcommand("plan", default=plan)]
+        | Annotated[Launch, tyro.conf.subcommand("launch")]
+    )
+
+
+def _check(subcommand: Subcommand, command: Sequence[str]) -> None:
+    if subcommand.takes_command and not command:
+        raise UserError("there is no COMMAND: give one after --, as in -- python train.py.")
+    if command and not subcommand.takes_command:
+        raise UserError(f"nothing runs {command[0]!r} here: leave out -- and what follows it.")
+    if command and (not command[0] or command[0].startswith("-")):
+        raise UserError(f"COMMAND starts with {command[0]!r}: it must start with a program.")
+
+
+if __name__ == "__main__":
+    main()

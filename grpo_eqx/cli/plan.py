@@ -1,0 +1,76 @@
+"""The command `grpo-eqx plan`."""
+
+import abc
+import dataclasses
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from grpo_eqx.cli.flags import ConfigFlags
+from grpo_eqx.cli.subcommand import Subcommand
+from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
+from grpo_eqx.planner.devices import LOCAL
+from grpo_eqx.planner.make_plan import Say
+from grpo_eqx.planner.report import print_plan
+from grpo_eqx.planner.search import Searchable
+from grpo_eqx.planner.separate_process import ask
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _PlanFlags(Subcommand, abc.ABC):
+    """First in the command's help."""
+
+    topology: str = LOCAL
+    """What to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
+    (v6e:4x4), which need not be there, or the devices of this machine (local)."""
+    search: Searchable | None = None
+    """Find the largest value of this setting with which the run fits."""
+    json: Path | None = None
+    """File for the plan as JSON, sizes in bytes of one device."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan(ConfigFlags, _PlanFlags):
+    """Tell whether a run fits its devices, and what it will do there, without them.
+
+    grpo-eqx plan --topology v6e-16 [flags of train]
+
+    Compiles the programs of the run for the devices: the memory that each takes, what it sends
+    between devices, and how long a step takes at least. Takes minutes for large models, and a
+    second where the same was asked before. Ends with 0 where the run fits and with 3 where not.
+    """
+
+    def run(self, command: tuple[str, ...]) -> int:
+        cfg = self.config()
+        if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
+            raise UserError(
+                f"json is {self.json}: it must be a file, in a folder that exists already."
+            )
+        with _progress() as say:
+            plan = ask(cfg, self.topology, say, self.search)
+        print_plan(plan, Console())
+        if self.json is not None:
+            try:
+                self.json.write_text(json.dumps(plan.to_json(), indent=2) + "\n")
+            except OSError as error:
+                raise UserError(
+                    f"json is {self.json}, which cannot be written: {error}."
+                ) from error
+        return 0 if plan.fits else EXIT_DOES_NOT_FIT
+
+
+@contextmanager
+def _progress() -> Iterator[Say]:
+    """On standard error: a line that changes on a terminal, else one for each thing said."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text: console.print(text, highlight=False, soft_wrap=True)
+        return
+    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("starting")
+        yield lambda text: progress.reset(task, description=text)

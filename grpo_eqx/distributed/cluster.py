@@ -1,0 +1,115 @@
+"""Which of how many processes this one is, as whatever started it says."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from grpo_eqx.distributed import tpu_metadata
+from grpo_eqx.errors import UserError
+
+COORDINATOR = "JAX_COORDINATOR_ADDRESS"
+NUM_PROCESSES = "JAX_NUM_PROCESSES"
+PROCESS_ID = "JAX_PROCESS_ID"
+"""The variables that `jax.distributed.initialize` reads too."""
+_PORT = 8476
+"""Of the coordinator, where nothing else is said."""
+
+
+class Cluster(NamedTuple):
+    """Which of how many processes this is."""
+
+    coordinator: str
+    """`host:port` of process 0."""
+    num_processes: int
+    process_id: int
+    hosts: tuple[str, ...] = ()
+    """Of all processes, where they are known."""
+    local_device_ids: int | None = None
+    """The one of its host's devices that is this process'. `None`: all."""
+
+
+def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
+    """From JAX's variables, those of a TPU's workers (GKE), Slurm's, or a TPU VM's metadata server.
+
+    `None` for a process alone. Raises `UserError` where they contradict themselves.
+    """
+    if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
+        raise UserError("several TPU slices in one run are not supported: start it on one slice.")
+    for find in (_of_jax, _of_tpu_workers, _of_slurm):
+        if (cluster := find(environment)) is not None:
+            return _checked(cluster) if cluster.num_processes > 1 else None
+    worker = tpu_metadata.worker(environment)
+    if worker is None or len(worker.hosts) == 1:
+        return None
+    return _checked(_of_hosts(worker.hosts, worker.number))
+
+
+def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
+    names = (COORDINATOR, NUM_PROCESSES, PROCESS_ID)
+    given = [environment.get(name, "") for name in names]
+    if not any(given):
+        return None
+    if missing := [name for name, value in zip(names, given, strict=True) if not value]:
+        raise UserError(
+            f"{' and '.join(missing)} must be set too: the address of process 0, the number of "
+            f"processes and this one's number, from 0, go together."
+        )
+    return Cluster(given[0], _number(NUM_PROCESSES, environment), _number(PROCESS_ID, environment))
+
+
+def _of_tpu_workers(environment: Mapping[str, str]) -> Cluster | None:
+    hosts = [host for host in environment.get("TPU_WORKER_HOSTNAMES", "").split(",") if host]
+    if not hosts or (len(hosts) == 1 and "TPU_WORKER_ID" not in environment):
+        return None
+    return _of_hosts(hosts, _number("TPU_WORKER_ID", environment))
+
+
+def _of_hosts(hosts: Sequence[str], process_id: int) -> Cluster:
+    return Cluster(f"{hosts[0]}:{_PORT}", len(hosts), process_id, tuple(hosts))
+
+
+def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
+    nodes = environment.get("SLURM_STEP_NODELIST")
+    if nodes is None:  # not started by srun
+        return None
+    # Of the ports that users may have, one for each job: several can share a node.
+    port = 61440 + _number("SLURM_JOB_ID", environment) % 4096
+    # Those of the step: an interactive one has a single task, whatever its job has.
+    num_tasks = _number("SLURM_STEP_NUM_TASKS", environment)
+    one_each = num_tasks > _number("SLURM_STEP_NUM_NODES", environment)
+    return Cluster(
+        f"{_first_node(nodes)}:{port}",
+        num_tasks,
+        _number("SLURM_PROCID", environment),
+        local_device_ids=_number("SLURM_LOCALID", environment) if one_each else None,
+    )
+
+
+def _first_node(nodes: str) -> str:
+    """Of Slurm's list, such as `tpu[07-09,12],gpu3`."""
+    match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
+    if match is None:
+        raise UserError(f"SLURM_STEP_NODELIST is {nodes!r}, which names no node.")
+    return match[1] + (match[2] or "")
+
+
+def _number(name: str, environment: Mapping[str, str]) -> int:
+    text = environment.get(name, "")
+    if not text.isdecimal():
+        raise UserError(f"{name} is {text!r}: it must be a number.")
+    return int(text)
+
+
+def _checked(cluster: Cluster) -> Cluster:
+    port = re.fullmatch(r".+:(\d+)", cluster.coordinator)
+    if port is None or not 0 < int(port[1]) < 2**16:
+        raise UserError(
+            f"the coordinator's address is {cluster.coordinator!r}: it must be host:port."
+        )
+    if cluster.process_id >= cluster.num_processes:
+        raise UserError(
+            f"this is process {cluster.process_id} of {cluster.num_processes}, and they count "
+            f"from 0: raise the number of processes, or lower its own."
+        )
+    return cluster

@@ -1,0 +1,128 @@
+"""Several processes become one run."""
+
+import os
+import sys
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from types import TracebackType
+
+import jax
+
+from grpo_eqx.distributed.cluster import Cluster, find_cluster
+from grpo_eqx.distributed.exchange import agree, brief
+from grpo_eqx.distributed.rendezvous import meet
+from grpo_eqx.errors import UserError
+
+REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
+"""The variable by which a launcher says how many processes it starts."""
+START_TIMEOUT = "GRPO_EQX_START_TIMEOUT"
+"""The variable by which a launcher says how long its processes may take to start."""
+_START_SECONDS = 30.0
+_LEAVE_SECONDS = 10.0
+"""What a process that fails waits for the others to end too."""
+_HEARTBEAT_SECONDS = 30
+"""After so long without a word from one of them, the others end too."""
+
+
+def initialize(
+    facts: Mapping[str, str] | None = None,
+    *,
+    require_processes: int | None = None,
+    timeout: float | None = None,
+) -> None:
+    """Joins this process with the others of its run, if whatever started it says there are any.
+
+    Nothing may have touched a device before. Once joined, it only compares the facts.
+
+    **Arguments:** what all processes must have been told the same; how many there must be (`None`:
+    what the variable `GRPO_EQX_REQUIRE_PROCESSES` says, or as many as there are said to be);
+    seconds to wait for the others (`None`: what `GRPO_EQX_START_TIMEOUT` says, or 30).
+
+    Raises `UserError`, in all that are there, where some are missing or disagree, or where hosts
+    have different numbers of devices.
+    """
+    facts = {name: brief(value) for name, value in (facts or {}).items()}
+    required = require_processes
+    if required is None and REQUIRE_PROCESSES in os.environ:
+        required = int(_number_of(REQUIRE_PROCESSES))
+    if timeout is None:
+        timeout = _number_of(START_TIMEOUT) if START_TIMEOUT in os.environ else _START_SECONDS
+    if jax.distributed.is_initialized():
+        _check_number(jax.process_count(), required)
+        check_even(Counter(device.process_index for device in jax.devices()))
+        agree(facts)
+        return
+    cluster = find_cluster()
+    _check_number(1 if cluster is None else cluster.num_processes, required)
+    if cluster is None:
+        return
+    meet(cluster, facts, timeout)
+    _join(cluster, timeout)
+    sys.excepthook = _end_run
+    check_even(Counter(device.process_index for device in jax.devices()))
+
+
+def _join(cluster: Cluster, timeout: float) -> None:
+    try:
+        jax.distributed.initialize(
+            cluster.coordinator,
+            cluster.num_processes,
+            cluster.process_id,
+            local_device_ids=cluster.local_device_ids,
+            # It would still look for a scheduler, and under Slurm take one device of each host.
+            cluster_detection_method="deactivate",
+            initialization_timeout=int(timeout) + 1,
+            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+        )
+    except RuntimeError as error:
+        if "must be called before" not in str(error):
+            raise
+        raise UserError(
+            f"this process cannot join the others any more ({error}): make the GRPOTrainer before "
+            f"any array, or call grpo_eqx.distributed.initialize() first."
+        ) from error
+
+
+def leave_soon(code: int) -> None:
+    """Ends this process within seconds, though the others, for which JAX waits, may go on."""
+    if jax.distributed.is_initialized():
+        timer = threading.Timer(_LEAVE_SECONDS, os._exit, (code,))
+        timer.daemon = True
+        timer.start()
+
+
+def _end_run(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What nobody caught ends this process, and with it the run."""
+    sys.__excepthook__(kind, error, trace)
+    leave_soon(1)
+
+
+def is_main() -> bool:
+    """Whether this process is the one that writes and prints."""
+    return jax.process_index() == 0
+
+
+def check_even(num_devices: Mapping[int, int]) -> None:
+    """Raises `UserError` where processes have different numbers of devices."""
+    if len(set(num_devices.values())) > 1:
+        raise UserError(
+            f"the hosts have different numbers of devices, by process: "
+            f"{dict(sorted(num_devices.items()))}. Give every host the same, or leave out the one "
+            f"that differs."
+        )
+
+
+def _number_of(variable: str) -> float:
+    text = os.environ[variable]
+    if not text.isdecimal():
+        raise UserError(f"{variable} is {text!r}: it must be a number.")
+    return float(text)
+
+
+def _check_number(found: int, required: int | None) -> None:
+    if required is not None and found != required:
+        raise UserError(
+            f"{found} {'process is' if found == 1 else 'processes are'} started, and "
+            f"{required} are required: start the same command on every host."
+        )

@@ -1,0 +1,52 @@
+"""Answers that took minutes, kept on disk."""
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_eqx.training.compilation import cache_folder
+
+
+def remembered(
+    question: Mapping[str, Any], answer: Callable[[], Mapping[str, Any]]
+) -> Mapping[str, Any]:
+    """The answer to a question, both plain JSON, found anew only where it is not on disk.
+
+    The question must name all that the answer depends on. Answers lie in `grpo_eqx/plans` under
+    `$XDG_CACHE_HOME`, by default `~/.cache`; where that cannot be written, nothing is kept.
+    """
+    known = recalled(question)
+    if known is None:
+        known = answer()
+        keep(question, known)
+    return known
+
+
+def recalled(question: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The answer on disk, if there is one."""
+    try:
+        kept = json.loads(_path(question).read_text())
+    except (OSError, ValueError, RuntimeError):
+        return None
+    return kept if isinstance(kept, dict) else None
+
+
+def keep(question: Mapping[str, Any], answer: Mapping[str, Any]) -> None:
+    """Writes the answer to disk, whole or not at all."""
+    try:
+        path = _path(question)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            file.write(json.dumps(answer))
+        os.replace(file.name, path)
+    except (OSError, RuntimeError):
+        return
+
+
+def _path(question: Mapping[str, Any]) -> Path:
+    digest = hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+    return cache_folder("plans") / f"{digest[:32]}.json"

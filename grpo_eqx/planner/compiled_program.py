@@ -1,0 +1,133 @@
+"""What a compiler says of one program: the memory it takes, its largest arrays, what it sends."""
+
+import dataclasses
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+
+from grpo_eqx.distributed.join import code_fingerprint
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner.answers_on_disk import remembered
+from grpo_eqx.planner.devices import Target, parse_size
+from grpo_eqx.planner.hlo import Buffer, collectives, largest_buffers
+
+_NUM_BUFFERS = 5
+_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_NEEDED = re.compile(r"HLO temporaries \((\S+)\)|memory space hbm. Used (\S+) of")
+
+
+class Exchange(NamedTuple):
+    """All collectives of one kind in a program."""
+
+    kind: str
+    instructions: int
+    """Their number, however often loops repeat them."""
+    num_bytes: int
+    """Of their results on one device, each once."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledProgram:
+    """Figures in bytes are of one device; those that are `None` the compiler did not get to."""
+
+    peak_bytes: int
+    """The most that arguments, results, temporaries and code take together. Of a program that the
+    compiler refuses, what it says would be needed."""
+    argument_bytes: int | None
+    output_bytes: int | None
+    """Of results that are not written over arguments."""
+    temporary_bytes: int | None
+    """What the peak has besides the others."""
+    code_bytes: int | None
+    accepted: bool
+    """Whether the compiler, which knows of nothing else on the device, accepts it."""
+    seconds: float
+    """That compiling took."""
+    buffers: tuple[Buffer, ...] = ()
+    exchanges: tuple[Exchange, ...] = ()
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> "CompiledProgram":
+        """The inverse of `to_json`."""
+        buffers = tuple(Buffer(**each) for each in fields["buffers"])
+        exchanges = tuple(Exchange(**each) for each in fields["exchanges"])
+        return cls(**{**fields, "buffers": buffers, "exchanges": exchanges})
+
+    def to_json(self) -> dict[str, Any]:
+        """Its fields as plain JSON."""
+        return {
+            **dataclasses.asdict(self),
+            "buffers": [buffer._asdict() for buffer in self.buffers],
+            "exchanges": [exchange._asdict() for exchange in self.exchanges],
+        }
+
+
+def compile_program(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
+    """Compiles a program for the devices, or finds on disk what came of that before.
+
+    Raises what the compiler raises, but for a want of memory, which is an answer.
+    """
+    if jax.process_count() > 1:
+        return _compile(lowered, target)  # all compile the same, whatever each has on its disk
+    question = {
+        "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
+        "devices": [target.device_kind, len(target.devices), target.name],
+        "compiler": [jax.__version__, target.compiler, *map(os.environ.get, _COMPILER_FLAGS)],
+        "code": code_fingerprint(),
+    }
+    answer = remembered(question, lambda: _compile(lowered, target).to_json())
+    return CompiledProgram.from_json(answer)
+
+
+def _compile(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
+    start = time.monotonic()
+    try:
+        compiled = lowered.compile()
+    except jax.errors.JaxRuntimeError as error:
+        said, needed = str(error), _NEEDED.search(str(error))
+        if "RESOURCE_EXHAUSTED" not in said or "memory space vmem" in said:
+            raise
+        # Where it does not say how much, it is more than there is.
+        peak = parse_size(needed[1] or needed[2]) if needed else target.usable_bytes + 1
+        seconds = time.monotonic() - start
+        return CompiledProgram(peak, None, None, None, None, accepted=False, seconds=seconds)
+    seconds = time.monotonic() - start
+    memory, text = compiled.memory_analysis(), compiled.as_text() or ""
+    if memory is None:
+        raise UserError(
+            f"the compiler for {target.device_kind} does not say how much memory programs take: "
+            f"plan for another device, with --topology."
+        )
+    code = memory.generated_code_size_in_bytes
+    outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    held = memory.argument_size_in_bytes + outputs
+    if target.on_tpu:
+        # The sum of a TPU program's temporaries counts some that never live at the same time: the
+        # compiler accepts programs for which it exceeds the memory. Its peak is what it refuses by.
+        peak = memory.peak_memory_in_bytes + code
+    else:
+        peak = held + memory.temp_size_in_bytes + code
+    return CompiledProgram(
+        peak_bytes=peak,
+        argument_bytes=memory.argument_size_in_bytes,
+        output_bytes=outputs,
+        temporary_bytes=peak - held - code,
+        code_bytes=code,
+        accepted=True,
+        seconds=seconds,
+        buffers=tuple(largest_buffers(text, _NUM_BUFFERS)),
+        exchanges=_exchanges(text),
+    )
+
+
+def _exchanges(text: str) -> tuple[Exchange, ...]:
+    found: dict[str, tuple[int, int]] = {}
+    for each in collectives(text):
+        count, num_bytes = found.get(each.kind, (0, 0))
+        found[each.kind] = count + 1, num_bytes + each.num_bytes
+    return tuple(Exchange(kind, *of_kind) for kind, of_kind in sorted(found.items()))

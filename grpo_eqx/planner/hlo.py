@@ -1,0 +1,207 @@
+"""Reads a compiled program's text: what it sends between devices, and its largest arrays.
+
+The text is XLA's HLO after optimization, `compiled.as_text()`.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
+
+_COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\{$")
+_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%[\w.$-]+ = (.*?) ([a-z][\w-]*)\(")
+_ARRAY = re.compile(r"\b([a-z]+\d+[a-z0-9]*|pred)\[([\d,]*)\]")
+_CALLED = re.compile(
+    r"\b(body|condition|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.$-]+)"
+)
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+
+_NO_BUFFER = {
+    "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "iota", "while", "after-all",
+    "opt-barrier", "optimization-barrier", "partition-id",
+}  # fmt: skip
+"""Operations whose result is another's memory, or no array in main memory."""
+_STORED = re.compile(r"(\w+)\[([\d,]*)\]\{?(.*)$")
+_TILE = re.compile(r"T\((\d+),(\d+)\)")
+_ON_CHIP = re.compile(r"S\([1-9]\d*\)")
+"""A TPU's vector memory, not its HBM."""
+_SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
+_FRAME = re.compile(r"stack_frame_id=(\d+)")
+_TABLE_ROW = re.compile(r"^(\d+) (.*)$")
+_REFERENCE = re.compile(r"(\w+)=(\d+)")
+
+
+class Collective(NamedTuple):
+    """An instruction by which devices exchange data."""
+
+    kind: str
+    """One of `COLLECTIVES`."""
+    shapes: str
+    """Its result on each device, such as `bf16[1,896,896]`."""
+    num_bytes: int
+    """Size of that result."""
+    loops: int
+    """How many nested loops contain it."""
+    scope: str
+    """JAX's `op_name` of the instruction, or of the loop that contains it."""
+
+
+class Buffer(NamedTuple):
+    """An array that a program allocates for itself."""
+
+    num_bytes: int
+    """Size on each device."""
+    shape: str
+    """Such as `bf16[36,8,2176,2048]`, also on each device."""
+    operation: str
+    """JAX's name of the operation that makes it."""
+    source: str
+    """The file and line that ask for it, `qwen2.py:120`; empty where the compiler omits them."""
+
+
+class _Instruction(NamedTuple):
+    result: str
+    """The text of its result's type: dtype, shape and layout."""
+    operation: str
+    line: str
+
+    @property
+    def op_name(self) -> str | None:
+        """Where in the traced function it comes from, in JAX's words."""
+        match = _OP_NAME.search(self.line)
+        return match[1] if match else None
+
+    def called(self) -> Iterator[tuple[str, str]]:
+        """Computations that it runs, each with the attribute that names it."""
+        for attribute, names in _CALLED.findall(self.line):
+            for name in re.findall(r"[\w.$-]+", names):
+                yield attribute, name
+
+
+class _Program:
+    """The computations of a program, each a list of instructions."""
+
+    def __init__(self, text: str) -> None:
+        self.computations: dict[str, list[_Instruction]] = {}
+        self.entry = ""
+        self.sources = _Sources(text)
+        name = None
+        for line in text.splitlines():
+            if match := _COMPUTATION.match(line):
+                name = match[2]
+                self.computations[name] = []
+                self.entry = name if match[1] else self.entry
+            elif line == "}":
+                name = None
+            elif name is not None and (match := _INSTRUCTION.match(line)):
+                self.computations[name].append(_Instruction(match[1], match[2], line))
+
+    def walk(self, name: str, loops: int, scope: str) -> Iterator[tuple[_Instruction, int, str]]:
+        """Instructions in the order of calls, each with its number of loops and its scope."""
+        for instruction in self.computations[name]:
+            here = instruction.op_name or scope
+            yield instruction, loops, here
+            inner = loops + (instruction.operation == "while")
+            # A reduction's function is called once for each number: it exchanges nothing.
+            if instruction.operation.removesuffix("-start") not in COLLECTIVES:
+                for _, callee in instruction.called():
+                    yield from self.walk(callee, inner, here)
+
+    def allocating(self) -> Iterator[_Instruction]:
+        """Instructions whose results are buffers: those inside a fusion have none."""
+        every = [each for body in self.computations.values() for each in body]
+        fused = {name for each in every for kind, name in each.called() if kind == "calls"}
+        for name, instructions in self.computations.items():
+            if name not in fused:
+                yield from instructions
+
+
+def collectives(text: str) -> list[Collective]:
+    """Lists a program's collectives, each once, however often loops repeat it."""
+    program = _Program(text)
+    return [
+        _collective(instruction, loops, scope)
+        for instruction, loops, scope in program.walk(program.entry, 0, "")
+        if instruction.operation.removesuffix("-start") in COLLECTIVES
+    ]
+
+
+def _collective(instruction: _Instruction, loops: int, scope: str) -> Collective:
+    kind = instruction.operation.removesuffix("-start")
+    arrays = _ARRAY.findall(instruction.result)
+    if instruction.operation.endswith("-start") and kind != "all-reduce":
+        arrays = arrays[1:2]  # the operand, the result, and what keeps them apart
+    shapes = ", ".join(f"{dtype}[{shape}]" for dtype, shape in arrays)
+    num_bytes = sum(math.prod(_sizes(shape)) * _itemsize(dtype) for dtype, shape in arrays)
+    return Collective(kind, shapes, num_bytes, loops, scope)
+
+
+def largest_buffers(text: str, count: int) -> list[Buffer]:
+    """Lists the largest results of a program's instructions, largest first.
+
+    Results of the same size and source line count once. They need not be live at the same time.
+    """
+    program = _Program(text)
+    found: dict[tuple[int, str], Buffer] = {}
+    for instruction in program.allocating():
+        match = _STORED.match(instruction.result)
+        if match is None or instruction.operation in _NO_BUFFER or _ON_CHIP.search(match[3]):
+            continue
+        size, source = _stored_bytes(match[1], match[2], match[3]), program.sources.of(instruction)
+        name = instruction.op_name
+        operation = name.rpartition("/")[2] if name else instruction.operation
+        shape = f"{match[1]}[{match[2]}]"
+        found.setdefault((size, source or shape), Buffer(size, shape, operation, source))
+    return sorted(found.values(), key=lambda buffer: -buffer.num_bytes)[:count]
+
+
+def _stored_bytes(dtype: str, shape: str, layout: str) -> int:
+    """Size of an array as stored: a TPU fills up the two fastest dimensions to whole tiles."""
+    sizes = _sizes(shape)
+    order = [int(dim) for dim in layout.partition(":")[0].rstrip("}").split(",") if dim.isdigit()]
+    tile = _TILE.search(layout)
+    if tile and len(order) >= 2:
+        for dim, step in zip(order[1::-1], (int(tile[1]), int(tile[2])), strict=True):
+            sizes[dim] = -(-sizes[dim] // step) * step
+    return math.prod(sizes) * _itemsize(dtype)
+
+
+def _sizes(shape: str) -> list[int]:
+    return [int(size) for size in shape.split(",") if size]
+
+
+def _itemsize(dtype: str) -> int:
+    digits = re.search(r"\d+", dtype)
+    return 1 if digits is None else max(1, int(digits[0]) // 8)
+
+
+class _Sources:
+    """The tables at the head of a program's text that its stack frames refer to."""
+
+    def __init__(self, text: str) -> None:
+        tables: dict[str, dict[str, str]] = {}
+        rows: dict[str, str] = {}
+        for line in text[: text.find("\nENTRY")].splitlines():
+            if line in ("FileNames", "FunctionNames", "FileLocations", "StackFrames"):
+                rows = tables.setdefault(line, {})
+            elif match := _TABLE_ROW.match(line):
+                rows[match[1]] = match[2]
+            elif line.startswith("%"):
+                break
+        self._names: Mapping[str, str] = tables.get("FileNames", {})
+        self._locations: Mapping[str, str] = tables.get("FileLocations", {})
+        self._frames: Mapping[str, str] = tables.get("StackFrames", {})
+
+    def of(self, instruction: _Instruction) -> str:
+        """The innermost line of Python that an instruction comes from."""
+        if match := _SOURCE.search(instruction.line):
+            return f"{match[1].rpartition('/')[2]}:{match[2]}"
+        frame = _FRAME.search(instruction.line)
+        if frame is None or frame[1] not in self._frames:
+            return ""
+        location = dict(_REFERENCE.findall(self._frames[frame[1]])).get("file_location_id", "")
+        line = dict(_REFERENCE.findall(self._locations.get(location, "")))
+        file = self._names.get(line.get("file_name_id", ""), "").strip('"')
+        return f"{file.rpartition('/')[2]}:{line['line']}" if file else ""

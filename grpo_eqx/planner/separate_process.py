@@ -1,0 +1,126 @@
+"""Asking for a plan in a process of its own, where it is not known already."""
+
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from subprocess import PIPE, Popen
+from typing import Any
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.distributed.join import code_fingerprint
+from grpo_eqx.errors import UserError
+from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.planner.answers_on_disk import keep, recalled
+from grpo_eqx.planner.devices import LOCAL, installed_version
+from grpo_eqx.planner.make_plan import Say
+from grpo_eqx.planner.plan import Plan
+from grpo_eqx.planner.run import is_at_hand
+from grpo_eqx.planner.search import Searchable
+from grpo_eqx.planner.topologies import described_slice
+
+_LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "transformers")
+_FLAGS = ("JAX_", "LIBTPU_", "XLA_")
+_LAST_LINES = 20
+"""Of what the compiler prints, shown where it fails."""
+
+
+class PlanningError(RuntimeError):
+    """The process that compiles failed; the message has its last lines."""
+
+
+def ask(
+    cfg: GRPOConfig,
+    topology: str,
+    say: Say,
+    setting: Searchable | None = None,
+    *,
+    help_if_not: bool = True,
+) -> Plan:
+    """The plan of a config for a TPU type, grid, or `local`.
+
+    **Arguments:** whom to tell what is being worked on; a setting, to look for the largest value
+    with which the run fits; whether to look for what helps where it does not.
+
+    What was asked before, of the same code and inputs, is answered from disk. Raises `UserError`
+    for whatever cannot be planned, and without libtpu.
+    """
+    fields = dataclasses.asdict(cfg)
+    question = {
+        "config": {name: str(x) if isinstance(x, Path) else x for name, x in fields.items()},
+        "topology": topology,
+        "search": setting,
+        "help_if_not": help_if_not,
+    }
+    if topology == LOCAL:  # what it is, only the other process can know
+        return Plan.from_json(_compute(question, say))
+    described_slice(topology)  # known, or refused
+    if importlib.util.find_spec("libtpu") is None:
+        raise UserError(
+            f"planning for {topology} needs the compiler for TPUs, which is not installed: "
+            f'pip install "grpo_eqx[plan]".'
+        )
+    known = {**question, **_what_answers_depend_on(cfg)}
+    answer = recalled(known)
+    if answer is None:
+        answer = _compute(question, say)
+        keep(known, answer)
+    return Plan.from_json(answer)
+
+
+def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
+    """The answer of another process, which ends with this one."""
+    environment = dict(os.environ)
+    if question["topology"] != LOCAL:
+        environment["JAX_PLATFORMS"] = "cpu"  # the devices at hand are not asked
+    command = [sys.executable, "-m", "grpo_eqx.planner.worker"]
+    with (
+        tempfile.TemporaryFile("w+") as noise,
+        Popen(
+            command, stdin=PIPE, stdout=PIPE, stderr=noise, text=True, env=environment
+        ) as process,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            with suppress(BrokenPipeError), process.stdin:  # its last words say why
+                json.dump(question, process.stdin)
+            for line in process.stdout:
+                said = json.loads(line)
+                if "error" in said:
+                    raise UserError(said["error"])
+                if "answer" in said:
+                    return dict(said["answer"])
+                say(said["say"])
+            code = process.wait()
+        finally:
+            process.kill()
+        noise.seek(0)
+        last = noise.read().splitlines()[-_LAST_LINES:]
+    raise PlanningError("\n  ".join([f"the planning process ended with {code}:", *last]))
+
+
+def _what_answers_depend_on(cfg: GRPOConfig) -> dict[str, Any]:
+    inputs = [hashlib.sha256(path.read_bytes()).hexdigest() for path in _inputs(cfg)]
+    return {
+        "code": code_fingerprint(),
+        "libraries": [installed_version(name) for name in _LIBRARIES],
+        "flags": {name: x for name, x in os.environ.items() if name.startswith(_FLAGS)},
+        "inputs": inputs,
+    }
+
+
+def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
+    """The files that are read: a model's, but for its weights, and problems."""
+    if is_at_hand(cfg.model):
+        kinds = {".json", ".jinja", ".txt"}
+        yield from sorted(p for p in model_folder(cfg.model).iterdir() if p.suffix in kinds)
+    for name in (cfg.data, cfg.eval_data):
+        if name is not None and Path(name).is_file():
+            yield Path(name)

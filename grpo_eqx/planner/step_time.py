@@ -1,0 +1,68 @@
+"""The least time that the programs of a step can take, by their arithmetic and what they read.
+
+For prompts and completions of the planned lengths; communication is not counted.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from grpo_eqx.planner.run import PlannedRun
+from grpo_eqx.sharding.rollout import RolloutLayout
+from grpo_eqx.tracking.device_peaks import DevicePeaks
+from grpo_eqx.tracking.performance import rollout_bytes, update_flops
+from grpo_eqx.training.programs import ProgramOptions
+
+
+class Floor(NamedTuple):
+    """Work of one program in one step, on all devices together."""
+
+    flops: float
+    """Model FLOPs: nothing is counted twice that is computed twice."""
+    bytes_read: float
+    """What decoding cannot do without reading; 0 where arithmetic is the bound."""
+    seconds: float | None
+    """On devices of which the peaks are known."""
+
+
+def step_floors(
+    run: PlannedRun, options: ProgramOptions, layout: RolloutLayout, peaks: DevicePeaks | None
+) -> dict[str, Floor]:
+    """Of each program in a step, as often as the step runs it."""
+    cfg, length, num_devices = run.cfg, options.max_completion_length, layout.mesh.size
+    prompts = np.full(cfg.prompts_per_step, run.prompts.train)
+    completions = np.full((cfg.prompts_per_step, cfg.num_generations), length)
+    slots = min(cfg.max_num_seqs or completions.size, completions.size)
+    read = rollout_bytes(
+        run.model,
+        prompts,
+        completions,
+        num_decode_steps=length * -(-completions.size // slots),
+        num_copies=_copies_read(layout),
+        itemsize=options.dtype.itemsize,
+        kv_itemsize=options.kv_itemsize(run.model.head_size),
+    )
+    forward = update_flops(run.model, prompts, completions) / 3  # the backward pass is twice that
+
+    def floor(flops: float, num_bytes: float = 0.0) -> Floor:
+        if peaks is None:
+            return Floor(flops, num_bytes, None)
+        seconds = max(flops / peaks.flops_per_second, num_bytes / peaks.bytes_per_second)
+        return Floor(flops, num_bytes, seconds / num_devices)
+
+    return {
+        "generate": floor(forward, read),
+        **{name: floor(times * forward) for name, times in run.num_scores.items()},
+        "update": floor(3 * cfg.num_iterations * forward),
+    }
+
+
+def _copies_read(layout: RolloutLayout) -> int:
+    """How often all devices together read the weights for a token of each completion.
+
+    Devices that decode completions of their own read all weights, or their part of the heads.
+    """
+    shape = layout.mesh.shape
+    if "fsdp" not in layout.prompts + layout.groups:
+        return shape["dp"]
+    return layout.mesh.size // (shape["tp"] if layout.splits_heads else 1)

@@ -1,0 +1,52 @@
+"""TPUs that are not there: devices to compile for, described by name."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner.slices import Slice, find_slice, slice_of_grid
+
+_LIBTPU_NAMES = {"v5litepod": "v5e"}
+_HOST_GRIDS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
+"""How the chips of a host lie, by their number."""
+
+
+def described_devices(name: str) -> Sequence[jax.Device]:
+    """The devices of a TPU type (v6e-16) or grid (v6e:4x4): programs compile for them, no more.
+
+    They are on as many hosts as Google's are. Raises `UserError` for a type that is not known, and
+    without libtpu.
+    """
+    known = described_slice(name)
+    # Without these libtpu asks the machine it runs on for its TPU, and locks it.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    try:
+        return topologies.get_topology_desc(_grid(known), "tpu", **_options(known)).devices
+    except (ImportError, RuntimeError) as error:
+        raise UserError(
+            f"TPU type {known.name} cannot be described ({str(error).splitlines()[0]}): "
+            f'pip install "grpo_eqx[plan]" brings the compiler.'
+        ) from error
+
+
+def described_slice(name: str) -> Slice:
+    """The slice of a TPU type or grid; raises `UserError` for one that is not known."""
+    return slice_of_grid(name) or find_slice(name)
+
+
+def _grid(known: Slice) -> str:
+    generation = known.name.partition("-")[0]
+    return f"{_LIBTPU_NAMES.get(generation, generation)}:{known.topology}"
+
+
+def _options(known: Slice) -> dict[str, Any]:
+    options: dict[str, Any] = {"chips_per_host_bounds": _HOST_GRIDS[known.chips_per_host]}
+    if known.name.startswith("v4"):
+        options["chip_config_name"] = "megacore"  # its two cores are one device, as where JAX runs
+    return options

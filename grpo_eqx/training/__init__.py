@@ -1,0 +1,1 @@
+"""What runs on devices: the three programs, and everything their arrays go through."""

@@ -1,0 +1,135 @@
+"""The programs for shapes alone: what a compiler needs of a run, without weights or devices."""
+
+from collections.abc import Collection
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Sharding
+
+from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.prng import make_key
+from grpo_eqx.sharding.rules import (
+    batch_sharding,
+    optimizer_shardings,
+    prompt_sharding,
+    replicated,
+)
+from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.programs import Programs, TrainState
+
+
+def model_shapes(config: Qwen2Config, mesh: jax.sharding.Mesh) -> Qwen2:
+    """A model's float32 parameters as shapes, each with its sharding."""
+    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), make_key(0))
+    return jax.tree.map(_placed, shapes, shapes.shardings(mesh))
+
+
+def lower_generate(
+    programs: Programs,
+    model: Qwen2,
+    num_prompts: int,
+    num_generations: int,
+    prompt_length: int,
+    sampling: Sampling | None = None,
+) -> jax.stages.Lowered:
+    """`generate` for a model's shapes and a batch's, by default with training's sampling."""
+    layout = programs.rollout_layout(num_prompts, num_generations)
+    whole = replicated(programs.mesh)
+
+    def of_prompts(dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
+        sharding = layout.sharding(layout.prompts)
+        return jax.ShapeDtypeStruct((num_prompts, prompt_length), dtype, sharding=sharding)
+
+    return programs.jitted_generate.lower(
+        model,
+        of_prompts(jnp.int32),
+        of_prompts(jnp.bool_),
+        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
+        jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=whole),
+        jax.tree.map(lambda x: _placed(x, whole), programs.options.stopping),
+        num_generations,
+        sampling or programs.options.sampling,
+    )
+
+
+def reference_shapes(programs: Programs, model: Qwen2, *, frozen: bool) -> Qwen2:
+    """A reference model of a model's shapes."""
+    shapes = jax.eval_shape(lambda model: programs.reference(model, frozen=frozen), model)
+    return jax.tree.map(_placed, shapes, model.shardings(programs.mesh))
+
+
+def optimizer_shapes(programs: Programs, model: Qwen2) -> optax.OptState:
+    """The optimiser's state for a model's shapes."""
+    optimizer = programs.optimizer
+    shardings = optimizer_shardings(optimizer, model, model.shardings(programs.mesh))
+    return jax.tree.map(_placed, jax.eval_shape(optimizer.init, model), shardings)
+
+
+def lower_score(
+    programs: Programs, model: Qwen2, num_prompts: int, num_generations: int, prompt_length: int
+) -> jax.stages.Lowered:
+    """`score` for a model's shapes and a rollout's, of which no completions share rows."""
+    batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations)
+    cut = programs.micro_batches(num_prompts, num_generations)
+    return programs.jitted_score.lower(model, batch.rollout, cut)
+
+
+def lower_update(
+    programs: Programs,
+    model: Qwen2,
+    num_prompts: int,
+    num_generations: int,
+    prompt_length: int,
+    scored: Collection[str] = (),
+    *,
+    is_share: bool = False,
+) -> jax.stages.Lowered:
+    """`update` for a model's shapes and a batch's, of which no completions share rows.
+
+    **Arguments:** besides shapes, those of `old_logps`, `ref_logps` and `entropies` that the batch
+    has, and whether it is a share of a rollout.
+    """
+    state = TrainState(model, optimizer_shapes(programs, model))
+    batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations, scored)
+    cut = programs.micro_batches(num_prompts, num_generations)
+    tokens = jax.ShapeDtypeStruct((), jnp.float32) if is_share else None
+    return programs.jitted_update.lower(state, batch, cut, tokens)
+
+
+def _batch_shapes(
+    programs: Programs, prompts: tuple[int, int], group: int, scored: Collection[str] = ()
+) -> Batch:
+    tokens = prompts[0], group, programs.options.max_completion_length
+    by_group = batch_sharding(programs.mesh, *tokens[:2])
+
+    def placed(path: tuple[jax.tree_util.GetAttrKey, ...], x: jax.ShapeDtypeStruct) -> object:
+        of_prompts = path[-1].name.startswith("prompt_")
+        return _placed(x, prompt_sharding(by_group) if of_prompts else by_group)
+
+    shapes = jax.eval_shape(lambda: _batch_of_nothing(prompts, tokens, scored))
+    return jax.tree.map_with_path(placed, shapes)
+
+
+def _batch_of_nothing(
+    prompts: tuple[int, int], tokens: tuple[int, int, int], scored: Collection[str]
+) -> Batch:
+    rollout = Rollout(
+        prompt_ids=jnp.zeros(prompts, jnp.int32),
+        prompt_mask=jnp.zeros(prompts, bool),
+        completion_ids=jnp.zeros(tokens, jnp.int32),
+        completion_mask=jnp.zeros(tokens, bool),
+        sampler_logps=jnp.zeros(tokens, jnp.float32),
+        finished=jnp.zeros(tokens[:2], bool),
+    )
+    scores = {name: jnp.zeros(tokens, jnp.float32) for name in scored}
+    return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32), **scores)
+
+
+def _placed(
+    x: jax.Array | np.ndarray | jax.ShapeDtypeStruct, sharding: Sharding
+) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

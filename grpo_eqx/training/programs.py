@@ -1,0 +1,443 @@
+"""The three programs that run on devices: generate, score and update, and helpers between them.
+
+They are pure functions of arrays, compiled once for each set of shapes. Everything else of GRPO is
+a host loop around them.
+"""
+
+import dataclasses
+import functools
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int
+
+from grpo_eqx._types import PromptIds, PromptMask, Remat
+from grpo_eqx.generation import (
+    Packing,
+    Rollout,
+    Sampling,
+    SlotCounts,
+    Stopping,
+    generate,
+    sample_keys,
+)
+from grpo_eqx.loss_backends import LossBackend, TokenStats
+from grpo_eqx.models.causal_attention import CausalAttention
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals, entropy_floor
+from grpo_eqx.sharding.arrays import place
+from grpo_eqx.sharding.rollout import AutoSharding, RolloutLayout, RolloutSharding
+from grpo_eqx.sharding.rules import (
+    batch_sharding,
+    num_batch_shards,
+    optimizer_shardings,
+    prompt_sharding,
+    replicated,
+)
+from grpo_eqx.training.micro_batches import Batch, MicroBatches
+
+Placed = TypeVar("Placed", Rollout, Batch)
+
+
+class TrainState(NamedTuple):
+    """What training changes."""
+
+    model: Qwen2
+    """Parameters in float32."""
+    opt_state: optax.OptState
+
+
+class TokenScores(NamedTuple):
+    """What a model makes of a rollout's tokens, float32, at the sampling temperature."""
+
+    logps: Float[Array, "P G Tc"]
+    entropies: Float[Array, "P G Tc"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramOptions:
+    """What the programs need to know besides their arrays."""
+
+    sampling: Sampling
+    max_completion_length: int
+    stopping: Stopping
+    pad_id: int
+    seed: int
+    dtype: jnp.dtype
+    kv_cache_dtype: jnp.dtype | None = None
+    """Of keys and values in `generate`. `None`: `dtype`."""
+    max_num_seqs: int | None = None
+    """Completions that `generate` decodes at a time, on all devices together. `None`: all."""
+    transposed_decoding: bool = False
+    """Whether `generate` transposes the weights first."""
+    remat: Remat
+    rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
+    attention: CausalAttention
+    """Of whole sequences; decoding attends to its cache in a way of its own."""
+    objective: Objective
+    mask_truncated_completions: bool = False
+    top_entropy_quantile: float = 1.0
+    micro_batch_size_per_device: int | None = None
+
+    def kv_itemsize(self, head_size: int) -> float:
+        """Bytes of a number in the cache of keys and values; int8 has a float32 scale a head."""
+        dtype = self.dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
+        return dtype.itemsize + (4 / head_size if dtype == jnp.int8 else 0.0)
+
+
+class Programs:
+    """The compiled programs for one mesh, loss backend and optimiser."""
+
+    def __init__(
+        self,
+        options: ProgramOptions,
+        mesh: jax.sharding.Mesh,
+        backend: LossBackend,
+        optimizer: optax.GradientTransformation,
+    ):
+        self.options = options
+        self.mesh = mesh
+        self.backend = backend
+        self.optimizer = optimizer
+        self.num_shapes: Counter[str] = Counter()
+        """For how many sets of shapes each of the three programs has been compiled."""
+        generate = self._counted("generate", self._generate_program)
+        self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
+        score = self._counted("score", self._score_program)
+        self.jitted_score = jax.jit(score, static_argnames="micro_batches")
+        update = self._counted("update", self._update_program)
+        self.jitted_update = jax.jit(
+            update, donate_argnames="state", static_argnames="micro_batches"
+        )
+        self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
+        self._replace_groups = jax.jit(self._replace_groups_program)
+        self._reference = jax.jit(self._reference_program, static_argnames="frozen")
+        self._mix = jax.jit(self._mix_program, donate_argnames="reference")
+
+    def _counted(self, name: str, program: Callable[..., Any]) -> Callable[..., Any]:
+        """The program, which counts how often it is traced."""
+
+        @functools.wraps(program)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self.num_shapes[name] += 1
+            return program(*args, **kwargs)
+
+        return counted
+
+    def init(self, model: Qwen2) -> TrainState:
+        """The state before the first update, with the optimiser's moments sharded as parameters.
+
+        Raises what the loss backend has against the model or the devices.
+        """
+        self._try_backend(model)
+        shardings = optimizer_shardings(self.optimizer, model, model.shardings(self.mesh))
+        return TrainState(model, jax.jit(self.optimizer.init, out_shardings=shardings)(model))
+
+    def generate(
+        self,
+        model: Qwen2,
+        prompt_ids: PromptIds,
+        prompt_mask: PromptMask,
+        step: int,
+        *,
+        num_generations: int,
+        first_row: int = 0,
+        sampling: Sampling | None = None,
+    ) -> tuple[Rollout, SlotCounts]:
+        """Samples `num_generations` completions of every prompt.
+
+        The draws are a pure function of (seed, step, prompt's row, sample's row), where prompts'
+        rows are counted from `first_row`.
+        """
+        layout = self.rollout_layout(len(prompt_ids), num_generations)
+        ids, mask = place((prompt_ids, prompt_mask), layout.sharding(layout.prompts))
+        rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
+        return self.jitted_generate(
+            model, ids, mask, np.int32(step), rows,
+            self.options.stopping,  # no constant of the program: it has a number for every token
+            num_generations, sampling or self.options.sampling,
+        )  # fmt: skip
+
+    def rollout_layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
+        """How `generate` lays that many completions of each prompt out."""
+        return self.options.rollout_sharding.layout(
+            self.mesh, num_prompts, num_generations, self.options.max_num_seqs
+        )
+
+    def replace_groups(
+        self, rollout: Rollout, fresh: Rollout, source: Int[np.ndarray, " P"]
+    ) -> Rollout:
+        """A rollout whose prompt `p` is `source[p]`: of `rollout` below `P`, then of `fresh`."""
+        return self._replace_groups(rollout, fresh, source)
+
+    def packed(
+        self, rollout: Rollout, lengths: Int[np.ndarray, "P G"], num_shares: int = 1
+    ) -> Rollout:
+        """The rollout for `score` and `update`, with as little padding as pays.
+
+        **Arguments:** the lengths of its completions; into how many `share`s it will be cut.
+        """
+        rollout = rollout.trimmed(_trimmed_width(lengths, rollout.completion_ids.shape[-1]))
+        P, G, width = rollout.completion_ids.shape
+        cuts = [self.micro_batches(n, G) for n in {P, P // num_shares}]
+        num_blocks, num_bundles = math.lcm(*(cut.num_group_blocks for cut in cuts)), P
+        # Each row of a bundle has its prompt's keys and values by itself: no more than its own.
+        few = rollout.prompt_ids.shape[1] <= width
+        if num_blocks == 1 and num_shares == 1 and few:
+            num_bundles = cuts[0].num_prompt_blocks
+        packing = Packing.plan(lengths, width, num_blocks, num_bundles)
+        return dataclasses.replace(rollout, packing=packing)
+
+    def score(self, model: Qwen2, rollout: Rollout) -> TokenScores:
+        """Log-probs and entropies of the completions' tokens under `model`."""
+        P, G, _ = rollout.completion_ids.shape
+        rollout = jax.tree.map(self._place, rollout)
+        return self.jitted_score(model, rollout, self.micro_batches(P, G))
+
+    def reference(self, model: Qwen2, *, frozen: bool) -> Qwen2:
+        """A copy for `score`: in the dtypes that it computes in, or for mixing, in float32."""
+        return self._reference(model, frozen)
+
+    def mix_reference(self, reference: Qwen2, model: Qwen2, alpha: float) -> Qwen2:
+        """The mixture alpha * model + (1 - alpha) * reference; `reference` is donated.
+
+        The soft update of TR-DPO (arXiv 2404.09656, eq. 2).
+        """
+        return self._mix(reference, model, np.float32(alpha))
+
+    def share(self, batch: Batch, index: int, count: int) -> Batch:
+        """`batch.share(index, count)` on the devices: a part of the batch for one update."""
+        return self._share(batch, index, count)
+
+    def update(
+        self, state: TrainState, batch: Batch, tokens_per_update: float | None = None
+    ) -> tuple[TrainState, dict[str, Array]]:
+        """One optimizer step on the batch; `state` is donated.
+
+        Everything is counted over the whole batch, so the step is the same for any number of
+        micro-batches and devices. A batch that is a share of a rollout comes with the rollout's
+        `tokens_per_update`.
+        """
+        batch = jax.tree.map(self._place, batch)
+        P, G = batch.advantages.shape
+        tokens = None if tokens_per_update is None else np.float32(tokens_per_update)
+        return self.jitted_update(state, batch, self.micro_batches(P, G), tokens)
+
+    def tokens_per_update(
+        self, lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"], num_shares: int
+    ) -> float:
+        """The tokens of a rollout that the loss counts, over the number of its `share`s."""
+        counted = lengths[finished] if self.options.mask_truncated_completions else lengths
+        return max(int(counted.sum()), 1) / num_shares
+
+    def _try_backend(self, model: Qwen2) -> None:
+        """Traces the loss backend for one sequence on each device, without computing anything."""
+        options, head = self.options, model.head
+        shape = (num_batch_shards(self.mesh), 1, options.max_completion_length)
+        jax.eval_shape(
+            lambda hidden, head, ids: self.backend(
+                hidden, head, ids, options.sampling.temperature, self.mesh
+            ),
+            jax.ShapeDtypeStruct((*shape, head.shape[1]), options.dtype),
+            jax.ShapeDtypeStruct(head.shape, head.dtype),
+            jax.ShapeDtypeStruct(shape, jnp.int32),
+        )
+
+    def _place(self, x: Array | np.ndarray) -> Array:
+        return x if isinstance(x, jax.Array) else place(x, replicated(self.mesh))
+
+    def micro_batches(self, P: int, G: int) -> MicroBatches:
+        """How `score` and `update` cut that many completions of each prompt."""
+        sharding = batch_sharding(self.mesh, P, G)
+        return MicroBatches.plan(P, G, sharding, self.options.micro_batch_size_per_device)
+
+    def _generate_program(
+        self,
+        model: Qwen2,
+        prompt_ids: Int[Array, "P Tp"],
+        prompt_mask: Array,
+        step: Int[Array, ""],
+        rows: Int[Array, " P"],
+        stopping: Stopping,
+        group: int,
+        sampling: Sampling,
+    ) -> tuple[Rollout, SlotCounts]:
+        options = self.options
+        layout = self.rollout_layout(len(prompt_ids), group)
+        # Once for the whole rollout.
+        model = jax.lax.with_sharding_constraint(
+            model.astype(options.dtype), model.shardings(self.mesh, layout.parameter_rules)
+        )
+        rollout, counts = generate(
+            model.transposed() if options.transposed_decoding else model,
+            prompt_ids,
+            prompt_mask,
+            sample_keys(options.seed, step, rows, group),
+            sampling=sampling,
+            max_length=options.max_completion_length,
+            stopping=stopping,
+            pad_id=options.pad_id,
+            num_slots=options.max_num_seqs,
+            layout=layout,
+            kv_cache_dtype=options.kv_cache_dtype,
+            attention=options.attention,
+        )
+        # Stated, because everything that follows is laid out by it.
+        return self._constrain(rollout, len(prompt_ids), group), counts
+
+    def _constrain(self, tree: Placed, P: int, G: int) -> Placed:
+        """A rollout or batch laid out as `batch_sharding` says."""
+        sharding = batch_sharding(self.mesh, P, G)
+
+        def constrain(path: tuple[jax.tree_util.GetAttrKey, ...], x: Array) -> Array:
+            of_prompts = path[-1].name.startswith("prompt_")
+            layout = prompt_sharding(sharding) if of_prompts else sharding
+            return jax.lax.with_sharding_constraint(x, layout)
+
+        return jax.tree.map_with_path(constrain, tree)
+
+    def _replace_groups_program(
+        self, rollout: Rollout, fresh: Rollout, source: Int[Array, " P"]
+    ) -> Rollout:
+        P, G, _ = rollout.completion_ids.shape
+        width = max(rollout.prompt_ids.shape[1], fresh.prompt_ids.shape[1])
+        both = jax.tree.map(
+            lambda a, b: jnp.concatenate([a, b])[source],
+            rollout.with_prompt_width(width, self.options.pad_id),
+            fresh.with_prompt_width(width, self.options.pad_id),
+        )
+        return self._constrain(both, P, G)
+
+    def _share_program(self, batch: Batch, index: int, count: int) -> Batch:
+        P, G = batch.advantages.shape
+        return self._constrain(batch.share(index, count), P // count, G)
+
+    def _score_program(
+        self, model: Qwen2, rollout: Rollout, micro_batches: MicroBatches
+    ) -> TokenScores:
+        def score(part: Rollout) -> TokenScores:
+            stats = self._token_stats(model, part)
+            return TokenScores(stats.logps, stats.entropies)
+
+        return jax.tree.map(micro_batches.join, jax.lax.map(score, micro_batches.split(rollout)))
+
+    def _reference_program(self, model: Qwen2, frozen: bool) -> Qwen2:
+        copy = model
+        if frozen:
+            # This loses nothing: `_token_stats` casts the layers to the compute dtype anyway.
+            # Mixtures must not be rounded to it, or small changes would never add up.
+            layers = model.astype(self.options.dtype).layers
+            copy = eqx.tree_at(lambda m: m.layers, model, layers)
+        copy = jax.tree.map(jnp.copy, copy)  # of its own: the model's buffers will be donated
+        return jax.lax.with_sharding_constraint(copy, model.shardings(self.mesh))
+
+    def _mix_program(self, reference: Qwen2, model: Qwen2, alpha: Float[Array, ""]) -> Qwen2:
+        def mix(old: Array, new: Array) -> Array:
+            return alpha * new + (1 - alpha) * old
+
+        mixed = jax.tree.map(mix, reference, model)
+        return jax.lax.with_sharding_constraint(mixed, model.shardings(self.mesh))
+
+    def _token_stats(self, model: Qwen2, rollout: Rollout) -> TokenStats:
+        """Statistics of the completions' tokens at the sampling temperature."""
+        options = self.options
+        # The table of embeddings stays in float32: many tokens add to one row of its gradient.
+        compute = eqx.tree_at(
+            lambda m: m.embed_tokens, model.astype(options.dtype), model.embed_tokens
+        )
+        passes = options.remat, options.attention, self.mesh
+        prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, *passes)
+        ids, packing, rows = rollout.completion_ids, rollout.packing, None
+        width = ids.shape[-1]
+        if packing is not None:
+            ids, rows = packing.pack(ids, fill=-1), packing.rows(width)  # -1: none for the loss
+            if len(ids) < len(rollout.completion_ids):
+                prompt = prompt.picked(jnp.asarray(packing.prompt))
+                ids, rows = jax.tree.map(lambda x: x.reshape(-1, 1, x.shape[-1]), (ids, rows))
+        hidden = compute.completion_hidden(prompt, ids, *passes, rows)
+        # The head in float32: its gradient is summed over all tokens before it is rounded.
+        stats = self.backend(hidden, model.head, ids, options.sampling.temperature, self.mesh)
+        if packing is None:
+            return stats
+        shape = packing.source.shape
+        return jax.tree.map(lambda x: packing.unpack(x.reshape(shape), width), stats)
+
+    def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
+        """A micro-batch for the objective; `floor` is the least entropy that counts."""
+        return TokenBatch(
+            logps=stats.logps,
+            entropies=stats.entropies,
+            sampler_logps=batch.rollout.sampler_logps,
+            advantages=jnp.asarray(batch.advantages),
+            mask=self._mask(batch.rollout),
+            policy_mask=self._policy_mask(batch, floor),
+            old_logps=None if batch.old_logps is None else jnp.asarray(batch.old_logps),
+            ref_logps=None if batch.ref_logps is None else jnp.asarray(batch.ref_logps),
+        )
+
+    def _mask(self, rollout: Rollout) -> Bool[Array, "P G Tc"]:
+        """True on the tokens that the loss counts."""
+        mask = rollout.completion_mask
+        if self.options.mask_truncated_completions:
+            return mask & rollout.finished[..., None]
+        return mask
+
+    def _policy_mask(self, batch: Batch, floor: Array | None) -> Bool[Array, "P G Tc"]:
+        """True on those of them that the policy term acts on."""
+        mask = self._mask(batch.rollout)
+        return mask if floor is None else mask & (jnp.asarray(batch.entropies) >= floor)
+
+    def _entropy_floor(self, batch: Batch) -> Float[Array, ""] | None:
+        """The entropy that `top_entropy_quantile` of the batch's tokens reach."""
+        if self.options.top_entropy_quantile == 1:
+            return None
+        assert batch.entropies is not None, "top_entropy_quantile needs entropies"
+        return entropy_floor(
+            jnp.asarray(batch.entropies),
+            self._mask(batch.rollout),
+            self.options.top_entropy_quantile,
+        )
+
+    def _update_program(
+        self,
+        state: TrainState,
+        batch: Batch,
+        micro_batches: MicroBatches,
+        tokens_per_update: Float[Array, ""] | None,
+    ) -> tuple[TrainState, dict[str, Array]]:
+        floor = self._entropy_floor(batch)
+        totals = Totals.of(
+            self._mask(batch.rollout), self._policy_mask(batch, floor), tokens_per_update
+        )
+
+        def loss(model: Qwen2, part: Batch) -> tuple[Float[Array, ""], Metrics]:
+            stats = self._token_stats(model, part.rollout)
+            return self.options.objective(self._token_batch(part, stats, floor), totals)
+
+        def accumulate(gradient: Qwen2, part: Batch) -> tuple[Qwen2, Metrics]:
+            of_part, metrics = jax.grad(loss, has_aux=True)(state.model, part)
+            return jax.tree.map(jnp.add, gradient, of_part), metrics
+
+        zeros = jax.tree.map(jnp.zeros_like, state.model)
+        gradient, metrics = jax.lax.scan(accumulate, zeros, micro_batches.split(batch))
+        updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.model)
+        model = optax.apply_updates(state.model, updates)
+        model = jax.lax.with_sharding_constraint(model, state.model.shardings(self.mesh))
+        return TrainState(model, opt_state), {
+            **metrics.merged(),
+            "grad_norm": optax.tree.norm(gradient),
+            "update_norm": optax.tree.norm(updates),
+        }
+
+
+def _trimmed_width(lengths: Int[np.ndarray, "P G"], limit: int) -> int:
+    """Of the longest completion, up to a quarter of the limit, half of it, or all."""
+    longest = int(lengths.max())
+    return next((w for w in (-(-limit // 4), -(-limit // 2)) if longest <= w), limit)

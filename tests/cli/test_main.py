@@ -1,0 +1,73 @@
+"""The command `grpo-eqx`: flags, COMMAND, and how it ends."""
+
+import sys
+
+import pytest
+
+from grpo_eqx.cli.main import main
+
+
+def error_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str
+) -> str:
+    """What the command prints when it refuses, with the exit code of a user's mistake."""
+    monkeypatch.setattr(sys, "argv", ["grpo-eqx", *arguments])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["launch", "local"], "there is no COMMAND"),
+        (["launch", "local", "--"], "there is no COMMAND"),
+        (["launch", "local", "--", "--processes", "2"], "COMMAND starts with '--processes'"),
+        (["launch", "local", "--", ""], "COMMAND starts with ''"),
+        (
+            ["launch", "tpu-vm", "delete", "--name", "n", "--zone", "z", "--", "rm"],
+            "nothing runs 'rm'",
+        ),
+    ],
+)
+def test_a_command_follows_two_dashes_where_one_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    error: str,
+) -> None:
+    (line,) = error_of(monkeypatch, capsys, *arguments).splitlines()
+    assert line.startswith(f"error: {error}")
+
+
+def test_without_two_dashes_a_command_is_no_flag(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "python" in error_of(monkeypatch, capsys, "launch", "local", "python", "train.py")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "launch"),
+        (["launch"], "skypilot"),
+        (["launch", "local"], "--devices-per-process"),
+        (["launch", "tpu-vm"], "sync-env"),
+        (["launch", "tpu-vm", "create"], "anew"),
+        (["launch", "tpu-vm", "run"], "--replace"),
+        (["launch", "slurm"], "sbatch"),
+        (["launch", "gke"], "kubectl"),
+    ],
+)
+def test_every_level_has_help(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    said: str,
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["grpo-eqx", *words, "--help"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert said in capsys.readouterr().out

@@ -1,0 +1,126 @@
+"""A plan compiles what a run executes, and adds what lies beside it."""
+
+import json
+
+import jax
+import pytest
+
+from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.planner.devices import local_target
+from grpo_eqx.planner.make_plan import make_plan
+
+
+def quiet(_: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "programs"),
+    [
+        ({}, ["generate", "update", "evaluate"]),
+        ({"num_iterations": 2}, ["generate", "score", "update", "evaluate"]),
+        ({"top_entropy_quantile": 0.5}, ["generate", "score", "update", "evaluate"]),
+        ({"beta": 0.1}, ["generate", "score_reference", "update", "evaluate"]),
+        (
+            {"beta": 0.1, "steps_per_generation": 2},
+            ["generate", "score", "score_reference", "update", "evaluate"],
+        ),
+    ],
+)
+def test_the_programs_are_those_that_the_run_executes(
+    tiny_run, one_device, settings, programs
+) -> None:
+    assert list(make_plan(tiny_run(**settings), one_device, quiet).programs) == programs
+
+
+def test_what_lies_beside_a_program_counts(tiny_run, one_device) -> None:
+    plan = make_plan(tiny_run(beta=0.1, num_iterations=2), one_device, quiet)
+    parameters, optimizer, reference = plan.resident.values()
+    assert optimizer == pytest.approx(2 * parameters, rel=0.01)  # AdamW's moments
+    assert parameters == reference  # float32 on a CPU
+    elsewhere = {name: program.elsewhere_bytes for name, program in plan.programs.items()}
+    assert elsewhere == {
+        "generate": optimizer + reference,
+        "score": optimizer + reference,
+        "score_reference": parameters + optimizer,
+        "update": reference,
+        "evaluate": optimizer + reference,
+    }
+    for program in plan.programs.values():
+        compiled = program.compiled
+        parts = (
+            compiled.argument_bytes, compiled.output_bytes, compiled.temporary_bytes,
+            compiled.code_bytes,
+        )  # fmt: skip
+        assert compiled.peak_bytes == sum(parts)
+    assert plan.peak_bytes == max(program.peak_bytes for program in plan.programs.values())
+
+
+@pytest.mark.slow
+def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
+    """The plan's figures are those of the program that training runs."""
+    data = tmp_path / "problems.jsonl"  # of one length, so that every batch is as wide as the plan
+    question = "Ann has {} red apples and {} green ones. How many apples does she have in all?"
+    problems = [
+        {"question": question.format(10 + i, 20 + i), "answer": f"#### {30 + 2 * i}"}
+        for i in range(32)
+    ]
+    data.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    settings = {"steps": 1, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 8}
+    # Completions too short to end early, so that none share rows.
+    settings |= {"data": str(data), "max_completion_length": 8, "output_dir": tmp_path / "run"}
+    trainer = GRPOTrainer(GRPOConfig(**settings))
+    plan = trainer.plan()
+    ran = []
+
+    def update(*arguments):
+        ran.append(jitted.lower(*arguments).compile().memory_analysis())
+        return jitted(*arguments)
+
+    jitted, trainer.programs.jitted_update = trainer.programs.jitted_update, update
+    trainer.fit()
+    planned = plan.programs["update"].compiled
+    (memory,) = ran
+    assert set(trainer.programs.num_shapes) == set(plan.training)
+    assert memory.temp_size_in_bytes == pytest.approx(planned.temporary_bytes, rel=0.01)
+    assert memory.argument_size_in_bytes == pytest.approx(planned.argument_bytes, rel=0.01)
+
+
+def test_the_sharded_share_of_a_device(tiny_run) -> None:
+    whole = make_plan(tiny_run(), local_target(jax.devices()[:1]), quiet, only=["update"])
+    parts = make_plan(tiny_run(), local_target(jax.devices()[:4]), quiet, only=["update"])
+    assert parts.mesh == {"dp": 1, "fsdp": 4, "tp": 1}
+    assert parts.resident["parameters"] < 0.3 * whole.resident["parameters"]
+    assert parts.peak_bytes < 0.5 * whole.peak_bytes
+    assert {each.kind for each in parts.programs["update"].compiled.exchanges} >= {"all-gather"}
+    assert whole.programs["update"].compiled.exchanges == ()
+
+
+def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) -> None:
+    plan = make_plan(tiny_run(), one_device, quiet, only=["update"])
+    buffers = plan.programs["update"].compiled.buffers
+    assert [b.num_bytes for b in buffers] == sorted((b.num_bytes for b in buffers), reverse=True)
+    assert any(buffer.source.startswith("qwen2.py:") for buffer in buffers)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mesh": "3,1,1"}, "needs 3 devices, and 1 is present"),
+        ({"micro_batch_size_per_device": 3}, "use one of 1, 2, 4, 8, 16"),
+        ({"prompts_per_step": 16384}, "has 8192 problems, and prompts_per_step is 16384"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_one_line(tiny_run, one_device, settings, message) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        make_plan(tiny_run(**settings), one_device, quiet)
+    assert "\n" not in str(error.value)
+
+
+def test_floors_count_every_pass(tiny_run, one_device) -> None:
+    one = make_plan(tiny_run(beta=0.1), one_device, quiet).programs
+    two = make_plan(tiny_run(beta=0.1, num_iterations=2), one_device, quiet).programs
+    assert two["update"].floor.flops == 2 * one["update"].floor.flops
+    assert one["update"].floor.flops == pytest.approx(3 * one["generate"].floor.flops)
+    assert one["score_reference"].floor.flops == pytest.approx(one["generate"].floor.flops)
+    assert one["update"].floor.seconds is None  # a CPU's peaks are not known

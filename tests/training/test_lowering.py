@@ -1,0 +1,113 @@
+"""The programs are the same for shapes as for arrays, and what they exchange on a TPU pod."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from grpo_eqx.generation import Sampling, Stopping
+from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.models.causal_attention import best_attention
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.objective import Objective
+from grpo_eqx.planner.hlo import Collective, collectives
+from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
+from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
+from grpo_eqx.training.programs import ProgramOptions, Programs
+
+TINY = Qwen2Config(
+    vocab_size=64,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+OF_0_5B = Qwen2Config(
+    vocab_size=151_936,
+    hidden_size=896,
+    intermediate_size=4864,
+    num_hidden_layers=4,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+)
+"""The layers of Qwen2.5-0.5B, four of them."""
+
+
+def programs(
+    config: Qwen2Config,
+    mesh: jax.sharding.Mesh,
+    length: int,
+    rollout_sharding: str = "auto",
+) -> Programs:
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    options = ProgramOptions(
+        sampling=Sampling(),
+        max_completion_length=length,
+        stopping=Stopping.of_ids([3], config.vocab_size),
+        pad_id=0,
+        seed=0,
+        dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
+        remat="full",
+        rollout_sharding=parse_rollout_sharding(rollout_sharding),
+        attention=best_attention(mesh),
+        objective=Objective(epsilon=0.2, epsilon_high=0.2, max_completion_length=length),
+    )
+    return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
+
+
+@pytest.mark.parametrize("mesh_name", ["auto", "2,2,2"])
+def test_shapes_give_the_programs_that_arrays_do(mesh_name: str) -> None:
+    mesh = parse_mesh(mesh_name).build()
+    runner, model = programs(TINY, mesh, 8), model_shapes(TINY, mesh)
+    generated = lower_generate(runner, model, 8, 4, 16).compile()
+    rollout, _ = generated.out_info
+    assert rollout.completion_ids.shape == (8, 4, 8)
+    updated = lower_update(runner, model, 8, 4, 16).compile()
+    (state, _), argument = updated.out_info, updated.args_info[0][0]
+    assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, argument)
+
+
+def on_v6e_16(program: str, mesh_name: str, rollout_sharding: str = "auto") -> list[Collective]:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    mesh = parse_mesh(mesh_name).build(described_devices("v6e-16"))
+    runner = programs(OF_0_5B, mesh, 128, rollout_sharding)
+    lower = {"generate": lower_generate, "update": lower_update}[program]
+    lowered = lower(runner, model_shapes(OF_0_5B, mesh), 16, 4, 128)
+    return collectives(lowered.compile().as_text())
+
+
+def test_no_table_of_embeddings_nor_its_gradient_is_ever_whole() -> None:
+    mesh, config = parse_mesh("2,4,1").build(), dataclasses.replace(TINY, vocab_size=2**14)
+    lowered = lower_update(programs(config, mesh, 8), model_shapes(config, mesh), 8, 4, 16)
+    exchanged = [x.shapes for x in collectives(lowered.compile().as_text())]
+    assert any(f"[{2**14},{config.hidden_size // 4}]" in shapes for shapes in exchanged)
+    assert not any(f"[{2**14},{config.hidden_size}]" in shapes for shapes in exchanged)
+
+
+@pytest.mark.topology
+def test_an_update_gathers_no_more_than_a_matrix_of_one_layer_at_a_time() -> None:
+    found = on_v6e_16("update", "auto")
+    gathers = [x for x in found if x.kind == "all-gather"]
+    matrix = OF_0_5B.hidden_size * OF_0_5B.intermediate_size * 2  # bfloat16
+    assert max(x.num_bytes for x in gathers) == matrix
+    assert all(x.loops >= 1 for x in gathers if x.num_bytes > 2**20)
+
+
+@pytest.mark.topology
+def test_maxtext_leaves_the_weights_where_they_are_while_it_decodes() -> None:
+    """And legacy brings them to the completions, but for the head."""
+    decoding = {
+        style: [x for x in on_v6e_16("generate", "auto", style) if x.loops >= 2]
+        for style in ("legacy", "maxtext")
+    }
+    matrix = OF_0_5B.hidden_size * OF_0_5B.intermediate_size * 2
+    gathered = {
+        style: sum(x.num_bytes for x in found if x.kind == "all-gather" and x.num_bytes >= matrix)
+        for style, found in decoding.items()
+    }
+    assert gathered["maxtext"] == 0
+    assert matrix <= gathered["legacy"] <= 3 * matrix

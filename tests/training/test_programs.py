@@ -1,0 +1,473 @@
+"""The three programs: one step is one step, however its batch is cut and spread."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.generation import Rollout, Sampling, Stopping
+from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
+from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.objective import Objective
+from grpo_eqx.sharding import (
+    AutoSharding,
+    LegacySharding,
+    MaxTextSharding,
+    RolloutSharding,
+    parse_mesh,
+)
+from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.programs import ProgramOptions, Programs
+
+CONFIG = Qwen2Config(
+    vocab_size=32,
+    hidden_size=32,
+    intermediate_size=48,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+P, G, TP, TC = 8, 4, 6, 10
+OPTIONS = ProgramOptions(
+    sampling=Sampling(temperature=0.7),
+    max_completion_length=TC,
+    stopping=Stopping.of_ids([3], CONFIG.vocab_size),
+    pad_id=0,
+    seed=0,
+    dtype=jnp.dtype("float32"),
+    remat="none",
+    attention=BlockedAttention(64),
+    objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
+)
+CHUNKED = ChunkedLoss(token_tile=64)
+PROMPT_IDS = np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32)
+PROMPT_MASK = np.arange(TP) < np.random.default_rng(1).integers(1, TP + 1, P)[:, None]
+
+
+def programs(
+    mesh: str = "auto",
+    num_devices: int = 1,
+    micro: int | None = None,
+    backend: LossBackend = CHUNKED,
+    **options: Any,
+) -> Programs:
+    options = dataclasses.replace(OPTIONS, micro_batch_size_per_device=micro, **options)
+    built = parse_mesh(mesh).build(jax.devices()[:num_devices])
+    # Plain descent: the change of the parameters is the gradient, up to the rate, which is high
+    # enough for the rounding of the parameters not to hide it.
+    return Programs(options, built, backend, optax.sgd(32.0))
+
+
+def model_on(mesh: jax.sharding.Mesh) -> Qwen2:
+    model = Qwen2.init(CONFIG, jax.random.key(0), std=0.2)
+    return jax.device_put(model, model.shardings(mesh))
+
+
+@pytest.fixture(scope="module")
+def rollout() -> Rollout:
+    """Completions of different lengths, as numpy arrays."""
+    one = programs()
+    model = model_on(one.mesh)
+    rollout, _ = one.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+    lengths = np.asarray(rollout.lengths)
+    assert lengths.min() < lengths.max()
+    return jax.tree.map(np.asarray, rollout)
+
+
+@pytest.fixture(scope="module")
+def batch(rollout: Rollout) -> Batch:
+    """The rollout with advantages, and old log-probs far enough off for some ratios to clip."""
+    rng = np.random.default_rng(2)
+    advantages = rng.normal(size=(P, G)).astype(np.float32)
+    old, ref = (rng.normal(0, 0.3, (P, G, TC)).astype(np.float32) for _ in range(2))
+    entropies = rng.random((P, G, TC), np.float32)
+    sampled = rollout.sampler_logps
+    return Batch(rollout, advantages, sampled + old, sampled + ref, entropies)
+
+
+@pytest.fixture(scope="module")
+def whole_step(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
+    return step_of(programs(), batch)
+
+
+EVERYTHING = {
+    "objective": Objective(
+        loss_type="grpo",
+        importance_sampling_level="sequence",
+        epsilon=0.02,
+        epsilon_high=0.03,
+        beta=0.1,
+        importance_sampling_mode="sequence_truncate",
+        importance_sampling_clip_max=1.5,
+        off_policy_mask_threshold=0.1,
+        entropy_coef=0.01,
+        max_completion_length=TC,
+    ),
+    "mask_truncated_completions": True,
+    "top_entropy_quantile": 0.5,
+}
+"""Options under which every term and mask of the objective acts."""
+
+
+@pytest.fixture(scope="module")
+def whole_step_of_everything(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
+    return step_of(programs(**EVERYTHING), batch)
+
+
+def step_of(runner: Programs, batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
+    """The change of every parameter in one update, and its metrics."""
+    model = model_on(runner.mesh)
+    before = [np.asarray(x) for x in jax.tree.leaves(model)]
+    state, metrics = runner.update(runner.init(model), batch)
+    after = [np.asarray(x) for x in jax.tree.leaves(state.model)]
+    return [b - a for a, b in zip(before, after, strict=True)], jax.device_get(metrics)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "micro"),
+    [
+        ("auto", 1, 16),  # two micro-batches of whole groups
+        ("auto", 1, 8),  # four
+        ("auto", 1, 2),  # sixteen, each half a group
+        ("auto", 8, None),
+        ("auto", 8, 2),
+        ("2,2,2", 8, 4),
+        ("1,4,1", 4, None),
+    ],
+)
+def test_micro_batches_and_devices_leave_the_update_unchanged(
+    mesh: str,
+    num_devices: int,
+    micro: int | None,
+    batch: Batch,
+    whole_step: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    assert_same_step(step_of(programs(mesh, num_devices, micro), batch), whole_step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "micro"),
+    [("auto", 1, 16), ("auto", 1, 2), ("auto", 8, 2), ("2,2,2", 8, 4)],
+)
+def test_so_they_do_with_every_term_and_mask_of_the_objective(
+    mesh: str,
+    num_devices: int,
+    micro: int | None,
+    batch: Batch,
+    whole_step_of_everything: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    runner = programs(mesh, num_devices, micro, **EVERYTHING)
+    assert_same_step(step_of(runner, batch), whole_step_of_everything)
+
+
+@pytest.mark.parametrize("backend", [DenseLoss(), PallasLoss()], ids=repr)
+def test_and_so_does_the_loss_backend(
+    backend: LossBackend,
+    batch: Batch,
+    whole_step_of_everything: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    runner = programs("2,2,2", 8, 4, backend, **EVERYTHING)
+    assert_same_step(step_of(runner, batch), whole_step_of_everything)
+
+
+def test_what_a_loss_backend_refuses_it_refuses_before_the_first_step() -> None:
+    runner = programs(backend=PallasLoss(token_block=100))
+    with pytest.raises(UserError, match="token_block is 100"):
+        runner.init(model_on(runner.mesh))
+
+
+def assert_same_step(
+    found: tuple[list[np.ndarray], dict[str, float]],
+    wanted: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    """Each tensor's change by its own norm: single entries can be sums that nearly cancel.
+
+    Two orders of the same float32 sums differ by up to 5e-6 here, by the compiler's choice.
+    """
+    changes, metrics = found
+    expected, expected_metrics = wanted
+    for change, reference in zip(changes, expected, strict=True):
+        assert np.linalg.norm(change - reference) < 1e-5 * np.linalg.norm(reference)
+    for name, value in expected_metrics.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_the_loss_is_the_mean_over_all_tokens_of_the_clipped_objective(
+    batch: Batch, whole_step: tuple[list[np.ndarray], dict[str, float]]
+) -> None:
+    """By hand in float64, from the trainer's own log-probs."""
+    one = programs()
+    logps = np.asarray(one.score(model_on(one.mesh), batch.rollout).logps, np.float64)
+    ratio = np.exp(logps - np.asarray(batch.old_logps, np.float64))
+    advantage = batch.advantages[..., None].astype(np.float64)
+    losses = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
+    mask = batch.rollout.completion_mask
+    metrics = whole_step[1]
+    np.testing.assert_allclose(metrics["loss"], losses[mask].mean(), rtol=1e-4, atol=1e-6)
+    clipped = ((ratio > 1.28) & (advantage > 0))[mask].mean()
+    np.testing.assert_allclose(metrics["clip_ratio/high_mean"], clipped, rtol=1e-4)
+    assert 0 < clipped < 1
+
+
+def test_scores_equal_what_the_sampler_reported(rollout: Rollout) -> None:
+    one = programs()
+    scores = np.asarray(one.score(model_on(one.mesh), rollout).logps)
+    mask = rollout.completion_mask
+    np.testing.assert_allclose(scores[mask], rollout.sampler_logps[mask], atol=1e-4)
+
+
+@pytest.mark.parametrize(("mesh", "num_devices", "micro"), [("auto", 1, 2), ("2,2,2", 8, 8)])
+def test_scores_do_not_depend_on_micro_batches_and_devices(
+    mesh: str, num_devices: int, micro: int, rollout: Rollout
+) -> None:
+    one, many = programs(), programs(mesh, num_devices, micro)
+    expected = one.score(model_on(one.mesh), rollout)
+    found = many.score(model_on(many.mesh), rollout)
+    mask = rollout.completion_mask
+    for name in ("logps", "entropies"):
+        a, b = (np.asarray(getattr(scores, name))[mask] for scores in (found, expected))
+        np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+@pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("auto", 4)])
+def test_shares_of_a_batch_are_its_prompts_by_stride(
+    mesh: str, num_devices: int, batch: Batch
+) -> None:
+    runner = programs(mesh, num_devices)
+    for index in range(2):
+        share = runner.share(batch, index, 2)
+        assert (np.asarray(share.advantages) == batch.advantages[index::2]).all()
+        assert (np.asarray(share.rollout.prompt_ids) == batch.rollout.prompt_ids[index::2]).all()
+        assert share.ref_logps.shape == (P // 2, G, TC)
+
+
+def test_groups_are_replaced_by_those_of_another_rollout(rollout: Rollout) -> None:
+    """Also where the other's prompts are wider."""
+    runner = programs("auto", 8)
+    rollout = jax.tree.map(jnp.asarray, rollout)
+    fresh = rollout.with_prompt_width(TP + 2, pad_id=0)
+    fresh = dataclasses.replace(fresh, completion_ids=fresh.completion_ids + 100)
+    source = np.array([0, 1, P + 7, 3, 4, P + 2, 6, 7], np.int32)
+    found = jax.tree.map(np.asarray, runner.replace_groups(rollout, fresh, source))
+    both = np.concatenate([rollout.completion_ids, fresh.completion_ids])
+    assert (found.completion_ids == both[source]).all()
+    assert (found.prompt_ids[:, :TP] == PROMPT_IDS[source % P]).all()
+    assert not found.prompt_mask[:, TP:].any()
+
+
+def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
+    batch: Batch, whole_step: tuple[list[np.ndarray], dict[str, float]]
+) -> None:
+    """Wider padding of the prompts, and the way through `replace_groups`, change nothing."""
+    runner = programs()
+    wide = jax.tree.map(jnp.asarray, batch.rollout).with_prompt_width(TP + 3, pad_id=0)
+    source = np.where(np.arange(P) % 2 == 0, np.arange(P), np.arange(P) + P).astype(np.int32)
+    merged = runner.replace_groups(batch.rollout, wide, source)
+    assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=merged)), whole_step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "micro"),
+    [("auto", 1, 2), ("auto", 4, None), ("2,2,2", 8, 2)],
+)
+def test_completions_that_share_rows_leave_the_update_unchanged(
+    mesh: str, num_devices: int, micro: int | None, batch: Batch
+) -> None:
+    """With every term of the objective; the first group has a row's length and an empty one."""
+    lengths = np.random.default_rng(3).integers(1, 6, (P, G))
+    lengths[0] = [TC, 0, 2, 3]
+    mask = np.arange(TC) < lengths[..., None]
+    rollout = jax.tree.map(jnp.asarray, batch.rollout)
+    rollout = dataclasses.replace(rollout, completion_mask=jnp.asarray(mask))
+    batch = dataclasses.replace(batch, rollout=rollout)
+    expected = step_of(programs(**EVERYTHING), batch)
+    runner = programs(mesh, num_devices, micro, **EVERYTHING)
+    packed = runner.packed(rollout, lengths)
+    assert packed.packing is not None
+    assert packed.packing.source.size < mask.size
+    assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=packed)), expected)
+
+
+def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
+    lengths = np.random.default_rng(4).integers(1, 6, (P, G))
+    lengths[0] = [TC, 1, 2, 3]
+    rollout = jax.tree.map(jnp.asarray, batch.rollout)
+    mask = jnp.asarray(np.arange(TC) < lengths[..., None])
+    rollout = dataclasses.replace(rollout, completion_mask=mask)
+    batch, runner = dataclasses.replace(batch, rollout=rollout), programs(**EVERYTHING)
+    packed = dataclasses.replace(batch, rollout=runner.packed(rollout, lengths, num_shares=2))
+    assert packed.rollout.packing is not None
+    for index in range(2):
+        expected = step_of(runner, runner.share(batch, index, 2))
+        assert_same_step(step_of(runner, runner.share(packed, index, 2)), expected)
+
+
+def test_each_device_keeps_its_slots() -> None:
+    """And no keys or values leave it."""
+    slots = 16
+    text = compiled_generate(programs("auto", 8, max_num_seqs=slots), P)
+    L, K, D = CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_size
+    assert f"f32[{L},{slots // 8},1,{K},{TC},{D}]" in text
+    assert f"f32[{L},{slots},1,{K}," not in text
+
+
+def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:
+    runner = programs("auto", 8)
+    model = model_on(runner.mesh)
+    weights = np.asarray(model.layers.gate_proj.weight)
+    reference = runner.reference(model, frozen=False)
+    for leaf in jax.tree.leaves(model):
+        leaf.delete()
+    other = model_on(runner.mesh)
+    other = jax.tree.map(lambda x: x + 1, other)
+    mixed = runner.mix_reference(reference, other, 0.25)
+    expected = 0.25 * (weights + 1) + 0.75 * weights
+    np.testing.assert_allclose(mixed.layers.gate_proj.weight, expected, atol=1e-6)
+    sharding = other.layers.gate_proj.weight.sharding
+    assert mixed.layers.gate_proj.weight.sharding.is_equivalent_to(sharding, 3)
+
+
+def test_a_frozen_reference_is_kept_in_the_dtype_it_is_computed_in() -> None:
+    runner = programs(dtype=jnp.dtype("bfloat16"))
+    reference = runner.reference(model_on(runner.mesh), frozen=True)
+    assert reference.layers.gate_proj.weight.dtype == jnp.bfloat16
+    assert reference.embed_tokens.dtype == jnp.float32
+
+
+def test_a_reference_that_moves_follows_changes_far_below_the_compute_dtype() -> None:
+    runner = programs(dtype=jnp.dtype("bfloat16"))
+    model = model_on(runner.mesh)
+    policy = jax.tree.map(lambda x: x * (1 + 1e-4), model)
+    reference = runner.reference(model, frozen=False)
+    for _ in range(50):
+        reference = runner.mix_reference(reference, policy, 0.1)
+    moved, there = (x.layers.gate_proj.weight for x in (reference, policy))
+    np.testing.assert_allclose(moved, there, rtol=5e-6)
+
+
+def test_truncated_completions_can_be_left_out(batch: Batch) -> None:
+    """Their advantages then have no part in the update."""
+    finished = batch.rollout.finished
+    assert 0 < finished.sum() < finished.size
+    runner = programs(mask_truncated_completions=True)
+    changed = np.where(finished, batch.advantages, 100.0).astype(np.float32)
+    assert_same_step(
+        step_of(runner, dataclasses.replace(batch, advantages=changed)), step_of(runner, batch)
+    )
+
+
+def test_only_tokens_of_high_entropy_learn(batch: Batch) -> None:
+    mask = batch.rollout.completion_mask
+    floor = np.quantile(batch.entropies[mask], 0.75)
+    _, metrics = step_of(programs(top_entropy_quantile=0.25), batch)
+    assert metrics["effective_batch/tokens"] == (batch.entropies[mask] >= floor).sum()
+    np.testing.assert_allclose(metrics["effective_batch/tokens"] / mask.sum(), 0.25, atol=0.02)
+
+
+def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
+    """Without them ratios are 1: nothing is clipped and the loss is minus the mean advantage."""
+    _, metrics = step_of(programs(), Batch(batch.rollout, batch.advantages))
+    mask = batch.rollout.completion_mask
+    advantages = np.broadcast_to(batch.advantages[..., None], mask.shape)
+    np.testing.assert_allclose(metrics["loss"], -advantages[mask].mean(), rtol=1e-4)
+    assert metrics["clip_ratio/region_mean"] == 0
+    assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    assert metrics["grad_norm"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sharding", [LegacySharding(), MaxTextSharding(), AutoSharding()], ids=repr
+)
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "num_prompts"),
+    [("auto", 8, P), ("2,2,2", 8, P), ("2,2,2", 8, 2), ("1,1,2", 2, P), ("1,1,4", 4, P)],
+)
+def test_the_same_tokens_on_one_device_and_on_many(
+    rollout: Rollout, sharding: RolloutSharding, mesh: str, num_devices: int, num_prompts: int
+) -> None:
+    """Prompts that divide or not, heads of keys (2) that do or not."""
+    many = programs(mesh, num_devices, rollout_sharding=sharding)
+    prompts = PROMPT_IDS[:num_prompts], PROMPT_MASK[:num_prompts]
+    other, _ = many.generate(model_on(many.mesh), *prompts, 0, num_generations=G)
+    np.testing.assert_array_equal(other.completion_ids, rollout.completion_ids[:num_prompts])
+    logps = np.asarray(rollout.sampler_logps[:num_prompts])
+    np.testing.assert_allclose(other.sampler_logps, logps, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sharding", "mesh", "num_prompts", "local"),
+    [
+        (LegacySharding(), "2,2,2", P, (P // 8, G, 2)),
+        (LegacySharding(), "2,4,1", 2, (1, G // 4, 2)),
+        (MaxTextSharding(), "2,4,1", P, (P // 2, G, 2)),
+        (MaxTextSharding(), "2,2,2", P, (P // 2, G, 1)),
+    ],
+)
+def test_a_device_has_the_cache_of_its_own_completions(
+    sharding: RolloutSharding, mesh: str, num_prompts: int, local: tuple[int, int, int]
+) -> None:
+    """Prompts, completions of each, and heads, as the strategy splits them."""
+    text = compiled_generate(programs(mesh, 8, rollout_sharding=sharding), num_prompts)
+    L, K, D = CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_size
+    prompts, group, heads = local
+    assert f"f32[{L},{prompts},{group},{heads},{TC},{D}]" in text
+    assert f"f32[{L},{num_prompts},{G},{K},{TC},{D}]" not in text
+
+
+def compiled_generate(runner: Programs, num_prompts: int) -> str:
+    @jax.jit
+    def generate(model: Qwen2) -> Rollout:
+        prompts = PROMPT_IDS[:num_prompts], PROMPT_MASK[:num_prompts]
+        return runner.generate(model, *prompts, 0, num_generations=G)[0]
+
+    return generate.lower(model_on(runner.mesh)).compile().as_text()
+
+
+def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
+    nothing = Batch(batch.rollout, np.zeros((P, G), np.float32))
+    changes, metrics = step_of(programs(), nothing)
+    assert all((change == 0).all() for change in changes)
+    assert metrics["grad_norm"] == 0
+
+
+def test_micro_batches_that_do_not_divide_are_refused_with_those_that_do(batch: Batch) -> None:
+    with pytest.raises(
+        UserError, match=r"is 3, and a device has 8 x 4 .* one of 1, 2, 4, 8, 16, 32"
+    ):
+        step_of(programs(micro=3), batch)
+
+
+def test_parameters_and_moments_are_split_over_the_mesh() -> None:
+    runner = programs("auto", 8)
+    runner.optimizer = optax.adam(1e-3)
+    state = runner.init(model_on(runner.mesh))
+    moments = state.opt_state[0].mu
+    for array in (state.model.layers.gate_proj.weight, moments.layers.gate_proj.weight):
+        assert array.addressable_shards[0].data.size == array.size // 8
+
+
+def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batch: Batch) -> None:
+    """A CPU cannot run it; tracing and lowering still check every dtype of the three programs."""
+    options = dataclasses.replace(OPTIONS, dtype=jnp.dtype("bfloat16"), remat="full")
+    mesh = parse_mesh("auto").build(jax.devices()[:1])
+    runner = Programs(options, mesh, ChunkedLoss(token_tile=64), optax.sgd(32.0))
+    model = model_on(mesh)
+
+    def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:
+        rollout, _ = runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+        state, metrics = runner.update(runner.init(model), batch)
+        return state.model, metrics["loss"], runner.score(model, rollout).logps
+
+    lowered = jax.jit(program).trace(model).lower(lowering_platforms=("tpu",))
+    assert "bf16" in lowered.as_text()
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(lowered.out_info))
