@@ -5,6 +5,7 @@ numbers alone, so no held-out problem is a training problem with other names.
 """
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -93,17 +94,26 @@ class WordProblems(PromptSource):
     def __getitem__(self, index: int) -> Prompt:
         if not 0 <= index < self.size:
             raise IndexError(index)
-        problem = self.problem(index)
-        return Prompt(problem.question, {"answer": problem.solution})
+        return _prompt(self.seed, self.split, index)
 
     def problem(self, index: int) -> WordProblem:
         """The problem itself, with its steps."""
-        rng = np.random.default_rng([self.seed, self.split == "heldout", index])
-        while True:
-            template = _TEMPLATES[rng.integers(len(_TEMPLATES))]
-            problem = template(rng)
-            if problem.is_heldout == (self.split == "heldout"):
-                return problem
+        return _problem(self.seed, self.split, index)
+
+
+@functools.cache  # of all that a process reads: thousands, a kilobyte each
+def _prompt(seed: int, split: Split, index: int) -> Prompt:
+    problem = _problem(seed, split, index)
+    return Prompt(problem.question, {"answer": problem.solution})
+
+
+def _problem(seed: int, split: Split, index: int) -> WordProblem:
+    rng = np.random.default_rng([seed, split == "heldout", index])
+    while True:
+        template = _TEMPLATES[rng.integers(len(_TEMPLATES))]
+        problem = template(rng)
+        if problem.is_heldout == (split == "heldout"):
+            return problem
 
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
