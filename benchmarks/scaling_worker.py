@@ -20,7 +20,6 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.tracking.performance import rollout_bytes, update_flops
 from grpo_eqx.training.micro_batches import Batch
 from grpo_eqx.training.programs import ProgramOptions, Programs
 
@@ -106,8 +105,7 @@ def least_work(work: Work) -> dict[str, float]:
     """What bounds each program: the bytes that decoding reads, and an update's FLOPs."""
     prompts = np.full(work.prompts, work.prompt_length)
     completions = np.full((work.prompts, work.group), work.completion_length)
-    read = rollout_bytes(
-        MODEL,
+    read = MODEL.decode_bytes(
         prompts,
         completions,
         num_decode_steps=work.completion_length,
@@ -115,7 +113,7 @@ def least_work(work: Work) -> dict[str, float]:
         itemsize=4,
         kv_itemsize=4.0,
     )
-    return {"generate": read, "update": update_flops(MODEL, prompts, completions)}
+    return {"generate": read, "update": MODEL.update_flops(prompts, completions)}
 
 
 if __name__ == "__main__":

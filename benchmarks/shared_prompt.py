@@ -28,8 +28,9 @@ from small_model import small_model
 from grpo_eqx import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.models.base import parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention
-from grpo_eqx.models.qwen2 import Qwen2, parameter_name
+from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh

@@ -13,9 +13,9 @@ from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.generation import Stopping
-from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
-from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.registry import read_config
 from grpo_eqx.rewards import (
     SOFT_OVERLONG,
     RewardFunc,
@@ -54,7 +54,7 @@ class Inputs(NamedTuple):
     train: TokenizedPrompts
     heldout: TokenizedPrompts
 
-    def check_belong_to(self, model: Qwen2Config, cfg: GRPOConfig) -> None:
+    def check_belong_to(self, model: ModelConfig, cfg: GRPOConfig) -> None:
         """Refuses a tokenizer that the model cannot have, and prompts that it has no room for."""
         self.tokenizer.check_belongs_to(model.vocab_size)
         for problems in (self.train, self.heldout):
@@ -110,14 +110,14 @@ def chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTo
     return ChatTokenizer(given, system_prompt=cfg.system_prompt)
 
 
-def architecture(cfg: GRPOConfig, given: Qwen2 | None) -> Qwen2Config:
+def architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:
     """That of the given model, or of the one that the config names."""
     if given is not None:
         return given.config
-    return Qwen2Config.from_json(model_folder(cfg.model) / "config.json")
+    return read_config(model_folder(cfg.model) / "config.json")
 
 
-def check_positions(cfg: GRPOConfig, model: Qwen2Config, prompt: str, length: int) -> None:
+def check_positions(cfg: GRPOConfig, model: ModelConfig, prompt: str, length: int) -> None:
     """Refuses a prompt that leaves the model too few positions for a completion.
 
     **Arguments:** what to call the prompt in the message, and its length in tokens.
@@ -135,7 +135,7 @@ def check_positions(cfg: GRPOConfig, model: Qwen2Config, prompt: str, length: in
     )
 
 
-def placed_model(cfg: GRPOConfig, given: Qwen2 | None, mesh: jax.sharding.Mesh) -> Qwen2:
+def placed_model(cfg: GRPOConfig, given: CausalLM | None, mesh: jax.sharding.Mesh) -> CausalLM:
     """Float32 parameters on the mesh: a copy of the given model, or the one the config names."""
     if given is None:
         return from_pretrained(cfg.model, mesh)

@@ -14,7 +14,7 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import gather_rows, own_share, together
 from grpo_eqx.generation import Completions, Rollout, SlotCounts
-from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.base import CausalLM
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
 from grpo_eqx.sharding.arrays import fetch
@@ -74,7 +74,7 @@ class Collected(Generic[Scored]):
 class StartedRollout:
     """Prompts whose completions the devices are working on."""
 
-    model: Qwen2
+    model: CausalLM
     step: int
     first_batch: int
     prompts: PromptBatch
@@ -103,7 +103,7 @@ class ExperienceCollector:
         self.rewards = rewards
         self.cfg = cfg
 
-    def start(self, model: Qwen2, step: int, first_batch: int, index: int = 0) -> StartedRollout:
+    def start(self, model: CausalLM, step: int, first_batch: int, index: int = 0) -> StartedRollout:
         """Has the devices generate a step's rollout number `index`, and does not wait for it.
 
         Its prompts are batch `first_batch + index`.

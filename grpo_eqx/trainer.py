@@ -26,8 +26,8 @@ from grpo_eqx.evaluation import Evaluation, evaluation_rows
 from grpo_eqx.experience import Collected, ExperienceCollector, rewarded
 from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import LossBackend
+from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import compute_advantages
 from grpo_eqx.planner import Plan, PlannedRun, PromptLengths, Searchable, find_target, plan_run
 from grpo_eqx.planner.devices import LOCAL
@@ -93,7 +93,7 @@ class GRPOTrainer:
         self,
         cfg: GRPOConfig | None = None,
         *,
-        model: Qwen2 | None = None,
+        model: CausalLM | None = None,
         tokenizer: ChatTokenizer | Any | None = None,
         reward_funcs: Sequence[RewardFunc] | None = None,
         train_data: PromptSource | None = None,
@@ -300,7 +300,7 @@ class GRPOTrainer:
         )
 
     @explains_out_of_memory
-    def _place(self, model: Qwen2 | None) -> tuple[TrainState, Qwen2 | None]:
+    def _place(self, model: CausalLM | None) -> tuple[TrainState, CausalLM | None]:
         """All that lies on the devices from now on: model and optimiser, and the reference."""
         model = together(lambda: construction.placed_model(self.cfg, model, self.mesh))
         state = self.programs.init(model)

@@ -26,9 +26,9 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_eqx.data.word_problems import WordProblem, WordProblems
 from grpo_eqx.loss_backends import DenseLoss
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.prng import make_key
 
 CHAT_TEMPLATE = (

@@ -1,6 +1,7 @@
 """No module imports from a layer above its own."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -38,3 +39,10 @@ def test_imports_point_downwards(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     above = {part for part in imported(path) if layer(part) > layer(own)}
     assert not above, f"{path.name} (layer {layer(own)}) imports from {above}"
+
+
+def test_nothing_outside_models_knows_a_family() -> None:
+    """The interface and the registry are all that others see of a model."""
+    for path in PACKAGE.rglob("*.py"):
+        if path.relative_to(PACKAGE).parts[0] != "models":
+            assert not re.search(r"\bmodels\.qwen", path.read_text()), path.name

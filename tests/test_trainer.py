@@ -19,9 +19,9 @@ from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.planner import PlannedRun
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker

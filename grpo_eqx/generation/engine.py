@@ -24,8 +24,8 @@ from grpo_eqx.generation.slots import (
     laid_out_prompts,
 )
 from grpo_eqx.generation.stopping import Stopping
+from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
-from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.rollout import RolloutLayout
 
@@ -51,7 +51,7 @@ def sample_keys(
 
 
 def generate(
-    model: Qwen2,
+    model: CausalLM,
     prompt_ids: Int[Array, "P Tp"],
     prompt_mask: Bool[Array, "P Tp"],
     keys: Key[Array, "P G"],
@@ -164,7 +164,7 @@ def _run_queue(
 
 
 def _decode(
-    model: Qwen2,
+    model: CausalLM,
     keys: Key[Array, " rows"],
     stopping: Stopping,
     sampling: Sampling,

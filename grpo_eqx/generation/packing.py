@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, Shaped
 
-from grpo_eqx.models.qwen2 import Rows
+from grpo_eqx.models.base import Rows
 
 MOST_SHARE = 0.75
 """Of the rows without packing: where more are left, it does not pay."""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues, KVCache
-from grpo_eqx.models.qwen2 import PromptCache
+from grpo_eqx.models.base import PromptCache
 from grpo_eqx.sharding.rollout import RolloutLayout
 
 

@@ -1,4 +1,4 @@
-"""Qwen2 as a Hugging Face folder: `config.json` and safetensors, in and out, without torch."""
+"""Models as Hugging Face folders: `config.json` and safetensors, in and out, without torch."""
 
 import json
 import re
@@ -16,8 +16,8 @@ from safetensors.numpy import save_file
 from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError
-from grpo_eqx.models.config import Qwen2Config
-from grpo_eqx.models.qwen2 import Qwen2, parameter_name
+from grpo_eqx.models.base import CausalLM, parameter_name
+from grpo_eqx.models.registry import init_model, read_config
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.mesh import AutoMesh
@@ -60,8 +60,8 @@ def from_pretrained(
     name_or_path: str | Path,
     mesh: jax.sharding.Mesh | None = None,
     dtype: jax.typing.DTypeLike = jnp.float32,
-) -> Qwen2:
-    """Loads a Qwen2 model, every array straight into its sharding over `mesh`.
+) -> CausalLM:
+    """Loads a model of a known family, every array straight into its sharding over `mesh`.
 
     Only the slices that this host's devices hold are read, one parameter at a time.
 
@@ -74,8 +74,8 @@ def from_pretrained(
     """
     folder = model_folder(name_or_path)
     mesh = AutoMesh().build() if mesh is None else mesh
-    config = Qwen2Config.from_json(folder / "config.json")
-    template = jax.eval_shape(lambda key: Qwen2.init(config, key), make_key(0))
+    config = read_config(folder / "config.json")
+    template = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
     with ExitStack() as stack:
         tensors = _open_tensors(folder, stack)
         _check_tensors(folder, template, tensors)
@@ -88,9 +88,9 @@ def from_pretrained(
             def read(index: tuple[slice, ...] | None) -> np.ndarray:
                 assert index is not None  # only for arrays without data
                 if not name.startswith("layers."):
-                    return tensors[_hugging_face_name(name)][index].astype(dtype)
+                    return tensors[template.tensor_name(name)][index].astype(dtype)
                 layers = range(config.num_hidden_layers)[index[0]]
-                rows = [tensors[_hugging_face_name(name, i)][index[1:]] for i in layers]
+                rows = [tensors[template.tensor_name(name, i)][index[1:]] for i in layers]
                 return np.stack([row.astype(dtype) for row in rows])
 
             return jax.make_array_from_callback(leaf.shape, sharding, read)
@@ -99,7 +99,7 @@ def from_pretrained(
 
 
 def save_pretrained(
-    model: Qwen2, folder: str | Path, dtype: jax.typing.DTypeLike | None = None
+    model: CausalLM, folder: str | Path, dtype: jax.typing.DTypeLike | None = None
 ) -> None:
     """Writes `config.json` and safetensors that Hugging Face transformers loads.
 
@@ -108,7 +108,7 @@ def save_pretrained(
     the first writes.
     """
     folder = Path(folder)
-    dtype = jnp.dtype(model.norm.dtype if dtype is None else dtype)
+    dtype = jnp.dtype(model.embed_tokens.dtype if dtype is None else dtype)
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         config = {**model.config.to_json(), "torch_dtype": dtype.name}
@@ -131,28 +131,15 @@ def save_pretrained(
         (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _hugging_face_name(name: str, layer: int | None = None) -> str:
-    """The tensor of a parameter, for parameters within `layers` the one of a layer."""
-    if name == "lm_head":
-        return _HEAD
-    if layer is None:
-        return f"model.{name}.weight"
-    module, _, kind = name.removeprefix("layers.").partition(".")
-    if module.endswith("layernorm"):
-        return f"model.layers.{layer}.{module}.weight"
-    block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
-    return f"model.layers.{layer}.{block}.{module}.{kind}"
-
-
-def _tensors(model: Qwen2) -> Iterator[tuple[str, Any, int | None]]:
+def _tensors(model: CausalLM) -> Iterator[tuple[str, Any, int | None]]:
     """Every tensor of a folder: its name, the parameter (or shape) it is of, and which layer's."""
     for path, leaf in jax.tree.leaves_with_path(model):
         name = parameter_name(path)
         if name.startswith("layers."):
             for layer in range(leaf.shape[0]):
-                yield _hugging_face_name(name, layer), leaf, layer
+                yield model.tensor_name(name, layer), leaf, layer
         else:
-            yield _hugging_face_name(name), leaf, None
+            yield model.tensor_name(name), leaf, None
 
 
 class _Slot:
@@ -234,7 +221,7 @@ def _truncation(path: Path) -> str | None:
     return f"it ends at byte {size}, inside tensor {missing[0][1]!r}; download it again"
 
 
-def _check_tensors(folder: Path, template: Qwen2, tensors: Mapping[str, Any]) -> None:
+def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any]) -> None:
     expected = {
         name: leaf.shape if layer is None else leaf.shape[1:]
         for name, leaf, layer in _tensors(template)

@@ -1,8 +1,7 @@
 """Qwen2 as one Equinox module: the same definition trains and generates."""
 
-import functools
 from collections.abc import Callable
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import equinox as eqx
 import jax
@@ -12,9 +11,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
 from grpo_eqx.models.attention import KeyValues, KVCache, Past, Segment, attend
+from grpo_eqx.models.base import CausalLM, PromptCache, Rows, parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm
+from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding
 
 _Inputs = ParamSpec("_Inputs")
@@ -57,56 +57,7 @@ class Qwen2Layer(eqx.Module):
         return x + self.down_proj(jax.nn.silu(self.gate_proj(normed)) * self.up_proj(normed))
 
 
-class PromptCache(NamedTuple):
-    """What a group's completions need of their prompt.
-
-    The prompt's last token is left to the completions, as their first input: so the sampler and
-    the trainer read the same position from the same place, and a prefill yields no hidden states.
-    """
-
-    kv: KeyValues | KVCache
-    visible: Bool[Array, "P Tp"]
-    """The prompt's real tokens, except the last."""
-    last_ids: Int[Array, " P"]
-    last_positions: Int[Array, " P"]
-
-    def stored(self, dtype: jnp.dtype) -> "PromptCache":
-        """The same for decoding, with keys and values in `dtype`."""
-        assert isinstance(self.kv, KeyValues)
-        return self._replace(kv=KVCache.of(self.kv, dtype))
-
-    def picked(self, within: Int[Array, "parts n"]) -> "PromptCache":
-        """Of each equal part of the prompts those, part after part.
-
-        Each part by itself, so that no device asks another for a prompt.
-        """
-        parts = len(within)
-
-        def pick(x: Array, axis: int = 0) -> Array:
-            x = jnp.moveaxis(x, axis, 0)
-            pieces = x.reshape(parts, -1, *x.shape[1:])
-            picked = jax.vmap(lambda piece, i: piece[i])(pieces, within)
-            return jnp.moveaxis(picked.reshape(-1, *x.shape[1:]), 0, axis)
-
-        return self.mapped(pick)
-
-    def mapped(self, func: Callable[..., Array], *others: "PromptCache") -> "PromptCache":
-        """`func` of each array, and the others'; keys and values have prompts on `axis=1`."""
-        kv = jax.tree.map(functools.partial(func, axis=1), self.kv, *(x.kv for x in others))
-        return PromptCache(kv, *map(func, self[1:], *(x[1:] for x in others)))
-
-    def segment(self, layer_kv: KeyValues) -> Segment:
-        return Segment(layer_kv, self.visible[:, None])
-
-
-class Rows(NamedTuple):
-    """Which completion of the group, and which of its tokens, each place of packed rows holds."""
-
-    completions: Int[Array, "P R T"]
-    offsets: Int[Array, "P R T"]
-
-
-class Qwen2(eqx.Module):
+class Qwen2(CausalLM):
     """Qwen2 (arXiv 2407.10671), with layers stacked along a leading axis and run by `lax.scan`."""
 
     embed_tokens: Float[Array, "V H"]
@@ -148,8 +99,19 @@ class Qwen2(eqx.Module):
             config=config,
         )
 
+    @staticmethod
+    def tensor_name(name: str, layer: int | None = None) -> str:
+        if name == "lm_head":
+            return "lm_head.weight"
+        if layer is None:
+            return f"model.{name}.weight"
+        module, _, kind = name.removeprefix("layers.").partition(".")
+        if module.endswith("layernorm"):
+            return f"model.layers.{layer}.{module}.weight"
+        block = "mlp" if module in ("gate_proj", "up_proj", "down_proj") else "self_attn"
+        return f"model.layers.{layer}.{block}.{module}.{kind}"
+
     def shardings(self, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> "Qwen2":
-        """The model's tree with a `NamedSharding` for every array (or shape) of it."""
         head_size = self.config.head_size
 
         def of(path: tuple[object, ...], leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
@@ -160,22 +122,7 @@ class Qwen2(eqx.Module):
 
     @property
     def head(self) -> Float[Array, "V H"]:
-        """The language-model head: `lm_head`, or the embedding where they are tied."""
         return self.embed_tokens if self.lm_head is None else self.lm_head
-
-    def astype(self, dtype: jax.typing.DTypeLike) -> "Qwen2":
-        """The same model with every array in `dtype`."""
-        return jax.tree.map(lambda x: x.astype(dtype), self)
-
-    def transposed(self) -> "Qwen2":
-        """The same model with every linear map `transposed`."""
-
-        def is_linear(x: object) -> bool:
-            return isinstance(x, Linear)
-
-        return jax.tree.map(
-            lambda x: x.transposed() if isinstance(x, Linear) else x, self, is_leaf=is_linear
-        )
 
     def __call__(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
@@ -190,11 +137,6 @@ class Qwen2(eqx.Module):
     ) -> Float[Array, "B T V"]:
         """Float32 logits of plain sequences. Holds `B x T x V` numbers: for small uses only."""
         return self.project_logits(self(ids, mask))
-
-    def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
-        """Float32 logits of final hidden states."""
-        head = self.head.astype(hidden.dtype)
-        return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
 
     def embed(
         self, ids: Int[Array, "P G *T"], mesh: jax.sharding.Mesh | None = None
@@ -220,7 +162,6 @@ class Qwen2(eqx.Module):
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
     ) -> PromptCache:
-        """Reads each prompt once, for all completions of its group."""
         _, kv = self._causal_pass(ids, mask, remat, attention, mesh)
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
@@ -240,11 +181,6 @@ class Qwen2(eqx.Module):
         mesh: jax.sharding.Mesh | None = None,
         rows: Rows | None = None,
     ) -> Float[Array, "P R T H"]:
-        """Final hidden states that predict each token of `ids`, given the prompt.
-
-        Each row is a completion, padded on the right, or what `rows` says. States where no
-        completion is have no meaning.
-        """
         assert isinstance(prompt.kv, KeyValues), "completions are read with what prefill returned"
         P, R, T = ids.shape
         first = jnp.broadcast_to(prompt.last_ids[:, None, None], (P, R, 1))
@@ -277,14 +213,6 @@ class Qwen2(eqx.Module):
         place: Int[Array, "P G"],
         num_written: Int[Array, ""],
     ) -> tuple[Float[Array, "P G V"], KeyValues]:
-        """One decoding step: the logits after `ids`, each the input at `place` of its completion.
-
-        **Arguments:** the prompts, with a `KVCache`; `own` holds the completions' keys and values
-        so far, `[L, P, G, K, S, D]`, of which no more than the first `num_written` are read.
-
-        **Returns:** float32 logits, and this step's keys and values, `[L, P, G, K, 1, D]`, to be
-        written to `own` at `place`.
-        """
         assert isinstance(prompt.kv, KVCache), "decoding reads a KVCache"
         positions = prompt.last_positions[:, None] + place
         rotary = Rotary.at(positions[..., None], self.config.head_size, self.config.rope_theta)
@@ -326,11 +254,6 @@ class Qwen2(eqx.Module):
             return layer.finish(x, attended, self.config), kv
 
         return jax.lax.scan(_remat(step, remat), self.embed(ids[:, None], mesh), self.layers)
-
-
-def parameter_name(path: tuple[object, ...]) -> str:
-    """A parameter's dotted name within `Qwen2`, such as `layers.q_proj.weight`."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 _DIMS = {

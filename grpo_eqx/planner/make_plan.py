@@ -7,7 +7,7 @@ import jax
 
 from grpo_eqx.evaluation import evaluation_rows
 from grpo_eqx.generation import Sampling
-from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.base import CausalLM
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import EVALUATE, Plan, PlannedProgram
@@ -107,7 +107,7 @@ def make_plan(
 
 
 def _programs(
-    run: PlannedRun, programs: Programs, model: Qwen2, reference: Qwen2 | None
+    run: PlannedRun, programs: Programs, model: CausalLM, reference: CausalLM | None
 ) -> Iterator[_Program]:
     """The largest first."""
     cfg, lengths = run.cfg, run.prompts

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,8 +13,9 @@ from grpo_eqx.data.batches import TokenizedPrompts, padded_length
 from grpo_eqx.data.load import is_hub_name
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Stopping
-from grpo_eqx.models.config import Qwen2Config
+from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.models.registry import published_config, read_config
 from grpo_eqx.strategies import Strategies, check_batches
 from grpo_eqx.training.programs import Programs
 
@@ -56,7 +56,7 @@ class PlannedRun:
 
     cfg: GRPOConfig
     """Resolved."""
-    model: Qwen2Config
+    model: ModelConfig
     prompts: PromptLengths
     strategies: Strategies = dataclasses.field(default_factory=Strategies)
 
@@ -115,14 +115,11 @@ class PlannedRun:
         return self.strategies.programs(self.cfg, mesh, stopping, pad_id=0)
 
 
-def model_config(name: str) -> Qwen2Config:
-    """The architecture of a folder, of a Qwen2.5 model by its name, or of any on the hub."""
+def model_config(name: str) -> ModelConfig:
+    """Finds the config of a folder, of a published model by its name, or of any on the hub."""
     if is_at_hand(name):
-        return Qwen2Config.from_json(model_folder(name) / "config.json")
-    if name.startswith("Qwen/"):
-        with suppress(UserError):  # one that is not known by its name
-            return Qwen2Config.from_name(name)
-    return Qwen2Config.from_json(_downloaded_config(name))
+        return read_config(model_folder(name) / "config.json")
+    return published_config(name) or read_config(_downloaded_config(name))
 
 
 def _downloaded_config(name: str) -> str:
@@ -144,7 +141,7 @@ def is_at_hand(model: str) -> bool:
     return model == EMBEDDED_MODEL or Path(model).is_dir()
 
 
-def _prompt_lengths(cfg: GRPOConfig, model: Qwen2Config) -> PromptLengths:
+def _prompt_lengths(cfg: GRPOConfig, model: ModelConfig) -> PromptLengths:
     data = [name for name in (cfg.data, cfg.eval_data) if name is not None]
     has_tokenizer = (
         is_at_hand(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()

@@ -10,7 +10,6 @@ import numpy as np
 from grpo_eqx.planner.run import PlannedRun
 from grpo_eqx.sharding.rollout import RolloutLayout
 from grpo_eqx.tracking.device_peaks import DevicePeaks
-from grpo_eqx.tracking.performance import rollout_bytes, update_flops
 from grpo_eqx.training.programs import ProgramOptions
 
 
@@ -33,8 +32,7 @@ def step_floors(
     prompts = np.full(cfg.prompts_per_step, run.prompts.train)
     completions = np.full((cfg.prompts_per_step, cfg.num_generations), length)
     slots = min(cfg.max_num_seqs or completions.size, completions.size)
-    read = rollout_bytes(
-        run.model,
+    read = run.model.decode_bytes(
         prompts,
         completions,
         num_decode_steps=length * -(-completions.size // slots),
@@ -42,7 +40,7 @@ def step_floors(
         itemsize=options.dtype.itemsize,
         kv_itemsize=options.kv_itemsize(run.model.head_size),
     )
-    forward = update_flops(run.model, prompts, completions) / 3  # the backward pass is twice that
+    forward = run.model.update_flops(prompts, completions) / 3  # the backward pass is twice that
 
     def floor(flops: float, num_bytes: float = 0.0) -> Floor:
         if peaks is None:

@@ -9,8 +9,8 @@ import optax
 from jax.sharding import Sharding
 
 from grpo_eqx.generation import Rollout, Sampling
-from grpo_eqx.models.config import Qwen2Config
-from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.base import CausalLM, ModelConfig
+from grpo_eqx.models.registry import init_model
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.rules import (
     batch_sharding,
@@ -22,15 +22,15 @@ from grpo_eqx.training.micro_batches import Batch
 from grpo_eqx.training.programs import Programs, TrainState
 
 
-def model_shapes(config: Qwen2Config, mesh: jax.sharding.Mesh) -> Qwen2:
+def model_shapes(config: ModelConfig, mesh: jax.sharding.Mesh) -> CausalLM:
     """A model's float32 parameters as shapes, each with its sharding."""
-    shapes = jax.eval_shape(lambda key: Qwen2.init(config, key), make_key(0))
+    shapes = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
     return jax.tree.map(_placed, shapes, shapes.shardings(mesh))
 
 
 def lower_generate(
     programs: Programs,
-    model: Qwen2,
+    model: CausalLM,
     num_prompts: int,
     num_generations: int,
     prompt_length: int,
@@ -56,13 +56,13 @@ def lower_generate(
     )
 
 
-def reference_shapes(programs: Programs, model: Qwen2, *, frozen: bool) -> Qwen2:
+def reference_shapes(programs: Programs, model: CausalLM, *, frozen: bool) -> CausalLM:
     """A reference model of a model's shapes."""
     shapes = jax.eval_shape(lambda model: programs.reference(model, frozen=frozen), model)
     return jax.tree.map(_placed, shapes, model.shardings(programs.mesh))
 
 
-def optimizer_shapes(programs: Programs, model: Qwen2) -> optax.OptState:
+def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
     """The optimiser's state for a model's shapes."""
     optimizer = programs.optimizer
     shardings = optimizer_shardings(optimizer, model, model.shardings(programs.mesh))
@@ -70,7 +70,7 @@ def optimizer_shapes(programs: Programs, model: Qwen2) -> optax.OptState:
 
 
 def lower_score(
-    programs: Programs, model: Qwen2, num_prompts: int, num_generations: int, prompt_length: int
+    programs: Programs, model: CausalLM, num_prompts: int, num_generations: int, prompt_length: int
 ) -> jax.stages.Lowered:
     """`score` for a model's shapes and a rollout's, of which no completions share rows."""
     batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations)
@@ -80,7 +80,7 @@ def lower_score(
 
 def lower_update(
     programs: Programs,
-    model: Qwen2,
+    model: CausalLM,
     num_prompts: int,
     num_generations: int,
     prompt_length: int,

@@ -6,7 +6,7 @@ import optax
 from jaxtyping import Float
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.models.qwen2 import Qwen2, parameter_name
+from grpo_eqx.models.base import CausalLM, parameter_name
 
 
 def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
@@ -45,7 +45,7 @@ def make_optimizer(cfg: GRPOConfig) -> optax.GradientTransformation:
     )
 
 
-def _is_matrix(params: Qwen2) -> Qwen2:
+def _is_matrix(params: CausalLM) -> CausalLM:
     """Weight decay is for matrices, not for norms and biases."""
     return jax.tree.map_with_path(
         lambda path, _: not parameter_name(path).endswith(("norm", "bias")), params

@@ -29,8 +29,8 @@ from grpo_eqx.generation import (
     sample_keys,
 )
 from grpo_eqx.loss_backends import LossBackend, TokenStats
+from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
-from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals, entropy_floor
 from grpo_eqx.sharding.arrays import place
 from grpo_eqx.sharding.rollout import AutoSharding, RolloutLayout, RolloutSharding
@@ -49,7 +49,7 @@ Placed = TypeVar("Placed", Rollout, Batch)
 class TrainState(NamedTuple):
     """What training changes."""
 
-    model: Qwen2
+    model: CausalLM
     """Parameters in float32."""
     opt_state: optax.OptState
 
@@ -131,7 +131,7 @@ class Programs:
 
         return counted
 
-    def init(self, model: Qwen2) -> TrainState:
+    def init(self, model: CausalLM) -> TrainState:
         """The state before the first update, with the optimiser's moments sharded as parameters.
 
         Raises what the loss backend has against the model or the devices.
@@ -142,7 +142,7 @@ class Programs:
 
     def generate(
         self,
-        model: Qwen2,
+        model: CausalLM,
         prompt_ids: PromptIds,
         prompt_mask: PromptMask,
         step: int,
@@ -195,17 +195,17 @@ class Programs:
         packing = Packing.plan(lengths, width, num_blocks, num_bundles)
         return dataclasses.replace(rollout, packing=packing)
 
-    def score(self, model: Qwen2, rollout: Rollout) -> TokenScores:
+    def score(self, model: CausalLM, rollout: Rollout) -> TokenScores:
         """Log-probs and entropies of the completions' tokens under `model`."""
         P, G, _ = rollout.completion_ids.shape
         rollout = jax.tree.map(self._place, rollout)
         return self.jitted_score(model, rollout, self.micro_batches(P, G))
 
-    def reference(self, model: Qwen2, *, frozen: bool) -> Qwen2:
+    def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
         """A copy for `score`: in the dtypes that it computes in, or for mixing, in float32."""
         return self._reference(model, frozen)
 
-    def mix_reference(self, reference: Qwen2, model: Qwen2, alpha: float) -> Qwen2:
+    def mix_reference(self, reference: CausalLM, model: CausalLM, alpha: float) -> CausalLM:
         """The mixture alpha * model + (1 - alpha) * reference; `reference` is donated.
 
         The soft update of TR-DPO (arXiv 2404.09656, eq. 2).
@@ -237,7 +237,7 @@ class Programs:
         counted = lengths[finished] if self.options.mask_truncated_completions else lengths
         return max(int(counted.sum()), 1) / num_shares
 
-    def _try_backend(self, model: Qwen2) -> None:
+    def _try_backend(self, model: CausalLM) -> None:
         """Traces the loss backend for one sequence on each device, without computing anything."""
         options, head = self.options, model.head
         shape = (num_batch_shards(self.mesh), 1, options.max_completion_length)
@@ -260,7 +260,7 @@ class Programs:
 
     def _generate_program(
         self,
-        model: Qwen2,
+        model: CausalLM,
         prompt_ids: Int[Array, "P Tp"],
         prompt_mask: Array,
         step: Int[Array, ""],
@@ -320,7 +320,7 @@ class Programs:
         return self._constrain(batch.share(index, count), P // count, G)
 
     def _score_program(
-        self, model: Qwen2, rollout: Rollout, micro_batches: MicroBatches
+        self, model: CausalLM, rollout: Rollout, micro_batches: MicroBatches
     ) -> TokenScores:
         def score(part: Rollout) -> TokenScores:
             stats = self._token_stats(model, part)
@@ -328,7 +328,7 @@ class Programs:
 
         return jax.tree.map(micro_batches.join, jax.lax.map(score, micro_batches.split(rollout)))
 
-    def _reference_program(self, model: Qwen2, frozen: bool) -> Qwen2:
+    def _reference_program(self, model: CausalLM, frozen: bool) -> CausalLM:
         copy = model
         if frozen:
             # This loses nothing: `_token_stats` casts the layers to the compute dtype anyway.
@@ -338,14 +338,16 @@ class Programs:
         copy = jax.tree.map(jnp.copy, copy)  # of its own: the model's buffers will be donated
         return jax.lax.with_sharding_constraint(copy, model.shardings(self.mesh))
 
-    def _mix_program(self, reference: Qwen2, model: Qwen2, alpha: Float[Array, ""]) -> Qwen2:
+    def _mix_program(
+        self, reference: CausalLM, model: CausalLM, alpha: Float[Array, ""]
+    ) -> CausalLM:
         def mix(old: Array, new: Array) -> Array:
             return alpha * new + (1 - alpha) * old
 
         mixed = jax.tree.map(mix, reference, model)
         return jax.lax.with_sharding_constraint(mixed, model.shardings(self.mesh))
 
-    def _token_stats(self, model: Qwen2, rollout: Rollout) -> TokenStats:
+    def _token_stats(self, model: CausalLM, rollout: Rollout) -> TokenStats:
         """Statistics of the completions' tokens at the sampling temperature."""
         options = self.options
         # The table of embeddings stays in float32: many tokens add to one row of its gradient.
@@ -417,11 +419,11 @@ class Programs:
             self._mask(batch.rollout), self._policy_mask(batch, floor), tokens_per_update
         )
 
-        def loss(model: Qwen2, part: Batch) -> tuple[Float[Array, ""], Metrics]:
+        def loss(model: CausalLM, part: Batch) -> tuple[Float[Array, ""], Metrics]:
             stats = self._token_stats(model, part.rollout)
             return self.options.objective(self._token_batch(part, stats, floor), totals)
 
-        def accumulate(gradient: Qwen2, part: Batch) -> tuple[Qwen2, Metrics]:
+        def accumulate(gradient: CausalLM, part: Batch) -> tuple[CausalLM, Metrics]:
             of_part, metrics = jax.grad(loss, has_aux=True)(state.model, part)
             return jax.tree.map(jnp.add, gradient, of_part), metrics
 

@@ -17,8 +17,8 @@ from grpo_eqx.generation import (
     sample_keys,
 )
 from grpo_eqx.models.attention import CACHE_BLOCK
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.prng import gumbel
 from grpo_eqx.sharding import ExplicitMesh, RolloutLayout
 

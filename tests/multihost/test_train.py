@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.planner import PlannedRun
 from grpo_eqx.planner.run import model_config
 

@@ -13,8 +13,8 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
-from grpo_eqx.models.config import Qwen2Config
 from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import (
     AutoSharding,

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.config_fields import used_fields
 
 _SIZES: dict[str, dict[str, Any]] = {
@@ -31,7 +32,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Qwen2Config:
+class Qwen2Config(ModelConfig):
     """Sizes and constants of a Qwen2 model; fields as in Hugging Face's `Qwen2Config`."""
 
     hidden_size: int
@@ -68,6 +69,15 @@ class Qwen2Config:
         """`head_dim`, resolved."""
         assert self.head_dim is not None
         return self.head_dim
+
+    @property
+    def num_layer_parameters(self) -> int:
+        """Parameters of all layers' matrices; biases and norms are too few to count."""
+        queries = self.num_attention_heads * self.head_size
+        keys = self.num_key_value_heads * self.head_size
+        attention = 2 * self.hidden_size * (queries + keys)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_hidden_layers * (attention + mlp)
 
     @classmethod
     def from_name(cls, name: str) -> "Qwen2Config":

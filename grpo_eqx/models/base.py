@@ -1,0 +1,257 @@
+"""The interface of a model: what training, generation and planning ask of every family."""
+
+import abc
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from grpo_eqx._types import Remat
+from grpo_eqx.models.attention import KeyValues, KVCache, Segment
+from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
+from grpo_eqx.models.layers import Linear
+from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
+
+_Model = TypeVar("_Model", bound="CausalLM")
+
+
+class ModelConfig(abc.ABC):
+    """Sizes of a decoder, by Hugging Face's names, and the work that follows from them.
+
+    A family's config is a frozen dataclass with at least these fields.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+
+    @classmethod
+    @abc.abstractmethod
+    def from_json(cls, path: str | Path) -> "ModelConfig":
+        """Reads a Hugging Face `config.json`; raises `UserError` for what is not computed here."""
+
+    @abc.abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields of a `config.json` that Hugging Face transformers reads."""
+
+    @property
+    @abc.abstractmethod
+    def head_size(self) -> int:
+        """Size of one attention head."""
+
+    @property
+    @abc.abstractmethod
+    def num_layer_parameters(self) -> int:
+        """Parameters of all layers' matrices; biases and norms are too few to count."""
+
+    @property
+    def num_head_parameters(self) -> int:
+        """Parameters of the language-model head; looking up an embedding is no product."""
+        return self.vocab_size * self.hidden_size
+
+    def update_flops(
+        self,
+        prompt_lengths: Int[np.ndarray, " P"],
+        completion_lengths: Int[np.ndarray, "P G"],
+    ) -> float:
+        """Model FLOPs of one pass forward and backward, as in PaLM (arXiv 2204.02311, app. B).
+
+        Each token takes 6 for each parameter of the matrices that it meets (the head only for
+        completions) and, for each key that its query sees, 12 for each of a layer's head
+        dimensions. Unlike there, keys that causality hides are not counted.
+        """
+        prompts, completions = _floats(prompt_lengths, completion_lengths)
+        tokens = prompts.sum() + completions.sum()
+        products = self.num_layer_parameters * tokens
+        products += self.num_head_parameters * completions.sum()
+        seen = (prompts * (prompts + 1) / 2).sum() + (
+            prompts[:, None] * completions + completions * (completions - 1) / 2
+        ).sum()
+        width = self.num_attention_heads * self.head_size
+        return float(6 * products + 12 * self.num_hidden_layers * width * seen)
+
+    def decode_bytes(
+        self,
+        prompt_lengths: Int[np.ndarray, " P"],
+        completion_lengths: Int[np.ndarray, "P G"],
+        *,
+        num_decode_steps: int,
+        num_copies: int,
+        itemsize: int,
+        kv_itemsize: float,
+    ) -> float:
+        """Bytes that decoding must read from memory, on all devices together.
+
+        At every step these are each of `num_copies` of the weights, and the live keys and values:
+        a group's prompt once while any of its completions is live, and what each live completion
+        has so far. The prompts' prefill is not counted: it is bound by arithmetic.
+        """
+        prompts, completions = _floats(prompt_lengths, completion_lengths)
+        weights = self.num_layer_parameters + self.num_head_parameters
+        longest = completions.max(axis=1)
+        positions = (prompts * longest).sum() + (completions * (completions - 1) / 2).sum()
+        position = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_size
+        weight_bytes = itemsize * num_decode_steps * num_copies * weights
+        return float(weight_bytes + kv_itemsize * position * positions)
+
+
+class PromptCache(NamedTuple):
+    """What a group's completions need of their prompt.
+
+    The prompt's last token is left to the completions, as their first input: so the sampler and
+    the trainer read the same position from the same place, and a prefill yields no hidden states.
+    """
+
+    kv: KeyValues | KVCache
+    visible: Bool[Array, "P Tp"]
+    """The prompt's real tokens, except the last."""
+    last_ids: Int[Array, " P"]
+    last_positions: Int[Array, " P"]
+
+    def stored(self, dtype: jnp.dtype) -> "PromptCache":
+        """Returns the cache for decoding, with keys and values in `dtype`."""
+        assert isinstance(self.kv, KeyValues)
+        return self._replace(kv=KVCache.of(self.kv, dtype))
+
+    def picked(self, within: Int[Array, "parts n"]) -> "PromptCache":
+        """Gathers prompts from each equal part of the batch, without cross-device traffic."""
+        parts = len(within)
+
+        def pick(x: Array, axis: int = 0) -> Array:
+            x = jnp.moveaxis(x, axis, 0)
+            pieces = x.reshape(parts, -1, *x.shape[1:])
+            picked = jax.vmap(lambda piece, i: piece[i])(pieces, within)
+            return jnp.moveaxis(picked.reshape(-1, *x.shape[1:]), 0, axis)
+
+        return self.mapped(pick)
+
+    def mapped(self, func: Callable[..., Array], *others: "PromptCache") -> "PromptCache":
+        """Maps `func` over the arrays of this and other caches; keys have prompts on `axis=1`."""
+        kv = jax.tree.map(functools.partial(func, axis=1), self.kv, *(x.kv for x in others))
+        return PromptCache(kv, *map(func, self[1:], *(x[1:] for x in others)))
+
+    def segment(self, layer_kv: KeyValues) -> Segment:
+        """Returns one layer's keys and values, with what completions see of them."""
+        return Segment(layer_kv, self.visible[:, None])
+
+
+class Rows(NamedTuple):
+    """The completion of the group, and its token, that each position of packed rows holds."""
+
+    completions: Int[Array, "P R T"]
+    offsets: Int[Array, "P R T"]
+
+
+class CausalLM(eqx.Module):
+    """A decoder-only language model: the same module trains and generates."""
+
+    config: eqx.AbstractVar[ModelConfig]
+    embed_tokens: eqx.AbstractVar[Float[Array, "V H"]]
+    layers: eqx.AbstractVar[Any]
+    """Every array has a leading axis of layers."""
+
+    @classmethod
+    @abc.abstractmethod
+    def init(cls, config: Any, key: PRNGKeyArray, std: float = 0.02) -> "CausalLM":
+        """Draws random float32 weights for a config of the family: normal with `std`."""
+
+    @staticmethod
+    @abc.abstractmethod
+    def tensor_name(name: str, layer: int | None = None) -> str:
+        """Returns the Hugging Face name of a parameter's tensor.
+
+        **Arguments:** the `parameter_name`; the layer, for parameters within `layers`.
+        """
+
+    @abc.abstractmethod
+    def shardings(self: _Model, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> _Model:
+        """Returns the model's tree with a `NamedSharding` for every array (or shape) of it."""
+
+    @property
+    @abc.abstractmethod
+    def head(self) -> Float[Array, "V H"]:
+        """The language-model head: its own matrix, or the embedding where they are tied."""
+
+    @abc.abstractmethod
+    def prefill(
+        self,
+        ids: Int[Array, "P Tp"],
+        mask: Bool[Array, "P Tp"],
+        remat: Remat = "none",
+        attention: CausalAttention = BlockedAttention(),
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> PromptCache:
+        """Reads each prompt once, for all completions of its group."""
+
+    @abc.abstractmethod
+    def completion_hidden(
+        self,
+        prompt: PromptCache,
+        ids: Int[Array, "P R T"],
+        remat: Remat = "none",
+        attention: CausalAttention = BlockedAttention(),
+        mesh: jax.sharding.Mesh | None = None,
+        rows: Rows | None = None,
+    ) -> Float[Array, "P R T H"]:
+        """Computes the final hidden states that predict each token of `ids`, given the prompt.
+
+        Each row is a completion, padded on the right, or what `rows` says. States where no
+        completion is have no meaning.
+        """
+
+    @abc.abstractmethod
+    def decode(
+        self,
+        prompt: PromptCache,
+        own: KVCache,
+        ids: Int[Array, "P G"],
+        place: Int[Array, "P G"],
+        num_written: Int[Array, ""],
+    ) -> tuple[Float[Array, "P G V"], KeyValues]:
+        """Computes the logits after `ids`, each the input at `place` of its completion.
+
+        **Arguments:** the prompts, with a `KVCache`; `own` holds the completions' keys and values
+        so far, `[L, P, G, K, S, D]`, of which no more than the first `num_written` are read.
+
+        **Returns:** float32 logits, and this step's keys and values, `[L, P, G, K, 1, D]`, to be
+        written to `own` at `place`.
+        """
+
+    def astype(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
+        """Returns the model with every array in `dtype`."""
+        return jax.tree.map(lambda x: x.astype(dtype), self)
+
+    def transposed(self: _Model) -> _Model:
+        """Returns the model with every linear map `transposed`."""
+
+        def is_linear(x: object) -> bool:
+            return isinstance(x, Linear)
+
+        return jax.tree.map(
+            lambda x: x.transposed() if isinstance(x, Linear) else x, self, is_leaf=is_linear
+        )
+
+    def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
+        """Projects final hidden states to float32 logits."""
+        head = self.head.astype(hidden.dtype)
+        return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
+
+
+def parameter_name(path: tuple[object, ...]) -> str:
+    """Returns a parameter's dotted name within its model, such as `layers.q_proj.weight`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _floats(*lengths: np.ndarray) -> list[np.ndarray]:
+    # A pod's batch has more FLOPs than an integer may hold.
+    return [each.astype(np.float64) for each in lengths]

@@ -1,0 +1,99 @@
+"""A model's counts: by hand, and against XLA's own."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxtyping import Array, Float
+
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
+
+# Two layers of 16 + 8 + 8 + 16 parameters for attention and 36 for the MLP, a head of 20.
+TINY = Qwen2Config(
+    hidden_size=4,
+    intermediate_size=3,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=5,
+)
+PROMPTS = np.array([2])
+COMPLETIONS = np.array([[1, 3]])
+
+
+def test_parameters_are_those_of_the_models_matrices(key: jax.Array) -> None:
+    model = Qwen2.init(TINY, key)
+    stacked = [x.size for x in jax.tree.leaves(model.layers) if x.ndim == 3]
+    assert TINY.num_layer_parameters == sum(stacked) == 168
+    assert TINY.num_head_parameters == model.head.size == 20
+
+
+def test_flops_of_an_update_by_hand() -> None:
+    # 6 tokens go through the layers, 4 of them through the head.
+    products = 6 * (6 * 168 + 4 * 20)
+    # The prompt's tokens see 1 and 2 keys, the completions' inputs 2, and 2, 3, 4.
+    attention = 12 * 2 * 4 * (1 + 2 + 2 + 2 + 3 + 4)
+    assert TINY.update_flops(PROMPTS, COMPLETIONS) == products + attention
+
+
+def test_bytes_of_a_rollout_by_hand() -> None:
+    # The prompt is read at all three steps; the completions have 0, and 0, 1, 2 positions so far.
+    positions = 3 * 2 + 0 + 0 + 1 + 2
+    weights = 3 * (168 + 20)
+    position = 2 * 2 * 1 * 2
+    of_one_copy = TINY.decode_bytes(
+        PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=1, itemsize=2, kv_itemsize=2.0
+    )
+    assert of_one_copy == 2 * (weights + position * positions)
+    of_two = TINY.decode_bytes(
+        PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=2, itemsize=4, kv_itemsize=4.0
+    )
+    assert of_two == 4 * (2 * weights + position * positions)
+
+
+def test_work_adds_up_over_prompts() -> None:
+    twice = TINY.update_flops(np.tile(PROMPTS, 2), np.tile(COMPLETIONS, (2, 1)))
+    assert twice == 2 * TINY.update_flops(PROMPTS, COMPLETIONS)
+
+
+def test_a_group_costs_less_than_its_completions_alone() -> None:
+    alone = TINY.update_flops(np.repeat(PROMPTS, 2), COMPLETIONS.T)
+    shared = TINY.update_flops(PROMPTS, COMPLETIONS)
+    prompt = TINY.update_flops(PROMPTS, np.array([[0]]))
+    assert shared == alone - prompt
+
+
+def test_no_length_overflows() -> None:
+    config = Qwen2Config.from_name("72B")
+    lengths = np.full((1024, 16), 32768, np.int32)
+    flops = config.update_flops(lengths[:, 0], lengths)
+    assert flops > 6 * 72e9 * lengths.sum(dtype=float)
+
+
+def test_flops_are_those_that_xla_counts() -> None:
+    config = Qwen2Config(
+        hidden_size=128,
+        intermediate_size=512,
+        num_hidden_layers=1,  # XLA counts a loop's body once
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=1024,
+    )
+    P, G, T = 2, 3, 8
+    model = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
+    prompt_ids = jax.ShapeDtypeStruct((P, T), jnp.int32)
+    ids = jax.ShapeDtypeStruct((P, G, T), jnp.int32)
+
+    def forward(model: Qwen2, prompt_ids: Array, ids: Array) -> Float[Array, ""]:
+        prompt = model.prefill(prompt_ids, jnp.ones(prompt_ids.shape, bool))
+        return model.project_logits(model.completion_hidden(prompt, ids)).sum()
+
+    def counted(function: Callable[..., object]) -> float:
+        return jax.jit(function).lower(model, prompt_ids, ids).cost_analysis()["flops"]
+
+    flops = config.update_flops(np.full(P, T), np.full((P, G), T))
+    assert counted(forward) == pytest.approx(flops / 3, rel=0.03)
+    assert counted(jax.value_and_grad(forward)) == pytest.approx(flops, rel=0.03)

@@ -1,0 +1,54 @@
+"""Configs and models are found by Hugging Face's `model_type`, or a published name."""
+
+import json
+from pathlib import Path
+
+import jax
+import pytest
+
+from grpo_eqx import UserError
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.registry import init_model, published_config, read_config
+
+TINY = Qwen2Config(
+    hidden_size=4,
+    intermediate_size=8,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=16,
+)
+
+
+def test_a_config_is_read_by_its_model_type(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(TINY.to_json()))
+    assert read_config(path) == TINY
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not a readable config.json"),
+        ("[]", "it holds no object"),
+        ("{}", "model_type=None is not supported, only 'qwen2'"),
+        ('{"model_type": "llama"}', "model_type='llama' is not supported, only 'qwen2'"),
+        ('{"model_type": ["qwen2"]}', "is not supported, only 'qwen2'"),
+    ],
+)
+def test_what_no_family_reads_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_config(path)
+
+
+def test_published_models_are_known_by_name() -> None:
+    assert published_config("Qwen/Qwen2.5-3B-Instruct") == Qwen2Config.from_name("3B")
+    assert published_config("Qwen/Qwen2.5-4B") is None
+    assert published_config("someone/3B") is None
+
+
+def test_a_model_is_of_its_configs_family(key: jax.Array) -> None:
+    assert isinstance(jax.eval_shape(lambda key: init_model(TINY, key), key), Qwen2)
