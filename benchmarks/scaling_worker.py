@@ -20,7 +20,7 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.programs import ProgramOptions, Programs
 
 MODEL = small_model(vocab_size=8192)

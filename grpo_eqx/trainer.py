@@ -23,7 +23,7 @@ from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation, evaluation_rows
-from grpo_eqx.experience import Collected, ExperienceCollector, rewarded
+from grpo_eqx.experience import Collected, ExperienceCollector, StartedRollout, rewarded
 from grpo_eqx.generation import Completions, Rollout, Sampling
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
@@ -45,10 +45,11 @@ from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
+from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
-from grpo_eqx.training.micro_batches import Batch
 from grpo_eqx.training.optimizer import learning_rates
-from grpo_eqx.training.programs import TrainState
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.state import TrainState
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
@@ -68,8 +69,14 @@ class _Scored(NamedTuple):
     """A rollout as updates read it, with what they need of other policies."""
 
     rollout: Rollout
+    packing: Packing | None
     old_logps: Float[Array, "P G Tc"] | None
     ref_logps: Float[Array, "P G Tc"] | None
+
+    @property
+    def num_positions(self) -> int:
+        """Positions of completions that an update reads, padding included."""
+        return (self.rollout.completion_ids if self.packing is None else self.packing.source).size
 
 
 def _say(text: str) -> None:
@@ -167,20 +174,17 @@ class GRPOTrainer:
         self.programs = self.strategies.programs(
             self.cfg, self.mesh, stopping, self.tokenizer.pad_id
         )
-        self.state, self.reference = self._place(model)
+        self.state = self._place(model)
         self.experiences = ExperienceCollector(
             self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg
         )
-        self.step = 0
-        self.next_batch = 0  # of prompts: with dynamic sampling a step may take several
-        self.num_tokens = 0
         self.trackers = trackers
 
     @explains_out_of_memory
     def fit(self) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder."""
         cfg = self.cfg
-        if self.step >= cfg.steps:
+        if self.state.step >= cfg.steps:
             raise UserError(
                 f"this trainer has done its {cfg.steps} steps: make a new one for more."
             )
@@ -191,8 +195,8 @@ class GRPOTrainer:
             if self._note is not None:
                 record.note(self._note)
             clock, compiled = StepClock(), CompilationCounter()
-            started = self.experiences.start(self.state.model, self.step, self.next_batch)
-            for step in range(self.step, cfg.steps):
+            started = self._start()
+            while self.state.step < cfg.steps:
                 collected = self.experiences.collect(started, self._score, clock)
                 experience = collected.experience
                 advantages = compute_advantages(
@@ -202,29 +206,27 @@ class GRPOTrainer:
                     aggregation=cfg.multi_objective_aggregation,
                 )
                 updates = self._update(collected, advantages)
-                self._sync_reference(step + 1)
-                self.step = step + 1
-                self.next_batch += collected.num_batches
-                self.num_tokens += collected.generated.num_tokens
-                if self.step < cfg.steps:
+                self._count(collected)
+                self._sync_reference()
+                if self.state.step < cfg.steps:
                     # Before the update's end, so that devices need not wait for the host.
-                    started = self.experiences.start(self.state.model, self.step, self.next_batch)
+                    started = self._start()
                 update_metrics = self._metrics_of(updates)
                 clock.lap("update")
                 metrics = {
                     **collected.metrics,
                     **update_metrics,
-                    "num_tokens": float(self.num_tokens),
+                    "num_tokens": float(self.state.num_tokens),
                     **clock.metrics(),
                     **self._performance(collected, clock),
                     **compiled.metrics(),
                 }
                 clock.next_step()
                 compiled = CompilationCounter()
-                record.step(self.step, metrics)
-                if record.wants_completions(self.step):
+                record.step(self.state.step, metrics)
+                if record.wants_completions(self.state.step):
                     record.folder.write_completions(
-                        self.step, experience.prompts, experience.completions,
+                        self.state.step, experience.prompts, experience.completions,
                         experience.rewards, advantages,
                     )  # fmt: skip
         self.save_pretrained(record.folder.model)
@@ -286,7 +288,8 @@ class GRPOTrainer:
     def layout(self) -> LayoutReport:
         """How the run lies on its devices."""
         rollout = self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
-        return LayoutReport.of(rollout, *self.state, self.reference)
+        state = self.state
+        return LayoutReport.of(rollout, state.model, state.opt_state, state.reference)
 
     def describe(self) -> str:
         """One line on what is trained, on what."""
@@ -300,31 +303,52 @@ class GRPOTrainer:
         )
 
     @explains_out_of_memory
-    def _place(self, model: CausalLM | None) -> tuple[TrainState, CausalLM | None]:
-        """All that lies on the devices from now on: model and optimiser, and the reference."""
+    def _place(self, model: CausalLM | None) -> TrainState:
+        """The state before the first step, on the devices."""
         model = together(lambda: construction.placed_model(self.cfg, model, self.mesh))
         state = self.programs.init(model)
         if self.cfg.beta == 0:  # without a KL term no reference model takes up memory
-            return state, None
-        return state, self.programs.reference(model, frozen=not self.cfg.sync_ref_model)
+            return state
+        reference = self.programs.reference(model, frozen=not self.cfg.sync_ref_model)
+        return dataclasses.replace(state, reference=reference)
+
+    def _start(self) -> StartedRollout:
+        """Has the devices generate the next step's first rollout."""
+        return self.experiences.start(self.state.model, self.state.step, self.state.next_batch)
+
+    def _count(self, collected: Collected[_Scored]) -> None:
+        """Counts a step that is done."""
+        state = self.state
+        self.state = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            next_batch=state.next_batch + collected.num_batches,
+            num_tokens=state.num_tokens + collected.generated.num_tokens,
+        )
 
     def _score(self, rollout: Rollout, lengths: Int[np.ndarray, "P G"]) -> _Scored:
         """The rollout for all updates on it, with the log-probs of other policies."""
         programs, old_logps, ref_logps = self.programs, None, None
-        rollout = programs.packed(rollout, lengths, self.cfg.steps_per_generation)
+        rollout, packing = programs.packed(rollout, lengths, self.cfg.steps_per_generation)
         if self.cfg.updates_per_step > 1:
             # One alone is on-policy, with ratios of 1 by definition, and needs no scores.
-            old_logps = programs.score(self.state.model, rollout).logps
-        if self.reference is not None:
-            ref_logps = programs.score(self.reference, rollout).logps
-        return _Scored(rollout, old_logps, ref_logps)
+            old_logps = programs.score(self.state.model, rollout, packing).logps
+        if self.state.reference is not None:
+            ref_logps = programs.score(self.state.reference, rollout, packing).logps
+        return _Scored(rollout, packing, old_logps, ref_logps)
 
     def _update(
         self, collected: Collected[_Scored], advantages: Float[np.ndarray, "P G"]
     ) -> list[dict[str, Array]]:
         """All updates on one rollout, and the metrics of each, which devices may yet compute."""
         cfg, programs, scored = self.cfg, self.programs, collected.scored
-        batch = Batch(scored.rollout, advantages, scored.old_logps, scored.ref_logps)
+        batch = Batch(
+            scored.rollout,
+            advantages,
+            scored.old_logps,
+            scored.ref_logps,
+            packing=scored.packing,
+        )
         num_shares, tokens = cfg.steps_per_generation, None
         if num_shares > 1:
             made = collected.experience.completions
@@ -333,7 +357,7 @@ class GRPOTrainer:
         for index in list(range(num_shares)) * cfg.num_iterations:
             part = batch if num_shares == 1 else programs.share(batch, index, num_shares)
             if cfg.top_entropy_quantile < 1:
-                entropies = programs.score(self.state.model, part.rollout).entropies
+                entropies = programs.score(self.state.model, part.rollout, part.packing).entropies
                 part = dataclasses.replace(part, entropies=entropies)
             self.state, of_update = programs.update(self.state, part, tokens)
             metrics.append(of_update)
@@ -343,7 +367,7 @@ class GRPOTrainer:
         """The metrics of a step's updates as one, once they are done."""
         merged = merge_updates(fetch(updates))
         if self.learning_rates is not None:
-            last_update = self.step * self.cfg.updates_per_step - 1
+            last_update = self.state.step * self.cfg.updates_per_step - 1
             merged["learning_rate"] = float(self.learning_rates[last_update])
         return merged
 
@@ -371,16 +395,19 @@ class GRPOTrainer:
                 kv_itemsize=self.programs.options.kv_itemsize(self.state.model.config.head_size),
             ),
             "perf/slot_utilization": float(tokens / generated.num_slots),
-            "perf/padding_share": float(1 - lengths.sum() / collected.scored.rollout.num_places),
+            "perf/padding_share": float(1 - lengths.sum() / collected.scored.num_positions),
             **{f"compile/num_shapes/{name}": float(count) for name, count in shapes.items()},
         }
 
-    def _sync_reference(self, steps_done: int) -> None:
-        """Moves the reference model, where that is due after so many steps."""
-        every, alpha = self.cfg.ref_model_sync_steps, self.cfg.ref_model_mixup_alpha
-        if self.reference is None or every is None or alpha is None or steps_done % every:
+    def _sync_reference(self) -> None:
+        """Moves the reference model, where that is due after the steps that are done."""
+        every, alpha, state = (
+            self.cfg.ref_model_sync_steps, self.cfg.ref_model_mixup_alpha, self.state,
+        )  # fmt: skip
+        if state.reference is None or every is None or alpha is None or state.step % every:
             return
-        self.reference = self.programs.mix_reference(self.reference, self.state.model, alpha)
+        reference = self.programs.mix_reference(state.reference, state.model, alpha)
+        self.state = dataclasses.replace(state, reference=reference)
 
     def _complete(
         self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int

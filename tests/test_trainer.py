@@ -241,8 +241,8 @@ def test_every_pass_updates_on_every_share_of_the_rollout(
 
 def test_no_reference_model_is_kept_without_a_kl_term() -> None:
     sums = {"train_data": Sums(), "eval_data": Sums()}
-    assert GRPOTrainer(GRPOConfig(**SMALL), **sums).reference is None
-    assert GRPOTrainer(GRPOConfig(**SMALL, beta=0.1), **sums).reference is not None
+    assert GRPOTrainer(GRPOConfig(**SMALL), **sums).state.reference is None
+    assert GRPOTrainer(GRPOConfig(**SMALL, beta=0.1), **sums).state.reference is not None
 
 
 def shouting(completions: list[str], **columns: Any) -> list[float]:

@@ -39,7 +39,7 @@ def make_run(folder: Path) -> Run:
 
     trainer = GRPOTrainer(GRPOConfig(**SETTINGS, output_dir=folder), reward_funcs=[length])
     history = [dict(metrics) for metrics in trainer.fit().history]
-    dtypes = {str(x.dtype) for x in jax.tree.leaves(trainer.state)}
+    dtypes = {str(x.dtype) for x in jax.tree.leaves((trainer.state.model, trainer.state.opt_state))}
     return Run(seen, history, dtypes)
 
 

@@ -6,8 +6,6 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.generation.packing import Packing
-
 
 class Rollout(eqx.Module):
     """`P` prompts with `G` completions each, padded on the right."""
@@ -24,18 +22,11 @@ class Rollout(eqx.Module):
     """Log-prob of each token under the distribution it was drawn from; 0 where masked."""
     finished: Bool[Array, "P G"]
     """True where the completion ended by itself, false where the length limit cut it."""
-    packing: Packing | None = None
-    """How completions share rows where the model reads them again."""
 
     @property
     def lengths(self) -> Int[Array, "P G"]:
         """Tokens of each completion."""
         return self.completion_mask.sum(axis=-1)
-
-    @property
-    def num_places(self) -> int:
-        """Tokens that the model reads of the completions, padding included."""
-        return (self.completion_ids if self.packing is None else self.packing.source).size
 
     def trimmed(self, length: int) -> "Rollout":
         """The same rollout without the padding past `length` completion tokens."""

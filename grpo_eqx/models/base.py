@@ -227,6 +227,11 @@ class CausalLM(eqx.Module):
         written to `own` at `place`.
         """
 
+    @property
+    def trainable(self: _Model) -> _Model:
+        """The model's tree with a bool for every array: whether training changes it."""
+        return jax.tree.map(lambda _: True, self)
+
     def astype(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
         """Returns the model with every array in `dtype`."""
         return jax.tree.map(lambda x: x.astype(dtype), self)

@@ -1,7 +1,9 @@
 """The programs for shapes alone: what a compiler needs of a run, without weights or devices."""
 
 from collections.abc import Collection
+from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,8 +20,8 @@ from grpo_eqx.sharding.rules import (
     prompt_sharding,
     replicated,
 )
-from grpo_eqx.training.micro_batches import Batch
-from grpo_eqx.training.programs import Programs, TrainState
+from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.programs import Programs
 
 
 def model_shapes(config: ModelConfig, mesh: jax.sharding.Mesh) -> CausalLM:
@@ -65,8 +67,10 @@ def reference_shapes(programs: Programs, model: CausalLM, *, frozen: bool) -> Ca
 def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
     """The optimiser's state for a model's shapes."""
     optimizer = programs.optimizer
-    shardings = optimizer_shardings(optimizer, model, model.shardings(programs.mesh))
-    return jax.tree.map(_placed, jax.eval_shape(optimizer.init, model), shardings)
+    params = eqx.filter(model, model.trainable)
+    shardings = eqx.filter(model.shardings(programs.mesh), model.trainable)
+    shardings = optimizer_shardings(optimizer, params, shardings)
+    return jax.tree.map(_placed, jax.eval_shape(optimizer.init, params), shardings)
 
 
 def lower_score(
@@ -75,7 +79,7 @@ def lower_score(
     """`score` for a model's shapes and a rollout's, of which no completions share rows."""
     batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations)
     cut = programs.micro_batches(num_prompts, num_generations)
-    return programs.jitted_score.lower(model, batch.rollout, cut)
+    return programs.jitted_score.lower(model, batch.rollout, None, cut)
 
 
 def lower_update(
@@ -93,11 +97,11 @@ def lower_update(
     **Arguments:** besides shapes, those of `old_logps`, `ref_logps` and `entropies` that the batch
     has, and whether it is a share of a rollout.
     """
-    state = TrainState(model, optimizer_shapes(programs, model))
     batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations, scored)
     cut = programs.micro_batches(num_prompts, num_generations)
     tokens = jax.ShapeDtypeStruct((), jnp.float32) if is_share else None
-    return programs.jitted_update.lower(state, batch, cut, tokens)
+    opt_state = optimizer_shapes(programs, model)
+    return programs.jitted_update.lower(model, opt_state, batch, cut, tokens)
 
 
 def _batch_shapes(
@@ -125,7 +129,7 @@ def _batch_of_nothing(
         sampler_logps=jnp.zeros(tokens, jnp.float32),
         finished=jnp.zeros(tokens[:2], bool),
     )
-    scores = {name: jnp.zeros(tokens, jnp.float32) for name in scored}
+    scores: dict[str, Any] = {name: jnp.zeros(tokens, jnp.float32) for name in scored}
     return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32), **scores)
 
 

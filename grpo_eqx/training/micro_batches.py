@@ -1,41 +1,17 @@
-"""The batch of an update, and how it is cut into micro-batches."""
+"""How a batch is cut into micro-batches."""
 
 import dataclasses
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import Array
 
-from grpo_eqx._types import GroupFloats, TokenFloats
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import Rollout
 
-BatchPart = TypeVar("BatchPart", "Batch", Rollout)
-
-
-class Batch(eqx.Module):
-    """What an update learns from: `P` prompts with `G` completions each."""
-
-    rollout: Rollout
-    advantages: GroupFloats
-    old_logps: TokenFloats | None = None
-    """Log-probs under the policy that ratios are against. `None`: the policy being updated, so
-    that ratios are exactly 1 and no extra forward pass is needed."""
-    ref_logps: TokenFloats | None = None
-    """Log-probs under the reference model, for the KL term."""
-    entropies: TokenFloats | None = None
-    """Entropies of the policy being updated, where only tokens with high ones are to count."""
-
-    def share(self, index: int, count: int) -> "Batch":
-        """Every `count`-th prompt with its group, from prompt `index` on.
-
-        Strided, so that devices with at least `count` prompts keep theirs.
-        """
-        return jax.tree.map(lambda x: x[index::count], self)
+Part = TypeVar("Part")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +60,10 @@ class MicroBatches:
         """Into how many parts the prompts are cut."""
         return self.prompt_shards * self.prompt_parts
 
-    def split(self, batch: BatchPart) -> BatchPart:
-        """The batch, or rollout, with a new leading axis of micro-batches on every array."""
+    def split(self, batch: Part) -> Part:
+        """Cuts a batch, or parts of one: every array gets a leading axis of micro-batches."""
 
-        def cut(path: tuple[jax.tree_util.GetAttrKey, ...], x: Array) -> Array:
+        def cut(path: tuple[Any, ...], x: Array) -> Array:
             return self._cut_prompts(x) if path[-1].name.startswith("prompt_") else self._cut(x)
 
         return jax.tree.map_with_path(cut, batch)

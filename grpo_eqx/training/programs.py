@@ -20,7 +20,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx._types import PromptIds, PromptMask, Remat
 from grpo_eqx.generation import (
-    Packing,
     Rollout,
     Sampling,
     SlotCounts,
@@ -41,17 +40,13 @@ from grpo_eqx.sharding.rules import (
     prompt_sharding,
     replicated,
 )
-from grpo_eqx.training.micro_batches import Batch, MicroBatches
+from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.forward import token_stats
+from grpo_eqx.training.micro_batches import MicroBatches
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.state import TrainState
 
 Placed = TypeVar("Placed", Rollout, Batch)
-
-
-class TrainState(NamedTuple):
-    """What training changes."""
-
-    model: CausalLM
-    """Parameters in float32."""
-    opt_state: optax.OptState
 
 
 class TokenScores(NamedTuple):
@@ -114,7 +109,7 @@ class Programs:
         self.jitted_score = jax.jit(score, static_argnames="micro_batches")
         update = self._counted("update", self._update_program)
         self.jitted_update = jax.jit(
-            update, donate_argnames="state", static_argnames="micro_batches"
+            update, donate_argnames=("model", "opt_state"), static_argnames="micro_batches"
         )
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
@@ -137,8 +132,11 @@ class Programs:
         Raises what the loss backend has against the model or the devices.
         """
         self._try_backend(model)
-        shardings = optimizer_shardings(self.optimizer, model, model.shardings(self.mesh))
-        return TrainState(model, jax.jit(self.optimizer.init, out_shardings=shardings)(model))
+        params = eqx.filter(model, model.trainable)
+        shardings = optimizer_shardings(
+            self.optimizer, params, eqx.filter(model.shardings(self.mesh), model.trainable)
+        )
+        return TrainState(model, jax.jit(self.optimizer.init, out_shardings=shardings)(params))
 
     def generate(
         self,
@@ -179,8 +177,8 @@ class Programs:
 
     def packed(
         self, rollout: Rollout, lengths: Int[np.ndarray, "P G"], num_shares: int = 1
-    ) -> Rollout:
-        """The rollout for `score` and `update`, with as little padding as pays.
+    ) -> tuple[Rollout, Packing | None]:
+        """Trims a rollout for `score` and `update`, and plans which completions share rows.
 
         **Arguments:** the lengths of its completions; into how many `share`s it will be cut.
         """
@@ -192,14 +190,15 @@ class Programs:
         few = rollout.prompt_ids.shape[1] <= width
         if num_blocks == 1 and num_shares == 1 and few:
             num_bundles = cuts[0].num_prompt_blocks
-        packing = Packing.plan(lengths, width, num_blocks, num_bundles)
-        return dataclasses.replace(rollout, packing=packing)
+        return rollout, Packing.plan(lengths, width, num_blocks, num_bundles)
 
-    def score(self, model: CausalLM, rollout: Rollout) -> TokenScores:
+    def score(
+        self, model: CausalLM, rollout: Rollout, packing: Packing | None = None
+    ) -> TokenScores:
         """Log-probs and entropies of the completions' tokens under `model`."""
         P, G, _ = rollout.completion_ids.shape
-        rollout = jax.tree.map(self._place, rollout)
-        return self.jitted_score(model, rollout, self.micro_batches(P, G))
+        rollout, packing = jax.tree.map(self._place, (rollout, packing))
+        return self.jitted_score(model, rollout, packing, self.micro_batches(P, G))
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
         """A copy for `score`: in the dtypes that it computes in, or for mixing, in float32."""
@@ -219,7 +218,7 @@ class Programs:
     def update(
         self, state: TrainState, batch: Batch, tokens_per_update: float | None = None
     ) -> tuple[TrainState, dict[str, Array]]:
-        """One optimizer step on the batch; `state` is donated.
+        """One optimizer step on the batch; model and moments of `state` are donated.
 
         Everything is counted over the whole batch, so the step is the same for any number of
         micro-batches and devices. A batch that is a share of a rollout comes with the rollout's
@@ -228,7 +227,10 @@ class Programs:
         batch = jax.tree.map(self._place, batch)
         P, G = batch.advantages.shape
         tokens = None if tokens_per_update is None else np.float32(tokens_per_update)
-        return self.jitted_update(state, batch, self.micro_batches(P, G), tokens)
+        model, opt_state, metrics = self.jitted_update(
+            state.model, state.opt_state, batch, self.micro_batches(P, G), tokens
+        )
+        return dataclasses.replace(state, model=model, opt_state=opt_state), metrics
 
     def tokens_per_update(
         self, lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"], num_shares: int
@@ -320,13 +322,18 @@ class Programs:
         return self._constrain(batch.share(index, count), P // count, G)
 
     def _score_program(
-        self, model: CausalLM, rollout: Rollout, micro_batches: MicroBatches
+        self,
+        model: CausalLM,
+        rollout: Rollout,
+        packing: Packing | None,
+        micro_batches: MicroBatches,
     ) -> TokenScores:
-        def score(part: Rollout) -> TokenScores:
-            stats = self._token_stats(model, part)
+        def score(part: tuple[Rollout, Packing | None]) -> TokenScores:
+            stats = self._token_stats(model, *part)
             return TokenScores(stats.logps, stats.entropies)
 
-        return jax.tree.map(micro_batches.join, jax.lax.map(score, micro_batches.split(rollout)))
+        parts = micro_batches.split((rollout, packing))
+        return jax.tree.map(micro_batches.join, jax.lax.map(score, parts))
 
     def _reference_program(self, model: CausalLM, frozen: bool) -> CausalLM:
         copy = model
@@ -347,29 +354,22 @@ class Programs:
         mixed = jax.tree.map(mix, reference, model)
         return jax.lax.with_sharding_constraint(mixed, model.shardings(self.mesh))
 
-    def _token_stats(self, model: CausalLM, rollout: Rollout) -> TokenStats:
+    def _token_stats(
+        self, model: CausalLM, rollout: Rollout, packing: Packing | None
+    ) -> TokenStats:
         """Statistics of the completions' tokens at the sampling temperature."""
         options = self.options
-        # The table of embeddings stays in float32: many tokens add to one row of its gradient.
-        compute = eqx.tree_at(
-            lambda m: m.embed_tokens, model.astype(options.dtype), model.embed_tokens
+        return token_stats(
+            model,
+            rollout,
+            packing,
+            backend=self.backend,
+            mesh=self.mesh,
+            dtype=options.dtype,
+            remat=options.remat,
+            attention=options.attention,
+            temperature=options.sampling.temperature,
         )
-        passes = options.remat, options.attention, self.mesh
-        prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, *passes)
-        ids, packing, rows = rollout.completion_ids, rollout.packing, None
-        width = ids.shape[-1]
-        if packing is not None:
-            ids, rows = packing.pack(ids, fill=-1), packing.rows(width)  # -1: none for the loss
-            if len(ids) < len(rollout.completion_ids):
-                prompt = prompt.picked(jnp.asarray(packing.prompt))
-                ids, rows = jax.tree.map(lambda x: x.reshape(-1, 1, x.shape[-1]), (ids, rows))
-        hidden = compute.completion_hidden(prompt, ids, *passes, rows)
-        # The head in float32: its gradient is summed over all tokens before it is rounded.
-        stats = self.backend(hidden, model.head, ids, options.sampling.temperature, self.mesh)
-        if packing is None:
-            return stats
-        shape = packing.source.shape
-        return jax.tree.map(lambda x: packing.unpack(x.reshape(shape), width), stats)
 
     def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
         """A micro-batch for the objective; `floor` is the least entropy that counts."""
@@ -409,34 +409,41 @@ class Programs:
 
     def _update_program(
         self,
-        state: TrainState,
+        model: CausalLM,
+        opt_state: optax.OptState,
         batch: Batch,
         micro_batches: MicroBatches,
         tokens_per_update: Float[Array, ""] | None,
-    ) -> tuple[TrainState, dict[str, Array]]:
+    ) -> tuple[CausalLM, optax.OptState, dict[str, Array]]:
         floor = self._entropy_floor(batch)
         totals = Totals.of(
             self._mask(batch.rollout), self._policy_mask(batch, floor), tokens_per_update
         )
 
-        def loss(model: CausalLM, part: Batch) -> tuple[Float[Array, ""], Metrics]:
-            stats = self._token_stats(model, part.rollout)
+        params, frozen = eqx.partition(model, model.trainable)
+
+        def loss(params: CausalLM, part: Batch) -> tuple[Float[Array, ""], Metrics]:
+            stats = self._token_stats(eqx.combine(params, frozen), part.rollout, part.packing)
             return self.options.objective(self._token_batch(part, stats, floor), totals)
 
         def accumulate(gradient: CausalLM, part: Batch) -> tuple[CausalLM, Metrics]:
-            of_part, metrics = jax.grad(loss, has_aux=True)(state.model, part)
-            return jax.tree.map(jnp.add, gradient, of_part), metrics
+            part_gradient, metrics = jax.grad(loss, has_aux=True)(params, part)
+            return jax.tree.map(jnp.add, gradient, part_gradient), metrics
 
-        zeros = jax.tree.map(jnp.zeros_like, state.model)
+        zeros = jax.tree.map(jnp.zeros_like, params)
         gradient, metrics = jax.lax.scan(accumulate, zeros, micro_batches.split(batch))
-        updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.model)
-        model = optax.apply_updates(state.model, updates)
-        model = jax.lax.with_sharding_constraint(model, state.model.shardings(self.mesh))
-        return TrainState(model, opt_state), {
-            **metrics.merged(),
-            "grad_norm": optax.tree.norm(gradient),
-            "update_norm": optax.tree.norm(updates),
-        }
+        updates, opt_state = self.optimizer.update(gradient, opt_state, params)
+        model = eqx.combine(optax.apply_updates(params, updates), frozen)
+        model = jax.lax.with_sharding_constraint(model, model.shardings(self.mesh))
+        return (
+            model,
+            opt_state,
+            {
+                **metrics.merged(),
+                "grad_norm": optax.tree.norm(gradient),
+                "update_norm": optax.tree.norm(updates),
+            },
+        )
 
 
 def _trimmed_width(lengths: Int[np.ndarray, "P G"], limit: int) -> int:

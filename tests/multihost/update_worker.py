@@ -22,7 +22,7 @@ from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.arrays import fetch, place
-from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.programs import ProgramOptions, Programs
 
 P, G, TP, TC, V = 8, 4, 6, 10, 32

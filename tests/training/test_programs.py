@@ -23,7 +23,7 @@ from grpo_eqx.sharding import (
     RolloutSharding,
     parse_mesh,
 )
-from grpo_eqx.training.micro_batches import Batch
+from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.programs import ProgramOptions, Programs
 
 CONFIG = Qwen2Config(
@@ -291,10 +291,11 @@ def test_completions_that_share_rows_leave_the_update_unchanged(
     batch = dataclasses.replace(batch, rollout=rollout)
     expected = step_of(programs(**EVERYTHING), batch)
     runner = programs(mesh, num_devices, micro, **EVERYTHING)
-    packed = runner.packed(rollout, lengths)
-    assert packed.packing is not None
-    assert packed.packing.source.size < mask.size
-    assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=packed)), expected)
+    trimmed, packing = runner.packed(rollout, lengths)
+    assert packing is not None
+    assert packing.source.size < mask.size
+    packed = dataclasses.replace(batch, rollout=trimmed, packing=packing)
+    assert_same_step(step_of(runner, packed), expected)
 
 
 def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
@@ -304,8 +305,9 @@ def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
     mask = jnp.asarray(np.arange(TC) < lengths[..., None])
     rollout = dataclasses.replace(rollout, completion_mask=mask)
     batch, runner = dataclasses.replace(batch, rollout=rollout), programs(**EVERYTHING)
-    packed = dataclasses.replace(batch, rollout=runner.packed(rollout, lengths, num_shares=2))
-    assert packed.rollout.packing is not None
+    trimmed, packing = runner.packed(rollout, lengths, num_shares=2)
+    assert packing is not None
+    packed = dataclasses.replace(batch, rollout=trimmed, packing=packing)
     for index in range(2):
         expected = step_of(runner, runner.share(batch, index, 2))
         assert_same_step(step_of(runner, runner.share(packed, index, 2)), expected)

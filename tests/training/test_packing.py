@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_eqx.generation import Packing
+from grpo_eqx.training.packing import Packing
 
 
 def packing_of(
