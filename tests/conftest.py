@@ -1,6 +1,7 @@
 """Test set-up: eight CPU devices, and shapes and types checked at every call."""
 
 import os
+import tempfile
 
 # Before jax is imported: tests of sharding need more than one device, and nearly all of the tests'
 # time is compilation, which less optimisation halves.
@@ -9,7 +10,7 @@ os.environ["XLA_FLAGS"] = (
     + " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # no test writes to the home folder
+os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # no process writes to the home folder
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "disabled"
 
@@ -21,6 +22,13 @@ with install_import_hook("grpo_eqx", "beartype.beartype"):
 import jax
 import pytest
 from hypothesis import settings
+
+# Many tests compile the same programs. The folder is this process' own, and goes with it.
+_COMPILED = tempfile.TemporaryDirectory(prefix="grpo_eqx_tests_")
+jax.config.update("jax_enable_compilation_cache", True)
+jax.config.update("jax_compilation_cache_dir", _COMPILED.name)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 settings.register_profile("grpo_eqx", deadline=None, derandomize=True)
 settings.load_profile("grpo_eqx")

@@ -18,7 +18,6 @@ import numpy as np
 import optax
 import pyarrow.parquet as pq
 import pytest
-from jax.experimental.compilation_cache import compilation_cache
 from safetensors.numpy import load_file
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
@@ -456,21 +455,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
         ends = {"eos_token_id": list(range(2, len(tokenizer), 10)), "pad_token_id": 0}
         (folder / "generation_config.json").write_text(json.dumps(ends))
     return folders
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_only_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Cases have programs in common, which are the most of their time."""
-    names = ("enable_compilation_cache", "compilation_cache_dir")
-    before = {f"jax_{name}": getattr(jax.config, f"jax_{name}") for name in names}
-    values = True, str(tmp_path_factory.mktemp("compiled"))
-    for name, value in zip(before, values, strict=True):
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
 
 
 # Tests.

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 
@@ -35,7 +36,8 @@ print(json.dumps([folder, counter.metrics()]))
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A home folder of a user who has set nothing; compile nothing here, JAX would keep it."""
     before = {name: getattr(jax.config, name) for name in SETTINGS}
-    jax.config.update("jax_enable_compilation_cache", True)
+    for name, value in zip(SETTINGS, (None, True, 1), strict=True):
+        jax.config.update(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv(LEAST_SECONDS, raising=False)
@@ -115,6 +117,16 @@ def test_several_processes_need_a_folder_that_they_share(
     assert use_compilation_cache() == "/shared"
 
 
+@pytest.fixture
+def no_cache() -> Iterator[None]:
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # JAX asks once whether there is one
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.usefixtures("no_cache")
 def test_counters_count_from_their_own_start() -> None:
     x = jnp.ones(3)
     first = CompilationCounter()
