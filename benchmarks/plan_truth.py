@@ -115,9 +115,10 @@ def make(asked: dict[str, Any]) -> int:
 
 def plan(asked: dict[str, Any]) -> dict[str, Any]:
     """What is planned."""
-    from grpo_eqx.planner import PlannedRun, find_target, plan_run
+    from grpo_eqx.planner import find_target, plan_run
+    from grpo_eqx.run_spec import RunSpec
 
-    found = plan_run(PlannedRun.of(config(asked)), find_target("local"), lambda _: None)
+    found = plan_run(RunSpec.describe(config(asked)), find_target("local"), lambda _: None)
     return {
         "planned_bytes": found.peak_bytes,
         "program": max(found.programs, key=lambda name: found.programs[name].peak_bytes),

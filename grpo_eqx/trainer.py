@@ -12,13 +12,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx import construction
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_checks import without_effect
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
+from grpo_eqx.data.inputs import check_answers, check_positions
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.distributed.exchange import agree, together
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError
@@ -29,16 +28,17 @@ from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.objective import compute_advantages
-from grpo_eqx.planner import Plan, PlannedRun, PromptLengths, Searchable, find_target, plan_run
+from grpo_eqx.planner import Plan, Searchable, find_target, plan_run
 from grpo_eqx.planner.devices import LOCAL
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
+from grpo_eqx.rewards.make_rewards import make_rewards
 from grpo_eqx.rewards.runner import func_name
+from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.report import LayoutReport
-from grpo_eqx.strategies import Strategies, check_batches, check_hosts
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
@@ -132,25 +132,19 @@ class GRPOTrainer:
         use_compilation_cache()
         self._note = without_effect(given)
         self.cfg = cfg = given.resolved()
-        self.strategies = Strategies(
+        passed = Passed(
+            model=model,
+            tokenizer=tokenizer,
+            train_data=train_data,
+            eval_data=eval_data,
+            optimizer=optimizer,
             mesh=mesh,
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
-            optimizer=optimizer,
         )
-        self.mesh = self.strategies.build_mesh(cfg)
-        check_hosts(self.mesh)
-        check_batches(cfg, self.mesh, self.strategies.rollout(cfg))
-        if (train_data is None) != (eval_data is None):
-            raise UserError("train_data and eval_data go together: pass both, or neither.")
         self.eval_func = eval_func
-        self.rewards = construction.reward_runner(cfg, reward_funcs)
-        if model is not None and tokenizer is None:
-            raise UserError("a model is passed without its tokenizer: pass both.")
-        architecture = together(lambda: construction.architecture(cfg, model))
-        inputs = together(lambda: construction.load_inputs(cfg, tokenizer, train_data, eval_data))
-        if jax.process_count() > 1:
-            agree(inputs.fingerprints())
+        self.rewards = make_rewards(cfg, reward_funcs)
+        self._run, inputs = RunSpec.load(cfg, passed)
         self.tokenizer, data, self.heldout = inputs
         self.prompts = PromptBatches(
             data,
@@ -160,21 +154,16 @@ class GRPOTrainer:
             seed=cfg.seed,
         )
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
-            construction.check_answers(data.prompts)
-            construction.check_answers(self.heldout.prompts)
-        inputs.check_belong_to(architecture, cfg)
-        lengths = PromptLengths.of(data, self.heldout, cfg.max_prompt_length)
-        self._run = PlannedRun(cfg, architecture, lengths, self.strategies)
+            check_answers(data.prompts)
+            check_answers(self.heldout.prompts)
+        self.mesh = self._run.build_mesh()
         if cfg.micro_batch_size_per_device == "auto":
             self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), _say)
             self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
-        stopping = construction.stopping(cfg, self.tokenizer, architecture.vocab_size)
-        self.programs = self.strategies.programs(
-            self.cfg, self.mesh, stopping, self.tokenizer.pad_id
-        )
-        self.state = self._place(model)
+        self.programs = self._run.programs(self.mesh, self.tokenizer)
+        self.state = self._initial_state()
         self.experiences = ExperienceCollector(
             self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg
         )
@@ -242,7 +231,7 @@ class GRPOTrainer:
         """
         problems = self.heldout.prompts
         if self.eval_func is gsm8k.correct:
-            construction.check_answers(problems)
+            check_answers(problems)
         sampling = Sampling(temperature=temperature)
         completions = self._complete(self.heldout.tokens, sampling, num_samples)
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
@@ -260,7 +249,7 @@ class GRPOTrainer:
                     f"{prompt} has {len(ids)} tokens, and max_prompt_length is {limit}: raise it "
                     f"or shorten the prompt."
                 )
-            construction.check_positions(self.cfg, self.state.model.config, prompt, len(ids))
+            check_positions(self.cfg, self.state.model.config, prompt, len(ids))
         if not tokens:
             return []
         completions = self._complete(tokens, Sampling(temperature=temperature), 1)
@@ -303,14 +292,8 @@ class GRPOTrainer:
         )
 
     @explains_out_of_memory
-    def _place(self, model: CausalLM | None) -> TrainState:
-        """The state before the first step, on the devices."""
-        model = together(lambda: construction.placed_model(self.cfg, model, self.mesh))
-        state = self.programs.init(model)
-        if self.cfg.beta == 0:  # without a KL term no reference model takes up memory
-            return state
-        reference = self.programs.reference(model, frozen=not self.cfg.sync_ref_model)
-        return dataclasses.replace(state, reference=reference)
+    def _initial_state(self) -> TrainState:
+        return self._run.initial_state(self.programs)
 
     def _start(self) -> StartedRollout:
         """Has the devices generate the next step's first rollout."""
@@ -330,8 +313,7 @@ class GRPOTrainer:
         """The rollout for all updates on it, with the log-probs of other policies."""
         programs, old_logps, ref_logps = self.programs, None, None
         rollout, packing = programs.packed(rollout, lengths, self.cfg.steps_per_generation)
-        if self.cfg.updates_per_step > 1:
-            # One alone is on-policy, with ratios of 1 by definition, and needs no scores.
+        if self._run.passes.old_policy:
             old_logps = programs.score(self.state.model, rollout, packing).logps
         if self.state.reference is not None:
             ref_logps = programs.score(self.state.reference, rollout, packing).logps
@@ -356,7 +338,7 @@ class GRPOTrainer:
         metrics = []
         for index in list(range(num_shares)) * cfg.num_iterations:
             part = batch if num_shares == 1 else programs.share(batch, index, num_shares)
-            if cfg.top_entropy_quantile < 1:
+            if self._run.passes.entropies:
                 entropies = programs.score(self.state.model, part.rollout, part.packing).entropies
                 part = dataclasses.replace(part, entropies=entropies)
             self.state, of_update = programs.update(self.state, part, tokens)

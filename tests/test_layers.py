@@ -13,7 +13,7 @@ LAYERS = (
     {"models", "data", "rewards"},
     {"generation", "loss_backends", "objective"},
     {"training", "tracking"},
-    {"construction", "strategies"},
+    {"run_spec"},
     {"planner", "experience", "evaluation", "trainer"},
     {"launch", "cli", "__init__"},
 )

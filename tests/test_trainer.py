@@ -14,15 +14,15 @@ import optax
 import pyarrow.parquet as pq
 import pytest
 
-from grpo_eqx import GRPOConfig, GRPOTrainer, UserError, construction
+from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
-from grpo_eqx.models.pretrained import from_pretrained, model_folder
+from grpo_eqx.models.pretrained import from_pretrained, model_folder, place_model
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
-from grpo_eqx.planner import PlannedRun
+from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.training.programs import Programs, TokenScores
@@ -419,7 +419,7 @@ def test_prompts_that_leave_too_few_positions_are_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"lower max_completion_length\.$"):
         GRPOTrainer(GRPOConfig(**fields))
     with pytest.raises(UserError, match="lower max_completion_length"):
-        PlannedRun.of(GRPOConfig(**fields))
+        RunSpec.describe(GRPOConfig(**fields))
 
 
 @pytest.mark.slow
@@ -451,6 +451,6 @@ def test_a_passed_model_is_copied_also_where_it_is_in_place_already() -> None:
         num_key_value_heads=1,
     )
     model = Qwen2.init(config, jax.random.key(0))
-    for array in jax.tree.leaves(construction.placed_model(GRPOConfig(), model, mesh)):
+    for array in jax.tree.leaves(place_model(model, mesh)):
         array.delete()
     assert np.isfinite(np.asarray(model.embed_tokens)).all()

@@ -16,10 +16,10 @@ from safetensors.numpy import save_file
 from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError
-from grpo_eqx.models.base import CausalLM, parameter_name
-from grpo_eqx.models.registry import init_model, read_config
+from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
+from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.prng import make_key
-from grpo_eqx.sharding.arrays import fetch
+from grpo_eqx.sharding.arrays import fetch, place
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"
@@ -53,6 +53,32 @@ def model_folder(name_or_path: str | Path) -> Path:
         raise UserError(
             f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not "
             f"be downloaded from the Hugging Face hub ({type(error).__name__}: {reason})."
+        ) from error
+
+
+def is_local(model: str) -> bool:
+    """Whether a model is on this machine, as a folder or with the package."""
+    return model == EMBEDDED_MODEL or Path(model).is_dir()
+
+
+def find_config(name: str) -> ModelConfig:
+    """Finds the config of a folder, of a published model by its name, or of any on the hub."""
+    if is_local(name):
+        return read_config(model_folder(name) / "config.json")
+    return published_config(name) or read_config(_downloaded_config(name))
+
+
+def _downloaded_config(name: str) -> str:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return hf_hub_download(name, "config.json")
+    except (OSError, HFValidationError, ValueError) as error:
+        reason = (str(error).strip() or "no reason given").splitlines()[0]
+        raise UserError(
+            f"model {name!r} is not a folder, and its config.json could not be downloaded from the "
+            f"Hugging Face hub ({type(error).__name__}: {reason})."
         ) from error
 
 
@@ -96,6 +122,18 @@ def from_pretrained(
             return jax.make_array_from_callback(leaf.shape, sharding, read)
 
         return jax.tree.map_with_path(load, template, template.shardings(mesh))
+
+
+def place_model(model: str | CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
+    """Places float32 parameters on a mesh: those of a name or folder, or a copy of a model's."""
+    if isinstance(model, str):
+        return from_pretrained(model, mesh)
+    # A copy even where the model is in place already: updates will be written over it.
+    copy = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), model)
+    shardings = model.shardings(mesh)
+    if jax.process_count() > 1:
+        return jax.tree.map(place, fetch(copy), shardings)
+    return jax.device_put(copy, shardings)
 
 
 def save_pretrained(

@@ -11,8 +11,8 @@ from grpo_eqx.models.base import CausalLM
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import EVALUATE, Plan, PlannedProgram
-from grpo_eqx.planner.run import PlannedRun
 from grpo_eqx.planner.step_time import step_floors
+from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.training.lowering import (
@@ -49,7 +49,7 @@ class _Program(NamedTuple):
 
 
 def make_plan(
-    run: PlannedRun,
+    run: RunSpec,
     target: Target,
     say: Say,
     *,
@@ -107,7 +107,7 @@ def make_plan(
 
 
 def _programs(
-    run: PlannedRun, programs: Programs, model: CausalLM, reference: CausalLM | None
+    run: RunSpec, programs: Programs, model: CausalLM, reference: CausalLM | None
 ) -> Iterator[_Program]:
     """The largest first."""
     cfg, lengths = run.cfg, run.prompts
@@ -116,14 +116,20 @@ def _programs(
     yield _Program(
         "update",
         lambda: lower_update(
-            programs, model, P // num_shares, G, prompt, run.scored, is_share=num_shares > 1
+            programs,
+            model,
+            P // num_shares,
+            G,
+            prompt,
+            run.passes.batch_fields,
+            is_share=num_shares > 1,
         ),
         ("parameters", "optimizer"),
     )
     yield _Program(
         "generate", lambda: lower_generate(programs, model, P, G, prompt), ("parameters",)
     )
-    if run.num_scores["score"] > 0:
+    if run.passes.num_scores(run.cfg)["score"] > 0:
         yield _Program("score", lambda: lower_score(programs, model, P, G, prompt), ("parameters",))
     if reference is not None:
         yield _Program(

@@ -8,16 +8,16 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.planner.devices import LOCAL, Target, find_target
 from grpo_eqx.planner.make_plan import UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Plan
-from grpo_eqx.planner.run import PlannedRun
 from grpo_eqx.planner.search import MICRO_BATCH, Searchable, largest_micro_batch, search, settled
 from grpo_eqx.planner.slices import larger_slices
 from grpo_eqx.planner.topologies import described_slice
+from grpo_eqx.run_spec import RunSpec
 
 _MOST_SLICES = 3
 
 
 def plan_run(
-    run: PlannedRun,
+    run: RunSpec,
     target: Target,
     say: Say,
     setting: Searchable | None = None,
@@ -39,7 +39,7 @@ def plan_run(
     return dataclasses.replace(plan, found=found, change=change)
 
 
-def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change | None:
+def find_change(run: RunSpec, target: Target, plan: Plan, say: Say) -> Change | None:
     """What helps a run whose `plan` does not fit: other settings, else a larger slice.
 
     Settings change speed, not what is learnt: micro-batches and slots, the largest that fit, and
@@ -58,7 +58,7 @@ def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change
     return _larger_slice(run, target, say)
 
 
-def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
+def _smaller_update(run: RunSpec, target: Target, say: Say) -> dict[str, Any] | None:
     """The largest micro-batch with which the update fits, where any does."""
     size = run.cfg.micro_batch_size_per_device
     for settings in _lighter_passes(run):
@@ -69,18 +69,18 @@ def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any]
     return None
 
 
-def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
+def _lighter_passes(run: RunSpec) -> Iterator[dict[str, Any]]:
     """The settings as they are, then with less kept for the backward pass."""
     settings: dict[str, Any] = {}
     yield settings
-    if run.cfg.loss_backend == "dense" and run.strategies.loss_backend is None:
+    if run.cfg.loss_backend == "dense" and run.passed.loss_backend is None:
         settings = settings | {"loss_backend": "chunked"}
         yield settings
     if run.cfg.remat not in ("auto", "full"):
         yield settings | {"remat": "full"}
 
 
-def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
+def _fewer_slots(run: RunSpec, target: Target, say: Say) -> dict[str, Any] | None:
     """The most slots, of halves of the present ones, with which generation fits."""
     slots = run.cfg.max_num_seqs or run.cfg.prompts_per_step * run.cfg.num_generations
     while slots % 2 == 0:
@@ -96,7 +96,7 @@ def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | 
     return None
 
 
-def _larger_slice(run: PlannedRun, target: Target, say: Say) -> Change | None:
+def _larger_slice(run: RunSpec, target: Target, say: Say) -> Change | None:
     if target.name == LOCAL:
         return None
     known = described_slice(target.name)

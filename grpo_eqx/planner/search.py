@@ -12,8 +12,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.planner.devices import Target, local_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Found
-from grpo_eqx.planner.run import PlannedRun
-from grpo_eqx.strategies import micro_batch_sizes
+from grpo_eqx.run_spec import RunSpec
 
 Searchable = Literal[
     "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
@@ -26,9 +25,7 @@ _LENGTH_STEP = 128
 """Of completions, in tokens: what a TPU's tiles are whole multiples of."""
 
 
-def search(
-    run: PlannedRun, target: Target, setting: Searchable, say: Say
-) -> tuple[Found, PlannedRun]:
+def search(run: RunSpec, target: Target, setting: Searchable, say: Say) -> tuple[Found, RunSpec]:
     """The largest value of a setting that fits, and the run with it; else with the smallest.
 
     Micro-batches are judged by the programs that they are for, whether or not decoding fits.
@@ -79,12 +76,12 @@ def largest_that_fits(
     return None if low < 0 else values[low]
 
 
-def _values(run: PlannedRun, target: Target, setting: Searchable) -> list[int]:
+def _values(run: RunSpec, target: Target, setting: Searchable) -> list[int]:
     """Those that batches divide evenly with, ascending."""
     if setting == MICRO_BATCH:
         mesh = run.changed(**{MICRO_BATCH: None}).mesh(target.devices)
-        return micro_batch_sizes(run.cfg, mesh)
-    mesh = run.strategies.build_mesh(run.cfg, target.devices)
+        return run.micro_batch_sizes(mesh)
+    mesh = run.build_mesh(target.devices)
     values, refusals = [], list[UserError]()
     for value in _grid(run, setting):
         try:
@@ -97,7 +94,7 @@ def _values(run: PlannedRun, target: Target, setting: Searchable) -> list[int]:
     return values
 
 
-def _grid(run: PlannedRun, setting: Searchable) -> Sequence[int]:
+def _grid(run: RunSpec, setting: Searchable) -> Sequence[int]:
     if setting != "max_completion_length":
         return range(1, _MOST[setting] + 1)
     longest = run.model.max_position_embeddings - run.prompts.train
@@ -106,7 +103,7 @@ def _grid(run: PlannedRun, setting: Searchable) -> Sequence[int]:
 
 
 def largest_micro_batch(
-    run: PlannedRun, target: Target, say: Say, below: int | None = None
+    run: RunSpec, target: Target, say: Say, below: int | None = None
 ) -> int | None:
     """The largest micro-batch with which updates and scores fit, whatever else does not.
 
@@ -122,7 +119,7 @@ def largest_micro_batch(
     return largest_that_fits(sizes, None, fits)
 
 
-def fitting(run: PlannedRun, devices: Sequence[jax.Device], say: Say) -> PlannedRun:
+def fitting(run: RunSpec, devices: Sequence[jax.Device], say: Say) -> RunSpec:
     """The run with the largest micro-batches that fit devices which are there, of all processes.
 
     Raises `UserError` where none does.
@@ -142,7 +139,7 @@ def _least(own: int) -> int:
     return min(int(number) for number in gather_bytes(str(own).encode()))
 
 
-def settled(run: PlannedRun, target: Target, say: Say) -> PlannedRun:
+def settled(run: RunSpec, target: Target, say: Say) -> RunSpec:
     """The run with micro-batches of a number, where they are `auto`: the most that fit.
 
     Of one completion, where not even that fits.

@@ -16,12 +16,11 @@ from typing import Any
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
-from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.models.pretrained import is_local, model_folder
 from grpo_eqx.planner.answers_on_disk import keep, recalled
 from grpo_eqx.planner.devices import LOCAL, installed_version
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
-from grpo_eqx.planner.run import is_at_hand
 from grpo_eqx.planner.search import Searchable
 from grpo_eqx.planner.topologies import described_slice
 
@@ -118,7 +117,7 @@ def _what_answers_depend_on(cfg: GRPOConfig) -> dict[str, Any]:
 
 def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
     """The files that are read: a model's, but for its weights, and problems."""
-    if is_at_hand(cfg.model):
+    if is_local(cfg.model):
         kinds = {".json", ".jinja", ".txt"}
         yield from sorted(p for p in model_folder(cfg.model).iterdir() if p.suffix in kinds)
     for name in (cfg.data, cfg.eval_data):

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_eqx.planner.run import PlannedRun
+from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.rollout import RolloutLayout
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.training.programs import ProgramOptions
@@ -25,7 +25,7 @@ class Floor(NamedTuple):
 
 
 def step_floors(
-    run: PlannedRun, options: ProgramOptions, layout: RolloutLayout, peaks: DevicePeaks | None
+    run: RunSpec, options: ProgramOptions, layout: RolloutLayout, peaks: DevicePeaks | None
 ) -> dict[str, Floor]:
     """Of each program in a step, as often as the step runs it."""
     cfg, length, num_devices = run.cfg, options.max_completion_length, layout.mesh.size
@@ -50,7 +50,7 @@ def step_floors(
 
     return {
         "generate": floor(forward, read),
-        **{name: floor(times * forward) for name, times in run.num_scores.items()},
+        **{name: floor(times * forward) for name, times in run.passes.num_scores(run.cfg).items()},
         "update": floor(3 * cfg.num_iterations * forward),
     }
 

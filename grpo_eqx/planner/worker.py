@@ -14,7 +14,7 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.planning import plan_run
-from grpo_eqx.planner.run import PlannedRun
+from grpo_eqx.run_spec import RunSpec
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
         for name, value in question["config"].items()
     }
     target = find_target(question["topology"])
-    run = PlannedRun.of(GRPOConfig(**fields))
+    run = RunSpec.describe(GRPOConfig(**fields))
     help_if_not = question["help_if_not"]
     return plan_run(run, target, say, question["search"], help_if_not=help_if_not).to_json()
 

@@ -127,3 +127,13 @@ def parse_mesh(text: str) -> Mesh:
         f"mesh {text!r} is not understood: use auto, host_local, three sizes (1,-1,1) or named "
         f"sizes (dp:2,fsdp:-1,tp:1)."
     )
+
+
+def check_hosts(mesh: jax.sharding.Mesh) -> None:
+    """Refuses meshes that leave out a host of this run."""
+    hosts = {device.process_index for device in mesh.devices.flat}
+    if idle := sorted(set(range(jax.process_count())) - hosts):
+        raise UserError(
+            f"the mesh has no device of process {', '.join(map(str, idle))}: give every host a "
+            f"part, or start fewer."
+        )

@@ -10,9 +10,9 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from grpo_eqx.construction import model_folder
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
+from grpo_eqx.models.pretrained import model_folder
 
 TEXTS = [
     "Zwölf Boxkämpfer jagen Viktor quer über den großen Sylter Deich.",

@@ -9,11 +9,12 @@ import pytest
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.models.qwen2_config import Qwen2Config
-from grpo_eqx.planner import Plan, PlannedProgram, PlannedRun, PromptLengths
+from grpo_eqx.planner import Plan, PlannedProgram
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.devices import Target, local_target
 from grpo_eqx.planner.make_plan import SETTINGS, TRAINING, Say
 from grpo_eqx.planner.step_time import Floor
+from grpo_eqx.run_spec import PromptLengths, RunSpec
 
 TINY = Qwen2Config(
     vocab_size=64,
@@ -34,13 +35,13 @@ def _compiled_once(
 
 
 @pytest.fixture
-def tiny_run() -> Callable[..., PlannedRun]:
+def tiny_run() -> Callable[..., RunSpec]:
     """Makes a run of the tiny model with other settings."""
 
-    def make(**settings: Any) -> PlannedRun:
+    def make(**settings: Any) -> RunSpec:
         small = {"prompts_per_step": 4, "num_generations": 4, "max_completion_length": 128}
         cfg = GRPOConfig(**{**small, "eval_problems": 4, **settings}).resolved()
-        return PlannedRun(cfg, TINY, PromptLengths(16, 16, num_heldout=4, num_train=8192))
+        return RunSpec(cfg, TINY, PromptLengths(16, 16, num_heldout=4, num_train=8192))
 
     return make
 
@@ -61,9 +62,9 @@ def with_memory(one_device: Target) -> Callable[[int], Target]:
 def weighed() -> Callable[..., Callable[..., Plan]]:
     """Makes a planner that compiles nothing: programs take what is said of a run."""
 
-    def make(**weigh: Callable[[PlannedRun], int]) -> Callable[..., Plan]:
+    def make(**weigh: Callable[[RunSpec], int]) -> Callable[..., Plan]:
         def plan(
-            run: PlannedRun,
+            run: RunSpec,
             target: Target,
             say: Say,
             *,

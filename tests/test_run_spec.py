@@ -6,20 +6,19 @@ from pathlib import Path
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.models.pretrained import find_config, model_folder
 from grpo_eqx.models.qwen2_config import Qwen2Config
-from grpo_eqx.planner import PlannedRun
-from grpo_eqx.planner.run import model_config
+from grpo_eqx.run_spec import RunSpec
 
 
 def test_a_qwen_by_its_name_needs_no_network() -> None:
-    assert model_config("Qwen/Qwen2.5-72B-Instruct").num_hidden_layers == 80
+    assert find_config("Qwen/Qwen2.5-72B-Instruct").num_hidden_layers == 80
 
 
 def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
     config = Qwen2Config.from_name("3B").to_json()
     (tmp_path / "config.json").write_text(json.dumps(config))
-    run = PlannedRun.of(GRPOConfig(model=str(tmp_path), max_prompt_length=300))
+    run = RunSpec.describe(GRPOConfig(model=str(tmp_path), max_prompt_length=300))
     assert run.model.hidden_size == 2048
     assert (run.prompts.train, run.prompts.heldout, run.prompts.known) == (300, 300, False)
 
@@ -28,7 +27,7 @@ def test_a_folder_needs_no_weights(tmp_path: Path) -> None:
 def test_a_model_that_is_nowhere_is_one_line(name) -> None:
     """Somebody else's need not be what its name says."""
     with pytest.raises(UserError, match="could not be downloaded") as error:
-        model_config(name)
+        find_config(name)
     assert "\n" not in str(error.value)
 
 
@@ -36,28 +35,28 @@ def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
     config = {**Qwen2Config.from_name("3B").to_json(), "intermediate_size": "wide"}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UserError, match="intermediate_size='wide' is not a whole number"):
-        model_config(str(tmp_path))
+        find_config(str(tmp_path))
 
 
 def test_prompts_at_hand_are_as_long_as_they_are() -> None:
-    run = PlannedRun.of(GRPOConfig(eval_problems=32))
+    run = RunSpec.describe(GRPOConfig(eval_problems=32))
     assert run.prompts.known
     assert run.prompts.train == 64
     assert run.prompts.num_heldout == 32
 
 
 def test_problems_on_the_hub_are_as_long_as_the_settings_allow() -> None:
-    run = PlannedRun.of(GRPOConfig(data="openai/gsm8k", max_prompt_length=200))
+    run = RunSpec.describe(GRPOConfig(data="openai/gsm8k", max_prompt_length=200))
     assert (run.prompts.train, run.prompts.known) == (200, False)
 
 
 def test_problems_that_are_missing_are_one_line(tmp_path) -> None:
     with pytest.raises(UserError, match="is not a file"):
-        PlannedRun.of(GRPOConfig(data=str(tmp_path / "none.jsonl")))
+        RunSpec.describe(GRPOConfig(data=str(tmp_path / "none.jsonl")))
 
 
 def test_a_models_tokenizer_is_used_where_it_is(tmp_path) -> None:
     for path in model_folder("tiny_qwen2").iterdir():
         if path.suffix != ".safetensors":
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert PlannedRun.of(GRPOConfig(model=str(tmp_path))).prompts.known
+    assert RunSpec.describe(GRPOConfig(model=str(tmp_path))).prompts.known

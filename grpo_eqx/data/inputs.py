@@ -1,0 +1,109 @@
+"""The inputs of a run besides weights: tokenizer and problems, read and checked."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.batches import TokenizedPrompts
+from grpo_eqx.data.load import load_data
+from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.rewards import gsm8k
+
+
+class Inputs(NamedTuple):
+    """The tokenizer and the problems of a run."""
+
+    tokenizer: ChatTokenizer
+    train: TokenizedPrompts
+    heldout: TokenizedPrompts
+
+    def check_belong_to(self, model: ModelConfig, cfg: GRPOConfig) -> None:
+        """Refuses a tokenizer that the model cannot have, and prompts that it has no room for."""
+        self.tokenizer.check_belongs_to(model.vocab_size)
+        for problems in (self.train, self.heldout):
+            longest = max(map(len, problems.tokens))
+            check_positions(cfg, model, f"the longest prompt of {problems.name}", longest)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Hashes by which processes compare what they have read."""
+        return {
+            "the tokenizer": self.tokenizer.fingerprint(),
+            "the training problems": self.train.fingerprint(),
+            "the held-out problems": self.heldout.fingerprint(),
+        }
+
+
+def load_inputs(
+    cfg: GRPOConfig,
+    tokenizer: ChatTokenizer | Any | None = None,
+    train_data: PromptSource | None = None,
+    eval_data: PromptSource | None = None,
+) -> Inputs:
+    """Reads what the config names, except for what is passed."""
+    if train_data is None or eval_data is None:
+        train_data, eval_data = load_data(cfg.data, cfg.eval_data, cfg.eval_problems)
+    tokenizer = _chat_tokenizer(cfg, tokenizer)
+    return Inputs(
+        tokenizer,
+        _tokenize(cfg, train_data, len(train_data), tokenizer),
+        _tokenize(cfg, eval_data, cfg.eval_problems, tokenizer),
+    )
+
+
+def _tokenize(
+    cfg: GRPOConfig, source: PromptSource, count: int, tokenizer: ChatTokenizer
+) -> TokenizedPrompts:
+    """Tokenizes the first `count` problems of a source, or all if it has fewer."""
+    prompts = [source[i] for i in range(min(count, len(source)))]
+    return TokenizedPrompts(
+        source.name,
+        prompts,
+        tokenizer,
+        max_length=cfg.max_prompt_length,
+        overlong=cfg.overlong_prompts,
+    )
+
+
+def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTokenizer:
+    """Returns the given tokenizer, or that of the model that the config names."""
+    if given is None:
+        return ChatTokenizer.from_pretrained(model_folder(cfg.model), cfg.system_prompt)
+    if isinstance(given, ChatTokenizer):
+        return given
+    return ChatTokenizer(given, system_prompt=cfg.system_prompt)
+
+
+def check_positions(cfg: GRPOConfig, model: ModelConfig, prompt: str, length: int) -> None:
+    """Refuses a prompt that leaves the model too few positions for a completion.
+
+    **Arguments:** what to call the prompt in the message, and its length in tokens.
+    """
+    limit, longest = model.max_position_embeddings, cfg.max_completion_length
+    assert longest is not None  # resolved
+    room = limit - longest
+    if length <= room:
+        return
+    shorter = f", or keep prompts to {room} tokens (max_prompt_length, overlong_prompts)"
+    raise UserError(
+        f"{prompt} has {length} tokens and max_completion_length is {longest}, together more than "
+        f"the {limit} positions of the model (max_position_embeddings): lower "
+        f"max_completion_length{shorter if room > 0 else ''}."
+    )
+
+
+def check_answers(prompts: Sequence[Prompt]) -> None:
+    """Refuses problems that `gsm8k.correct` cannot score, before anything is generated."""
+    for prompt in prompts:
+        if "answer" not in prompt.columns:
+            raise UserError(
+                "the problems have no column 'answer' to compare with: bring one, or pass "
+                "reward_funcs and eval_func of your own."
+            )
+        try:
+            gsm8k.gold_number(prompt.columns["answer"])
+        except RewardError as error:
+            raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error

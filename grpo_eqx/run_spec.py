@@ -1,0 +1,322 @@
+"""The description of a run, from which the trainer and the planner build the same objects."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.batches import TokenizedPrompts, padded_length
+from grpo_eqx.data.inputs import Inputs, check_positions, load_inputs
+from grpo_eqx.data.load import is_hub_name
+from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.distributed.exchange import agree, together
+from grpo_eqx.errors import UserError
+from grpo_eqx.generation import Sampling, Stopping
+from grpo_eqx.loss_backends import LOSS_BACKENDS, LossBackend
+from grpo_eqx.models.base import CausalLM, ModelConfig
+from grpo_eqx.models.causal_attention import best_attention
+from grpo_eqx.models.pretrained import find_config, is_local, model_folder, place_model
+from grpo_eqx.models.registry import read_config
+from grpo_eqx.objective import make_objective
+from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
+from grpo_eqx.sharding.rollout import RolloutSharding, parse_rollout_sharding
+from grpo_eqx.sharding.rules import batch_sharding
+from grpo_eqx.training.micro_batches import MicroBatches
+from grpo_eqx.training.optimizer import make_optimizer
+from grpo_eqx.training.programs import ProgramOptions, Programs
+from grpo_eqx.training.state import TrainState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passed:
+    """Objects passed in place of what a config names; `None`: what it names."""
+
+    model: CausalLM | None = None
+    tokenizer: ChatTokenizer | Any | None = None
+    train_data: PromptSource | None = None
+    eval_data: PromptSource | None = None
+    optimizer: optax.GradientTransformation | None = None
+    mesh: Mesh | None = None
+    rollout_sharding: RolloutSharding | None = None
+    loss_backend: LossBackend | None = None
+
+    def __post_init__(self) -> None:
+        if (self.train_data is None) != (self.eval_data is None):
+            raise UserError("train_data and eval_data go together: pass both, or neither.")
+        if self.model is not None and self.tokenizer is None:
+            raise UserError("a model is passed without its tokenizer: pass both.")
+
+
+class PromptLengths(NamedTuple):
+    """Lengths that prompts are padded to, in tokens, and how many problems there are."""
+
+    train: int
+    heldout: int
+    num_heldout: int
+    """Problems of an evaluation."""
+    num_train: int | None
+    """Problems to train on. `None`: the lengths are not the problems', but the longest allowed."""
+
+    @property
+    def known(self) -> bool:
+        """Whether the lengths are those of the run's problems."""
+        return self.num_train is not None
+
+    @classmethod
+    def of(
+        cls, train: TokenizedPrompts, heldout: TokenizedPrompts, max_length: int
+    ) -> "PromptLengths":
+        """Measures problems."""
+        longest = [max(map(len, problems.tokens)) for problems in (train, heldout)]
+        widths = [padded_length(each, max_length) for each in longest]
+        return cls(widths[0], widths[1], len(heldout), len(train))
+
+    @classmethod
+    def longest(cls, cfg: GRPOConfig) -> "PromptLengths":
+        """Returns the longest lengths that the settings allow."""
+        return cls(cfg.max_prompt_length, cfg.max_prompt_length, cfg.eval_problems, None)
+
+
+class Passes(NamedTuple):
+    """The forward passes over a step's completions besides those of its updates."""
+
+    old_policy: bool
+    """For the log-probs that ratios are against. A single update is on-policy: its ratios are 1 by
+    definition."""
+    reference: bool
+    """For the log-probs of the KL term."""
+    entropies: bool
+    """For the entropies of the policy before each of its updates."""
+
+    @classmethod
+    def of(cls, cfg: GRPOConfig) -> "Passes":
+        """Decides which passes the settings need."""
+        return cls(
+            old_policy=cfg.updates_per_step > 1,
+            reference=cfg.beta > 0,
+            entropies=cfg.top_entropy_quantile < 1,
+        )
+
+    @property
+    def batch_fields(self) -> list[str]:
+        """Fields of an update's `Batch` that the passes fill."""
+        filled = {
+            "old_logps": self.old_policy,
+            "ref_logps": self.reference,
+            "entropies": self.entropies,
+        }
+        return [name for name, fills in filled.items() if fills]
+
+    def num_scores(self, cfg: GRPOConfig) -> dict[str, int]:
+        """Counts the passes over a step's rollout, by scoring program."""
+        entropies = cfg.num_iterations if self.entropies else 0
+        return {
+            "score": int(self.old_policy) + entropies,
+            "score_reference": int(self.reference),
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSpec:
+    """A run: its settings, its model's architecture and its inputs, without weights or devices."""
+
+    cfg: GRPOConfig
+    """The settings, resolved."""
+    model: ModelConfig
+    prompts: PromptLengths
+    passed: Passed = dataclasses.field(default_factory=Passed)
+
+    @classmethod
+    def describe(cls, cfg: GRPOConfig) -> "RunSpec":
+        """Describes the run of a config for planning; of a model only its `config.json` is needed.
+
+        Problems are read for the lengths of prompts where they, and the model's tokenizer, are on
+        this machine.
+        """
+        cfg = cfg.resolved()
+        model = find_config(cfg.model)
+        return cls(cfg, model, _prompt_lengths(cfg, model))
+
+    @classmethod
+    def load(cls, cfg: GRPOConfig, passed: Passed) -> tuple["RunSpec", Inputs]:
+        """Reads the inputs of a run on the devices of JAX, and describes it.
+
+        Raises `UserError`, in all processes, where batches do not fit the devices, or where inputs
+        are missing, do not belong together or differ between processes.
+        """
+        mesh = _build_mesh(cfg, passed)
+        check_hosts(mesh)
+        _check_batches(cfg, mesh, _rollout_sharding(cfg, passed))
+        model = together(lambda: _architecture(cfg, passed.model))
+        inputs = together(
+            lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
+        )
+        if jax.process_count() > 1:
+            agree(inputs.fingerprints())
+        inputs.check_belong_to(model, cfg)
+        lengths = PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
+        return cls(cfg, model, lengths, passed), inputs
+
+    @property
+    def passes(self) -> Passes:
+        """The forward passes of a step besides its updates."""
+        return Passes.of(self.cfg)
+
+    @property
+    def rollout_sharding(self) -> RolloutSharding:
+        """The strategy that was passed, or the one that the config names."""
+        return _rollout_sharding(self.cfg, self.passed)
+
+    def changed(self, **settings: Any) -> "RunSpec":
+        """Returns the run with other settings; raises `UserError` where they are impossible."""
+        return dataclasses.replace(self, cfg=dataclasses.replace(self.cfg, **settings))
+
+    def build_mesh(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+        """Builds the mesh over `devices`, by default all that JAX sees."""
+        return _build_mesh(self.cfg, self.passed, devices)
+
+    def mesh(self, devices: Sequence[jax.Device]) -> jax.sharding.Mesh:
+        """Builds the mesh; raises `UserError` where it, or the batches, do not fit the devices."""
+        mesh = self.build_mesh(devices)
+        self.check_batches(mesh)
+        return mesh
+
+    def check_batches(self, mesh: jax.sharding.Mesh) -> None:
+        """Refuses batches that a mesh cannot split, or that are larger than the data."""
+        wanted, available = self.cfg.prompts_per_step, self.prompts.num_train
+        if available is not None and available < wanted:
+            raise UserError(
+                f"{self.cfg.data} has {available} problems, and prompts_per_step is {wanted}: "
+                f"lower it or bring more problems."
+            )
+        _check_batches(self.cfg, mesh, self.rollout_sharding)
+
+    def micro_batch_sizes(self, mesh: jax.sharding.Mesh) -> list[int]:
+        """Lists the values of `micro_batch_size_per_device` that cut batches evenly, ascending."""
+        cfg = self.cfg
+        G, counts = cfg.num_generations, {1, cfg.steps_per_generation}
+        updates = (cfg.prompts_per_step // count for count in counts)
+        sizes = (MicroBatches.sizes(P, G, batch_sharding(mesh, P, G)) for P in updates)
+        return sorted(set.intersection(*(set(valid) for valid in sizes)))
+
+    def programs(self, mesh: jax.sharding.Mesh, tokenizer: ChatTokenizer | None = None) -> Programs:
+        """Makes the programs of a run whose micro-batches are not `auto`.
+
+        Without a tokenizer they are for planning: shapes depend on its vocabulary alone.
+        """
+        if tokenizer is None:
+            no_text = [b""] * self.model.vocab_size
+            stopping, pad_id = Stopping.of_strings((), self.cfg.stop_strings, no_text), 0
+        else:
+            stopping = _stopping(self.cfg, tokenizer, self.model.vocab_size)
+            pad_id = tokenizer.pad_id
+        return Programs(
+            _program_options(self, mesh, stopping, pad_id),
+            mesh,
+            self.passed.loss_backend or LOSS_BACKENDS[self.cfg.loss_backend](),
+            self.passed.optimizer or make_optimizer(self.cfg),
+        )
+
+    def initial_state(self, programs: Programs) -> TrainState:
+        """Places model, optimizer state and reference on the devices, before the first step."""
+        source = self.cfg.model if self.passed.model is None else self.passed.model
+        model = together(lambda: place_model(source, programs.mesh))
+        state = programs.init(model)
+        if not self.passes.reference:  # without a KL term no reference model takes up memory
+            return state
+        reference = programs.reference(model, frozen=not self.cfg.sync_ref_model)
+        return dataclasses.replace(state, reference=reference)
+
+
+def _build_mesh(
+    cfg: GRPOConfig, passed: Passed, devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+    return (parse_mesh(cfg.mesh) if passed.mesh is None else passed.mesh).build(devices)
+
+
+def _rollout_sharding(cfg: GRPOConfig, passed: Passed) -> RolloutSharding:
+    if passed.rollout_sharding is not None:
+        return passed.rollout_sharding
+    return parse_rollout_sharding(cfg.rollout_sharding)
+
+
+def _check_batches(
+    cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
+) -> None:
+    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
+    G, size = cfg.num_generations, cfg.micro_batch_size_per_device
+    rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
+    for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
+        MicroBatches.plan(P, G, batch_sharding(mesh, P, G), None if size == "auto" else size)
+
+
+def _architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:
+    if given is not None:
+        return given.config
+    return read_config(model_folder(cfg.model) / "config.json")
+
+
+def _prompt_lengths(cfg: GRPOConfig, model: ModelConfig) -> PromptLengths:
+    data = [name for name in (cfg.data, cfg.eval_data) if name is not None]
+    has_tokenizer = (
+        is_local(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()
+    )
+    if not has_tokenizer or any(map(is_hub_name, data)):
+        check_positions(cfg, model, "a prompt without text", 0)
+        return PromptLengths.longest(cfg)
+    inputs = load_inputs(cfg)
+    inputs.check_belong_to(model, cfg)
+    return PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
+
+
+def _stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stopping:
+    if not cfg.stop_strings:
+        return Stopping.of_ids(tokenizer.eos_ids, vocab_size)
+    for string in cfg.stop_strings:
+        if special := [t for t in tokenizer.tokenizer.all_special_tokens if t in string]:
+            raise UserError(
+                f"stop string {string!r} contains {special[0]!r}, a special token, which the text "
+                f"of completions leaves out: leave it to the tokenizer's end-of-sequence tokens."
+            )
+    token_bytes = tokenizer.token_bytes(vocab_size)
+    return Stopping.of_strings(tokenizer.eos_ids, cfg.stop_strings, token_bytes)
+
+
+def _program_options(
+    run: RunSpec, mesh: jax.sharding.Mesh, stopping: Stopping, pad_id: int
+) -> ProgramOptions:
+    cfg = run.cfg
+    assert cfg.max_completion_length is not None  # resolved
+    assert cfg.micro_batch_size_per_device != "auto"  # replaced by what fits
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    if on_cpu and cfg.dtype == "bfloat16":
+        raise UserError(
+            "dtype is bfloat16, and these devices are CPUs, whose compiler lacks its products with "
+            "a float32 result: use auto or float32."
+        )
+    dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    return ProgramOptions(
+        sampling=Sampling(
+            temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
+        ),
+        max_completion_length=cfg.max_completion_length,
+        stopping=stopping,
+        pad_id=pad_id,
+        seed=cfg.seed,
+        dtype=jnp.dtype(dtype),
+        kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
+        max_num_seqs=cfg.max_num_seqs,
+        transposed_decoding=on_cpu,
+        remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
+        rollout_sharding=run.rollout_sharding,
+        attention=best_attention(mesh),
+        objective=make_objective(cfg),
+        mask_truncated_completions=cfg.mask_truncated_completions,
+        top_entropy_quantile=cfg.top_entropy_quantile,
+        micro_batch_size_per_device=cfg.micro_batch_size_per_device,
+    )
