@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Generic, TypeVar
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatch, PromptBatches
@@ -14,38 +14,48 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import gather_rows, own_share, together
 from grpo_eqx.generation import Completions, Rollout, SlotCounts
-from grpo_eqx.models.base import CausalLM
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
+from grpo_eqx.run_spec import Passes
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.tracking.metrics import StepClock, completion_metrics
+from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import Programs
-
-Scored = TypeVar("Scored")
+from grpo_eqx.training.state import TrainState
 
 
 @dataclasses.dataclass(frozen=True)
-class Experience:
+class Groups:
     """`P` prompts with `G` completions each, rewarded."""
 
     prompts: list[Prompt]
     prompt_indices: Int[np.ndarray, " P"]
-    """The problems' places in the data."""
+    """Indices of the problems in the data."""
     prompt_lengths: Int[np.ndarray, " P"]
     rollout: Rollout
     completions: Completions
     rewards: Rewards
 
 
+class Scores(NamedTuple):
+    """A rollout as updates read it, with the log-probs of other policies."""
+
+    rollout: Rollout
+    packing: Packing | None
+    old_logps: Float[Array, "P G Tc"] | None
+    ref_logps: Float[Array, "P G Tc"] | None
+
+
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """The lengths of everything that was generated for a step, and what decoding it took."""
+    """The lengths of everything that was generated for a step, and the decoding it took."""
 
     prompt_lengths: Int[np.ndarray, " Q"]
     completion_lengths: Int[np.ndarray, "Q G"]
     num_decode_steps: int
     num_slots: int
-    """Of all those steps together."""
+    """Slots of all those steps together."""
 
     @property
     def num_tokens(self) -> int:
@@ -55,28 +65,37 @@ class Generated:
 
 
 @dataclasses.dataclass(frozen=True)
-class Collected(Generic[Scored]):
-    """What collecting for a step came to."""
+class Experience:
+    """What a step learns from, and what was generated for it."""
 
-    experience: Experience
-    """What the step learns from."""
-    scored: Scored
-    """What was made of its rollout."""
+    groups: Groups
+    """The groups that the step learns from."""
+    scores: Scores
+    """Their rollout for updates, scored."""
     num_batches: int
     """Batches of prompts that were taken."""
     generated: Generated
-    """Everything, also what was then replaced."""
+    """Everything that was generated, replaced groups included."""
     metrics: Mapping[str, float]
-    """Of everything generated."""
+    """Metrics of everything that was generated."""
+
+    def batch(self, advantages: Float[np.ndarray, "P G"]) -> Batch:
+        """Returns the batch of the step's updates."""
+        rollout, packing, old_logps, ref_logps = self.scores
+        return Batch(rollout, advantages, old_logps, ref_logps, packing=packing)
+
+    @property
+    def padding_share(self) -> float:
+        """Share of padding among the positions of completions that an update reads."""
+        rollout, packing = self.scores.rollout, self.scores.packing
+        positions = (rollout.completion_ids if packing is None else packing.source).size
+        return float(1 - self.groups.completions.lengths.sum() / positions)
 
 
 @dataclasses.dataclass(frozen=True)
 class StartedRollout:
     """Prompts whose completions the devices are working on."""
 
-    model: CausalLM
-    step: int
-    first_batch: int
     prompts: PromptBatch
     rollout: Rollout
     counts: SlotCounts
@@ -92,56 +111,54 @@ class ExperienceCollector:
         tokenizer: ChatTokenizer,
         rewards: RewardRunner,
         cfg: GRPOConfig,
+        passes: Passes,
     ):
-        """**Arguments:** what makes and judges completions. With `cfg.dynamic_sampling`, groups
-        that can teach nothing are replaced by fresh prompts, in `cfg.max_generation_batches`
-        rollouts a step at most (DAPO, arXiv 2503.14476, section 3.2); what is left then stays.
+        """**Arguments:** the objects that generate, reward and score completions.
+
+        With `cfg.dynamic_sampling`, groups that can teach nothing are replaced by fresh prompts, in
+        at most `cfg.max_generation_batches` rollouts a step (DAPO, arXiv 2503.14476, section 3.2);
+        what is left then stays.
         """
         self.programs = programs
         self.prompts = prompts
         self.tokenizer = tokenizer
         self.rewards = rewards
         self.cfg = cfg
+        self.passes = passes
 
-    def start(self, model: CausalLM, step: int, first_batch: int, index: int = 0) -> StartedRollout:
-        """Has the devices generate a step's rollout number `index`, and does not wait for it.
+    def start(self, state: TrainState, index: int = 0) -> StartedRollout:
+        """Has the devices generate rollout `index` of the next step, and does not wait for it.
 
-        Its prompts are batch `first_batch + index`.
+        Its prompts are batch `state.next_batch + index`.
         """
-        prompts = self.prompts.batch(first_batch + index)
+        prompts = self.prompts.batch(state.next_batch + index)
         rollout, counts = self.programs.generate(
-            model, prompts.ids, prompts.mask, step,
+            state.model, prompts.ids, prompts.mask, state.step,
             num_generations=self.cfg.num_generations, first_row=index * len(prompts.prompts),
         )  # fmt: skip
-        return StartedRollout(model, step, first_batch, prompts, rollout, counts)
+        return StartedRollout(prompts, rollout, counts)
 
-    def collect(
-        self,
-        started: StartedRollout,
-        score: Callable[[Rollout, Int[np.ndarray, "P G"]], Scored],
-        clock: StepClock,
-    ) -> Collected[Scored]:
-        """A step's experience, from its first rollout on.
+    def collect(self, started: StartedRollout, state: TrainState, clock: StepClock) -> Experience:
+        """Collects a step's experience, from its first rollout on.
 
-        **Arguments:** `score` makes something of the rollout and its completions' lengths on the
-        devices: while rewards are computed, where these cannot change what is kept. Laps of the
-        clock are for rollout and reward.
+        **Arguments:** the rollout that `start` began with the same state; a clock, whose laps are
+        for rollout and reward.
         """
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
         first, completions = self._wait(started, clock)
-        if most == 1:
-            scored = score(started.rollout, completions.lengths)
+        # Devices score while the host computes rewards, where these cannot change what is kept.
+        scores = self._score(state, started.rollout, completions) if most == 1 else None
         made, all_generated = [self._rewarded(started, completions, clock)], [first]
         kept = made[0]
         while len(made) < most and not self._teaches(kept).all():
-            more = self.start(started.model, started.step, started.first_batch, len(made))
+            more = self.start(state, len(made))
             generated, completions = self._wait(more, clock)
             all_generated.append(generated)
             made.append(self._rewarded(more, completions, clock))
             kept = self._replace(kept, made[-1])
-        if most > 1:
-            scored = score(kept.rollout, kept.completions.lengths)
+        if scores is None:
+            scores = self._score(state, kept.rollout, kept.completions)
         rewards = functools.reduce(Rewards.joined, [each.rewards for each in made])
         completions = functools.reduce(Completions.joined, [each.completions for each in made])
         metrics = rewards.metrics() | completion_metrics(completions.lengths, completions.finished)
@@ -149,7 +166,18 @@ class ExperienceCollector:
             dropped = 1 - self._teaches(kept).sum() / len(rewards.total)
             metrics["dynamic_sampling/num_generation_batches"] = float(len(made))
             metrics["dynamic_sampling/frac_groups_dropped"] = float(dropped)
-        return Collected(kept, scored, len(made), _joined(all_generated), metrics)
+        return Experience(kept, scores, len(made), _joined(all_generated), metrics)
+
+    def _score(self, state: TrainState, rollout: Rollout, completions: Completions) -> Scores:
+        """Prepares a rollout for all updates on it, and starts the passes of other policies."""
+        old_logps = ref_logps = None
+        shares = self.cfg.steps_per_generation
+        rollout, packing = self.programs.packed(rollout, completions.lengths, shares)
+        if self.passes.old_policy:
+            old_logps = self.programs.score(state.model, rollout, packing).logps
+        if state.reference is not None:
+            ref_logps = self.programs.score(state.reference, rollout, packing).logps
+        return Scores(rollout, packing, old_logps, ref_logps)
 
     def _wait(self, started: StartedRollout, clock: StepClock) -> tuple[Generated, Completions]:
         """Waits until the devices have completed the prompts."""
@@ -161,32 +189,32 @@ class ExperienceCollector:
 
     def _rewarded(
         self, started: StartedRollout, completions: Completions, clock: StepClock
-    ) -> Experience:
+    ) -> Groups:
         prompts = started.prompts
         rewards = rewarded(self.rewards, prompts.prompts, completions)
         clock.lap("reward")
-        return Experience(
+        return Groups(
             prompts.prompts, prompts.indices, prompts.lengths, started.rollout, completions, rewards
         )
 
-    def _teaches(self, experience: Experience) -> Bool[np.ndarray, " P"]:
+    def _teaches(self, groups: Groups) -> Bool[np.ndarray, " P"]:
         """True for groups that say which of their completions are better.
 
         A penalty on length alone is no such thing, nor are completions that the loss leaves out.
         """
-        rewards = experience.rewards.without(SOFT_OVERLONG)
+        rewards = groups.rewards.without(SOFT_OVERLONG)
         informative = informative_groups(rewards, self.cfg.multi_objective_aggregation)
         if self.cfg.mask_truncated_completions:
-            return informative & experience.completions.finished.any(axis=1)
+            return informative & groups.completions.finished.any(axis=1)
         return informative
 
-    def _replace(self, kept: Experience, fresh: Experience) -> Experience:
+    def _replace(self, kept: Groups, fresh: Groups) -> Groups:
         """The kept groups, with fresh ones that teach in place of those that do not."""
         source = _replacements(
             kept.prompt_indices, self._teaches(kept), fresh.prompt_indices, self._teaches(fresh)
         )
         prompts = kept.prompts + fresh.prompts
-        return Experience(
+        return Groups(
             [prompts[i] for i in source],
             np.concatenate([kept.prompt_indices, fresh.prompt_indices])[source],
             np.concatenate([kept.prompt_lengths, fresh.prompt_lengths])[source],

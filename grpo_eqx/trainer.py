@@ -5,12 +5,12 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_checks import without_effect
@@ -22,8 +22,8 @@ from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation, evaluation_rows
-from grpo_eqx.experience import Collected, ExperienceCollector, StartedRollout, rewarded
-from grpo_eqx.generation import Completions, Rollout, Sampling
+from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
+from grpo_eqx.generation import Completions, Sampling
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
@@ -45,10 +45,8 @@ from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.record import RunRecord
 from grpo_eqx.tracking.tracker import Tracker
-from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates
-from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.state import TrainState
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
@@ -63,20 +61,6 @@ class FitResult:
     """The metrics of every step."""
     seconds: float
     """Duration of the steps, compilation included."""
-
-
-class _Scored(NamedTuple):
-    """A rollout as updates read it, with what they need of other policies."""
-
-    rollout: Rollout
-    packing: Packing | None
-    old_logps: Float[Array, "P G Tc"] | None
-    ref_logps: Float[Array, "P G Tc"] | None
-
-    @property
-    def num_positions(self) -> int:
-        """Positions of completions that an update reads, padding included."""
-        return (self.rollout.completion_ids if self.packing is None else self.packing.source).size
 
 
 def _say(text: str) -> None:
@@ -165,7 +149,7 @@ class GRPOTrainer:
         self.programs = self._run.programs(self.mesh, self.tokenizer)
         self.state = self._initial_state()
         self.experiences = ExperienceCollector(
-            self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg
+            self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg, self._run.passes
         )
         self.trackers = trackers
 
@@ -184,39 +168,28 @@ class GRPOTrainer:
             if self._note is not None:
                 record.note(self._note)
             clock, compiled = StepClock(), CompilationCounter()
-            started = self._start()
+            started = self.experiences.start(self.state)
             while self.state.step < cfg.steps:
-                collected = self.experiences.collect(started, self._score, clock)
-                experience = collected.experience
+                experience = self.experiences.collect(started, self.state, clock)
+                groups = experience.groups
                 advantages = compute_advantages(
-                    experience.rewards,
+                    groups.rewards,
                     estimator=cfg.advantage_estimator,
                     scale_rewards=cfg.scale_rewards or "none",
                     aggregation=cfg.multi_objective_aggregation,
                 )
-                updates = self._update(collected, advantages)
-                self._count(collected)
-                self._sync_reference()
+                updates = self._update(experience, advantages)
                 if self.state.step < cfg.steps:
                     # Before the update's end, so that devices need not wait for the host.
-                    started = self._start()
-                update_metrics = self._metrics_of(updates)
-                clock.lap("update")
-                metrics = {
-                    **collected.metrics,
-                    **update_metrics,
-                    "num_tokens": float(self.state.num_tokens),
-                    **clock.metrics(),
-                    **self._performance(collected, clock),
-                    **compiled.metrics(),
-                }
+                    started = self.experiences.start(self.state)
+                metrics = self._metrics(experience, updates, clock) | compiled.metrics()
                 clock.next_step()
                 compiled = CompilationCounter()
                 record.step(self.state.step, metrics)
                 if record.wants_completions(self.state.step):
                     record.folder.write_completions(
-                        self.state.step, experience.prompts, experience.completions,
-                        experience.rewards, advantages,
+                        self.state.step, groups.prompts, groups.completions, groups.rewards,
+                        advantages,
                     )  # fmt: skip
         self.save_pretrained(record.folder.model)
         seconds = sum(metrics["step_time"] for metrics in record.history)
@@ -295,68 +268,62 @@ class GRPOTrainer:
     def _initial_state(self) -> TrainState:
         return self._run.initial_state(self.programs)
 
-    def _start(self) -> StartedRollout:
-        """Has the devices generate the next step's first rollout."""
-        return self.experiences.start(self.state.model, self.state.step, self.state.next_batch)
-
-    def _count(self, collected: Collected[_Scored]) -> None:
-        """Counts a step that is done."""
-        state = self.state
-        self.state = dataclasses.replace(
-            state,
-            step=state.step + 1,
-            next_batch=state.next_batch + collected.num_batches,
-            num_tokens=state.num_tokens + collected.generated.num_tokens,
-        )
-
-    def _score(self, rollout: Rollout, lengths: Int[np.ndarray, "P G"]) -> _Scored:
-        """The rollout for all updates on it, with the log-probs of other policies."""
-        programs, old_logps, ref_logps = self.programs, None, None
-        rollout, packing = programs.packed(rollout, lengths, self.cfg.steps_per_generation)
-        if self._run.passes.old_policy:
-            old_logps = programs.score(self.state.model, rollout, packing).logps
-        if self.state.reference is not None:
-            ref_logps = programs.score(self.state.reference, rollout, packing).logps
-        return _Scored(rollout, packing, old_logps, ref_logps)
-
     def _update(
-        self, collected: Collected[_Scored], advantages: Float[np.ndarray, "P G"]
+        self, experience: Experience, advantages: Float[np.ndarray, "P G"]
     ) -> list[dict[str, Array]]:
-        """All updates on one rollout, and the metrics of each, which devices may yet compute."""
-        cfg, programs, scored = self.cfg, self.programs, collected.scored
-        batch = Batch(
-            scored.rollout,
-            advantages,
-            scored.old_logps,
-            scored.ref_logps,
-            packing=scored.packing,
-        )
+        """Makes all updates of a step, and counts it as done.
+
+        **Returns:** the metrics of each update, which the devices may still be computing.
+        """
+        cfg, programs, batch = self.cfg, self.programs, experience.batch(advantages)
         num_shares, tokens = cfg.steps_per_generation, None
         if num_shares > 1:
-            made = collected.experience.completions
-            tokens = programs.tokens_per_update(made.lengths, made.finished, num_shares)
+            completions = experience.groups.completions
+            tokens = programs.tokens_per_update(
+                completions.lengths, completions.finished, num_shares
+            )
         metrics = []
         for index in list(range(num_shares)) * cfg.num_iterations:
             part = batch if num_shares == 1 else programs.share(batch, index, num_shares)
             if self._run.passes.entropies:
                 entropies = programs.score(self.state.model, part.rollout, part.packing).entropies
                 part = dataclasses.replace(part, entropies=entropies)
-            self.state, of_update = programs.update(self.state, part, tokens)
-            metrics.append(of_update)
+            self.state, update_metrics = programs.update(self.state, part, tokens)
+            metrics.append(update_metrics)
+        self.state = dataclasses.replace(
+            self.state,
+            step=self.state.step + 1,
+            next_batch=self.state.next_batch + experience.num_batches,
+            num_tokens=self.state.num_tokens + experience.generated.num_tokens,
+        )
+        self._sync_reference()
         return metrics
 
-    def _metrics_of(self, updates: list[dict[str, Array]]) -> dict[str, float]:
-        """The metrics of a step's updates as one, once they are done."""
-        merged = merge_updates(fetch(updates))
+    def _sync_reference(self) -> None:
+        """Moves the reference model towards the policy, where that is due after this step."""
+        state, every = self.state, self.cfg.ref_model_sync_steps
+        alpha = self.cfg.ref_model_mixup_alpha
+        if state.reference is None or every is None or alpha is None or state.step % every:
+            return
+        reference = self.programs.mix_reference(state.reference, state.model, alpha)
+        self.state = dataclasses.replace(state, reference=reference)
+
+    def _metrics(
+        self, experience: Experience, updates: list[dict[str, Array]], clock: StepClock
+    ) -> dict[str, float]:
+        """Waits for a step's updates; returns the metrics of the step."""
+        metrics = {**experience.metrics, **merge_updates(fetch(updates))}
+        clock.lap("update")
         if self.learning_rates is not None:
             last_update = self.state.step * self.cfg.updates_per_step - 1
-            merged["learning_rate"] = float(self.learning_rates[last_update])
-        return merged
+            metrics["learning_rate"] = float(self.learning_rates[last_update])
+        metrics["num_tokens"] = float(self.state.num_tokens)
+        return metrics | clock.metrics() | self._performance(experience, clock)
 
-    def _performance(self, collected: Collected[_Scored], clock: StepClock) -> dict[str, float]:
-        """How well a step used the devices, and for how many shapes programs were compiled."""
-        generated, experience = collected.generated, collected.experience
-        lengths, seconds = experience.completions.lengths, clock.metrics()
+    def _performance(self, experience: Experience, clock: StepClock) -> dict[str, float]:
+        """Returns how well a step used the devices, and how many shapes were compiled."""
+        generated, groups = experience.generated, experience.groups
+        lengths, seconds = groups.completions.lengths, clock.metrics()
         tokens = generated.completion_lengths.sum()
         shapes = self.programs.num_shapes
         return {
@@ -368,7 +335,7 @@ class GRPOTrainer:
                     seconds["time/train/rollout_s"],
                 ),
                 num_decode_steps=generated.num_decode_steps,
-                update=Work(experience.prompt_lengths, lengths, seconds["time/train/update_s"]),
+                update=Work(groups.prompt_lengths, lengths, seconds["time/train/update_s"]),
                 num_iterations=self.cfg.num_iterations,
                 peaks=device_peaks(self.mesh.devices.flat[0].device_kind),
                 num_devices=self.mesh.size,
@@ -377,19 +344,9 @@ class GRPOTrainer:
                 kv_itemsize=self.programs.options.kv_itemsize(self.state.model.config.head_size),
             ),
             "perf/slot_utilization": float(tokens / generated.num_slots),
-            "perf/padding_share": float(1 - lengths.sum() / collected.scored.num_positions),
+            "perf/padding_share": experience.padding_share,
             **{f"compile/num_shapes/{name}": float(count) for name, count in shapes.items()},
         }
-
-    def _sync_reference(self) -> None:
-        """Moves the reference model, where that is due after the steps that are done."""
-        every, alpha, state = (
-            self.cfg.ref_model_sync_steps, self.cfg.ref_model_mixup_alpha, self.state,
-        )  # fmt: skip
-        if state.reference is None or every is None or alpha is None or state.step % every:
-            return
-        reference = self.programs.mix_reference(state.reference, state.model, alpha)
-        self.state = dataclasses.replace(state, reference=reference)
 
     def _complete(
         self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int

@@ -1,5 +1,6 @@
 """Dynamic sampling: which groups a step ends up learning from."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.prompts import Prompt, PromptSource
-from grpo_eqx.experience import Collected
+from grpo_eqx.experience import Experience
 from grpo_eqx.tracking.metrics import StepClock
 
 SMALL: dict[str, Any] = {"prompts_per_step": 8, "num_generations": 2}
@@ -51,7 +52,7 @@ def collect(
     reward_funcs: Sequence[Callable[..., Any]] = (),
     data: PromptSource | None = None,
     **fields: Any,
-) -> tuple[Collected[None], GRPOTrainer, Scripted]:
+) -> tuple[Experience, GRPOTrainer, Scripted]:
     """A step's experience under a scripted reward, and others of weight 0.001."""
     scripted = Scripted()
     weights = (1.0, *[0.001] * len(reward_funcs))
@@ -59,113 +60,112 @@ def collect(
     trainer = GRPOTrainer(
         cfg, reward_funcs=[scripted, *reward_funcs], train_data=data, eval_data=data
     )
-    started = trainer.experiences.start(trainer.state.model, 0, 5)
-    collected = trainer.experiences.collect(started, lambda rollout, lengths: None, StepClock())
-    return collected, trainer, scripted
+    state = dataclasses.replace(trainer.state, next_batch=5)
+    started = trainer.experiences.start(state)
+    experience = trainer.experiences.collect(started, state, StepClock())
+    return experience, trainer, scripted
 
 
 @pytest.fixture(scope="module")
-def refilled() -> tuple[Collected[None], GRPOTrainer, Scripted]:
+def refilled() -> tuple[Experience, GRPOTrainer, Scripted]:
     return collect(dynamic_sampling=True, max_generation_batches=8)
 
 
 @pytest.mark.slow
 def test_groups_without_variance_are_replaced_by_fresh_prompts(
-    refilled: tuple[Collected[None], GRPOTrainer, Scripted],
+    refilled: tuple[Experience, GRPOTrainer, Scripted],
 ) -> None:
-    collected, _, scripted = refilled
-    experience = collected.experience
-    totals = experience.rewards.total
+    experience, _, scripted = refilled
+    groups = experience.groups
+    totals = groups.rewards.total
     assert (totals.max(axis=1) > totals.min(axis=1)).all()
     # Two of eight groups vary in each rollout, so that eight of them take four rollouts.
     assert scripted.groups == 32
-    assert collected.num_batches == 4
-    assert collected.metrics["dynamic_sampling/num_generation_batches"] == 4
-    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 24 / 32
-    assert len({prompt.text for prompt in experience.prompts}) == 8
+    assert experience.num_batches == 4
+    assert experience.metrics["dynamic_sampling/num_generation_batches"] == 4
+    assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 24 / 32
+    assert len({prompt.text for prompt in groups.prompts}) == 8
 
 
 def test_prompts_completions_and_rewards_stay_together() -> None:
-    collected, trainer, _ = collect(
+    experience, trainer, _ = collect(
         [length_of_text], dynamic_sampling=True, max_generation_batches=3,
         multi_objective_aggregation="normalize_then_sum", max_completion_length=24,
     )  # fmt: skip
-    experience, rollout = collected.experience, collected.experience.rollout
+    groups, rollout = experience.groups, experience.groups.rollout
     ids, mask = np.asarray(rollout.prompt_ids), np.asarray(rollout.prompt_mask)
-    tokens = experience.completions.ids
-    for p, prompt in enumerate(experience.prompts):
+    tokens = groups.completions.ids
+    for p, prompt in enumerate(groups.prompts):
         assert ids[p][mask[p]].tolist() == trainer.tokenizer.encode([prompt.text])[0]
         for g in range(2):
             length = int(rollout.lengths[p, g])
-            assert (
-                experience.completions.ids[p][g] == rollout.completion_ids[p, g, :length].tolist()
-            )
+            assert groups.completions.ids[p][g] == rollout.completion_ids[p, g, :length].tolist()
     texts = trainer.tokenizer.decode([row for group in tokens for row in group])
-    assert texts == [text for group in experience.completions.texts for text in group]
-    assert experience.rewards.each[1].reshape(-1).tolist() == [len(text) for text in texts]
-    finished = experience.completions.finished
+    assert texts == [text for group in groups.completions.texts for text in group]
+    assert groups.rewards.each[1].reshape(-1).tolist() == [len(text) for text in texts]
+    finished = groups.completions.finished
     assert (finished == np.asarray(rollout.finished)).all()
     assert 0 < finished.sum() < finished.size
 
 
 def test_metrics_are_of_everything_that_was_generated(
-    refilled: tuple[Collected[None], GRPOTrainer, Scripted],
+    refilled: tuple[Experience, GRPOTrainer, Scripted],
 ) -> None:
     """The kept groups alone would say nothing about how good the policy is."""
-    collected, _, _ = refilled
-    metrics = collected.metrics
+    experience, _, _ = refilled
+    metrics = experience.metrics
     assert metrics["reward"] == pytest.approx(0.75 + 0.25 / 2)
     assert metrics["frac_reward_zero_std"] == 0.75
-    assert collected.generated.completion_lengths.shape == (32, 2)
-    assert collected.generated.prompt_lengths.shape == (32,)
+    assert experience.generated.completion_lengths.shape == (32, 2)
+    assert experience.generated.prompt_lengths.shape == (32,)
 
 
 def test_what_the_bound_leaves_unfilled_stays() -> None:
-    collected, _, scripted = collect(dynamic_sampling=True, max_generation_batches=2)
-    totals = collected.experience.rewards.total
+    experience, _, scripted = collect(dynamic_sampling=True, max_generation_batches=2)
+    totals = experience.groups.rewards.total
     assert scripted.groups == 16
     assert (totals.max(axis=1) > totals.min(axis=1)).sum() == 4
-    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
+    assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
 
 
 def test_without_it_a_step_is_one_rollout() -> None:
-    collected, trainer, scripted = collect()
+    experience, trainer, scripted = collect()
     assert scripted.groups == 8
-    assert collected.num_batches == 1
-    assert not any(name.startswith("dynamic_sampling") for name in collected.metrics)
+    assert experience.num_batches == 1
+    assert not any(name.startswith("dynamic_sampling") for name in experience.metrics)
     expected = [prompt.text for prompt in trainer.prompts.batch(5).prompts]
-    assert [prompt.text for prompt in collected.experience.prompts] == expected
+    assert [prompt.text for prompt in experience.groups.prompts] == expected
 
 
 @pytest.mark.parametrize("size", [8, 11, 16])
 def test_small_data_give_no_prompt_twice_in_a_step(size: int) -> None:
     """Eight rollouts of eight prompts go through the data several times."""
-    collected, trainer, _ = collect(
+    experience, trainer, _ = collect(
         data=Few(size=size), dynamic_sampling=True, max_generation_batches=8
     )
-    experience = collected.experience
-    assert len(set(experience.prompt_indices.tolist())) == 8
+    groups = experience.groups
+    assert len(set(groups.prompt_indices.tolist())) == 8
     problems = trainer.prompts.data.prompts
-    assert [problems[i] for i in experience.prompt_indices] == experience.prompts
-    totals = experience.rewards.total
+    assert [problems[i] for i in groups.prompt_indices] == groups.prompts
+    totals = groups.rewards.total
     assert (totals.max(axis=1) > totals.min(axis=1)).sum() >= 4
 
 
 @pytest.mark.slow
 def test_a_penalty_on_length_alone_does_not_make_a_group_teach() -> None:
-    collected, _, _ = collect(
+    experience, _, _ = collect(
         dynamic_sampling=True, max_generation_batches=2, overlong_buffer=1 - 1e-9
     )
-    rewards = collected.experience.rewards
+    rewards = experience.groups.rewards
     assert rewards.names == ("scripted", "soft_overlong")
     assert rewards.weights == (1.0, 1.0)
-    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
+    assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
 
 
 def test_groups_that_the_loss_leaves_out_do_not_teach() -> None:
     """Eight tokens are too few for any completion to end."""
-    collected, _, _ = collect(
+    experience, _, _ = collect(
         dynamic_sampling=True, max_generation_batches=2, mask_truncated_completions=True
     )
-    assert not collected.experience.completions.finished.any()
-    assert collected.metrics["dynamic_sampling/frac_groups_dropped"] == 1
+    assert not experience.groups.completions.finished.any()
+    assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 1

@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.experience import Collected
+from grpo_eqx.experience import Experience
 from grpo_eqx.sharding import Mesh, parse_mesh
 from grpo_eqx.tracking import record
 
@@ -49,10 +49,10 @@ def run(model: str, out: Path, beta: float, described_mesh: str, rollout_shardin
     tokens = []
     collect = trainer.experiences.collect
 
-    def listen(*args: object) -> Collected:
-        collected = collect(*args)  # type: ignore[arg-type]
-        tokens.append(collected.experience.completions.ids)
-        return collected
+    def listen(*args: object) -> Experience:
+        experience = collect(*args)  # type: ignore[arg-type]
+        tokens.append(experience.groups.completions.ids)
+        return experience
 
     trainer.experiences.collect = listen  # type: ignore[method-assign]
     if jax.process_count() != 2:  # saving is compilation for every tensor: once is enough
