@@ -24,9 +24,9 @@ def plan_run(
     *,
     help_if_not: bool = True,
 ) -> Plan:
-    """Plans a run; or looks for the largest value of a setting, and plans the run with that.
+    """Plans a run; for a `setting`, finds its largest value that fits and plans the run with that.
 
-    Where the run does not fit, the plan says what helps, unless it is told not to. Raises
+    Where the run does not fit, the plan says what helps, unless `help_if_not` is off. Raises
     `UserError` where the mesh, the batches or the model do not fit the devices.
     """
     found, change = None, None
@@ -40,10 +40,10 @@ def plan_run(
 
 
 def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change | None:
-    """What helps a run whose `plan` does not fit: other settings, else a larger slice.
+    """Finds what helps a run whose `plan` does not fit: other settings, else a larger slice.
 
-    Settings change speed, not what is learnt: micro-batches and slots, the largest that fit, and
-    what the backward pass keeps.
+    The settings change speed, not what is learned: micro-batches and slots, the largest that fit,
+    and what the backward pass keeps.
     """
     settings: dict[str, Any] | None = {}
     if set(UPDATING) & set(plan.too_large):
@@ -59,7 +59,7 @@ def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change
 
 
 def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
-    """The largest micro-batch with which the update fits, where any does."""
+    """Returns settings with the largest micro-batch with which the update fits, if any does."""
     size = run.cfg.micro_batch_size_per_device
     for settings in _lighter_passes(run):
         below = size if isinstance(size, int) and not settings else None
@@ -70,7 +70,7 @@ def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any]
 
 
 def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
-    """The settings as they are, then with less kept for the backward pass."""
+    """Yields no changes, then changes that keep less for the backward pass."""
     settings: dict[str, Any] = {}
     yield settings
     if run.cfg.loss_backend == "dense" and run.strategies.loss_backend is None:
@@ -81,7 +81,7 @@ def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
 
 
 def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
-    """The most slots, of halves of the present ones, with which generation fits."""
+    """Halves the slots until generation fits; returns `None` if it never does."""
     slots = run.cfg.max_num_seqs or run.cfg.prompts_per_step * run.cfg.num_generations
     while slots % 2 == 0:
         slots //= 2
@@ -90,7 +90,7 @@ def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | 
         try:
             plan = make_plan(run.changed(**settings), target, say, only=["generate"])
         except UserError:
-            return None  # so few cannot be shared evenly
+            return None  # so few do not divide evenly
         if plan.fits:
             return settings
     return None
