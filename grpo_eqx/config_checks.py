@@ -1,4 +1,4 @@
-"""What a config is refused for: pure checks of its fields."""
+"""Validation of a config: pure checks of its fields."""
 
 import functools
 import math
@@ -77,12 +77,12 @@ def check_values(cfg: "GRPOConfig") -> None:
 
 @functools.cache
 def _all_choices(kind: type) -> dict[str, tuple[Any, ...]]:
-    """The values that each field may have, where it is one of few."""
+    """Returns the allowed values of each field; empty for fields that are not a choice."""
     return {name: _choices(hint) for name, hint in get_type_hints(kind).items()}
 
 
 def _choices(hint: Any) -> tuple[Any, ...]:
-    """The values of a `Literal`, or of a union of such and `None`; of any other type nothing."""
+    """Returns the values of a `Literal`, or of a union of these and `None`; else an empty tuple."""
     parts = (hint,) if get_origin(hint) is Literal else get_args(hint)
     if not all(get_origin(part) is Literal or part is NoneType for part in parts):
         return ()
@@ -90,7 +90,7 @@ def _choices(hint: Any) -> tuple[Any, ...]:
 
 
 def check_combinations(cfg: "GRPOConfig") -> None:
-    """Raises `UserError` for settings that cannot go together, or would do nothing together."""
+    """Raises `UserError` for settings that conflict, or would have no effect together."""
     _check_clipping(cfg)
     _check_kl(cfg)
     _check_advantages(cfg)
@@ -103,7 +103,7 @@ def check_combinations(cfg: "GRPOConfig") -> None:
 
 
 def without_effect(cfg: "GRPOConfig") -> str | None:
-    """A sentence on settings that change nothing as yet, because every ratio is exactly 1."""
+    """Returns a note on settings without effect because every ratio is exactly 1, or `None`."""
     of_ratios = (
         "epsilon", "epsilon_high", "delta", "dual_clip", "sapo_temperature_pos",
         "sapo_temperature_neg",
@@ -268,7 +268,7 @@ def scales_rewards(cfg: "GRPOConfig") -> bool:
 
 
 def _given(cfg: "GRPOConfig", names: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Those of the fields that are not `None`, with their values."""
+    """Returns the named fields that are not `None`, with their values."""
     return [(name, getattr(cfg, name)) for name in names if getattr(cfg, name) is not None]
 
 

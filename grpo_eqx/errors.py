@@ -1,8 +1,8 @@
-"""The errors a user can mend, and the exit codes a command ends with."""
+"""Errors that a user can fix, and the exit codes of commands."""
 
 EXIT_USER_ERROR = 2
 EXIT_DOES_NOT_FIT = 3
-"""A plan's: the run does not fit its devices."""
+"""Exit code of a plan whose run does not fit its devices."""
 
 
 class UserError(ValueError):
@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 class WeightsError(UserError):
-    """A weights folder does not hold the model it should; the message names the tensor or file."""
+    """A weights folder does not hold the expected model; the message names the tensor or file."""
 
 
 class OutOfMemoryError(UserError):
@@ -25,4 +25,4 @@ class RewardError(UserError):
 
 
 class PeerError(UserError):
-    """Another process of the run failed; the message says which one, and with what."""
+    """Another process of the run failed; the message says which one, and with which error."""

@@ -1,4 +1,4 @@
-"""What an evaluation found."""
+"""Result of an evaluation."""
 
 import dataclasses
 
@@ -9,24 +9,27 @@ _MOST_COMPLETIONS = 128
 
 
 def evaluation_rows(num_problems: int, num_samples: int, num_shards: int) -> int:
-    """Problems that are completed at a time: about 128 completions, as many on each device."""
+    """Returns how many problems to complete at a time: about 128 completions, split evenly."""
     rows = min(num_problems, max(1, _MOST_COMPLETIONS // num_samples))
     return -(-rows // num_shards) * num_shards
 
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Which of `N` held-out problems each of `S` completions solved."""
+    """Correctness of `S` completions for each of `N` held-out problems."""
 
     solved: Bool[np.ndarray, "N S"]
 
     @property
     def accuracy(self) -> float:
-        """The share of completions that are right: pass@1."""
+        """Fraction of completions that are correct: pass@1."""
         return float(self.solved.mean())
 
     def pass_at(self, k: int) -> float:
-        """The chance that one of `k` completions is right, unbiased (arXiv 2107.03374, eq. 1)."""
+        """Estimates pass@k without bias (arXiv 2107.03374, eq. 1).
+
+        pass@k is the probability that at least one of `k` completions is correct.
+        """
         num_samples = self.solved.shape[1]
         if not 1 <= k <= num_samples:
             raise ValueError(f"pass@{k} needs 1 <= k <= {num_samples}, the samples of a problem.")

@@ -1,7 +1,7 @@
-"""Randomness on devices: Threefry keys, and the noise that is drawn with them.
+"""Randomness on devices: Threefry keys, and the noise drawn with them.
 
-The generator is named wherever a key is made. JAX's default is the user's to choose
-(`JAX_DEFAULT_PRNG_IMPL`), and with `rbg` a draw depends on the draws beside it.
+The generator is named wherever a key is made. Users can change JAX's default
+(`JAX_DEFAULT_PRNG_IMPL`), and with `rbg` a draw depends on the draws made alongside it.
 """
 
 from numbers import Integral
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, UInt32
 
 NUM_SEEDS = 2**32
-"""Seeds are below this: larger ones would repeat the draws of smaller ones."""
+"""Exclusive upper bound of seeds: larger ones would repeat the draws of smaller ones."""
 
 _GENERATOR = "threefry2x32"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -20,7 +20,7 @@ _BELOW_ONE = 1 - 2.0**-24
 
 
 def make_key(seed: int | Int[Array, ""]) -> Key[Array, ""]:
-    """The key of a seed, the same whatever JAX's default generator is.
+    """Returns the key of a seed, whatever JAX's default generator is.
 
     Raises `ValueError` for a seed that is negative, or not below `NUM_SEEDS`.
     """
@@ -32,19 +32,19 @@ def make_key(seed: int | Int[Array, ""]) -> Key[Array, ""]:
 
 
 def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " size"]:
-    """Standard Gumbel noise, float32; entry `i` is a function of the key and `i` alone.
+    """Draws standard Gumbel noise, float32; entry `i` is a function of the key and `i` alone.
 
-    The noise is -log(-log(1 - x)), where x is uniform on (0, 1) and has steps of 2^-48 near 0. So
-    large values, by which unlikely tokens are drawn, are as frequent as they should be, up to 34.
-    JAX's default has steps of 2^-23 and ends at 15.9: it never draws a token of probability 1e-8.
-    Its more exact modes hash twice, where this takes both words of one block.
+    The noise is -log(-log(1 - x)), where x is uniform on (0, 1) with steps of 2^-48 near 0. Large
+    values, by which unlikely tokens are drawn, are therefore as frequent as they should be, up to
+    34. JAX's default has steps of 2^-23 and ends at 15.9: it never draws a token of probability
+    1e-8. Its more exact modes hash twice; this one uses both words of one block.
 
-    Raises `ValueError` for a key of another generator.
+    Raises `ValueError` for a key of any other generator.
     """
     if jax.random.key_impl(key) != _GENERATOR:
         raise ValueError(f"a key of {jax.random.key_impl(key)}: use one of {make_key.__name__}")
     high, low = _threefry(jax.random.key_data(key), jnp.arange(size, dtype=jnp.uint32))
-    # Of signed numbers, which processors convert to floats faster.
+    # Processors convert signed integers to floats faster than unsigned ones.
     coarse, fine = ((word >> 8).astype(jnp.int32).astype(jnp.float32) for word in (high, low))
     tail = coarse * 2.0**-24 + (fine + 0.5) * 2.0**-48
     return -jnp.log(-jnp.log1p(-jnp.minimum(tail, _BELOW_ONE)))
@@ -53,10 +53,10 @@ def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " size"]:
 def _threefry(
     key: UInt32[Array, "2"], counts: UInt32[Array, " size"]
 ) -> tuple[UInt32[Array, " size"], UInt32[Array, " size"]]:
-    """The blocks (0, count) under a key by Threefry-2x32 of 20 rounds, as two words each.
+    """Encrypts the blocks (0, count) with Threefry-2x32 of 20 rounds, into two words each.
 
-    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). JAX's own loops over the
-    rounds on CPUs, where each round then goes through memory; this is fused with what follows.
+    Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). On CPUs, JAX's own version
+    loops over the rounds, each of which goes through memory; this one fuses with what follows.
     """
     keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
     left, right = jnp.broadcast_to(keys[0], counts.shape), counts + keys[1]

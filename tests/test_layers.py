@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "grpo_eqx"
-LAYERS = (
-    {"_types", "errors", "prng"},
-    {"config", "config_checks", "recipes", "sharding", "distributed"},
-    {"models", "data", "rewards"},
-    {"generation", "loss_backends", "objective"},
-    {"training", "tracking"},
-    {"run_spec"},
-    {"planner", "experience", "evaluation", "trainer"},
-    {"launch", "cli", "__init__"},
-)
+TABLE = Path(__file__).parents[1] / "docs" / "guides" / "how_it_works.md"
+LAYERS = [
+    {
+        name.strip(" `").removesuffix("/").removesuffix(".py")
+        for name in row.split("|")[1].split(",")
+    }
+    for row in TABLE.read_text().partition("| path | role |\n")[2].splitlines()[1:]
+]
+"""The rows of the documentation's table, top to bottom."""
 
 
 def layer(part: str) -> int:

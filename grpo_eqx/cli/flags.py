@@ -1,4 +1,4 @@
-"""Running a script from a command line: flags in, one-line errors out."""
+"""Command lines for scripts: flags in, one-line errors out."""
 
 import argparse
 import dataclasses
@@ -21,44 +21,44 @@ Flags = TypeVar("Flags", bound="ConfigFlags")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ConfigFlags(GRPOConfig):
-    """Every field of a config as a flag."""
+    """Flags for every field of a config."""
 
     recipe: RecipeName | None = None
-    """Start from the settings of a published recipe; other flags change them."""
+    """Start from the settings of a published recipe; other flags override them."""
 
     def __post_init__(self) -> None:
-        pass  # tyro would frame a `UserError` of the config's own checks in a box
+        pass  # tyro would print a `UserError` of the config's own checks in a box
 
     def config(self) -> GRPOConfig:
-        """The config; raises `UserError` for settings that cannot be."""
+        """Returns the config; raises `UserError` for invalid settings."""
         fields = dataclasses.fields(GRPOConfig)
         return GRPOConfig(**{field.name: getattr(self, field.name) for field in fields})
 
     @classmethod
     def of_recipe(cls: type[Flags], arguments: Sequence[str]) -> Flags:
-        """The flags' defaults: those of the recipe that the arguments name, if any."""
+        """Returns flags with the defaults of the recipe that the arguments name, if any."""
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         parser.add_argument("--recipe", nargs="?")
         name = parser.parse_known_args(arguments)[0].recipe
-        if name not in RECIPES:  # tyro says what is wrong with it
+        if name not in RECIPES:  # tyro reports what is wrong with it
             return cls()
         return cls(**dataclasses.asdict(RECIPES[name]()), recipe=name)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFlags(ConfigFlags):
-    """Those of a run, which can have several processes."""
+    """Flags of a run, which can have several processes."""
 
     coordinator_address: str | None = None
-    """Of several processes: where the first one listens for the others, host:port. None: found, as
-    the next two, in what TPU VMs, GKE, Slurm or the launcher say."""
+    """Address at which the first of several processes listens for the others, host:port. None:
+    detected, like the next two, from TPU VMs, GKE, Slurm or the launcher."""
     num_processes: int | None = None
-    """How many processes there are, one a host."""
+    """Number of processes, one per host."""
     process_id: int | None = None
-    """Which of them this is, from 0."""
+    """Index of this process, from 0."""
 
     def export(self) -> None:
-        """Tells the rest of this process which of how many it is, as launchers do."""
+        """Sets the environment variables by which launchers number the processes of a run."""
         given = {
             COORDINATOR: self.coordinator_address,
             NUM_PROCESSES: self.num_processes,
@@ -70,7 +70,7 @@ class RunFlags(ConfigFlags):
 def run(main: Callable[[GRPOConfig], None]) -> None:
     """Calls `main` with the config that the command line describes, every field a flag.
 
-    `--recipe` names the config to start from, whose settings become the flags' defaults. A
+    `--recipe` names a recipe, whose settings become the flags' defaults. A
     `UserError` ends the process with one line and `EXIT_USER_ERROR`.
     """
     default = RunFlags.of_recipe(sys.argv[1:])

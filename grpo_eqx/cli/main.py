@@ -15,9 +15,9 @@ from grpo_eqx.planner.separate_process import PlanningError
 
 
 def main() -> None:
-    """Runs the subcommand that the command line names, and ends with its exit code.
+    """Runs the subcommand that the command line names, and exits with its exit code.
 
-    All that follows the first `--` is a command for the subcommand to run, kept as it is.
+    Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
     try:
         sys.exit(run(sys.argv[1:]))
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """The exit code of the subcommand that the arguments name."""
+    """Runs the subcommand that the arguments name, and returns its exit code."""
     own = list(arguments)
     command: list[str] = []
     if "--" in own:
@@ -56,7 +56,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _any_subcommand(arguments: Sequence[str]) -> Any:
-    """The type that each of them is a value of, with the defaults that a recipe gives."""
+    """Returns the union type of the subcommands, with the defaults that a recipe gives."""
     train, plan = Train.of_recipe(arguments), Plan.of_recipe(arguments)
     return (
         Annotated[Train, tyro.conf.subcommand("train", default=train)]

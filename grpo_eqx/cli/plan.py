@@ -22,26 +22,26 @@ from grpo_eqx.planner.separate_process import ask
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _PlanFlags(Subcommand, abc.ABC):
-    """First in the command's help."""
+    """Flags of planning itself, which come first in the command's help."""
 
     topology: str = LOCAL
-    """What to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
-    (v6e:4x4), which need not be there, or the devices of this machine (local)."""
+    """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
+    (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
     search: Searchable | None = None
-    """Find the largest value of this setting with which the run fits."""
+    """Find the largest value of this setting for which the run fits."""
     json: Path | None = None
-    """File for the plan as JSON, sizes in bytes of one device."""
+    """File to write the plan to as JSON, with sizes in bytes per device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan(ConfigFlags, _PlanFlags):
-    """Tell whether a run fits its devices, and what it will do there, without them.
+    """Predict whether a run fits its devices, and what it will do on them, without having them.
 
     grpo-eqx plan --topology v6e-16 [flags of train]
 
-    Compiles the programs of the run for the devices: the memory that each takes, what it sends
-    between devices, and how long a step takes at least. Takes minutes for large models, and a
-    second where the same was asked before. Ends with 0 where the run fits and with 3 where not.
+    Compiles the programs of the run for the devices, and reports the memory that each takes, what
+    it sends between devices, and a lower bound on the time of a step. Takes minutes for large
+    models, and a second if asked the same before. Exits with 0 if the run fits, and with 3 if not.
     """
 
     def run(self, command: tuple[str, ...]) -> int:
@@ -65,7 +65,7 @@ class Plan(ConfigFlags, _PlanFlags):
 
 @contextmanager
 def _progress() -> Iterator[Say]:
-    """On standard error: a line that changes on a terminal, else one for each thing said."""
+    """Shows progress on standard error: one live line on a terminal, else a line per message."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda text: console.print(text, highlight=False, soft_wrap=True)

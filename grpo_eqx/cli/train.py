@@ -11,13 +11,13 @@ from grpo_eqx.trainer import GRPOTrainer
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Train(RunFlags, Subcommand):
-    """Train a language model by GRPO, with built-in rewards.
+    """Train a language model with GRPO and built-in rewards.
 
     grpo-eqx train [flags]
 
-    With the word plan in the place of train, the same flags plan the run, but for those that tell
-    several processes of each other. On several hosts, start it on all of them. For rewards, data or
-    strategies of your own, write a script: see examples/gsm8k.py.
+    grpo-eqx plan takes the same flags to plan the run, except those that connect several processes.
+    On several hosts, start train on all of them. For your own rewards, data or strategies, write a
+    script: see examples/gsm8k.py.
     """
 
     def run(self, command: tuple[str, ...]) -> int:

@@ -1,1 +1,1 @@
-"""Where prompts come from, and the tokenizer that encodes them."""
+"""Sources of prompts, and the tokenizer that encodes them."""

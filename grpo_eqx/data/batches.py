@@ -1,4 +1,4 @@
-"""Batches of tokenised prompts, in an order that is a pure function of (seed, step)."""
+"""Batches of tokenized prompts, in an order that is a pure function of (seed, step)."""
 
 import dataclasses
 import hashlib
@@ -25,7 +25,7 @@ class PromptBatch:
 
     prompts: list[Prompt]
     indices: Int[np.ndarray, " P"]
-    """The problems' places in the data."""
+    """Positions of the problems in the data."""
     ids: PromptIds
     mask: PromptMask
 
@@ -35,10 +35,10 @@ class PromptBatch:
 
 
 class TokenizedPrompts:
-    """Problems with their tokens, under the policy for over-long prompts.
+    """Problems with their tokens, after the policy for over-long prompts is applied.
 
     Raises `UserError` for an over-long prompt under the policy `error`, for columns that reward
-    functions could not receive, and where nothing is left.
+    functions cannot receive, and where no problem is left.
     """
 
     def __init__(
@@ -50,8 +50,8 @@ class TokenizedPrompts:
         max_length: int,
         overlong: OverlongPrompts,
     ):
-        """**Arguments:** what to call the problems in messages; the limit in tokens, and what
-        becomes of longer prompts.
+        """**Arguments:** the problems' name in messages; the limit in tokens, and the policy for
+        longer prompts.
         """
         self.name = name
         reserved = {"prompts", "completions", "completion_ids"} & {
@@ -86,11 +86,11 @@ class TokenizedPrompts:
         return len(self.prompts)
 
     def fingerprint(self) -> str:
-        """The same for the same problems in the same order, in short."""
+        """Returns a short hash, equal for the same problems in the same order."""
         digest = hashlib.sha256()
         for prompt, ids in zip(self.prompts, self.tokens, strict=True):
             parts = prompt.text, prompt.columns, ids
-            # Of what is not plain data its type: a set has another order in each process.
+            # Anything but plain data counts by its type: a set has another order in each process.
             digest.update(json.dumps(parts, sort_keys=True, default=_type_name).encode())
         return digest.hexdigest()[:12]
 
@@ -100,7 +100,7 @@ def _type_name(value: object) -> str:
 
 
 class PromptBatches:
-    """Batches of tokenized prompts, shuffled anew in every epoch, none twice in a batch.
+    """Batches of tokenized prompts, reshuffled every epoch, without duplicates in a batch.
 
     Raises `UserError` where there are fewer prompts than one batch.
     """
@@ -108,8 +108,8 @@ class PromptBatches:
     def __init__(
         self, data: TokenizedPrompts, *, batch_size: int, pad_id: int, max_length: int, seed: int
     ):
-        """**Arguments:** `batch_size` prompts a step, padded with `pad_id` to `max_length` at
-        most; the seed of the order.
+        """**Arguments:** `batch_size` prompts per step, padded with `pad_id` to at most
+        `max_length`; the seed of the order.
         """
         self.data = data
         self.batch_size = batch_size
@@ -125,7 +125,7 @@ class PromptBatches:
             )
 
     def batch(self, step: int) -> PromptBatch:
-        """The prompts of a step: each once per epoch, epochs joined without gaps."""
+        """Returns the prompts of a step: each once per epoch, epochs joined without gaps."""
         size = len(self.data)
         draws = range(step * self.batch_size, (step + 1) * self.batch_size)
         indices = np.array([self._order_of(i // size)[i % size] for i in draws])
@@ -135,13 +135,13 @@ class PromptBatches:
         return PromptBatch([self.data.prompts[i] for i in indices], indices, ids, mask)
 
     def _order_of(self, epoch: int) -> Int[np.ndarray, " problems"]:
-        """The order of an epoch: a shuffled one, in which a batch's first part is not repeated."""
+        """Returns an epoch's order: shuffled, without repeats in a batch that spans two epochs."""
         if epoch < self._epoch:
             self._epoch, self._order = 0, self._shuffled(0)
         while self._epoch < epoch:
             self._epoch += 1
             shuffled = self._shuffled(self._epoch)
-            # As many prompts of the batch that straddles the epochs are of the one before.
+            # Number of prompts that the batch spanning both epochs takes from the previous one.
             taken = self._epoch * len(self.data) % self.batch_size
             fresh = shuffled[~np.isin(shuffled, self._order[len(self.data) - taken :])]
             first = fresh[: self.batch_size - taken]
@@ -154,7 +154,7 @@ class PromptBatches:
 
 
 def padded_length(longest: int, max_length: int) -> int:
-    """What prompts of which the longest has so many tokens are padded to."""
+    """Returns the length that prompts are padded to, given the tokens of the longest."""
     bucket = _SHORTEST_BUCKET
     while bucket < longest:
         bucket *= 2
@@ -164,7 +164,7 @@ def padded_length(longest: int, max_length: int) -> int:
 def pad_prompts(
     tokens: Sequence[Sequence[int]], pad_id: int, max_length: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and mask, padded on the right to the next power of two (so that few shapes occur)."""
+    """Returns ids and mask, right-padded to the next power of two (so that few shapes occur)."""
     bucket = padded_length(max(len(row) for row in tokens), max_length)
     ids = np.full((len(tokens), bucket), pad_id, np.int32)
     mask = np.zeros((len(tokens), bucket), bool)

@@ -1,4 +1,4 @@
-"""Problems from a JSONL file: one `{"question": ..., "answer": ...}` a line."""
+"""Problems from a JSONL file: one `{"question": ..., "answer": ...}` per line."""
 
 import json
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class Records(PromptSource):
         return Prompt(row[QUESTION], {name: row[name] for name in row if name != QUESTION})
 
     def split(self, num_heldout: int) -> tuple["Records", "Records"]:
-        """These problems without the last `num_heldout`, and those."""
+        """Returns these problems without the last `num_heldout`, and those."""
         cut = len(self.rows) - num_heldout
         return (
             Records(rows=self.rows[:cut], name=self.name),
@@ -38,7 +38,7 @@ class Records(PromptSource):
 
 
 def read_jsonl(path: Path) -> Records:
-    """Reads a JSONL file; raises `UserError`, naming the line, where it is not as it should be."""
+    """Reads a JSONL file; raises `UserError` if unreadable, empty or (naming the line) invalid."""
     rows: dict[int, dict[str, Any]] = {}
     try:
         lines = path.read_bytes().splitlines()

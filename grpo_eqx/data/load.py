@@ -1,4 +1,4 @@
-"""From the names of training and held-out data to prompt sources."""
+"""Prompt sources, from the names of training and held-out data."""
 
 from pathlib import Path
 
@@ -8,17 +8,17 @@ from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.errors import UserError
 
-_HELDOUT_SHARE = 10  # of a file without held-out problems of its own, at most one in ten
+_HELDOUT_SHARE = 10  # holds out at most one in ten problems of a file without its own eval data
 
 
 def load_data(data: str, eval_data: str | None, num_eval: int) -> tuple[PromptSource, PromptSource]:
-    """Training and held-out problems.
+    """Loads training and held-out problems.
 
-    **Arguments:** names or paths as `GRPOConfig.data` and `eval_data` describe them; how many
-    held-out problems an evaluation uses.
+    **Arguments:** names or paths as `GRPOConfig.data` and `eval_data` describe them; the number of
+    held-out problems that an evaluation uses.
 
-    Without `eval_data`, a file's own last problems are set apart: `num_eval` of them, but at most
-    a tenth of the file. Raises `UserError` for what does not exist or cannot be read.
+    Without `eval_data`, a file's own last problems are held out: `num_eval` of them, but at most
+    a tenth of the file. Raises `UserError` for data that does not exist or cannot be read.
     """
     if eval_data is not None:
         return _load(data, "train"), _load(eval_data, "test")
@@ -29,7 +29,7 @@ def load_data(data: str, eval_data: str | None, num_eval: int) -> tuple[PromptSo
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether it is to be looked for on the Hugging Face hub: no file, and not written as one."""
+    """Returns whether to look a name up on the Hugging Face hub: no file, nor written as one."""
     return (
         not Path(name).exists()
         and name.count("/") == 1
@@ -52,11 +52,11 @@ def _load(name: str, split: str) -> PromptSource:
 
 
 def _load_hub(name: str, split: str) -> PromptSource:
-    """A split of a hub data set with GSM8K's columns, through `datasets`."""
+    """Loads a split of a hub data set with GSM8K's columns, through `datasets`."""
     import datasets
     from huggingface_hub.utils import logging as hub_logging
 
-    # Every retry would be a line of its own; what went wrong in the end is told below.
+    # Every retry would print a line of its own; the final error is reported below.
     hub_logging.set_verbosity_error()
     try:
         configs = datasets.get_dataset_config_names(name)

@@ -1,4 +1,4 @@
-"""What a problem is, and where problems come from: a pure function of an index."""
+"""Problems, and their sources: pure functions of an index."""
 
 import abc
 import dataclasses
@@ -19,17 +19,17 @@ class Prompt:
 class PromptSource(eqx.Module):
     """A fixed sequence of problems. Subclass it to train on data of your own.
 
-    `source[index]` must return the same problem whenever it is asked: runs are reproduced and
-    resumed by index alone. Every problem of a source must have the same columns.
+    `source[index]` must return the same problem every time: runs are reproduced and resumed by
+    index alone. Every problem of a source must have the same columns.
     """
 
     name: eqx.AbstractVar[str]
-    """A short description, as printed at the start of a run."""
+    """Short description, printed at the start of a run."""
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """The number of problems."""
+        """Returns the number of problems."""
 
     @abc.abstractmethod
     def __getitem__(self, index: int) -> Prompt:
-        """Problem `index`, for `0 <= index < len(self)`; raises `IndexError` outside."""
+        """Returns problem `index`, for `0 <= index < len(self)`; raises `IndexError` outside."""

@@ -32,17 +32,17 @@ class ChatTokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.system_prompt = system_prompt
-        # What the model's generation_config.json says, to be written with the model again.
+        # The contents of the model's generation_config.json, to be saved with the model again.
         self.generation_config: dict[str, Any] = {}
 
     @classmethod
     def from_pretrained(cls, folder: Path, system_prompt: str | None = None) -> "ChatTokenizer":
-        """The tokenizer in a model's folder.
+        """Loads the tokenizer in a model's folder.
 
-        A completion ends with the `eos_token_id`, one or several, of `generation_config.json`;
-        where that names none, with those of `config.json` and the tokenizer's own.
+        A completion ends with the `eos_token_id` (one or several) of `generation_config.json`; if
+        that names none, with those of `config.json` and the tokenizer's own.
         """
-        # It would advise every user to install torch, which nothing here needs.
+        # transformers would advise every user to install torch, which nothing here needs.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
@@ -52,7 +52,7 @@ class ChatTokenizer:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises nothing more precise
-            # It reads config.json too, and may name the field at fault on its second line.
+            # It also reads config.json, and may name the field at fault on its second line.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{folder} holds no usable tokenizer: {reason}") from error
         if of_config and tokenizer.eos_token_id is not None:
@@ -62,7 +62,7 @@ class ChatTokenizer:
         return chat
 
     def check_belongs_to(self, vocab_size: int) -> None:
-        """Raises `UserError` where a model with this vocabulary cannot have the tokenizer."""
+        """Raises `UserError` if the tokenizer has more tokens than a model's vocabulary."""
         if len(self.tokenizer) > vocab_size:
             raise UserError(
                 f"the tokenizer has {len(self.tokenizer)} tokens, and the model's vocabulary "
@@ -70,7 +70,7 @@ class ChatTokenizer:
             )
 
     def fingerprint(self) -> str:
-        """The same for tokenizers that read and write the same tokens, in short."""
+        """Returns a short hash, equal for tokenizers that read and write the same tokens."""
         backend = self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else ""
         vocabulary = sorted(self.tokenizer.get_vocab().items())
         ends = self.eos_ids, self.pad_id, self.system_prompt
@@ -78,7 +78,7 @@ class ChatTokenizer:
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Writes the tokenizer, and `generation_config.json` with the ids that are used here."""
+        """Writes the tokenizer, and `generation_config.json` with the ids used here."""
         self.tokenizer.save_pretrained(folder)
         eos = self.eos_ids[0] if len(self.eos_ids) == 1 else list(self.eos_ids)
         generation = {**self.generation_config, "eos_token_id": eos, "pad_token_id": self.pad_id}
@@ -86,7 +86,7 @@ class ChatTokenizer:
         path.write_text(json.dumps(generation, indent=2) + "\n")
 
     def render(self, text: str) -> str:
-        """The chat up to where the assistant starts, as the model will read it."""
+        """Renders the chat up to where the assistant starts, as the model reads it."""
         if self.tokenizer.chat_template is None:
             return text if self.system_prompt is None else f"{self.system_prompt}\n\n{text}"
         messages = [{"role": "user", "content": text}]
@@ -97,7 +97,7 @@ class ChatTokenizer:
         )
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of rendered prompts. Raises `UserError` for a prompt that comes to none."""
+        """Renders and encodes prompts. Raises `UserError` for a prompt without tokens."""
         if not texts:
             return []
         rendered = [self.render(text) for text in texts]
@@ -111,13 +111,13 @@ class ChatTokenizer:
         return tokens
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Completions as text, without special tokens."""
+        """Decodes completions to text, without special tokens."""
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
     def token_bytes(self, vocab_size: int) -> list[bytes]:
-        """What each id adds to a decoded text, in bytes, since it may be a part of a character.
+        """Returns what each id adds to a decoded text, as bytes: it may be part of a character.
 
-        Nothing for special tokens, and for ids without a token.
+        Special tokens, and ids without a token, add nothing.
         """
         special = {*self.tokenizer.all_special_ids}
         special |= {i for i, t in self.tokenizer.added_tokens_decoder.items() if t.special}
@@ -126,7 +126,7 @@ class ChatTokenizer:
         if "ByteLevel" in decoders:
             added = _spelled_bytes(tokens)
         else:
-            # What a token adds after itself: the first of a text may lose the space before it.
+            # Measured after a copy of itself: a text's first token may lose its leading space.
             once = self.decode([[i] for i in tokens])
             twice = self.decode([[i, i] for i in tokens])
             texts = zip(tokens, once, twice, strict=True)
@@ -138,7 +138,7 @@ class ChatTokenizer:
 
 
 def _decoder_types(tokenizer: Any) -> set[str]:
-    """The types of the steps by which the tokenizers library makes tokens a text."""
+    """Returns the types of the steps by which the tokenizers library decodes tokens."""
     if not tokenizer.is_fast:
         return set()
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"] or {"type": "none"}
@@ -146,13 +146,13 @@ def _decoder_types(tokenizer: Any) -> set[str]:
 
 
 def _spelled_bytes(tokens: dict[int, str]) -> dict[int, bytes]:
-    """The bytes of tokens in GPT-2's spelling, a character for each byte."""
+    """Returns the bytes of tokens in GPT-2's spelling, one character per byte."""
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     byte_of = {char: byte for byte, char in bytes_to_unicode().items()}
 
     def of(token: str) -> bytes:
-        # A token that was added as text is decoded as if spelled where it could be.
+        # A token added as plain text is also decoded from byte spelling where it can be.
         spelled = all(char in byte_of for char in token)
         return bytes(byte_of[char] for char in token) if spelled else token.encode()
 
@@ -160,7 +160,7 @@ def _spelled_bytes(tokens: dict[int, str]) -> dict[int, bytes]:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    """The fields of a model's file, none where there is no such file."""
+    """Returns the fields of a model's JSON file; none if there is no such file."""
     try:
         fields = json.loads(path.read_text())
     except FileNotFoundError:
@@ -173,7 +173,7 @@ def _json_object(path: Path) -> dict[str, Any]:
 
 
 def _eos_ids(fields: dict[str, Any], path: Path) -> tuple[int, ...]:
-    """The end-of-sequence ids that a model's file names: none, one or several."""
+    """Returns the end-of-sequence ids that a model's file names: none, one or several."""
     named = fields.get("eos_token_id")
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if not all(type(i) is int and i >= 0 for i in ids):

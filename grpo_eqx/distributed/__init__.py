@@ -1,4 +1,4 @@
-"""The processes of a run: which there are, how they meet, and what they tell each other."""
+"""The processes of a run: how they are found, how they meet, and what they exchange."""
 
 from grpo_eqx.distributed.startup import initialize as initialize
 from grpo_eqx.distributed.startup import is_main as is_main

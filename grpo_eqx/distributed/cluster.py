@@ -1,4 +1,4 @@
-"""Which of how many processes this one is, as whatever started it says."""
+"""Finds the number of processes and this one's rank, as their launcher declares them."""
 
 import os
 import re
@@ -11,28 +11,29 @@ from grpo_eqx.errors import UserError
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS_ID = "JAX_PROCESS_ID"
-"""The variables that `jax.distributed.initialize` reads too."""
+"""Environment variables that `jax.distributed.initialize` reads too."""
 _PORT = 8476
-"""Of the coordinator, where nothing else is said."""
+"""Default port of the coordinator."""
 
 
 class Cluster(NamedTuple):
-    """Which of how many processes this is."""
+    """The processes of a run, and this one's place among them."""
 
     coordinator: str
     """`host:port` of process 0."""
     num_processes: int
     process_id: int
     hosts: tuple[str, ...] = ()
-    """Of all processes, where they are known."""
+    """Hosts of all processes, where they are known."""
     local_device_ids: int | None = None
-    """The one of its host's devices that is this process'. `None`: all."""
+    """The one device of its host that this process uses. `None`: all."""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """From JAX's variables, those of a TPU's workers (GKE), Slurm's, or a TPU VM's metadata server.
+    """Finds the processes of a run; returns `None` for a process alone.
 
-    `None` for a process alone. Raises `UserError` where they contradict themselves.
+    Reads JAX's variables, else those of a TPU's workers (GKE), else Slurm's, else a TPU VM's
+    metadata server. Raises `UserError` where they contradict themselves, or name several slices.
     """
     if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
         raise UserError("several TPU slices in one run are not supported: start it on one slice.")
@@ -73,9 +74,9 @@ def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
     nodes = environment.get("SLURM_STEP_NODELIST")
     if nodes is None:  # not started by srun
         return None
-    # Of the ports that users may have, one for each job: several can share a node.
+    # One of the ports open to users, chosen by job: several jobs can share a node.
     port = 61440 + _number("SLURM_JOB_ID", environment) % 4096
-    # Those of the step: an interactive one has a single task, whatever its job has.
+    # The step's tasks, not the job's: an interactive step has a single one, whatever its job has.
     num_tasks = _number("SLURM_STEP_NUM_TASKS", environment)
     one_each = num_tasks > _number("SLURM_STEP_NUM_NODES", environment)
     return Cluster(
@@ -87,7 +88,7 @@ def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
 
 
 def _first_node(nodes: str) -> str:
-    """Of Slurm's list, such as `tpu[07-09,12],gpu3`."""
+    """Returns the first node of Slurm's list, such as `tpu[07-09,12],gpu3`."""
     match = re.match(r"([^\[,]+)(?:\[([^\],-]+))?", nodes)
     if match is None:
         raise UserError(f"SLURM_STEP_NODELIST is {nodes!r}, which names no node.")

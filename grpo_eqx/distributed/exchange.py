@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other from host to host. Of one process, all is trivial.
+"""Exchange of data between the processes of a run; trivial for a single process.
 
 All processes must call each of these, in the same order.
 """
@@ -22,11 +22,11 @@ _LONGEST_FACT = 200
 
 
 def gather_bytes(own: bytes) -> list[bytes]:
-    """What every process has, in their order."""
+    """Gathers the bytes of every process, in process order."""
     if jax.process_count() == 1:
         return [own]
     lengths = _allgather(np.array([len(own)], np.int32)).reshape(-1)
-    # A power of two, for each shape is a program to compile.
+    # A power of two, because each shape is a program to compile.
     padded = np.zeros(max(_LEAST_BYTES, 1 << int(lengths.max() - 1).bit_length()), np.uint8)
     padded[: len(own)] = np.frombuffer(own, np.uint8)
     received = _allgather(padded)
@@ -34,9 +34,9 @@ def gather_bytes(own: bytes) -> list[bytes]:
 
 
 def gather_rows(own: np.ndarray) -> np.ndarray:
-    """The processes' arrays one after another along axis 0, whatever number of rows each has.
+    """Concatenates the processes' arrays along axis 0, in process order; row counts may differ.
 
-    Exact for every dtype: JAX would round 64-bit numbers, which travel as bytes here.
+    Exact for every dtype: JAX would round 64-bit numbers, so arrays are sent as bytes.
     """
     parts = gather_bytes(np.ascontiguousarray(own).tobytes())
     shape = (-1, *own.shape[1:])
@@ -44,13 +44,13 @@ def gather_rows(own: np.ndarray) -> np.ndarray:
 
 
 def own_share(number: int) -> slice:
-    """Which of so many things this process is to do; all have about as many, some maybe none."""
+    """Returns this process's slice of `number` items; shares are about equal, and may be empty."""
     index, count = jax.process_index(), jax.process_count()
     return slice(number * index // count, number * (index + 1) // count)
 
 
 def together(work: Callable[[], T]) -> T:
-    """What `work` returns, unless it raises in any process: then all raise.
+    """Returns what `work` returns, unless it raises in any process: then all raise.
 
     For work that can fail on one host alone, such as reading a file: the others would wait for it.
     """
@@ -78,7 +78,7 @@ def agree(facts: Mapping[str, str]) -> None:
 
 
 def brief(fact: str) -> str:
-    """A fact that is short enough to send and to show: the start of a long one, and its hash."""
+    """Shortens a long fact, to send and to show it, to its start, its length and its hash."""
     if len(fact) <= _LONGEST_FACT:
         return fact
     digest = hashlib.sha256(fact.encode(errors="replace")).hexdigest()[:12]
@@ -86,9 +86,9 @@ def brief(fact: str) -> str:
 
 
 def disagreement(facts: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str]) -> str:
-    """The first fact in which a process differs from process 0; empty where none does.
+    """Describes the first fact in which a process differs from process 0; empty where none does.
 
-    **Arguments:** every process' facts; the names of their hosts, where they are known.
+    **Arguments:** every process's facts; the names of their hosts, where they are known.
     """
 
     def named(process_id: int) -> str:

@@ -1,4 +1,4 @@
-"""The processes of a run join, and make sure that they are of one run."""
+"""Joins the processes of a run, and checks that they belong to one run."""
 
 import dataclasses
 import functools
@@ -14,8 +14,8 @@ from grpo_eqx.distributed.startup import initialize
 def join_processes(cfg: GRPOConfig) -> None:
     """Joins this process with the others of its run, if there are any, before devices are touched.
 
-    Raises `UserError`, in all that are there, where processes are missing, or where config, code or
-    JAX differ.
+    Raises `UserError`, in every process present, where processes are missing, or where config, code
+    or the version of JAX differ.
     """
     facts = {
         **{field.name: repr(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)},
@@ -27,7 +27,7 @@ def join_processes(cfg: GRPOConfig) -> None:
 
 @functools.cache
 def code_fingerprint() -> str:
-    """Of all modules of this package."""
+    """Returns a hash of all modules of this package."""
     digest, package = hashlib.sha256(), Path(__file__).parents[1]
     for path in sorted(package.rglob("*.py")):
         digest.update(path.relative_to(package).as_posix().encode() + path.read_bytes())

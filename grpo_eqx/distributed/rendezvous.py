@@ -1,9 +1,9 @@
-"""All processes of a run find each other, and agree, before any of them touches a device.
+"""Makes all processes of a run find each other, and agree, before any of them touches a device.
 
 JAX waits five minutes for a process that nobody started and then aborts, and does not notice two
-that were told different things. Here process 0 listens on the coordinator's own port, each other
-process connects and says who it is and what it was told, and process 0 answers all of them: go on,
-or the sentence to end with. Then the port is free, for JAX.
+with different settings. Here process 0 listens on the coordinator's own port, each other process
+connects and sends its number, host and settings, and process 0 answers all of them: go on, or
+the error message to end with. Then the port is free for JAX.
 """
 
 import json
@@ -19,17 +19,17 @@ from grpo_eqx.distributed.exchange import disagreement
 from grpo_eqx.errors import UserError
 
 _REPORT_SECONDS = 10.0
-"""How often process 0 says whom it waits for."""
+"""Seconds between process 0's reports of whom it waits for."""
 _RETRY_SECONDS = 0.2
 _HELLO_SECONDS = 1.0
-"""What process 0 gives a connection to say something."""
+"""Seconds that process 0 gives a connection to introduce itself."""
 _ANSWER_SECONDS = 5.0
-"""What is given to the other side of a meeting that is over."""
+"""Seconds granted to the other side once the meeting is over."""
 _LONGEST_LINE = 2**20
 
 
 class _Hello(NamedTuple):
-    """What a process says of itself."""
+    """Message in which a process introduces itself."""
 
     process_id: int
     host: str
@@ -37,10 +37,10 @@ class _Hello(NamedTuple):
 
 
 def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
-    """Returns once all processes are there and were told the same `facts`.
+    """Returns once all processes are present and have the same `facts`.
 
-    Raises `UserError` in all that are there, with the same sentence, where after `timeout` seconds
-    some are missing, or where facts differ.
+    Raises `UserError` in every process present, with the same message, where after `timeout`
+    seconds some are missing, or where facts differ.
     """
     facts = {"the number of processes": str(cluster.num_processes), **facts}
     own = _Hello(cluster.process_id, socket.gethostname(), facts)
@@ -50,7 +50,7 @@ def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
 
 
 def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
-    """What is wrong, which all that are there are told too; empty where nothing is."""
+    """Runs process 0's part: returns the error that it sends to all present; empty for none."""
     hellos, others, twin = {0: own}, dict[int, socket.socket](), None
     end, next_report = time.monotonic() + timeout, time.monotonic() + _REPORT_SECONDS
     with _listening(int(cluster.coordinator.rpartition(":")[2])) as server:
@@ -69,12 +69,12 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
             other.settimeout(_HELLO_SECONDS)
             hello = _hello(_read(other))
             if hello is None:
-                other.close()  # some other program's
+                other.close()  # from some other program
                 continue
-            _forget_the_dead(hellos, others)  # while this one came
+            _forget_the_dead(hellos, others)  # those that died while this one connected
             if hello.process_id in hellos:
                 twin = hello
-                others[-1] = other  # is told too
+                others[-1] = other  # so that it is told too
             else:
                 hellos[hello.process_id] = hello
                 others[hello.process_id] = other
@@ -83,29 +83,29 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
             with other:
                 _write(other, {"verdict": verdict})
                 other.settimeout(_ANSWER_SECONDS)
-                _read(other)  # until the other side closes: the port is free for JAX at once
+                _read(other)  # until the other side closes, so that JAX can have the port at once
     return verdict
 
 
 def _forget_the_dead(hellos: dict[int, _Hello], others: dict[int, socket.socket]) -> None:
-    """Those that died while they waited are missing, and may be started again."""
+    """Drops processes that died while they waited: they are missing, and may be started again."""
     for process_id in [i for i, connection in others.items() if _is_closed(connection)]:
         others.pop(process_id).close()
         del hellos[process_id]
 
 
 def _hello(said: Any) -> _Hello | None:
-    """What a connection says of a process, if it does."""
+    """Parses a process's introduction; returns `None` for anything else."""
     if not isinstance(said, dict) or set(said) != set(_Hello._fields):
         return None
     process_id, facts = said["process_id"], said["facts"]
-    # One beyond the last is that of a process that was told of more of them.
+    # An id beyond the last comes from a process that was told of more processes.
     known = isinstance(process_id, int) and process_id >= 0 and isinstance(facts, dict)
     return _Hello(**said) if known else None
 
 
 def _is_closed(connection: socket.socket) -> bool:
-    """Whether the other side, which has nothing more to say, is gone."""
+    """Returns whether the other side, which has nothing more to send, is gone."""
     try:
         connection.setblocking(False)
         return connection.recv(1, socket.MSG_PEEK) == b""
@@ -118,12 +118,12 @@ def _is_closed(connection: socket.socket) -> bool:
 
 
 def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> str:
-    """What process 0 answers."""
+    """Introduces this process to process 0; returns its answer, or that none came in time."""
     host, _, port = cluster.coordinator.rpartition(":")
     end = time.monotonic() + timeout
     while (left := end - time.monotonic()) > 0:
         try:
-            address = host.strip("[]"), int(port)  # of IPv6
+            address = host.strip("[]"), int(port)  # IPv6 has brackets
             with socket.create_connection(address, timeout=left) as connection:
                 _write(connection, own._asdict())
                 connection.settimeout(timeout + _ANSWER_SECONDS)
@@ -190,7 +190,7 @@ def _write(connection: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def _read(connection: socket.socket) -> Any:
-    """One line of JSON, or `None` where there is none."""
+    """Reads one line of JSON; returns `None` where there is none."""
     try:
         with connection.makefile("rb") as lines:
             return json.loads(lines.readline(_LONGEST_LINE))

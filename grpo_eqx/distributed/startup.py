@@ -1,4 +1,4 @@
-"""Several processes become one run."""
+"""Joins several processes into one run."""
 
 import os
 import sys
@@ -15,14 +15,14 @@ from grpo_eqx.distributed.rendezvous import meet
 from grpo_eqx.errors import UserError
 
 REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
-"""The variable by which a launcher says how many processes it starts."""
+"""Environment variable by which a launcher declares how many processes it starts."""
 START_TIMEOUT = "GRPO_EQX_START_TIMEOUT"
-"""The variable by which a launcher says how long its processes may take to start."""
+"""Environment variable for the seconds that a launcher's processes may take to start."""
 _START_SECONDS = 30.0
 _LEAVE_SECONDS = 10.0
-"""What a process that fails waits for the others to end too."""
+"""Seconds that a failed process waits for the others to end too."""
 _HEARTBEAT_SECONDS = 30
-"""After so long without a word from one of them, the others end too."""
+"""Seconds of silence from one process after which the others end too."""
 
 
 def initialize(
@@ -31,15 +31,15 @@ def initialize(
     require_processes: int | None = None,
     timeout: float | None = None,
 ) -> None:
-    """Joins this process with the others of its run, if whatever started it says there are any.
+    """Joins this process with the others of its run, if its launcher declares any.
 
-    Nothing may have touched a device before. Once joined, it only compares the facts.
+    No device may have been touched before. Once joined, it only runs the checks.
 
-    **Arguments:** what all processes must have been told the same; how many there must be (`None`:
-    what the variable `GRPO_EQX_REQUIRE_PROCESSES` says, or as many as there are said to be);
-    seconds to wait for the others (`None`: what `GRPO_EQX_START_TIMEOUT` says, or 30).
+    **Arguments:** facts that must be equal in all processes; the required number of processes
+    (`None`: the variable `GRPO_EQX_REQUIRE_PROCESSES`, else as many as are declared); seconds to
+    wait for the others (`None`: the variable `GRPO_EQX_START_TIMEOUT`, else 30).
 
-    Raises `UserError`, in all that are there, where some are missing or disagree, or where hosts
+    Raises `UserError`, in every process present, where some are missing or disagree, or where hosts
     have different numbers of devices.
     """
     facts = {name: brief(value) for name, value in (facts or {}).items()}
@@ -70,7 +70,7 @@ def _join(cluster: Cluster, timeout: float) -> None:
             cluster.num_processes,
             cluster.process_id,
             local_device_ids=cluster.local_device_ids,
-            # It would still look for a scheduler, and under Slurm take one device of each host.
+            # JAX would still look for a scheduler, and under Slurm take one device of each host.
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout) + 1,
             heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
@@ -85,7 +85,7 @@ def _join(cluster: Cluster, timeout: float) -> None:
 
 
 def leave_soon(code: int) -> None:
-    """Ends this process within seconds, though the others, for which JAX waits, may go on."""
+    """Ends this process within seconds, even if the others, for which JAX waits, go on."""
     if jax.distributed.is_initialized():
         timer = threading.Timer(_LEAVE_SECONDS, os._exit, (code,))
         timer.daemon = True
@@ -93,13 +93,13 @@ def leave_soon(code: int) -> None:
 
 
 def _end_run(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What nobody caught ends this process, and with it the run."""
+    """Prints an uncaught exception, then ends this process, and with it the run."""
     sys.__excepthook__(kind, error, trace)
     leave_soon(1)
 
 
 def is_main() -> bool:
-    """Whether this process is the one that writes and prints."""
+    """Returns whether this process is the one that writes and prints."""
     return jax.process_index() == 0
 
 

@@ -1,4 +1,4 @@
-"""What Google's metadata server tells a TPU VM of itself."""
+"""Reads what Google's metadata server tells a TPU VM about itself."""
 
 import importlib.util
 import urllib.error
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from grpo_eqx.errors import UserError
 
 HOST = "GCE_METADATA_HOST"
-"""The variable that says where the server is, where it is not at its usual name."""
+"""Environment variable with the server's address, where it is not the usual one."""
 _USUAL_HOST = "metadata.google.internal"
 _PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 _TIMEOUT = 10.0
@@ -20,13 +20,13 @@ class Worker(NamedTuple):
     """One of the virtual machines that a TPU's chips are attached to."""
 
     hosts: list[str]
-    """The addresses of all of them."""
+    """Addresses of all of them."""
     number: int
-    """Which of them this is."""
+    """Index of this machine among them."""
 
 
 def worker(environment: Mapping[str, str]) -> Worker | None:
-    """Which worker this is; `None` where there is no TPU VM.
+    """Returns the worker that this machine is; `None` where it is no TPU VM.
 
     Raises `UserError` where the server, on a machine that should have one, does not answer.
     """
@@ -42,7 +42,7 @@ def worker(environment: Mapping[str, str]) -> Worker | None:
 
 
 def _may_be_one(environment: Mapping[str, str]) -> bool:
-    """Whether there can be a TPU here: on Google's machines, where its library is installed."""
+    """Returns whether this can be a TPU VM: a machine of Google's with libtpu installed."""
     if "TPU_SKIP_MDS_QUERY" in environment:
         return False
     if HOST in environment:

@@ -17,7 +17,7 @@ class Completions:
     """A rollout's completions on the host."""
 
     ids: list[list[list[int]]]
-    """Tokens, `[P][G]`, the end-of-sequence token included."""
+    """Tokens, `[P][G]`, including the end-of-sequence token."""
     finished: Bool[np.ndarray, "P G"]
     """True where the completion ended by itself."""
     tokenizer: ChatTokenizer
@@ -40,16 +40,16 @@ class Completions:
 
     @functools.cached_property
     def texts(self) -> list[list[str]]:
-        """The same as text, `[P][G]`."""
+        """Text of each completion, `[P][G]`."""
         texts = iter(self.tokenizer.decode([ids for group in self.ids for ids in group]))
         return [list(itertools.islice(texts, len(group))) for group in self.ids]
 
     def joined(self, other: "Completions") -> "Completions":
-        """These prompts' completions, then the other's."""
+        """Returns these prompts' completions followed by those of `other`."""
         finished = np.concatenate([self.finished, other.finished])
         return Completions(self.ids + other.ids, finished, self.tokenizer)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Completions":
-        """Only those prompts', in that order."""
+        """Returns the completions of the prompts at `indices`, in that order."""
         ids = [self.ids[i] for i in indices]
         return Completions(ids, self.finished[indices], self.tokenizer)

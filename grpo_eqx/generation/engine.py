@@ -1,8 +1,8 @@
-"""The rollout: each prompt read once, then a fixed number of slots that decode until all is done.
+"""Generation engine: reads each prompt once, then decodes completions in a fixed number of slots.
 
-A slot decodes one completion at a time, each at a position of its own. When completions end, their
-slots are refilled from those that wait; when none waits and most slots are idle, the rest moves to
-fewer slots. So no completion waits for the longest, and only a few shapes are compiled.
+Each slot decodes one completion at a time, at its own position. As completions end, their slots are
+refilled from a queue; once nothing waits and most slots are idle, the live ones are packed into
+fewer slots. So no completion waits for the longest one, and only a few shapes are compiled.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from grpo_eqx.sharding.rollout import RolloutLayout
 
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
-"""How far slots are reduced; each reduction is one more loop to compile."""
+"""Limits on how far slots are reduced; each halving is one more loop to compile."""
 
 
 def sample_keys(
@@ -40,7 +40,7 @@ def sample_keys(
     prompt_indices: Int[Array, " P"],
     num_generations: int,
 ) -> Key[Array, "P G"]:
-    """The key of every completion: a pure function of (seed, step, prompt, sample)."""
+    """Derives the key of every completion: a pure function of (seed, step, prompt, sample)."""
     step_key = jax.random.fold_in(make_key(seed), step)
 
     def of_prompt(index: Int[Array, ""]) -> Key[Array, " G"]:
@@ -68,16 +68,17 @@ def generate(
 ) -> tuple[Rollout, SlotCounts]:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
-    Neither the number of slots nor what a slot did before changes a completion, but for rounding.
+    Apart from rounding, a completion depends neither on the number of slots nor on what its slot
+    decoded before.
 
-    **Arguments:** prompts padded on either side; one key for each completion, from which token
-    `t` is drawn with `fold_in(key, t)`; how many completions to decode at a time (`None`: all);
-    how many idle slots of a shard to refill at once (`None`: a sixteenth); how all is laid out
-    over devices (`None`: for one), where each shard refills its slots from its own prompts; the
-    dtype of keys and values (`None`: the model's); what reads the prompts.
+    **Arguments:** prompts padded on either side; one key per completion, from which token `t` is
+    drawn with `fold_in(key, t)`; the number of completions to decode at a time (`None`: all); the
+    number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
+    layout over devices (`None`: a single one), where each shard refills its slots from its own
+    prompts; the dtype of keys and values (`None`: the model's); the attention of the prefill.
 
-    Raises `ValueError` for slots or prompts that the shards cannot have equal parts of, and for
-    less than one slot, or one to refill.
+    Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
+    `num_slots` or `refill_at` is below 1.
     """
     P, G = keys.shape
     N = P * G
@@ -105,7 +106,7 @@ def generate(
         least = min(of_shard, max(1, of_shard // 16) if refill_at is None else refill_at)
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
-    if layout is None or layout.num_shards == 1:  # else caches would move to other devices
+    if layout is None or layout.num_shards == 1:  # else caches would move across devices
         sizes = _sizes(state.slots)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
@@ -116,9 +117,9 @@ def generate(
 
 
 def _sizes(slots: Slots) -> list[int]:
-    """The numbers of slots to decode in, one after another: half as many wherever that reads less.
+    """Returns the successive numbers of slots to decode in: halved wherever that reads less.
 
-    Slots of a row read their prompt once; alone, each reads it for itself.
+    The slots of a row read their shared prompt once; packed slots each read their own copy.
     """
     (R, W), S = slots.completion.shape, slots.cache.keys.shape[-2]
     Tp = slots.prompt.visible.shape[1]
@@ -147,7 +148,7 @@ def _run(
 def _run_queue(
     state: DecodeState, step: Callable[[DecodeState], DecodeState], queue: SlotQueue, least: int
 ) -> DecodeState:
-    """Decodes until nothing waits; a part with that many idle slots has all parts refilled."""
+    """Decodes until nothing waits; `least` idle slots in a shard trigger a refill of all shards."""
 
     def waiting(state: DecodeState) -> Bool[Array, " shards"]:
         return state.waiting < queue.bounds()[1:]
@@ -156,7 +157,7 @@ def _run_queue(
         idle = state.idle().reshape(queue.num_shards, -1).sum(axis=1)
         return ~jnp.any((idle >= least) & waiting(state))
 
-    # Two loops and no condition in one, whose branches would copy the cache at every token.
+    # Nested loops, not a conditional in one, whose branches would copy the cache at every token.
     def decode_and_refill(state: DecodeState) -> DecodeState:
         return queue.refilled(jax.lax.while_loop(no_refill_is_due, step, state))
 
@@ -171,7 +172,7 @@ def _decode(
     layout: RolloutLayout | None,
     state: DecodeState,
 ) -> DecodeState:
-    """One token for every slot."""
+    """Decodes one token in every slot."""
     slots, made, idle = state.slots, state.made, state.idle()
     nothing, max_length = len(made.ids) - 1, made.ids.shape[1]
     most = jnp.max(jnp.where(idle, 0, slots.place))
@@ -191,7 +192,7 @@ def _decode(
     )
     slots = slots._replace(
         completion=jnp.where(done, nothing, slots.completion),
-        # An idle slot stays where it is, so that it never leaves the cache.
+        # An idle slot keeps its position, so that it never runs past the end of the cache.
         place=jnp.where(idle | done, slots.place, length),
         inputs=tokens,
         stop_state=stop_state,

@@ -25,11 +25,11 @@ class Rollout(eqx.Module):
 
     @property
     def lengths(self) -> Int[Array, "P G"]:
-        """Tokens of each completion."""
+        """Number of tokens in each completion."""
         return self.completion_mask.sum(axis=-1)
 
     def trimmed(self, length: int) -> "Rollout":
-        """The same rollout without the padding past `length` completion tokens."""
+        """Returns the rollout without the padding past `length` completion tokens."""
         return dataclasses.replace(
             self,
             completion_ids=self.completion_ids[..., :length],
@@ -38,7 +38,7 @@ class Rollout(eqx.Module):
         )
 
     def with_prompt_width(self, width: int, pad_id: int) -> "Rollout":
-        """The same rollout with prompts padded on the right to `width` tokens."""
+        """Returns the rollout with prompts padded on the right to `width` tokens."""
         pad = ((0, 0), (0, width - self.prompt_ids.shape[1]))
         return dataclasses.replace(
             self,

@@ -1,4 +1,4 @@
-"""Drawing the next token, and the log-prob of what was drawn."""
+"""Sampling of the next token, with its log-prob."""
 
 import dataclasses
 
@@ -12,17 +12,17 @@ from grpo_eqx.errors import UserError
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn. Truncations apply in the order of the fields, each to what is left."""
+    """Sampling parameters. Truncations apply in field order, each to the tokens that remain."""
 
     temperature: float = 1.0
-    """Divides the logits before the softmax; 0 means greedy."""
+    """Divisor of the logits before the softmax; 0 means greedy."""
     top_k: int | None = None
-    """Keep the `top_k` likeliest tokens, of equally likely ones the first."""
+    """Number of most likely tokens to keep (`None`: all); ties go to the lowest ids."""
     top_p: float = 1.0
-    """Keep the smallest set of likeliest tokens with at least this probability together, of equally
-    likely ones the first."""
+    """Minimum total probability to keep, in the smallest set of most likely tokens; ties go to the
+    lowest ids."""
     min_p: float = 0.0
-    """Keep tokens with at least this share of the likeliest token's probability."""
+    """Minimum probability of a token to keep, as a fraction of the most likely token's."""
 
     def __post_init__(self) -> None:
         if not self.temperature >= 0:
@@ -43,18 +43,18 @@ GREEDY = Sampling(temperature=0.0)
 def sample_tokens(
     logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"], sampling: Sampling
 ) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
-    """Draws one token a row, each row with its own key.
+    """Draws one token per row, each with its own key.
 
-    **Returns:** the tokens, and their float32 log-probs under the very distribution they were
-    drawn from: tempered and truncated. A greedy token comes from a point mass, so its log-prob
+    **Returns:** the tokens, and their float32 log-probs under the tempered and truncated
+    distribution they were drawn from. A greedy token comes from a point mass, so its log-prob
     is 0.
     """
     if sampling.temperature == 0:
         tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
     logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
-    # The Gumbel-max form keeps a draw the same under rounding noise of another device layout,
-    # where the inverse of a cumulative sum over the vocabulary would not.
+    # Gumbel-max keeps a draw the same under the rounding noise of another device layout;
+    # inverting a cumulative sum over the vocabulary would not.
     draw = jnp.vectorize(lambda key: prng.gumbel(key, logits.shape[-1]), signature="()->(v)")
     tokens = _first_highest(logits + draw(keys))
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
@@ -62,7 +62,7 @@ def sample_tokens(
 
 
 def _first_highest(scores: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
-    """`jnp.argmax`, as two reductions of one value each, which XLA's CPU compiler vectorises."""
+    """Computes `jnp.argmax` as two single-value reductions, which XLA's CPU compiler vectorizes."""
     last = scores.shape[-1] - 1
     found = scores == scores.max(axis=-1, keepdims=True)
     return jnp.where(found, jnp.arange(last + 1, dtype=jnp.int32), last).min(axis=-1)
@@ -92,7 +92,7 @@ def _keep_highest(
     lowest: Float[Array, "*batch 1"],
     count: int | Int[Array, "*batch 1"],
 ) -> Float[Array, "*batch V"]:
-    """Keeps the `count` highest logits, of which `lowest` is the least, and of ties the first."""
+    """Keeps the `count` highest logits, the least of which is `lowest`; of ties, the first."""
     above, tied = logits > lowest, logits == lowest
     room = count - above.sum(axis=-1, keepdims=True)
     kept = above | (tied & (jnp.cumsum(tied, axis=-1) <= room))

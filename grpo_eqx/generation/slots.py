@@ -1,6 +1,6 @@
-"""The slots that decode completions, and the queue from which they are refilled.
+"""Slots that decode completions, and the queue from which they are refilled.
 
-A slot decodes one completion at a time, each at a place of its own.
+Each slot decodes one completion at a time, at its own position.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from grpo_eqx.sharding.rollout import RolloutLayout
 
 
 class MadeCompletions(NamedTuple):
-    """What is generated: a row for each completion, and a last one for what idle slots write."""
+    """Generated tokens: one row per completion, and a last row that idle slots write to."""
 
     ids: Int[Array, "rows Tc"]
     logps: Float[Array, "rows Tc"]
@@ -34,18 +34,18 @@ class MadeCompletions(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """`R` rows of `W` slots; the slots of a row work on the same prompt."""
+    """`R` rows of `W` slots; the slots of a row share its prompt."""
 
     prompt: PromptCache
     """The rows' prompts."""
     completion: Int[Array, "R W"]
-    """Which one a slot decodes; the row of nothing where it is idle."""
+    """Row of `MadeCompletions` that each slot fills; the last row where it is idle."""
     place: Int[Array, "R W"]
-    """Tokens decoded so far."""
+    """Number of tokens decoded so far."""
     inputs: Int[Array, "R W"]
-    """The last of them, or of the prompt."""
+    """Last token decoded; initially the prompt's last token."""
     stop_state: Int[Array, "R W"]
-    """What `Stopping` made of them."""
+    """State of the `Stopping` automaton after the decoded tokens."""
     cache: KVCache
     """Keys and values of the inputs so far, `[L, R, W, K, S, D]`."""
 
@@ -53,7 +53,7 @@ class Slots(NamedTuple):
     def of_prompts(
         cls, prompt: PromptCache, completion: Int[Array, "R W"], cache_length: int
     ) -> "Slots":
-        """Slots at the start of completions of the rows' prompts."""
+        """Creates slots at the start of completions of the rows' prompts."""
         R, W = completion.shape
         zeros = jnp.zeros((R, W), jnp.int32)
 
@@ -71,7 +71,7 @@ class Slots(NamedTuple):
         )
 
     def laid_out(self, layout: RolloutLayout) -> "Slots":
-        """The same with rows split over devices as prompts are, and their slots as groups."""
+        """Returns the slots with rows sharded as prompts, and the slots of each row as groups."""
         by_slot = layout.sharding(layout.prompts, layout.groups)
         heads = layout.heads(self.cache.keys.shape[3])
         of_cache = layout.sharding((), layout.prompts, layout.groups, heads)
@@ -89,7 +89,7 @@ class Slots(NamedTuple):
         )
 
     def packed(self, order: Int[Array, " n"]) -> "Slots":
-        """Those slots alone, a row each."""
+        """Returns the slots at the flat indices `order`, one per row."""
         rows = order // self.completion.shape[1]
 
         def pick(x: Array) -> Array:
@@ -108,7 +108,7 @@ class Slots(NamedTuple):
         )
 
     def with_written(self, new: KeyValues) -> KVCache:
-        """The cache with the keys and values of each slot's input."""
+        """Returns the cache with `new`, the keys and values of the slots' inputs, written to it."""
         R, W = self.place.shape
         where = jnp.arange(R)[:, None], jnp.arange(W), slice(None), self.place
 
@@ -119,19 +119,19 @@ class Slots(NamedTuple):
 
 
 class SlotCounts(NamedTuple):
-    """What decoding came to."""
+    """Counts of the work done by decoding."""
 
     steps: Int[Array, ""]
-    """Decoding steps, each a token for every live slot."""
+    """Number of decoding steps; each yields a token for every live slot."""
     slots: Int[Array, ""]
-    """Slots of all those steps, idle ones too."""
+    """Number of slots summed over those steps, including idle ones."""
 
 
 class DecodeState(NamedTuple):
     slots: Slots
     made: MadeCompletions
     waiting: Int[Array, " shards"]
-    """The first of each shard's completions that no slot has taken."""
+    """First of each shard's completions that no slot has taken."""
     counts: SlotCounts
 
     def idle(self) -> Bool[Array, "R W"]:
@@ -139,23 +139,23 @@ class DecodeState(NamedTuple):
 
 
 class SlotQueue(NamedTuple):
-    """The completions in their order, and what is known of their prompts."""
+    """Completions in order, with the caches of their prompts."""
 
     prompts: PromptCache
     group: int
     num_shards: int
-    """Into how many equal parts the completions are cut, each for a part of the slots."""
+    """Number of equal parts that completions, and likewise the slots, are split into."""
 
     def bounds(self) -> Int[Array, " shards_and_1"]:
-        """Where the parts begin, and where the last one ends."""
+        """Returns the start of each part, followed by the end of the last one."""
         size = len(self.prompts.last_ids) * self.group // self.num_shards
         return jnp.arange(self.num_shards + 1, dtype=jnp.int32) * size
 
     def first_slots(self, num_slots: int, cache_length: int) -> Slots:
-        """Slots with the first completions of each part."""
+        """Creates slots for the first completions of each part."""
         P = len(self.prompts.last_ids)
         if num_slots == P * self.group:
-            # Each group in a row: it reads its prompt once.
+            # Each group shares a row, so that its prompt is read once.
             completions = jnp.arange(num_slots, dtype=jnp.int32).reshape(P, self.group)
             return Slots.of_prompts(self.prompts, completions, cache_length)
         within = jnp.arange(num_slots // self.num_shards, dtype=jnp.int32)
@@ -163,14 +163,14 @@ class SlotQueue(NamedTuple):
         return Slots.of_prompts(self.prompts_of(completions[:, 0]), completions, cache_length)
 
     def prompts_of(self, completions: Int[Array, " R"]) -> PromptCache:
-        """The prompts of as many completions of each part; of the last one, past the queue."""
+        """Gathers prompts of equally many completions per part; past its end, its last prompt."""
         P, shards = len(self.prompts.last_ids), self.num_shards
         indices = jnp.minimum(completions // self.group, P - 1).reshape(shards, -1)
         within = indices - jnp.arange(shards)[:, None] * (P // shards)
         return self.prompts.picked(jnp.clip(within, 0, P // shards - 1))
 
     def refilled(self, state: DecodeState) -> DecodeState:
-        """Waiting completions in the idle slots."""
+        """Returns the state with waiting completions in its idle slots."""
         slots, idle = state.slots, state.idle().reshape(self.num_shards, -1)
         candidates = state.waiting[:, None] + jnp.cumsum(idle, axis=1, dtype=jnp.int32) - 1
         taken = idle & (candidates < self.bounds()[1:, None])
@@ -194,7 +194,7 @@ class SlotQueue(NamedTuple):
 
 
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:
-    """The same split over devices as `layout` says, each with its keys and values."""
+    """Shards prompts, with their keys and values, over devices as `layout` says."""
     assert isinstance(prompts.kv, KVCache)
     heads = layout.heads(prompts.kv.keys.shape[3])
 
@@ -206,7 +206,7 @@ def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache
 
 
 def cache_length_of(max_length: int) -> int:
-    """Whole blocks, or one shorter block."""
+    """Rounds a length up to whole blocks of `CACHE_BLOCK`, unless it fits in a single block."""
     if max_length <= CACHE_BLOCK:
         return max_length
     return -(-max_length // CACHE_BLOCK) * CACHE_BLOCK

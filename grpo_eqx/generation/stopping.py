@@ -1,8 +1,8 @@
-"""What ends a completion: a token of its own, or a string in its text.
+"""Stop conditions of a completion: an end-of-sequence token, or a string in its text.
 
-Stop strings are searched for as bytes, since a token may hold only a part of one, or of a
-character. The automaton that reads bytes is then tabulated for whole tokens, so that a compiled
-loop needs one look-up for each token.
+Stop strings are matched as bytes, since a token may hold only part of one, or of a character. The
+byte automaton is then tabulated for whole tokens, so that a compiled loop needs one lookup per
+token.
 """
 
 from collections.abc import Sequence
@@ -16,26 +16,26 @@ from grpo_eqx.errors import UserError
 
 
 class Stopping(eqx.Module):
-    """An automaton that reads a completion's tokens: state 0 is the start, the last one the end.
+    """Automaton over a completion's tokens: state 0 is the start, the last state the end.
 
     A completion ends with an end-of-sequence id, or with the first token after which its text
-    contains a stop string. The string may begin and end within tokens; what follows it in the last
-    token stays in the text.
+    contains a stop string. The string may begin and end within tokens; the rest of the last token
+    stays in the text.
     """
 
     next_state: Int[Array | np.ndarray, "S V"]
-    """The state after each state and token, in as few bytes as the number of states needs."""
+    """Next state for each state and token, in the smallest signed integer type that fits."""
 
     @classmethod
     def of_ids(cls, eos_ids: Sequence[int], vocab_size: int) -> "Stopping":
-        """Ends at those ids alone."""
+        """Creates an automaton that ends only at these ids."""
         return cls.of_strings(eos_ids, (), [b""] * vocab_size)
 
     @classmethod
     def of_strings(
         cls, eos_ids: Sequence[int], stop: Sequence[str], token_bytes: Sequence[bytes]
     ) -> "Stopping":
-        """Ends at those strings too, given the bytes that each token of the vocabulary adds."""
+        """Creates one that ends at stop strings too, given the bytes that each token adds."""
         if "" in stop:
             raise UserError("a stop string is empty: every completion would end at once.")
         vocab_size = len(token_bytes)
@@ -49,29 +49,29 @@ class Stopping(eqx.Module):
 
     @property
     def end(self) -> int:
-        """The state of completions that have ended."""
+        """State of completions that have ended."""
         return self.next_state.shape[0] - 1
 
     def advance(
         self, state: Int[Array, "*batch"], tokens: Int[Array, "*batch"]
     ) -> tuple[Int[Array, "*batch"], Bool[Array, "*batch"]]:
-        """The int32 states after one more token each, and whether the completions end there."""
+        """Returns the int32 states after one more token each, and whether completions end there."""
         state = jnp.asarray(self.next_state)[state, tokens].astype(jnp.int32)
         return state, state == self.end
 
 
 def _of_bytes(stop: Sequence[bytes]) -> Int[np.ndarray, "S 256"]:
-    """The automaton of Aho and Corasick (1975) for bytes, which stays at the end once there.
+    """Builds the automaton of Aho and Corasick (1975) over bytes, with an absorbing end state.
 
-    Each other state is a prefix of a stop string: the longest one with which the text ends.
+    Every other state is a prefix of a stop string: the longest one that the text ends with.
     """
     prefixes = {string[:n] for string in stop for n in range(len(string))} | {b""}
     live = [prefix for prefix in prefixes if not any(string in prefix for string in stop)]
-    # Sorted in full, so that every process of a run numbers the states alike.
+    # A total order, so that every process of a run numbers the states alike.
     shortest_first = sorted(live, key=lambda prefix: (len(prefix), prefix))
     states = {prefix: state for state, prefix in enumerate(shortest_first)}
     end = len(states)
-    # The smallest signed type that holds -end - 1 holds end.
+    # The smallest signed type that holds -end - 1 also holds end.
     next_state = np.zeros((end + 1, 256), np.min_scalar_type(-end - 1))
     for prefix, state in states.items():
         if prefix:
@@ -90,13 +90,13 @@ def _of_bytes(stop: Sequence[bytes]) -> Int[np.ndarray, "S 256"]:
 def _of_tokens(
     of_bytes: Int[np.ndarray, "S 256"], token_bytes: Sequence[bytes]
 ) -> Int[np.ndarray, "S V"]:
-    """The same automaton for tokens: where their bytes lead from each state."""
+    """Tabulates the byte automaton for tokens: where their bytes lead from each state."""
     lengths = np.array([len(token) for token in token_bytes])
     starts = np.cumsum(lengths) - lengths
     joined = np.frombuffer(b"".join(token_bytes), np.uint8)
 
     def read(state: int, tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """The states after tokens, which come longest first."""
+        """Returns the states after `tokens`, which are sorted longest first."""
         reached = np.full(len(tokens), state, of_bytes.dtype)
         place = 0
         while len(tokens := tokens[lengths[tokens] > place]):
@@ -112,7 +112,7 @@ def _of_tokens(
     from_start = read(0, tokens)
     for state in range(end):
         next_state[state, tokens] = from_start
-        # Few first bytes lead elsewhere than from the start, and only their tokens are read again.
+        # Few first bytes lead elsewhere than from the start: only their tokens are read again.
         apart = tokens[of_bytes[state, first] != of_bytes[0, first]]
         next_state[state, apart] = read(state, apart)
     return next_state

@@ -1,4 +1,4 @@
-"""Starting a command on every host of a pod."""
+"""Launchers that start a command on every host of a pod."""
 
 import dataclasses
 from typing import Annotated
@@ -15,7 +15,7 @@ from grpo_eqx.launch.tpu_vm import TpuVm
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch(Group):
-    """Start a command on every host: of a simulated pod, TPU VMs, Slurm, GKE or SkyPilot."""
+    """Start a command on every host: a simulated pod, TPU VMs, Slurm, GKE or SkyPilot."""
 
     chosen: (
         Annotated[Local, tyro.conf.subcommand("local")]

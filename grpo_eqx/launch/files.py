@@ -1,4 +1,4 @@
-"""Files that are made from the package's templates, for other launchers to read."""
+"""Files rendered from the package's templates, for other launchers to read."""
 
 import string
 import sys
@@ -9,19 +9,19 @@ from grpo_eqx.errors import UserError
 
 
 class _Template(string.Template):
-    """With `@{name}`, since `$` is the shell's."""
+    """Template with `@{name}`, since `$` is the shell's."""
 
     delimiter = "@"
 
 
 def render(template: str, **values: str | int) -> str:
-    """The template of that name, filled in. Values must be quoted for where they go."""
+    """Fills in the template of that name. Values must already be quoted for where they go."""
     text = resources.files(__package__).joinpath("templates", template).read_text("utf-8")
     return _Template(text).substitute(values)
 
 
 def write(text: str, output: Path | None) -> None:
-    """To a file, or to standard output."""
+    """Writes to a file, or to standard output."""
     if output is None:
         sys.stdout.write(text)
         return

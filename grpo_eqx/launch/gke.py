@@ -23,23 +23,23 @@ class Gke(Subcommand):
 
     grpo-eqx launch gke --type TYPE --image IMAGE [flags] -- COMMAND
 
-    Start it with kubectl apply. COMMAND is run as it is, without a shell.
+    Start it with kubectl apply. COMMAND runs as it is, without a shell.
     """
 
     takes_command: ClassVar[bool] = True
     accelerator: Annotated[str, tyro.conf.arg(name="type")]
-    """The slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
+    """TPU slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
     image: str
-    """The container image, with grpo_eqx, its tpu extra and your script."""
+    """Container image with grpo_eqx, its tpu extra and your script."""
     name: str = "grpo-eqx"
-    """The JobSet's name."""
+    """Name of the JobSet."""
     secret: str | None = None
-    """A Kubernetes secret whose keys become environment variables, such as HF_TOKEN. Make it with
+    """Kubernetes secret whose keys become environment variables, such as HF_TOKEN. Create it with
     kubectl create secret generic NAME --from-env-file .env."""
     max_restarts: int = 0
-    """How often all pods start again after one failed."""
+    """Maximum number of times that all pods restart after one fails."""
     output: Path | None = None
-    """The file to write, instead of standard output."""
+    """File to write, instead of standard output."""
 
     def run(self, command: tuple[str, ...]) -> int:
         wanted = find_slice(self.accelerator)

@@ -1,4 +1,4 @@
-"""A simulated pod: several processes on this machine, each with CPU devices of its own."""
+"""Simulated pod: several processes on this machine, each with its own CPU devices."""
 
 import dataclasses
 import os
@@ -19,16 +19,16 @@ class Local(Subcommand):
 
     grpo-eqx launch local [flags] -- COMMAND
 
-    Every process is told of the others and sees CPU devices of its own. Lines of output are
-    prefixed with the number of the process. When one fails all are ended, and its exit code is
-    this command's.
+    Every process is told of the others and sees its own CPU devices. Lines of output are prefixed
+    with the number of the process. If one fails, all are ended, and this command exits with its
+    exit code.
     """
 
     takes_command: ClassVar[bool] = True
     processes: int = 4
-    """Processes to start: the hosts of the pod."""
+    """Number of processes to start: the hosts of the pod."""
     devices_per_process: int = 4
-    """CPU devices that each process sees: the chips of a host."""
+    """Number of CPU devices per process: the chips of a host."""
 
     def run(self, command: tuple[str, ...]) -> int:
         check_at_least("processes", self.processes, 1)
@@ -51,7 +51,7 @@ class Local(Subcommand):
             PROCESS_ID: str(index),
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": " ".join([*kept, f"{_DEVICE_COUNT}={self.devices_per_process}"]),
-            "PYTHONUNBUFFERED": "1",  # lines as they come, though they go into a pipe
+            "PYTHONUNBUFFERED": "1",  # lines as they come, despite the pipe
         }
 
 

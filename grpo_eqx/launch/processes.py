@@ -1,4 +1,4 @@
-"""Several processes at once: their output line by line, and none left behind."""
+"""Concurrent processes: their output line by line, and none left behind."""
 
 import os
 import select
@@ -16,30 +16,30 @@ from typing import NamedTuple
 from grpo_eqx.errors import UserError
 
 _GRACE_SECONDS = 5.0
-"""What processes have to end by themselves after a SIGTERM."""
+"""Time that processes have to exit by themselves after a SIGTERM."""
 _KILL_SECONDS = 1.0
-"""What is waited for what was killed."""
+"""Time to wait for processes to disappear after a SIGKILL."""
 _COPY_SECONDS = 5.0
-"""What is waited for the last lines, where whoever reads them does not."""
+"""Time to wait for the last lines to be written, if the reader of the output stalls."""
 _POLL_SECONDS = 0.05
 _PIPE_BYTES = 2**20
-"""As much as a pipe can hold."""
+"""Maximum bytes in a pipe."""
 
 
 class Process(NamedTuple):
-    """A process to start."""
+    """Process to start."""
 
     name: str
-    """What its lines are prefixed with."""
+    """Prefix of its output lines."""
     arguments: Sequence[str]
     environment: Mapping[str, str]
 
 
 class _Event(NamedTuple):
-    """A process ended, or this one was told to."""
+    """Event: a process ended, or this one was told to."""
 
     process: int | None
-    """The number of the process that ended."""
+    """Index of the process that ended; `None` if this one was told to."""
     code: int
 
 
@@ -47,11 +47,11 @@ _Events = SimpleQueue[_Event]
 
 
 def run_together(processes: Sequence[Process]) -> int:
-    """Runs all until the last ends or one fails; returns the exit code of the first that fails.
+    """Runs all until the last ends or one fails; returns the first failing exit code, or 0.
 
-    When one fails, or this process gets a SIGINT, SIGTERM or SIGHUP, all are ended, with all that
-    they started in their process groups. What a signal ended has 128 and the signal's number as
-    its code, as in a shell.
+    If one fails, or this process gets a SIGINT, SIGTERM or SIGHUP, all are ended, with everything
+    that they started in their process groups. The code of a process ended by a signal is 128 plus
+    the signal's number, as in a shell.
     """
     events: _Events = SimpleQueue()
     ended = threading.Event()
@@ -73,7 +73,7 @@ def run_together(processes: Sequence[Process]) -> int:
 
 @contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
-    """Signals that ask this process to end become events; a SIGHUP not under `nohup`."""
+    """Turns signals that ask this process to end into events; SIGHUP only without `nohup`."""
 
     def put(number: int, frame: FrameType | None) -> None:
         events.put(_Event(None, 128 + number))
@@ -91,7 +91,7 @@ def _signals_into(events: _Events) -> Iterator[None]:
 
 def _start(process: Process) -> subprocess.Popen[bytes]:
     try:
-        # A session of its own, and so a group, so that what it starts is ended with it.
+        # Its own session, hence process group, so that whatever it starts is ended with it.
         return subprocess.Popen(
             process.arguments,
             env=process.environment,
@@ -121,12 +121,12 @@ def _report_end(index: int, host: subprocess.Popen[bytes], events: _Events) -> N
 def _copy_lines(
     name: str, host: subprocess.Popen[bytes], events: _Events, ended: threading.Event
 ) -> None:
-    """Copies lines until the pipe is closed, or all have ended: a daemon may keep it open."""
+    """Copies lines until the pipe closes, or all have ended: a daemon may keep it open."""
     assert host.stdout is not None
     prefix, rest, last = f"[{name}] ".encode(), b"", False
     with host.stdout:
         while not last:
-            last = ended.is_set()  # before the look, so that nothing written until then is missed
+            last = ended.is_set()  # before polling, so that nothing written until then is missed
             if not select.select([host.stdout], [], [], 0 if last else _POLL_SECONDS)[0]:
                 continue
             chunk = os.read(host.stdout.fileno(), _PIPE_BYTES)
@@ -141,7 +141,7 @@ def _write(text: bytes, events: _Events) -> None:
     try:
         sys.stdout.buffer.write(text)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:  # whoever read it is gone, and so is the reason to go on
+    except BrokenPipeError:  # the reader is gone, and so is the reason to go on
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         events.put(_Event(None, 128 + signal.SIGPIPE))
 
@@ -149,13 +149,13 @@ def _write(text: bytes, events: _Events) -> None:
 def _wait(
     hosts: Sequence[subprocess.Popen[bytes]], processes: Sequence[Process], events: _Events
 ) -> int:
-    """0 once all are done, or the code of the first that failed."""
+    """Waits until all have ended, and returns 0, or until one fails, and returns its code."""
     running = set(range(len(hosts)))
     while running:
         index, code = events.get()
         if index is not None:
             running.remove(index)
-            _signal(hosts[index], signal.SIGTERM)  # what it left behind
+            _signal(hosts[index], signal.SIGTERM)  # processes that it left behind
         if code and index is not None and running:
             print(
                 f"process {processes[index].name} ended with exit code {code}; ending the others",
@@ -167,7 +167,7 @@ def _wait(
 
 
 def _end(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """Ends what is left of every process group; at once where this process is told to end again."""
+    """Ends what is left of every process group; at once if this process is told to end again."""
     for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
         for host in hosts:
             _signal(host, number)
@@ -182,7 +182,7 @@ def _end(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
 
 
 def _signal(host: subprocess.Popen[bytes], number: int) -> bool:
-    """Signals the group; whether there is still one."""
+    """Signals the process group; returns whether it still exists."""
     try:
         os.killpg(host.pid, number)
     except (ProcessLookupError, PermissionError):

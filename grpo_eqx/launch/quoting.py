@@ -1,4 +1,4 @@
-"""Values of any content in shell scripts, YAML and Kubernetes manifests."""
+"""Quoting of arbitrary values in shell scripts, YAML and Kubernetes manifests."""
 
 import json
 import os
@@ -12,14 +12,14 @@ _UNPRINTABLE_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def shell_line(arguments: Sequence[str]) -> str:
-    """The arguments for bash, on one line whatever they hold."""
+    """Quotes the arguments for bash, on one line whatever they contain."""
     return " ".join(_shell_word(argument) for argument in arguments)
 
 
 def _shell_word(argument: str) -> str:
     if argument.isprintable():
         return shlex.quote(argument)
-    # Bytes, not characters: what \u writes depends on the locale.
+    # Bytes, not characters: the output of \u depends on the locale.
     return "$'" + "".join(_ansi_c(byte) for byte in os.fsencode(argument)) + "'"
 
 
@@ -30,7 +30,7 @@ def _ansi_c(byte: int) -> str:
 
 
 def yaml_text(text: str) -> str:
-    """A double-quoted YAML scalar."""
+    """Returns a double-quoted YAML scalar."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -40,5 +40,5 @@ def yaml_text(text: str) -> str:
 
 
 def kubernetes_argument(argument: str) -> str:
-    """An argument that Kubernetes leaves as it is: it would replace `$(NAME)`."""
+    """Escapes an argument, in which Kubernetes would otherwise expand `$(NAME)`."""
     return argument.replace("$", "$$")

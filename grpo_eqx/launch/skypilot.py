@@ -33,20 +33,20 @@ class SkyPilot(Subcommand):
 
     takes_command: ClassVar[bool] = True
     accelerator: Annotated[str | None, tyro.conf.arg(name="type")] = None
-    """A TPU slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
+    """TPU slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
     gpus: str | None = None
-    """GPUs of each node, instead of a slice: SkyPilot's name and their number, such as H100:8."""
+    """GPUs of each node, instead of a slice: SkyPilot's name and a count, such as H100:8."""
     nodes: int = 1
-    """Nodes with these GPUs. A TPU slice counts as one node, however many hosts it has."""
+    """Number of nodes with these GPUs. A TPU slice is one node, however many hosts it has."""
     spot: bool = False
-    """Ask for spot machines: cheaper, and taken away at any time."""
+    """Request spot machines, which are cheaper but can be preempted at any time."""
     secrets: tuple[str, ...] = ()
-    """Names of environment variables to hand on, such as HF_TOKEN. Their values are given to
-    sky launch, with --secret HF_TOKEN."""
+    """Names of environment variables to pass on, such as HF_TOKEN. Give their values to sky launch,
+    with --secret HF_TOKEN."""
     name: str = "grpo-eqx"
-    """The task's name."""
+    """Name of the task."""
     output: Path | None = None
-    """The file to write, instead of standard output."""
+    """File to write, instead of standard output."""
 
     def run(self, command: tuple[str, ...]) -> int:
         if (self.accelerator is None) == (self.gpus is None):
@@ -56,7 +56,7 @@ class SkyPilot(Subcommand):
         )
         check_at_least("nodes", self.nodes, 1)
         if not all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", secret) for secret in self.secrets):
-            # Without what was given: it may hold a value.
+            # The message omits the input, which may hold a secret's value.
             raise UserError("--secrets takes the names of variables alone, as HF_TOKEN.")
         of_kind = self._tpu() if self.accelerator is not None else self._gpu()
         task = render(

@@ -24,19 +24,19 @@ class Slurm(Subcommand):
 
     takes_command: ClassVar[bool] = True
     nodes: int
-    """Nodes, with one process on each, which drives all accelerators of its node."""
+    """Number of nodes; one process on each drives all of its accelerators."""
     name: str = "grpo-eqx"
-    """The job's name."""
+    """Name of the job."""
     gpus_per_node: int | None = None
-    """GPUs of each node; none are asked for without it."""
+    """GPUs per node; none are requested by default."""
     time: str | None = None
-    """The time limit, such as 12:00:00 or 1-00:00:00; the partition's own without it."""
+    """Time limit, such as 12:00:00 or 1-00:00:00; by default that of the partition."""
     partition: str | None = None
-    """The partition; the cluster's default without it."""
+    """Partition; by default the cluster's default."""
     account: str | None = None
-    """The account to charge; your default without it."""
+    """Account to charge; by default your own default."""
     output: Path | None = None
-    """The file to write, instead of standard output."""
+    """File to write, instead of standard output."""
 
     def run(self, command: tuple[str, ...]) -> int:
         check_at_least("nodes", self.nodes, 1)

@@ -1,4 +1,4 @@
-"""What a loss backend computes: log-probs of tokens, from hidden states and the head."""
+"""Interface of loss backends: log-probs of tokens, from hidden states and the head."""
 
 import abc
 import math
@@ -21,20 +21,20 @@ class TokenStats(NamedTuple):
     entropies: Float[Array, "*batch T"]
     """Entropy of the distribution the token was drawn from, in nats."""
     logsumexps: Float[Array, "*batch T"]
-    """Log of the softmax' denominator, of the logits divided by the temperature."""
+    """Log of the softmax's denominator: the logsumexp of the logits over the temperature."""
 
     def where(self, mask: Bool[Array, "*batch T"]) -> "TokenStats":
-        """The statistics where `mask` is True, and elsewhere 0, without gradient."""
+        """Returns the statistics where `mask` is True; elsewhere 0, without gradient."""
         return TokenStats(*(jnp.where(mask, x, 0.0) for x in self))
 
 
 class LossBackend(eqx.Module):
-    """Maps final hidden states and the language-model head to `TokenStats`.
+    """Map from final hidden states and the language-model head to `TokenStats`.
 
     A backend is differentiable in `hidden` and `head`, for any cotangents of the three outputs.
     Products run in the dtype of `hidden`; statistics, and the accumulation of both gradients, are
     float32. A token whose id is not in the vocabulary (-100, say) is ignored: its statistics are 0,
-    and it has no gradient, whatever its hidden state is.
+    and it gets no gradient, whatever its hidden state.
     """
 
     def __call__(
@@ -45,11 +45,11 @@ class LossBackend(eqx.Module):
         temperature: float,
         mesh: jax.sharding.Mesh | None = None,
     ) -> TokenStats:
-        """Statistics of `ids` under `softmax(hidden @ head.T / temperature)`.
+        """Returns the statistics of `ids` under `softmax(hidden @ head.T / temperature)`.
 
         With a mesh, `hidden` is `[P, G, T, H]` and laid out as `batch_sharding` says, and the head
-        as a parameter; without, everything is on one device. Raises `UserError` for shapes that do
-        not fit each other, and for a temperature that is not a positive number.
+        as a parameter; without one, everything is on one device. Raises `UserError` for
+        incompatible shapes, and for a temperature that is not a positive number.
         """
         if hidden.shape != (*ids.shape, head.shape[1]):
             raise UserError(
@@ -71,16 +71,16 @@ class LossBackend(eqx.Module):
         temperature: float,
         mesh: jax.sharding.Mesh | None,
     ) -> TokenStats:
-        """As a call, for ids that are all in the vocabulary."""
+        """Computes what a call returns, for ids that are all in the vocabulary."""
 
 
 def in_vocabulary(ids: Int[Array, "*batch T"], vocabulary: int) -> Bool[Array, "*batch T"]:
-    """True where a token is not ignored."""
+    """Returns True for tokens that are not ignored."""
     return (ids >= 0) & (ids < vocabulary)
 
 
 def checked_temperature(temperature: float) -> float:
-    """The temperature as a Python number; raises `UserError` where it is not a positive one."""
+    """Returns the temperature as a float; raises `UserError` unless it is positive and finite."""
     if isinstance(temperature, jax.core.Tracer):
         raise UserError("temperature is traced: it must be a Python number, fixed when compiled.")
     if isinstance(temperature, jax.Array | numbers.Real):

@@ -12,16 +12,16 @@ from grpo_eqx.loss_backends.tiled import Tiles, check_tiles, tiled_stats
 
 
 class ChunkedLoss(LossBackend):
-    """Goes over tiles of the logits, and in the backward pass computes each of them again.
+    """Backend that computes logits tile by tile, and recomputes each tile in the backward pass.
 
-    At most `token_tile x vocabulary_tile` logits exist at a time on a device. A vocabulary that is
-    split over `tp` stays so: only sums over its parts are exchanged.
+    At most `token_tile x vocabulary_tile` logits exist at a time on a device. A vocabulary sharded
+    over `tp` stays sharded: only sums over its parts are exchanged.
     """
 
     token_tile: int = 2048
-    """Tokens of a tile, on one device."""
+    """Maximum tokens per tile, on one device."""
     vocabulary_tile: int = 2048
-    """Entries of the vocabulary of a tile."""
+    """Maximum vocabulary entries per tile."""
 
     def __check_init__(self) -> None:
         check_tiles(self.token_tile, self.vocabulary_tile)
@@ -70,5 +70,5 @@ class _XlaTiles(Tiles):
 def _scores(
     hidden: Float[Array, "n H"], head: Float[Array, "v H"], ids: Int[Array, " n"]
 ) -> tuple[Float[Array, "v n"], Bool[Array, "v n"]]:
-    """The scores, and where each token's own is."""
+    """Returns the scores, and a mask that is True at each token's own."""
     return product("vh,nh->vn", head, hidden), ids == jnp.arange(len(head))[:, None]

@@ -1,4 +1,4 @@
-"""The plain reference: all logits at once."""
+"""Plain reference backend: all logits at once."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from grpo_eqx.loss_backends.softmax import product
 
 
 class DenseLoss(LossBackend):
-    """Holds the whole `[tokens, vocabulary]` array: for tests and tiny vocabularies."""
+    """Backend with the whole `[tokens, vocabulary]` array, for tests and tiny vocabularies."""
 
     def token_stats(
         self,

@@ -1,4 +1,4 @@
-"""`TokenStats` of logits that exist already."""
+"""`TokenStats` of existing logits."""
 
 from functools import partial
 
@@ -13,11 +13,11 @@ from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 def stats_of_logits(
     logits: Float[Array, "*batch T V"], ids: Int[Array, "*batch T"], temperature: float
 ) -> TokenStats:
-    """Statistics of `ids` under `softmax(logits / temperature)`, as of a `LossBackend`.
+    """Returns statistics of `ids` under `softmax(logits / temperature)`, as a `LossBackend` does.
 
-    Computed in float32 from logits of any dtype. The backward pass keeps the logits and writes
-    their gradient in their dtype; on TPUs, whose compiler fuses the arithmetic, nothing else of
-    that size exists. Raises `UserError` for a temperature that is not a positive number.
+    They are computed in float32 from logits of any dtype. The backward pass keeps the logits and
+    writes their gradient in their dtype; on TPUs, whose compiler fuses the arithmetic, no other
+    array of that size exists. Raises `UserError` for a temperature that is not a positive number.
     """
     return _stats(logits, ids, checked_temperature(temperature))
 
@@ -51,7 +51,7 @@ def _backward(
     gradient = jax.tree.map(lambda x: x[..., None], fields).at(
         logits.astype(jnp.float32), own, temperature
     )
-    # Where a token is ignored its logits may be anything, even NaN.
+    # The logits of an ignored token may be anything, even NaN.
     return jnp.where(counted[..., None], gradient, 0.0).astype(logits.dtype), None
 
 
@@ -61,5 +61,5 @@ _stats.defvjp(_forward, _backward)
 def _own(
     logits: Float[Array, "*batch T V"], ids: Int[Array, "*batch T"]
 ) -> Bool[Array, "*batch T V"]:
-    """True at each token's own logit."""
+    """Returns True at each token's own logit."""
     return ids[..., None] == jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)

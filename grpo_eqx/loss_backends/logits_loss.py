@@ -1,4 +1,4 @@
-"""GRPO's loss for people who have logits already, in loops of their own."""
+"""GRPO's loss for custom training loops that already have logits."""
 
 import jax
 import jax.numpy as jnp
@@ -24,18 +24,18 @@ def grpo_loss(
     temperature: float = 1.0,
     objective: Objective | None = None,
 ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
-    """The loss of a batch of completions and its metrics, from the logits that predict `ids`.
+    """Computes the loss of a batch of completions and its metrics, from logits that predict `ids`.
 
-    The gradient has the dtype of the logits, of whose size nothing else is kept for it. Where a
-    token does not count it is 0, whatever the logits are.
+    The gradient has the dtype of the logits; nothing else of their size is kept for it. It is 0 at
+    tokens that do not count, whatever their logits.
 
     **Arguments:**
 
     - `logits`: before the temperature; `logits[:, t]` predicts `ids[:, t]`.
     - `ids`: the completions' tokens. Those outside the vocabulary (-100, say) do not count.
     - `advantages`: one for each completion.
-    - `mask`: True, or not 0, on the tokens that count. `None`: all.
-    - `old_logps`: log-probs under the policy that ratios are against, off-policy. `None` is
+    - `mask`: True, or not 0, for the tokens that count. `None`: all.
+    - `old_logps`: log-probs under the policy that the ratios divide by, if off-policy. `None` is
       on-policy: the ratios are 1, and the gradient is that of the policy itself.
     - `ref_logps`: log-probs under the reference policy, for an objective whose `beta` is not 0.
     - `sampler_logps`: log-probs under the distribution that `ids` were drawn from. `None`: the
@@ -44,7 +44,7 @@ def grpo_loss(
     - `objective`: the variant; `None` is the default `Objective`: clipped at 0.2 on both sides,
       the mean over all tokens (arXiv 2503.14476, eq. 8).
 
-    Raises `UserError` for arguments that do not fit each other.
+    Raises `UserError` for incompatible arguments.
     """
     objective = Objective() if objective is None else objective
     _check(logits, ids, advantages, ref_logps, objective)

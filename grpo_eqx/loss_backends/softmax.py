@@ -1,13 +1,13 @@
-"""The softmax over a vocabulary of which only a part is at hand: its sums, and its gradient.
+"""Softmax over a vocabulary that is processed in parts: its sums and its gradient.
 
-At temperature T, with s the scores (hidden state times head), z = s / T and y the token:
+At temperature T, with scores s (hidden state times head), z = s / T and token y:
 
     logp = z_y - lse        lse = log sum exp(z)        H = lse - E[z]
     ds = [g_logp (1_y - p) - g_H p (log p + H) + g_lse p] / T
 
-Scores are compared before they are divided, and everything is relative to the largest: where they
-are in the hundreds, a quotient or a logsumexp has lost the digits that count. A score of minus
-infinity, as of an entry that may not be drawn, has probability 0 and adds nothing.
+Scores are compared before they are divided, and everything is relative to the largest: for scores
+in the hundreds, a quotient or a logsumexp has lost the digits that matter. A score of minus
+infinity, such as that of an entry that may not be drawn, has probability 0 and adds nothing.
 """
 
 from typing import NamedTuple
@@ -18,34 +18,34 @@ from jaxtyping import Array, Bool, Float
 
 from grpo_eqx.loss_backends.base import TokenStats
 
-# Finite, so that its differences are, and below every score.
+# Finite, to keep differences finite, and below every score.
 LOWEST = -1e30
 
 
 def product(subscripts: str, a: Array, b: Array) -> Float[Array, "..."]:
-    """The einsum of two arrays of one dtype, summed in float32.
+    """Computes the einsum of two arrays of one dtype, accumulated in float32.
 
-    For float32 that means true float32 products, which TPUs and GPUs otherwise round.
+    For float32 this means true float32 products, which TPUs and GPUs would otherwise round.
     """
     exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     return jnp.einsum(subscripts, a, b, precision=exact, preferred_element_type=jnp.float32)
 
 
 class Partial(NamedTuple):
-    """Sums over a part of the vocabulary, for each token, float32."""
+    """Per-token sums over a part of the vocabulary, float32."""
 
     highest: Float[Array, "*n"]
-    """The largest score."""
+    """Largest score."""
     sums: Float[Array, "*n"]
-    """sum of exp((s - highest) / T)"""
+    """Sum of exp((s - highest) / T)"""
     moments: Float[Array, "*n"]
-    """sum of (s - highest) / T exp((s - highest) / T)"""
+    """Sum of (s - highest) / T exp((s - highest) / T)"""
     chosen: Float[Array, "*n"]
-    """The token's own score, or 0 where it is not in this part."""
+    """Score of the token itself, or 0 if it is not in this part."""
 
     @classmethod
     def of_nothing(cls, num_tokens: int) -> "Partial":
-        """The sums over no part."""
+        """Returns the sums over an empty part."""
         zeros = jnp.zeros(num_tokens, jnp.float32)
         return cls(zeros + LOWEST, zeros, zeros, zeros)
 
@@ -58,7 +58,7 @@ class Partial(NamedTuple):
         temperature: float,
         axis: int = 0,
     ) -> "Partial":
-        """The sums over the `valid` scores along `axis`, which stays, with size 1.
+        """Computes the sums over the `valid` scores along `axis`, which is kept with size 1.
 
         `own` marks each token's own score.
         """
@@ -74,28 +74,28 @@ class Partial(NamedTuple):
         )
 
     def relative_to(self, highest: Float[Array, "*#n"], temperature: float) -> "Partial":
-        """The same sums relative to another largest score."""
+        """Rescales the sums to be relative to another largest score."""
         shift = (self.highest - highest) / temperature
         factor = jnp.exp(shift)
         moments = jnp.where(factor > 0, (self.moments + shift * self.sums) * factor, 0.0)
         return Partial(highest, self.sums * factor, moments, self.chosen)
 
     def merged(self, temperature: float) -> "Partial":
-        """The sums over all parts, which lie along axis 0."""
+        """Merges parts stacked along dim 0 into the sums over all of them."""
         relative = self.relative_to(self.highest.max(axis=0), temperature)
         return Partial(relative.highest, *(x.sum(axis=0) for x in relative[1:]))
 
     def plus(self, other: "Partial", temperature: float) -> "Partial":
-        """The sums over both parts."""
+        """Returns the sums over both parts."""
         return jax.tree.map(lambda a, b: jnp.stack([a, b]), self, other).merged(temperature)
 
     def over_axis(self, name: str, temperature: float) -> "Partial":
-        """The sums over the parts that the devices along a mesh axis hold."""
+        """Returns the sums over the parts that the devices along a mesh axis hold."""
         relative = self.relative_to(jax.lax.pmax(self.highest, name), temperature)
         return Partial(relative.highest, *jax.lax.psum(relative[1:], name))
 
     def stats(self, temperature: float) -> TokenStats:
-        """What the whole vocabulary's sums say of the tokens."""
+        """Returns the tokens' statistics, for sums over the whole vocabulary."""
         logsums = jnp.log(self.sums)
         return TokenStats(
             logps=(self.chosen - self.highest) / temperature - logsums,
@@ -105,7 +105,7 @@ class Partial(NamedTuple):
 
 
 class ScoreGradient(NamedTuple):
-    """What the gradient of each token's scores is made of, float32.
+    """Per-token coefficients of the gradient of the scores, float32.
 
     ds = p (constant + slope log p) + own 1_y, with log p = (s - highest) / T - logsum
     """
@@ -118,7 +118,7 @@ class ScoreGradient(NamedTuple):
 
     @classmethod
     def of(cls, sums: Partial, cotangents: TokenStats, temperature: float) -> "ScoreGradient":
-        """For cotangents of the statistics that the whole vocabulary's sums gave."""
+        """Derives coefficients from whole-vocabulary sums and their statistics' cotangents."""
         g = TokenStats(*(x / temperature for x in cotangents))
         entropies = sums.stats(temperature).entropies
         constant = g.logsumexps - g.logps - g.entropies * entropies
@@ -127,7 +127,7 @@ class ScoreGradient(NamedTuple):
     def at(
         self, scores: Float[Array, "*scores"], own: Bool[Array, "*scores"], temperature: float
     ) -> Float[Array, "*scores"]:
-        """The gradient ds for a part of the vocabulary; `own` marks each token's own score."""
+        """Returns ds for a part of the vocabulary; `own` marks each token's own score."""
         logprobs = (scores - self.highest) / temperature - self.logsums
         probs = jnp.exp(logprobs)
         gradient = jnp.where(probs > 0, probs * (self.constant + self.slope * logprobs), 0.0)

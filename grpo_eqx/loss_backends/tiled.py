@@ -1,9 +1,9 @@
-"""`TokenStats` and their gradient a tile of tokens x vocabulary at a time, on any mesh.
+"""`TokenStats` and their gradient, one tile of tokens x vocabulary at a time, on any mesh.
 
-The loops over tiles, the exchange between devices and the custom derivative, once for every backend
-that says how a tile is computed. The vocabulary is the outer loop: each slice of the head is
-gathered and cast once, and each slice of its gradient is summed over the tokens in float32 and then
-written once, so neither exists whole in another layout or dtype than the parameter's own.
+The loops over tiles, the exchange between devices and the custom derivative are shared by all
+backends that define how a tile is computed. The vocabulary is the outer loop: each slice of the
+head is gathered and cast once, and each slice of its gradient is summed over the tokens in float32
+and then written once, so neither exists whole in a layout or dtype other than the parameter's own.
 """
 
 import abc
@@ -23,16 +23,16 @@ from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, product
 from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
 
 STRIP = 128
-"""Sizes of tiles are multiples of it where they can be: of registers, and of kernels' blocks."""
+"""Preferred divisor of tile sizes, to align with registers and kernels' blocks."""
 
 
 class Tiles(abc.ABC):
-    """How a tile of the scores is computed, on one device; hashable."""
+    """Computation of a tile of the scores on one device; hashable."""
 
     tokens: int
-    """The most tokens of a tile."""
+    """Maximum tokens per tile."""
     vocabulary: int
-    """The most rows of the head of a tile."""
+    """Maximum rows of the head per tile."""
 
     @abc.abstractmethod
     def sums(
@@ -43,9 +43,9 @@ class Tiles(abc.ABC):
         first: Int[Array, ""],
         temperature: float,
     ) -> Partial:
-        """Sums over the head's rows from `first` on, `[parts, n]` for any number of parts of them.
+        """Computes sums over the head's rows from `first` on, `[parts, n]` for any number of parts.
 
-        `ids` count from row 0 of the tile.
+        `ids` are relative to row 0 of the tile.
         """
 
     @abc.abstractmethod
@@ -57,18 +57,18 @@ class Tiles(abc.ABC):
         gradient: ScoreGradient,
         temperature: float,
     ) -> Float[Array, "v n"]:
-        """The gradient of the tile's scores, in the dtype of `hidden`."""
+        """Computes the gradient of the tile's scores, in the dtype of `hidden`."""
 
 
 def check_tiles(token_tile: int, vocabulary_tile: int) -> None:
-    """Raises `UserError` for tiles of nothing."""
+    """Raises `UserError` for tile sizes below 1."""
     for name, size in (("token_tile", token_tile), ("vocabulary_tile", vocabulary_tile)):
         if size < 1:
             raise UserError(f"{name} is {size}: it must be at least 1.")
 
 
 class _Layout(NamedTuple):
-    """How arrays lie on a mesh; without one, whole on one device."""
+    """Layout of the arrays on a mesh; without one, they are whole on one device."""
 
     mesh: jax.sharding.Mesh | None
     tokens: PartitionSpec
@@ -85,7 +85,7 @@ class _Layout(NamedTuple):
     def on_each_device(
         self, function: Callable[..., Any], in_specs: Any, out_specs: Any
     ) -> Callable[..., Any]:
-        """`function` of each device's own parts."""
+        """Wraps `function` to run on each device's own shards."""
         if self.mesh is None:
             return function
         return jax.shard_map(
@@ -97,17 +97,17 @@ class _Layout(NamedTuple):
         return x if axis is None else jax.lax.psum(x, axis)
 
     def first_row(self, head: Float[Array, "V h"]) -> Int[Array, ""] | int:
-        """The vocabulary's index of row 0 of this device's part of the head."""
+        """Returns the vocabulary index of row 0 of this device's part of the head."""
         axis = self.head[0]
         return 0 if axis is None else jax.lax.axis_index(axis) * len(head)
 
     def gather(self, rows: Float[Array, "v h"]) -> Float[Array, "v H"]:
-        """Whole rows of the head, from this device's part of them."""
+        """Gathers whole rows of the head from the devices' parts of them."""
         axis = self.head[1]
         return rows if axis is None else jax.lax.all_gather(rows, axis, axis=1, tiled=True)
 
     def sum_over_tokens(self, gradient: Float[Array, "v H"]) -> Float[Array, "v h"]:
-        """This device's part of whole rows' gradient, summed over all devices' tokens."""
+        """Sums whole rows' gradient over all devices' tokens; returns this device's part of it."""
         for axis in BATCH_AXES if self.mesh is not None else ():
             if axis == self.head[1]:
                 gradient = jax.lax.psum_scatter(gradient, axis, scatter_dimension=1, tiled=True)
@@ -118,7 +118,7 @@ class _Layout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Slices:
-    """A device's part of the vocabulary, cut into slices of one size."""
+    """A device's part of the vocabulary, cut into slices of equal size."""
 
     count: int
     size: int
@@ -130,16 +130,16 @@ class _Slices:
         return cls(-(-len(head) // size), size, len(head))
 
     def start(self, index: Int[Array, ""]) -> Int[Array, ""]:
-        """The first row of a slice. The last slice reaches back, to be as large as the others."""
+        """Returns a slice's first row. The last one reaches back, to be as large as the others."""
         return jnp.minimum(index * self.size, self.total - self.size)
 
     def first_new(self, index: Int[Array, ""]) -> Int[Array, ""]:
-        """The first row, within its slice, that no earlier slice had."""
+        """Returns the first row, relative to its slice, that no earlier slice covered."""
         return index * self.size - self.start(index)
 
     def cut(self, head: Float[Array, "V h"], index: Int[Array, ""]) -> Float[Array, "v h"]:
-        # Compilers would rather cast the whole head, before the loop, and slice that: CPU's, which
-        # widens bfloat16, unless the slice depends on the loop; TPU's, unless bits are sliced out.
+        # Compilers prefer to cast the whole head before the loop, and slice that: the CPU's, which
+        # widens bfloat16, unless the slice depends on the loop; the TPU's, unless bits are sliced.
         head, index = jax.lax.optimization_barrier((head, index))
         rows = jax.lax.dynamic_slice_in_dim(head, self.start(index), self.size)
         bits = jnp.dtype(f"uint{8 * head.dtype.itemsize}")
@@ -168,7 +168,7 @@ def tiled_stats(
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
 ) -> TokenStats:
-    """What `LossBackend.token_stats` promises, with a tile's logits as the largest array."""
+    """Computes `LossBackend.token_stats` with a tile's logits as the largest array."""
     return _forward(hidden, head, ids, temperature, tiles, mesh)[0]
 
 
@@ -233,7 +233,7 @@ def _backward(
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
             slice_ = _HeadSlice(rows, slices.start(index), slices.first_new(index))
             of_hidden, of_rows = _slice_gradients(cut, slice_, of_hidden, temperature, tiles)
-            # Rows that an earlier slice had are written again, with the same values.
+            # Rows that an earlier slice covered are rewritten with the same values.
             of_rows = layout.sum_over_tokens(of_rows).astype(head.dtype)
             return of_hidden, slices.write(of_head, of_rows, index)
 
@@ -262,9 +262,9 @@ class _TokenTiles(NamedTuple):
 class _HeadSlice(NamedTuple):
     rows: Float[Array, "v H"]
     start: Int[Array, ""]
-    """The vocabulary's index of row 0, within the device's part."""
+    """Index of row 0 within the device's part of the vocabulary."""
     first_new: Int[Array, ""]
-    """The first row that no earlier slice had."""
+    """First row that no earlier slice covered."""
 
 
 def _slice_gradients(
@@ -274,7 +274,7 @@ def _slice_gradients(
     temperature: float,
     tiles: Tiles,
 ) -> tuple[Float[Array, "tiles n H"], Float[Array, "v H"]]:
-    """The hidden states' gradient with that of a slice's scores added, and the slice's own."""
+    """Adds a slice's part to the hidden states' gradient; returns that and the slice's own."""
     rows = slice_.rows
     new = jnp.arange(len(rows)) >= slice_.first_new
     new_rows = jnp.where(new[:, None], rows, 0)
@@ -292,7 +292,7 @@ def _slice_gradients(
 
 
 def _cut_tokens(arrays: Any, num_batch_dims: int, most: int) -> Any:
-    """Arrays `[*batch, ...]` as `[tiles, n, ...]`, at least one, the last filled up with zeros."""
+    """Reshapes `[*batch, ...]` to `[tiles, n, ...]`: at least one tile, the last zero-padded."""
 
     def cut(x: Array) -> Array:
         x = x.reshape(-1, *x.shape[num_batch_dims:])
@@ -305,7 +305,10 @@ def _cut_tokens(arrays: Any, num_batch_dims: int, most: int) -> Any:
 
 
 def tile_size(total: int, most: int) -> int:
-    """The size of as few tiles as `most` allows, about even: as 2 x 1,152 for 2,049 in 2,048."""
+    """Returns the size of about even tiles, as few as `most` allows.
+
+    For a total of 2,049 and at most 2,048 that is 1,152, for two tiles.
+    """
     count = max(1, -(-total // most))
     even = max(1, -(-total // count))
     return min(most, -(-even // STRIP) * STRIP) if count > 1 else even

@@ -1,4 +1,4 @@
-"""The interface of a model: what training, generation and planning ask of every family."""
+"""The model interface that training, generation and planning require of every family."""
 
 import abc
 import functools
@@ -22,7 +22,7 @@ _Model = TypeVar("_Model", bound="CausalLM")
 
 
 class ModelConfig(abc.ABC):
-    """Sizes of a decoder, by Hugging Face's names, and the work that follows from them.
+    """Sizes of a decoder, under Hugging Face's names, and the work that they imply.
 
     A family's config is a frozen dataclass with at least these fields.
     """
@@ -38,7 +38,7 @@ class ModelConfig(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def from_json(cls, path: str | Path) -> "ModelConfig":
-        """Reads a Hugging Face `config.json`; raises `UserError` for what is not computed here."""
+        """Reads a Hugging Face `config.json`; raises `UserError` for unsupported settings."""
 
     @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -52,11 +52,11 @@ class ModelConfig(abc.ABC):
     @property
     @abc.abstractmethod
     def num_layer_parameters(self) -> int:
-        """Parameters of all layers' matrices; biases and norms are too few to count."""
+        """Number of parameters in all layers' matrices; biases and norms are too few to count."""
 
     @property
     def num_head_parameters(self) -> int:
-        """Parameters of the language-model head; looking up an embedding is no product."""
+        """Number of parameters in the language-model head; an embedding lookup is not a product."""
         return self.vocab_size * self.hidden_size
 
     def update_flops(
@@ -64,11 +64,11 @@ class ModelConfig(abc.ABC):
         prompt_lengths: Int[np.ndarray, " P"],
         completion_lengths: Int[np.ndarray, "P G"],
     ) -> float:
-        """Model FLOPs of one pass forward and backward, as in PaLM (arXiv 2204.02311, app. B).
+        """Counts model FLOPs, forward and backward, as in PaLM (arXiv 2204.02311, app. B).
 
-        Each token takes 6 for each parameter of the matrices that it meets (the head only for
-        completions) and, for each key that its query sees, 12 for each of a layer's head
-        dimensions. Unlike there, keys that causality hides are not counted.
+        Each token takes 6 per parameter of the matrices it passes through (the head only for
+        completions) and, for each key that its query sees, 12 per layer and dimension of its query
+        heads. Unlike in PaLM, keys that causality hides are not counted.
         """
         prompts, completions = _floats(prompt_lengths, completion_lengths)
         tokens = prompts.sum() + completions.sum()
@@ -90,11 +90,11 @@ class ModelConfig(abc.ABC):
         itemsize: int,
         kv_itemsize: float,
     ) -> float:
-        """Bytes that decoding must read from memory, on all devices together.
+        """Counts the bytes that decoding must read from memory, over all devices.
 
-        At every step these are each of `num_copies` of the weights, and the live keys and values:
-        a group's prompt once while any of its completions is live, and what each live completion
-        has so far. The prompts' prefill is not counted: it is bound by arithmetic.
+        Every step reads each of the `num_copies` copies of the weights and the live keys and
+        values: a group's prompt once while any of its completions is live, and each live
+        completion's own so far. The prompts' prefill is not counted: it is compute-bound.
         """
         prompts, completions = _floats(prompt_lengths, completion_lengths)
         weights = self.num_layer_parameters + self.num_head_parameters
@@ -106,15 +106,16 @@ class ModelConfig(abc.ABC):
 
 
 class PromptCache(NamedTuple):
-    """What a group's completions need of their prompt.
+    """Prompt state that a group's completions need.
 
-    The prompt's last token is left to the completions, as their first input: so the sampler and
-    the trainer read the same position from the same place, and a prefill yields no hidden states.
+    A prompt's last token is left to its completions as their first input, so that the sampler and
+    the trainer both compute that position with the completion, and a prefill yields no hidden
+    states.
     """
 
     kv: KeyValues | KVCache
     visible: Bool[Array, "P Tp"]
-    """The prompt's real tokens, except the last."""
+    """True on the prompt's own tokens, except the last."""
     last_ids: Int[Array, " P"]
     last_positions: Int[Array, " P"]
 
@@ -141,12 +142,12 @@ class PromptCache(NamedTuple):
         return PromptCache(kv, *map(func, self[1:], *(x[1:] for x in others)))
 
     def segment(self, layer_kv: KeyValues) -> Segment:
-        """Returns one layer's keys and values, with what completions see of them."""
+        """Returns one layer's keys and values, with a mask of what completions see of them."""
         return Segment(layer_kv, self.visible[:, None])
 
 
 class Rows(NamedTuple):
-    """The completion of the group, and its token, that each position of packed rows holds."""
+    """Completion of the group, and token offset within it, at each position of packed rows."""
 
     completions: Int[Array, "P R T"]
     offsets: Int[Array, "P R T"]
@@ -158,7 +159,7 @@ class CausalLM(eqx.Module):
     config: eqx.AbstractVar[ModelConfig]
     embed_tokens: eqx.AbstractVar[Float[Array, "V H"]]
     layers: eqx.AbstractVar[Any]
-    """Every array has a leading axis of layers."""
+    """Stacked layers: every array has a leading axis of layers."""
 
     @classmethod
     @abc.abstractmethod
@@ -175,7 +176,7 @@ class CausalLM(eqx.Module):
 
     @abc.abstractmethod
     def shardings(self: _Model, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> _Model:
-        """Returns the model's tree with a `NamedSharding` for every array (or shape) of it."""
+        """Returns the model's tree with a `NamedSharding` for each of its arrays (or shapes)."""
 
     @property
     @abc.abstractmethod
@@ -205,8 +206,8 @@ class CausalLM(eqx.Module):
     ) -> Float[Array, "P R T H"]:
         """Computes the final hidden states that predict each token of `ids`, given the prompt.
 
-        Each row is a completion, padded on the right, or what `rows` says. States where no
-        completion is have no meaning.
+        Each row is a completion, padded on the right, or packed as `rows` says. States at padding
+        are meaningless.
         """
 
     @abc.abstractmethod
@@ -218,10 +219,10 @@ class CausalLM(eqx.Module):
         place: Int[Array, "P G"],
         num_written: Int[Array, ""],
     ) -> tuple[Float[Array, "P G V"], KeyValues]:
-        """Computes the logits after `ids`, each the input at `place` of its completion.
+        """Computes the logits after `ids`, each the input at position `place` of its completion.
 
         **Arguments:** the prompts, with a `KVCache`; `own` holds the completions' keys and values
-        so far, `[L, P, G, K, S, D]`, of which no more than the first `num_written` are read.
+        so far, `[L, P, G, K, S, D]`, of which only the first `num_written` need to be read.
 
         **Returns:** float32 logits, and this step's keys and values, `[L, P, G, K, 1, D]`, to be
         written to `own` at `place`.
@@ -229,7 +230,7 @@ class CausalLM(eqx.Module):
 
     @property
     def trainable(self: _Model) -> _Model:
-        """The model's tree with a bool for every array: whether training changes it."""
+        """Tree of the model with a bool for every array: whether training changes it."""
         return jax.tree.map(lambda _: True, self)
 
     def astype(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
@@ -258,5 +259,5 @@ def parameter_name(path: tuple[object, ...]) -> str:
 
 
 def _floats(*lengths: np.ndarray) -> list[np.ndarray]:
-    # A pod's batch has more FLOPs than an integer may hold.
+    # The FLOPs of a pod's batch may exceed what an integer holds.
     return [each.astype(np.float64) for each in lengths]

@@ -11,7 +11,7 @@ from grpo_eqx.errors import UserError
 
 _COMPUTED: dict[str, Any] = {
     "hidden_act": "silu",
-    "attention_bias": True,  # of queries, keys and values; outputs have none
+    "attention_bias": True,  # on queries, keys and values; outputs have none
     "mlp_bias": False,
     "attention_dropout": 0.0,
     "is_causal": True,
@@ -31,29 +31,29 @@ _COMPUTED: dict[str, Any] = {
     "configuration_files": None,
     "transformers_weights": None,
 }
-"""What is computed here: a field that is given and not null must say so."""
+"""Supported values: a field that is present and not null must have the value given here."""
 
 _ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-"""The same for the fields inside `rope_scaling` and `rope_parameters`, beside `rope_theta`."""
+"""Supported values inside `rope_scaling` and `rope_parameters`, besides `rope_theta`."""
 
 _WITHOUT_EFFECT = frozenset({
-    # Where the model comes from, what it is for, and how it was made.
+    # Origin, purpose and training of the model.
     "_name_or_path", "name_or_path", "_commit_hash", "architectures", "transformers_version",
     "tokenizer_class", "prefix", "finetuning_task", "task_specific_params", "problem_type",
     "num_labels", "id2label", "label2id", "initializer_range", "gradient_checkpointing",
-    # How its arrays are held; the dtype here is an argument of loading.
+    # Storage of its arrays; here the dtype is an argument of loading.
     "dtype", "torch_dtype", "use_bfloat16", "torchscript", "tf_legacy_loss",
-    # Which of several ways to the same numbers transformers takes, and what it returns.
+    # Choices of transformers among equivalent implementations, and of what it returns.
     "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_cache",
     "is_decoder", "chunk_size_feed_forward", "return_dict", "output_attentions",
     "output_hidden_states", "output_scores", "return_dict_in_generate", "tie_last_hidden_states",
-    # Only with `use_sliding_window`.
+    # Effective only with `use_sliding_window`.
     "sliding_window", "max_window_layers",
-    # Of Qwen2.5-1M: transformers ignores it, vLLM too up to its chunk size (262144 tokens).
+    # Qwen2.5-1M: transformers ignores it, as does vLLM up to its chunk size (262144 tokens).
     "dual_chunk_attention_config",
-    # Tokens; `eos_token_id` is the tokenizer's to read.
+    # Special tokens; `eos_token_id` is left to the tokenizer to read.
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
-    # Parameters of generation, which transformers 4 could write here.
+    # Generation parameters, which transformers 4 could write here.
     "max_length", "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups",
     "diversity_penalty", "temperature", "top_k", "top_p", "typical_p", "repetition_penalty",
     "length_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids",
@@ -62,7 +62,7 @@ _WITHOUT_EFFECT = frozenset({
 })  # fmt: skip
 
 _SHOWN = 200
-"""Characters of a refused value in its message."""
+"""Maximum number of characters of a refused value in its message."""
 
 
 def used_fields(
@@ -70,11 +70,10 @@ def used_fields(
 ) -> dict[str, Any]:
     """Checks a `config.json` and picks the fields that are used; `rope_theta` may be nested.
 
-    **Arguments:** all fields; the names and types of those that are used; the file's path, for
-    messages.
+    **Arguments:** all fields; the names and types of those used; the file's path, for messages.
 
-    Raises `UserError` for a value of another type, and for a field that asks for anything else
-    than what is computed here. Warns of fields that are not known.
+    Raises `UserError` for a value of the wrong type, and for a field that asks for something
+    unsupported. Warns about unknown fields.
     """
     if fields.get("model_type") != "qwen2":
         raise UserError(
@@ -94,8 +93,8 @@ def used_fields(
     known = {"model_type", "layer_types", "rope_scaling", "rope_parameters"}
     known |= {*kinds, *_COMPUTED, *_WITHOUT_EFFECT}
     if unknown := [name for name in fields if name not in known]:
-        # Python shows a warning once for each line that it is told of: here the same line whoever
-        # reads the file, as a run reads it twice.
+        # Python shows a warning once per line it is attributed to: here the same line for every
+        # reader, as a run reads the file twice.
         warnings.warn(
             f"{path}: fields that are not known here are ignored: {', '.join(unknown)}. "
             "Make sure that they do not change what the model computes.",
@@ -105,7 +104,7 @@ def used_fields(
 
 
 def _rope_theta(fields: Mapping[str, Any], path: str | Path) -> Any:
-    """The base of the rotary frequencies. Refuses other frequencies, and two different bases."""
+    """Returns the base of the rotary frequencies; refuses other frequencies, and two bases."""
     ropes = {name: fields.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
     for name, rope in ropes.items():
         plain = isinstance(rope, dict) and all(
@@ -114,9 +113,9 @@ def _rope_theta(fields: Mapping[str, Any], path: str | Path) -> Any:
         )
         if not plain:
             raise _unsupported(path, name, rope, '{"rope_type": "default"} and a rope_theta')
-    # As `convert_rope_params_to_dict` of transformers 5: a rope_scaling is taken in the place of
-    # rope_parameters, a base inside it before the one outside, and none means 10000. The others
-    # must agree, as transformers 4 knows no base but the one outside.
+    # As in `convert_rope_params_to_dict` of transformers 5: rope_scaling replaces rope_parameters,
+    # a base inside it precedes the one outside, and the default is 10000. All must agree, as
+    # transformers 4 reads only the base outside.
     rope = ropes["rope_scaling"] or ropes["rope_parameters"]
     taken = next(
         (x for x in (rope.get("rope_theta"), fields.get("rope_theta")) if x is not None), 10_000.0
@@ -132,7 +131,7 @@ def _rope_theta(fields: Mapping[str, Any], path: str | Path) -> Any:
 
 
 def _check_value(path: str | Path, name: str, kind: Any, value: Any) -> None:
-    """Raises `UserError` for a value of another type (bools are no numbers), or not above 0."""
+    """Raises `UserError` for a value of the wrong type (a bool is not a number) or not above 0."""
     if kind is bool:
         right, wanted = isinstance(value, bool), "true or false"
     elif kind is float:
@@ -146,7 +145,7 @@ def _check_value(path: str | Path, name: str, kind: Any, value: Any) -> None:
 
 
 def _check_layer_types(fields: Mapping[str, Any], path: str | Path) -> None:
-    """Refuses anything else than full attention in every layer."""
+    """Refuses anything but full attention in every layer."""
     types, layers = fields.get("layer_types"), fields.get("num_hidden_layers")
     if types is None or layers is None:
         return

@@ -1,4 +1,4 @@
-"""The pieces of a Qwen2 layer: linear maps, RMSNorm, rotary positions."""
+"""Building blocks of a Qwen2 layer: linear maps, RMSNorm, rotary positions."""
 
 from typing import NamedTuple
 
@@ -18,14 +18,14 @@ class Linear(eqx.Module):
     """Whether the weight is `[in, out]` instead."""
 
     def transposed(self) -> "Linear":
-        """The same map, for forward passes on CPUs: of few rows their product is then faster."""
+        """Returns the map stored transposed, for faster forward passes of few rows on CPUs."""
         return Linear(self.weight.swapaxes(-1, -2), self.bias, not self.is_transposed)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         if self.is_transposed:
             y = x @ self.weight
             return y if self.bias is None else y + self.bias
-        # By this name rematerialisation finds the product, which `custom_vjp` hides from it.
+        # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
         y = checkpoint_name(_project(x, self.weight), "product")
         return y if self.bias is None else y + self.bias
 
@@ -46,9 +46,9 @@ def _project_forward(
 def _project_backward(
     residuals: tuple[Array, Array], dy: Float[Array, "*batch out"]
 ) -> tuple[Float[Array, "*batch in"], Float[Array, "out in"]]:
-    """The usual gradients; the weight's as the product whose transposed operand is the narrower.
+    """Computes the usual gradients; for the weight's, transposes the narrower operand.
 
-    XLA's CPU compiler transposes the left operand by a strided copy, into which it fuses whatever
+    XLA's CPU compiler transposes the left operand with a strided copy, into which it fuses whatever
     computes the operand: for a wide activation that copy took a third of an update's time.
     """
     x, weight = residuals
@@ -66,7 +66,7 @@ _project.defvjp(_project_forward, _project_backward)
 def rms_norm(
     x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float
 ) -> Float[Array, "*batch H"]:
-    """Root-mean-square normalisation (arXiv 1910.07467) with float32 statistics."""
+    """Applies root-mean-square normalization (arXiv 1910.07467) with float32 statistics."""
     x32 = x.astype(jnp.float32)
     normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
     return scale * normed.astype(x.dtype)

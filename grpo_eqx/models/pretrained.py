@@ -1,4 +1,4 @@
-"""Models as Hugging Face folders: `config.json` and safetensors, in and out, without torch."""
+"""Reads and writes models as Hugging Face folders (`config.json`, safetensors), without torch."""
 
 import json
 import re
@@ -28,14 +28,14 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
 _FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
-"""Constants that old versions of transformers stored with the weights, and all ignore."""
+"""Names of constants that old transformers versions stored with the weights, and all ignore."""
 
 
 def model_folder(name_or_path: str | Path) -> Path:
-    """The folder of a model: a local one, the embedded one, or a download from the hub.
+    """Returns the folder of a model: a local one, the embedded one, or a download from the hub.
 
     Downloads take safetensors, configs and tokenizer files, never pickles or code. Raises
-    `UserError` where there is no such model.
+    `UserError` for a model that is neither available locally nor can be downloaded.
     """
     path = Path(name_or_path)
     if path.is_dir():
@@ -87,16 +87,16 @@ def from_pretrained(
     mesh: jax.sharding.Mesh | None = None,
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> CausalLM:
-    """Loads a model of a known family, every array straight into its sharding over `mesh`.
+    """Loads a model of a known family, each array directly into its sharding over `mesh`.
 
     Only the slices that this host's devices hold are read, one parameter at a time.
 
     **Arguments:** a folder or hub name; a mesh of (dp, fsdp, tp), by default all devices on fsdp;
     the dtype of the arrays.
 
-    Raises `WeightsError`, naming the tensor, where one is missing, unexpected, truncated or of
-    another shape than `config.json` says. A head beside a tied embedding must equal it; stored
-    rotary frequencies are ignored.
+    Raises `WeightsError`, naming the tensor, where one is missing, unexpected, truncated or not of
+    the shape that `config.json` implies. A stored head must equal the embedding if tied to it;
+    stored rotary frequencies are ignored.
     """
     folder = model_folder(name_or_path)
     mesh = AutoMesh().build() if mesh is None else mesh
@@ -112,7 +112,7 @@ def from_pretrained(
             name = parameter_name(path)
 
             def read(index: tuple[slice, ...] | None) -> np.ndarray:
-                assert index is not None  # only for arrays without data
+                assert index is not None  # None only for arrays without data
                 if not name.startswith("layers."):
                     return tensors[template.tensor_name(name)][index].astype(dtype)
                 layers = range(config.num_hidden_layers)[index[0]]
@@ -142,8 +142,8 @@ def save_pretrained(
     """Writes `config.json` and safetensors that Hugging Face transformers loads.
 
     **Arguments:** the dtype of the tensors, by default that of the model. Files hold at most 5 GB
-    each, and one of them is in host memory at a time. Of several processes all must call it, and
-    the first writes.
+    each, and one of them is in host memory at a time. All processes must call this; only the first
+    one writes.
     """
     folder = Path(folder)
     dtype = jnp.dtype(model.embed_tokens.dtype if dtype is None else dtype)
@@ -170,7 +170,7 @@ def save_pretrained(
 
 
 def _tensors(model: CausalLM) -> Iterator[tuple[str, Any, int | None]]:
-    """Every tensor of a folder: its name, the parameter (or shape) it is of, and which layer's."""
+    """Yields every tensor of a folder: its name, its parameter (or shape), its layer if any."""
     for path, leaf in jax.tree.leaves_with_path(model):
         name = parameter_name(path)
         if name.startswith("layers."):
@@ -181,7 +181,7 @@ def _tensors(model: CausalLM) -> Iterator[tuple[str, Any, int | None]]:
 
 
 class _Slot:
-    """One tensor of a model to write: read from the device only when asked for."""
+    """One tensor to write, read from the device only on request."""
 
     def __init__(self, array: jax.Array, layer: int | None):
         self.array, self.layer = array, layer
@@ -193,7 +193,7 @@ class _Slot:
 
 
 def _files(slots: Mapping[str, _Slot], dtype: np.dtype) -> list[dict[str, _Slot]]:
-    """The tensors in groups of at most `_FILE_BYTES` (or one tensor)."""
+    """Groups the tensors into files of at most `_FILE_BYTES` (or of one tensor)."""
     groups: list[dict[str, _Slot]] = [{}]
     used = 0
     for name, slot in slots.items():
@@ -213,7 +213,7 @@ def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Lazily readable slices of every tensor in the folder's safetensors files."""
+    """Opens every tensor in the folder's safetensors files, as slices to be read lazily."""
     if (folder / _INDEX).exists():
         try:
             files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
@@ -237,12 +237,12 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def _truncation(path: Path) -> str | None:
-    """The first tensor that a shortened safetensors file no longer holds, as a sentence's end."""
+    """Describes the first tensor that a truncated safetensors file cuts off, as a clause."""
     size = path.stat().st_size
     try:
         with path.open("rb") as file:
             header_size = int.from_bytes(file.read(8), "little")
-            # No size of a header: the file is something else, such as a git-lfs pointer.
+            # Not a header size: the file is something else, such as a git-lfs pointer.
             header = json.loads(file.read(header_size)) if header_size < size else None
     except ValueError:
         return None
@@ -284,7 +284,7 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
 
 
 def _check_tied_head(folder: Path, tensors: Mapping[str, Any]) -> None:
-    """Raises `WeightsError` where a stored head is not bit for bit the embedding it is tied to."""
+    """Raises `WeightsError` where a stored head is not bitwise equal to its tied embedding."""
     head, embedding = tensors[_HEAD], tensors[_EMBEDDING]
     same = head.get_shape() == embedding.get_shape() and head.get_dtype() == embedding.get_dtype()
     size = embedding.get_shape()[0]

@@ -37,7 +37,7 @@ class Qwen2Layer(eqx.Module):
     def project(
         self, x: Float[Array, "P G T H"], rotary: Rotary, config: Qwen2Config
     ) -> tuple[Float[Array, "P G T N D"], KeyValues]:
-        """Rotated queries and keys, and values, of the normalised input."""
+        """Projects the normalized input to rotated queries, rotated keys, and values."""
         x = rms_norm(x, self.input_layernorm, config.rms_norm_eps)
         split = (*x.shape[:-1], -1, config.head_size)
         queries = rotary.rotate(self.q_proj(x).reshape(split))
@@ -51,7 +51,7 @@ class Qwen2Layer(eqx.Module):
         attended: Float[Array, "P G T N D"],
         config: Qwen2Config,
     ) -> Float[Array, "P G T H"]:
-        """The rest of the layer once its heads have attended."""
+        """Computes the rest of the layer from the attention of its heads."""
         x = x + self.o_proj(attended.reshape(*x.shape[:-1], -1))
         normed = rms_norm(x, self.post_attention_layernorm, config.rms_norm_eps)
         return x + self.down_proj(jax.nn.silu(self.gate_proj(normed)) * self.up_proj(normed))
@@ -68,7 +68,7 @@ class Qwen2(CausalLM):
 
     @classmethod
     def init(cls, config: Qwen2Config, key: PRNGKeyArray, std: float = 0.02) -> "Qwen2":
-        """Random weights: normal with `std`, norms one, biases zero, all float32."""
+        """Draws random float32 weights: normal with `std`, norms one, biases zero."""
         keys = iter(jax.random.split(key, 9))
         stack, hidden = config.num_hidden_layers, config.hidden_size
         wide = config.num_attention_heads * config.head_size
@@ -127,7 +127,7 @@ class Qwen2(CausalLM):
     def __call__(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
     ) -> Float[Array, "B T H"]:
-        """Final hidden states of plain sequences, padded on either side where `mask` is false."""
+        """Computes final hidden states of sequences, padded at either end where `mask` is false."""
         mask = jnp.ones(ids.shape, bool) if mask is None else mask
         hidden, _ = self._causal_pass(ids, mask)
         return rms_norm(hidden[:, 0], self.norm, self.config.rms_norm_eps)
@@ -135,21 +135,21 @@ class Qwen2(CausalLM):
     def logits(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
     ) -> Float[Array, "B T V"]:
-        """Float32 logits of plain sequences. Holds `B x T x V` numbers: for small uses only."""
+        """Computes float32 logits of sequences. Holds `B x T x V` numbers: for small uses only."""
         return self.project_logits(self(ids, mask))
 
     def embed(
         self, ids: Int[Array, "P G *T"], mesh: jax.sharding.Mesh | None = None
     ) -> Float[Array, "P G *T H"]:
-        """Embeddings in the dtype that the layers compute in, whatever the table's own.
+        """Looks up embeddings, in the dtype that the layers compute in, whatever the table's own.
 
-        With a mesh, laid out as `batch_sharding` says.
+        With a mesh, they are sharded as `batch_sharding` says.
         """
         x = self.embed_tokens[ids].astype(self.norm.dtype)
         if mesh is None or mesh.size == 1:
             return x
-        # In two steps: each device looks all tokens up in its part of the table, to whose gradient
-        # they then come back. Left to itself the compiler may gather the table, or all gradients.
+        # In two steps: each device looks tokens up in its own part of the table, to which their
+        # gradients return. Left to itself, the compiler may gather the table, or all gradients.
         for sharding in embedding_shardings(mesh, x.shape):
             x = jax.lax.with_sharding_constraint(x, sharding)
         return x
@@ -241,10 +241,10 @@ class Qwen2(CausalLM):
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
     ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
-        """All layers over plain sequences: states before the last norm, and keys and values."""
+        """Runs all layers over sequences: states before the last norm, and keys and values."""
         positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
         rotary = Rotary.at(positions[:, None], self.config.head_size, self.config.rope_theta)
-        spans = jnp.where(mask, 0, -1)[:, None]  # what pads sees pads
+        spans = jnp.where(mask, 0, -1)[:, None]  # padding sees padding
 
         def step(
             x: Float[Array, "P 1 T H"], layer: Qwen2Layer
@@ -274,7 +274,7 @@ _DIMS = {
 
 
 def _remat(step: Callable[_Inputs, _Output], remat: Remat) -> Callable[_Inputs, _Output]:
-    """Wraps a scan body so that its backward pass recomputes what `remat` says is not kept."""
+    """Wraps a scan body so that its backward pass recomputes what `remat` does not keep."""
     if remat == "none":
         return step
     policy = jax.checkpoint_policies.nothing_saveable

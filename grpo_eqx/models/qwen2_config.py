@@ -66,13 +66,13 @@ class Qwen2Config(ModelConfig):
 
     @property
     def head_size(self) -> int:
-        """`head_dim`, resolved."""
+        """Resolved `head_dim`."""
         assert self.head_dim is not None
         return self.head_dim
 
     @property
     def num_layer_parameters(self) -> int:
-        """Parameters of all layers' matrices; biases and norms are too few to count."""
+        """Number of parameters in all layers' matrices; biases and norms are too few to count."""
         queries = self.num_attention_heads * self.head_size
         keys = self.num_key_value_heads * self.head_size
         attention = 2 * self.hidden_size * (queries + keys)
@@ -81,7 +81,7 @@ class Qwen2Config(ModelConfig):
 
     @classmethod
     def from_name(cls, name: str) -> "Qwen2Config":
-        """The architecture of a Qwen2.5 model by its name, without any network.
+        """Returns the architecture of a Qwen2.5 model by its name, without network access.
 
         `name` is a size ("3B") or a hub name ("Qwen/Qwen2.5-3B-Instruct"). The constants are
         those of the Instruct models' `config.json`. Raises `UserError` for an unknown name.
@@ -95,8 +95,8 @@ class Qwen2Config(ModelConfig):
     def from_json(cls, path: str | Path) -> "Qwen2Config":
         """Reads a Hugging Face `config.json`.
 
-        Raises `UserError` for a field that asks for what is not computed here, such as scaled
-        rotary positions, and for a value of the wrong type. Warns of fields that are not known.
+        Raises `UserError` for a field that asks for something unsupported, such as scaled rotary
+        positions, and for a value of the wrong type. Warns about unknown fields.
         """
         try:
             fields = json.loads(Path(path).read_text())
@@ -105,7 +105,7 @@ class Qwen2Config(ModelConfig):
         if not isinstance(fields, dict):
             raise UserError(f"{path} is not a readable config.json: it holds no object.")
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
-        # An absent field means to Hugging Face what it means here, but for this one.
+        # Defaults of absent fields are the same as in Hugging Face, except for this one.
         values = {"tie_word_embeddings": False, **used_fields(fields, kinds, path)}
         for field in dataclasses.fields(cls):
             if field.default is dataclasses.MISSING and field.name not in values:
@@ -113,7 +113,7 @@ class Qwen2Config(ModelConfig):
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of a `config.json` that Hugging Face transformers (4 and 5) reads."""
+        """Returns the fields of a `config.json` that Hugging Face transformers (4 and 5) reads."""
         return {
             "architectures": ["Qwen2ForCausalLM"],
             "model_type": "qwen2",

@@ -1,4 +1,4 @@
-"""Softmax attention over some of the keys, to be carried on with more of them."""
+"""Softmax attention accumulated over successive parts of the keys."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 MASKED = -1e30
-"""Score of what a query does not see: finite, so that one that sees nothing stays finite too."""
+"""Score of a key that a query does not see: finite, so that a query that sees none stays finite."""
 
 
 class RunningSoftmax(NamedTuple):
-    """Attention over the keys so far, before normalisation, float32 (arXiv 2205.14135)."""
+    """Unnormalized float32 attention over the keys so far (arXiv 2205.14135)."""
 
     weighted: Float[Array, "*queries D"]
     total: Float[Array, "*queries 1"]
@@ -24,7 +24,7 @@ class RunningSoftmax(NamedTuple):
     def updated(
         self, scores: Float[Array, "*queries S"], values: Array, dims: str
     ) -> "RunningSoftmax":
-        """Over keys more; `dims` are those of weights, values and result, as of an einsum."""
+        """Adds more keys; `dims` is the einsum of weights and values to the result."""
         highest = jnp.maximum(self.highest, scores.max(axis=-1, keepdims=True))
         weights = jnp.exp(scores - highest)
         decay = jnp.exp(self.highest - highest)
@@ -33,7 +33,7 @@ class RunningSoftmax(NamedTuple):
         return RunningSoftmax(self.weighted * decay + weighted, self.total * decay + total, highest)
 
     def merged(self, other: "RunningSoftmax") -> "RunningSoftmax":
-        """Over the keys of both."""
+        """Merges attention over two parts of the keys."""
         highest = jnp.maximum(self.highest, other.highest)
         decay, other_decay = jnp.exp(self.highest - highest), jnp.exp(other.highest - highest)
         return RunningSoftmax(
@@ -43,14 +43,14 @@ class RunningSoftmax(NamedTuple):
         )
 
     def attended(self, dtype: jnp.dtype) -> Float[Array, "*queries D"]:
-        """The attention."""
+        """Returns the normalized attention in `dtype`."""
         return (self.weighted / self.total).astype(dtype)
 
     def logsumexp(self) -> Float[Array, "*queries 1"]:
-        """The logarithm of each query's sum of exponentials."""
+        """Returns the logarithm of each query's sum of exponentials."""
         return self.highest + jnp.log(self.total)
 
 
 def product(dims: str, x: Array, y: Array) -> Array:
-    """A product with a float32 result."""
+    """Computes an einsum with a float32 result."""
     return jnp.einsum(dims, x, y, preferred_element_type=jnp.float32)

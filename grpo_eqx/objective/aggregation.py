@@ -1,4 +1,4 @@
-"""From losses of tokens to the loss of an optimiser step, by weights that sum over its batch."""
+"""Aggregation of token losses into an optimizer step's loss, a weighted sum over its batch."""
 
 from typing import NamedTuple
 
@@ -9,17 +9,17 @@ from grpo_eqx._types import LossType
 
 
 class Totals(NamedTuple):
-    """Counts over everything that one optimiser step sees, on all devices and hosts."""
+    """Counts over the whole batch of an optimizer step, on all devices and hosts."""
 
     sequences: Float[Array, ""]
     filled_sequences: Float[Array, ""]
-    """Sequences with any token that is not masked."""
+    """Sequences with any unmasked token."""
     tokens: Float[Array, ""]
-    """Tokens that are not masked."""
+    """Unmasked tokens."""
     policy_tokens: Float[Array, ""]
-    """Those of them that the policy term acts on."""
+    """Unmasked tokens that the policy term acts on."""
     tokens_per_update: Float[Array, ""]
-    """Tokens that are not masked of the whole rollout, over the number of updates that share it."""
+    """Unmasked tokens of the whole rollout, divided by the number of updates that share it."""
 
     @classmethod
     def of(
@@ -30,8 +30,8 @@ class Totals(NamedTuple):
     ) -> "Totals":
         """Counts a whole batch.
 
-        **Arguments:** the tokens that count; those of them that the policy term acts on; the field
-        `tokens_per_update`, by default for a batch that is the whole rollout.
+        **Arguments:** masks of the tokens that count and of those that the policy term acts on; the
+        field `tokens_per_update`, by default that of a batch that is the whole rollout.
         """
         acted_on = policy_mask & mask
         counts = (
@@ -47,18 +47,18 @@ def token_weights(
     totals: Totals,
     max_completion_length: int | None,
 ) -> Float[Array, "P G Tc"]:
-    """What each token's loss counts for. Sums of weighted losses over micro-batches are the loss.
+    """Returns each token's weight; the loss is the weighted sum over all micro-batches.
 
-    - `grpo`, `sapo`: the mean over sequences of the mean over each one's tokens
+    - `grpo`, `sapo`: the mean over sequences of each sequence's mean over its tokens
       (arXiv 2402.03300, eq. 3).
-    - `dapo`, `cispo`: the sum over tokens, by the mean tokens of the rollout's updates, as in TRL:
-      a token counts the same in whichever update it is. Where the rollout has one update this is
-      the mean over all tokens. (DAPO, arXiv 2503.14476, eq. 8, and CISPO, arXiv 2506.13585, eq. 4,
-      divide by the tokens of one prompt's group; DAPO's own code by those of the update.)
+    - `dapo`, `cispo`: the sum over tokens, divided by the mean number of tokens of the rollout's
+      updates, as in TRL: a token counts the same in any update. With one update per rollout, this
+      is the mean over all tokens. (DAPO, arXiv 2503.14476, eq. 8, and CISPO, arXiv 2506.13585,
+      eq. 4, divide by the tokens of one prompt's group; DAPO's own code by those of the update.)
     - `bnpo`: the mean over the tokens of the update. TRL's "local batch" is a device's; here
-      nothing depends on how an update is cut.
-    - `dr_grpo`: the sum over tokens, by sequences times `max_completion_length`
-      (arXiv 2503.20783).
+      nothing depends on how an update is split.
+    - `dr_grpo`: the sum over tokens, divided by the number of sequences times
+      `max_completion_length` (arXiv 2503.20783).
     """
     weights = mask.astype(jnp.float32)
     if loss_type in ("grpo", "sapo"):

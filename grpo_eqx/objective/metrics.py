@@ -1,4 +1,4 @@
-"""Metrics of an update, gathered in micro-batches and merged exactly."""
+"""Metrics of an update, recorded per micro-batch and merged exactly."""
 
 from typing import NamedTuple
 
@@ -10,15 +10,15 @@ from grpo_eqx.objective.aggregation import Totals
 
 
 class Metrics(NamedTuple):
-    """Metrics of a micro-batch by name, grouped by how they merge with those of the others."""
+    """Metrics of a micro-batch by name, grouped by how they merge across micro-batches."""
 
     sums: dict[str, Array]
     mins: dict[str, Array]
     maxs: dict[str, Array]
 
     def merged(self) -> dict[str, Float[Array, ""]]:
-        """One dictionary, from arrays with a leading axis of micro-batches."""
-        # An extreme over no tokens at all is still its starting point, and becomes 0.
+        """Merges arrays with a leading dim of micro-batches into one dictionary."""
+        # A min or max over no tokens keeps its initial value, and becomes 0.
         mins = {name: x.min(axis=0) for name, x in self.mins.items()}
         maxs = {name: x.max(axis=0) for name, x in self.maxs.items()}
         return {
@@ -29,7 +29,7 @@ class Metrics(NamedTuple):
 
 
 class MetricsRecorder:
-    """Takes a micro-batch's `[P, G, Tc]` arrays of token values, or `[P, G, 1]` of sequences'."""
+    """Recorder for a micro-batch's values: `[P, G, Tc]` per token, or `[P, G, 1]` per sequence."""
 
     def __init__(self, mask: Bool[Array, "P G Tc"], totals: Totals):
         self.mask = mask
@@ -37,15 +37,15 @@ class MetricsRecorder:
         self._metrics = Metrics({}, {}, {})
 
     def finish(self) -> Metrics:
-        """What was recorded, as constants of the gradient."""
+        """Returns the recorded metrics, without gradient."""
         return jax.lax.stop_gradient(self._metrics)
 
     def add(self, name: str, part: Float[Array, ""] | Int[Array, ""]) -> None:
-        """A number that the micro-batches' parts add up to."""
+        """Records this micro-batch's part of a number that sums over micro-batches."""
         self._metrics.sums[name] = part.astype(jnp.float32)
 
     def mean(self, name: str, x: Array) -> None:
-        """The mean over tokens, or over sequences that have any."""
+        """Records the mean over tokens, or over sequences that have any."""
         tokens = x.shape == self.mask.shape
         count = self.totals.tokens if tokens else self.totals.filled_sequences
         self.add(name, jnp.sum(x, where=self._present(x)) / jnp.maximum(count, 1))
@@ -59,12 +59,12 @@ class MetricsRecorder:
         self._metrics.mins[f"{name}/min"] = x.min(where=self._present(x), initial=jnp.inf)
 
     def sequence_min(self, name: str, x: Bool[Array, "P G W"]) -> None:
-        """The least of the sequences' own means."""
+        """Records the smallest of the per-sequence means."""
         means, present = self._sequence_means(x)
         self._metrics.mins[name] = means.min(where=present, initial=jnp.inf)
 
     def sequence_max(self, name: str, x: Bool[Array, "P G W"]) -> None:
-        """The greatest of the sequences' own means."""
+        """Records the largest of the per-sequence means."""
         means, present = self._sequence_means(x)
         self._metrics.maxs[name] = means.max(where=present, initial=-jnp.inf)
 

@@ -1,4 +1,4 @@
-"""The whole objective of an update: every term, in order, on per-token log-probs."""
+"""The full objective of an update: every term, in order, from per-token log-probs."""
 
 import dataclasses
 from typing import NamedTuple
@@ -33,28 +33,28 @@ from grpo_eqx.objective.ratios import (
 
 
 class TokenBatch(NamedTuple):
-    """What is known of each token of a (micro-)batch. Values where `mask` is False never count."""
+    """Per-token data of a (micro-)batch. Values where `mask` is False never count."""
 
     logps: Float[Array, "P G Tc"]
-    """Under the policy that learns."""
+    """Log-probs under the policy that is trained."""
     entropies: Float[Array, "P G Tc"]
-    """Of the policy's distribution at each token."""
+    """Entropy of the policy's distribution at each token."""
     sampler_logps: Float[Array, "P G Tc"]
-    """Under the distribution the tokens were drawn from."""
+    """Log-probs under the distribution that the tokens were drawn from."""
     advantages: Float[Array, "P G"]
     mask: Bool[Array, "P G Tc"]
-    """True on the tokens that count."""
+    """True for tokens that count."""
     policy_mask: Bool[Array, "P G Tc"] | None = None
-    """True on those that the policy term and the entropy bonus act on. `None`: all that count."""
+    """True for tokens that the policy term and entropy bonus act on. `None`: all that count."""
     old_logps: Float[Array, "P G Tc"] | None = None
-    """Under the policy that ratios are against. `None`: the policy itself, so that they are 1."""
+    """Log-probs under the policy that ratios divide by. `None`: the policy itself; ratios are 1."""
     ref_logps: Float[Array, "P G Tc"] | None = None
-    """Under the reference policy; needed for `beta` above 0."""
+    """Log-probs under the reference policy; required unless `beta` is 0."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Objective:
-    """GRPO's objective and its variants; fields as in `GRPOConfig`, with their values filled in."""
+    """GRPO's objective and its variants, with the resolved values of `GRPOConfig`'s fields."""
 
     loss_type: LossType = "dapo"
     importance_sampling_level: ImportanceSamplingLevel = "token"
@@ -74,13 +74,13 @@ class Objective:
     off_policy_mask_threshold: float | None = None
     entropy_coef: float = 0.0
     max_completion_length: int | None = None
-    """Needed by `dr_grpo`, whose sums it divides."""
+    """Length that `dr_grpo` divides its sums by; required there."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> tuple[Float[Array, ""], Metrics]:
-        """This micro-batch's part of the loss of the optimiser step, and its metrics.
+        """Returns this micro-batch's part of the optimizer step's loss, and its metrics.
 
         Per token: the policy loss, times the off-policy and policy masks and the sampler
-        correction, plus `beta` times the KL estimate. Aggregated as `token_weights` says, less
+        correction, plus `beta` times the KL estimate. This is aggregated with `token_weights`, less
         `entropy_coef` times the mean entropy of the tokens that the policy term acts on.
         """
         batch = _without_padding(batch)
@@ -159,7 +159,7 @@ class Objective:
         policy_mask: Bool[Array, "P G Tc"],
         correction: Float[Array, "P G W"] | None,
     ) -> Float[Array, "P G Tc"]:
-        """What the policy losses are multiplied with: masks and the sampler correction."""
+        """Returns the factor of the policy losses: masks times the sampler correction."""
         scale = policy_mask.astype(jnp.float32)
         if self.off_policy_mask_threshold is not None:
             scale *= off_policy_keep(
@@ -172,10 +172,10 @@ class Objective:
         return scale if correction is None else scale * correction
 
     def _kl(self, batch: TokenBatch, ratios: Float[Array, "P G W"]) -> Float[Array, "P G Tc"]:
-        """KL estimates, times the ratio where their gradient is to be unbiased.
+        """Returns KL estimates, times the ratio where their gradient is to be unbiased.
 
-        The correction is that of DeepSeek-V3.2 (arXiv 2512.02556, eq. 7), for ratios of tokens; at
-        the level `sequence` it is TRL's, the sequence's ratio for each of its tokens.
+        For token ratios, the correction is that of DeepSeek-V3.2 (arXiv 2512.02556, eq. 7); at
+        level `sequence` it is TRL's, with the sequence's ratio for each of its tokens.
         """
         assert batch.ref_logps is not None, "beta is not 0, and ref_logps are None"
         kl = kl_estimates(batch.logps, batch.ref_logps, self.kl_estimator, self.kl_clamp)
@@ -194,14 +194,14 @@ class Objective:
 
 
 def make_objective(cfg: GRPOConfig) -> Objective:
-    """The objective that a resolved config describes."""
+    """Builds the objective that a resolved config describes."""
     fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(Objective)}
-    # What is None has no part in the config's combination.
+    # Fields that are None do not apply to the config's combination of options.
     return Objective(**{name: value for name, value in fields.items() if value is not None})
 
 
 def _without_padding(batch: TokenBatch) -> TokenBatch:
-    """The batch with zeros where masked: what is there, even NaN, must reach no gradient."""
+    """Zeros masked positions: nothing in them, not even NaN, may reach a gradient."""
 
     def clean(x: Array) -> Array:
         return jnp.where(batch.mask, x, 0.0)

@@ -1,4 +1,4 @@
-"""Policy losses of single tokens, from ratios and advantages."""
+"""Policy losses of individual tokens, from ratios and advantages."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 
 class PolicyLoss(NamedTuple):
-    """Losses, and where clipping cuts or caps their gradient."""
+    """Policy losses, with masks of where clipping removes or caps their gradient."""
 
     losses: Float[Array, "P G W"]
     clipped_low: Bool[Array, "P G W"]
@@ -26,12 +26,13 @@ def clipped_loss(
     delta: float | None = None,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """-min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
+    """Computes -min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
 
     PPO's clipped objective (arXiv 1707.06347, eq. 7), with DAPO's separate upper bound
     (arXiv 2503.14476, eq. 10) and INTELLECT-2's cap on large ratios (`delta`, arXiv 2505.07291,
-    eq. 3). `dual_clip` is the loss' bound at negative advantages, -c A (dual-clip PPO,
-    arXiv 1912.09729, eq. 5; verl's `clip_ratio_c`): for ranges below it the same as `delta`.
+    eq. 3). `dual_clip` (c) bounds the loss at negative advantages by -c A (dual-clip PPO,
+    arXiv 1912.09729, eq. 5; verl's `clip_ratio_c`), which is the same as `delta` where the clipping
+    range lies below c.
     """
     advantage = advantages[..., None]
     clipped = jnp.clip(ratios, 1 - epsilon, 1 + epsilon_high)
@@ -54,10 +55,10 @@ def cispo_loss(
     *,
     epsilon_high: float,
 ) -> PolicyLoss:
-    """-stop_gradient(min(r, epsilon_high)) A logps: every token keeps its gradient.
+    """Computes -stop_gradient(min(r, epsilon_high)) A logps: every token keeps its gradient.
 
-    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5, without the lower bound, as they ran it).
-    `epsilon_high` is TRL's: the cap on the ratio itself, which the paper writes 1 + epsilon_high.
+    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5), without the lower bound, as the authors ran
+    it. `epsilon_high` is TRL's: the cap on the ratio itself, written 1 + epsilon_high in the paper.
     """
     advantage = advantages[..., None]
     capped = jax.lax.stop_gradient(jnp.minimum(ratios, epsilon_high))
@@ -72,9 +73,9 @@ def sapo_loss(
     temperature_pos: float,
     temperature_neg: float,
 ) -> PolicyLoss:
-    """-(4 / tau) sigmoid(tau (r - 1)) A: a soft gate in place of clipping.
+    """Computes -(4 / tau) sigmoid(tau (r - 1)) A: a soft gate in place of clipping.
 
-    SAPO (arXiv 2511.20347, eq. 6), with a `tau` for positive advantages and one for the rest.
+    SAPO (arXiv 2511.20347, eq. 6), with one `tau` for positive advantages and another for the rest.
     """
     advantage = advantages[..., None]
     tau = jnp.where(advantage > 0, temperature_pos, temperature_neg)

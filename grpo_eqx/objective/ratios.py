@@ -1,4 +1,4 @@
-"""Importance ratios between policies, a token's own or its whole sequence's."""
+"""Importance ratios between policies, per token or per sequence."""
 
 import jax
 import jax.numpy as jnp
@@ -7,11 +7,11 @@ from jaxtyping import Array, Bool, Float
 from grpo_eqx._types import ImportanceSamplingLevel, SamplerCorrection
 
 MAX_EXPONENT = 20.0
-"""Bound of log-ratios: far past it a ratio would only bring overflow and NaN."""
+"""Bound on log-ratios; far beyond it, ratios only bring overflow and NaN."""
 
 
 def bounded_exp(log_ratios: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Exp of log-ratios clamped to [-20, 20], beyond which no gradient flows."""
+    """Exponentiates log-ratios clamped to [-20, 20], beyond which no gradient flows."""
     return jnp.exp(jnp.clip(log_ratios, -MAX_EXPONENT, MAX_EXPONENT))
 
 
@@ -21,14 +21,14 @@ def policy_ratios(
     mask: Bool[Array, "P G Tc"],
     level: ImportanceSamplingLevel,
 ) -> Float[Array, "P G W"]:
-    """Ratios of the policy to the one that `old_logps` are of; `W` is `Tc`, or 1 for `sequence`.
+    """Returns ratios of the policy to that of `old_logps`; `W` is `Tc`, or 1 for `sequence`.
 
     Logarithms are clamped to [-20, 20].
 
     - `token`: each token's own ratio (PPO, arXiv 1707.06347).
     - `sequence`: the geometric mean over the sequence's tokens (GSPO, arXiv 2507.18071, eq. 7).
     - `sequence_token`: the same value at every token, with the gradient of the token's own log-prob
-      (GSPO-token, eq. 14). Equal to `sequence` wherever all tokens of a sequence have one weight.
+      (GSPO-token, eq. 14). Equal to `sequence` if all tokens of a sequence have one weight.
     """
     log_ratios = logps - old_logps
     if level == "token":
@@ -37,7 +37,7 @@ def policy_ratios(
     of_sequence = bounded_exp(jnp.sum(log_ratios, axis=-1, keepdims=True, where=mask) / lengths)
     if level == "sequence":
         return of_sequence
-    # Subtracting a number from itself leaves exactly 0, and its gradient.
+    # A number minus its own constant is exactly 0, with the number's gradient.
     return jax.lax.stop_gradient(of_sequence) * jnp.exp(logps - jax.lax.stop_gradient(logps))
 
 
@@ -49,11 +49,11 @@ def sampler_weights(
     clip_min: float | None,
     clip_max: float | None,
 ) -> Float[Array, "P G W"]:
-    """Weights for tokens that the sampler drew from another distribution than the trainer's.
+    """Returns weights for tokens the sampler drew from a distribution other than the trainer's.
 
-    exp(old_logps - sampler_logps) of the token, or of the whole sequence (the product over its
-    tokens; `W` is then 1). `*_truncate` clamps to [clip_min, clip_max], `*_mask` gives 0 outside
-    (truncated and masked importance sampling, as in TRL). Constants: no gradient flows.
+    A weight is exp(old_logps - sampler_logps) of the token, or of the whole sequence (the product
+    over its tokens; `W` is then 1). `*_truncate` clamps it to [clip_min, clip_max], `*_mask` sets
+    it to 0 outside (truncated and masked importance sampling, as in TRL). No gradient flows.
     """
     level, how = correction.split("_")
     log_ratios = jnp.where(mask, old_logps - sampler_logps, 0.0)
@@ -74,9 +74,9 @@ def off_policy_keep(
     advantages: Float[Array, "P G"],
     threshold: float,
 ) -> Bool[Array, "P G 1"]:
-    """False for sequences of negative advantage that the policy has moved away from.
+    """Returns False for sequences of negative advantage that the policy has moved away from.
 
-    That is where the mean of `sampler_logps - logps` over the sequence's tokens exceeds the
+    These are the ones whose mean of `sampler_logps - logps` over their tokens exceeds the
     threshold (off-policy sequence masking, DeepSeek-V3.2, arXiv 2512.02556, eq. 9).
     """
     lengths = jnp.maximum(mask.sum(axis=-1), 1)

@@ -1,4 +1,4 @@
-"""Whether a run fits its devices, and what it will do there: told by compiling its programs."""
+"""Predicts by compilation whether a run fits its devices, and what it will do there."""
 
 from grpo_eqx.planner.devices import find_target as find_target
 from grpo_eqx.planner.plan import Change as Change

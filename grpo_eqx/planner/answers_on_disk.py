@@ -1,4 +1,4 @@
-"""Answers that took minutes, kept on disk."""
+"""Disk cache of answers that take minutes."""
 
 import hashlib
 import json
@@ -14,10 +14,10 @@ from grpo_eqx.training.compilation import cache_folder
 def remembered(
     question: Mapping[str, Any], answer: Callable[[], Mapping[str, Any]]
 ) -> Mapping[str, Any]:
-    """The answer to a question, both plain JSON, found anew only where it is not on disk.
+    """Returns the answer to a question, both plain JSON; computes it only if it is not on disk.
 
-    The question must name all that the answer depends on. Answers lie in `grpo_eqx/plans` under
-    `$XDG_CACHE_HOME`, by default `~/.cache`; where that cannot be written, nothing is kept.
+    The question must name all that the answer depends on. Answers are kept in `grpo_eqx/plans`
+    under `$XDG_CACHE_HOME`, by default `~/.cache`; where that is not writable, nothing is kept.
     """
     known = recalled(question)
     if known is None:
@@ -27,7 +27,7 @@ def remembered(
 
 
 def recalled(question: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The answer on disk, if there is one."""
+    """Returns the answer on disk; `None` if there is none."""
     try:
         kept = json.loads(_path(question).read_text())
     except (OSError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What a compiler says of one program: the memory it takes, its largest arrays, what it sends."""
+"""Compiles one program and reads the memory it takes, its largest arrays and what it sends."""
 
 import dataclasses
 import hashlib
@@ -26,40 +26,43 @@ class Exchange(NamedTuple):
 
     kind: str
     instructions: int
-    """Their number, however often loops repeat them."""
+    """Number of instructions, however often loops repeat them."""
     num_bytes: int
-    """Of their results on one device, each once."""
+    """Bytes of their results on one device, each counted once."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """Figures in bytes are of one device; those that are `None` the compiler did not get to."""
+    """Memory, largest arrays and collectives of a program; bytes are per device.
+
+    Sizes are `None` where the compiler refused the program before it had them.
+    """
 
     peak_bytes: int
-    """The most that arguments, results, temporaries and code take together. Of a program that the
-    compiler refuses, what it says would be needed."""
+    """Peak of arguments, results, temporaries and code together. For a program that the compiler
+    refuses, the bytes that it says are needed."""
     argument_bytes: int | None
     output_bytes: int | None
-    """Of results that are not written over arguments."""
+    """Bytes of results that are not written over arguments."""
     temporary_bytes: int | None
-    """What the peak has besides the others."""
+    """Bytes of the peak besides arguments, results and code."""
     code_bytes: int | None
     accepted: bool
-    """Whether the compiler, which knows of nothing else on the device, accepts it."""
+    """Whether the compiler, which knows of nothing else on the device, accepts the program."""
     seconds: float
-    """That compiling took."""
+    """Seconds that compiling took."""
     buffers: tuple[Buffer, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "CompiledProgram":
-        """The inverse of `to_json`."""
+        """Inverts `to_json`."""
         buffers = tuple(Buffer(**each) for each in fields["buffers"])
         exchanges = tuple(Exchange(**each) for each in fields["exchanges"])
         return cls(**{**fields, "buffers": buffers, "exchanges": exchanges})
 
     def to_json(self) -> dict[str, Any]:
-        """Its fields as plain JSON."""
+        """Returns the fields as plain JSON."""
         return {
             **dataclasses.asdict(self),
             "buffers": [buffer._asdict() for buffer in self.buffers],
@@ -68,12 +71,12 @@ class CompiledProgram:
 
 
 def compile_program(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
-    """Compiles a program for the devices, or finds on disk what came of that before.
+    """Compiles a program for the devices, or reads an earlier result from disk.
 
-    Raises what the compiler raises, but for a want of memory, which is an answer.
+    Raises what the compiler raises, except for a lack of memory, which is an answer.
     """
     if jax.process_count() > 1:
-        return _compile(lowered, target)  # all compile the same, whatever each has on its disk
+        return _compile(lowered, target)  # all must compile the same, whatever each has on disk
     question = {
         "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         "devices": [target.device_kind, len(target.devices), target.name],
@@ -92,7 +95,7 @@ def _compile(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
         said, needed = str(error), _NEEDED.search(str(error))
         if "RESOURCE_EXHAUSTED" not in said or "memory space vmem" in said:
             raise
-        # Where it does not say how much, it is more than there is.
+        # Where the compiler does not say how much, it is more than is available.
         peak = parse_size(needed[1] or needed[2]) if needed else target.usable_bytes + 1
         seconds = time.monotonic() - start
         return CompiledProgram(peak, None, None, None, None, accepted=False, seconds=seconds)
@@ -107,8 +110,8 @@ def _compile(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes
     held = memory.argument_size_in_bytes + outputs
     if target.on_tpu:
-        # The sum of a TPU program's temporaries counts some that never live at the same time: the
-        # compiler accepts programs for which it exceeds the memory. Its peak is what it refuses by.
+        # The sum of a TPU program's temporaries counts some that are never live at the same time:
+        # the compiler accepts programs whose sum exceeds the memory. It refuses by the peak.
         peak = memory.peak_memory_in_bytes + code
     else:
         peak = held + memory.temp_size_in_bytes + code

@@ -1,4 +1,4 @@
-"""The devices that a plan is for: a TPU slice that need not be there, or those at hand."""
+"""The devices that a plan is for: a described TPU slice, or the local devices."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.planner.topologies import described_devices
 
 LOCAL = "local"
-"""The name of the devices at hand."""
+"""Name of the local devices."""
 
 _LIMIT = re.compile(r"exceeds available HBM \(([^)]+)\)|Used \S+ of (\S+) hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -33,7 +33,7 @@ class Target:
     """A TPU type or grid, or `local`."""
     devices: Sequence[jax.Device]
     usable_bytes: int
-    """Memory of each that programs can have, besides what the runtime keeps for itself."""
+    """Memory of each device that programs can use, without what the runtime reserves."""
     compiler: str
     """The compiler and its version."""
 
@@ -47,9 +47,9 @@ class Target:
 
 
 def find_target(topology: str) -> Target:
-    """A TPU type (v6e-16), a grid (v6e:4x4), or `local`: the devices that JAX sees.
+    """Finds a TPU type (v6e-16), a grid (v6e:4x4), or `local`: the devices that JAX sees.
 
-    Raises `UserError` for one that is not known, and without the compiler for TPUs.
+    Raises `UserError` for an unknown one, and without the compiler for TPUs.
     """
     if topology == LOCAL:
         return local_target(jax.devices())
@@ -59,7 +59,7 @@ def find_target(topology: str) -> Target:
 
 
 def installed_version(package: str) -> str | None:
-    """Of a package, if it is there under that name."""
+    """Returns the version of a package; `None` if none of that name is installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -67,13 +67,13 @@ def installed_version(package: str) -> str | None:
 
 
 def local_target(devices: Sequence[jax.Device]) -> Target:
-    """Devices that are there."""
+    """Returns the target of attached devices."""
     return Target(LOCAL, devices, _local_bytes(devices), devices[0].client.platform_version)
 
 
 @functools.cache
 def _described_bytes(device: jax.Device) -> int:
-    """What the compiler lets a program have: it says so where one needs more."""
+    """Returns the bytes that a program may use, from the compiler's error for a larger one."""
     everywhere = NamedSharding(Mesh(np.array([device]), "all"), PartitionSpec())
     vast = jax.ShapeDtypeStruct((2**40,), jnp.float32, sharding=everywhere)
     try:
@@ -86,12 +86,12 @@ def _described_bytes(device: jax.Device) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Bytes, as the compiler writes them: `31.25G`."""
+    """Parses a number of bytes as the compiler writes it: `31.25G`."""
     return int(float(text[:-1]) * _UNITS[text[-1]]) if text[-1] in _UNITS else int(text)
 
 
 def _local_bytes(devices: Sequence[jax.Device]) -> int:
-    """Of the device with least."""
+    """Returns the usable bytes of the device that has the least."""
     own = [device for device in devices if device.process_index == jax.process_index()]
     if own[0].platform == "cpu":
         return _host_bytes() // max(Counter(d.process_index for d in devices).values())
@@ -103,7 +103,7 @@ def _local_bytes(devices: Sequence[jax.Device]) -> int:
 
 
 def _host_bytes() -> int:
-    """Memory of this machine, or as much of it as this process may have."""
+    """Returns the bytes of this machine's memory, or of the part that this process may use."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         allowed = _CGROUP_LIMIT.read_text().strip()

@@ -22,11 +22,11 @@ _NO_BUFFER = {
     "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "iota", "while", "after-all",
     "opt-barrier", "optimization-barrier", "partition-id",
 }  # fmt: skip
-"""Operations whose result is another's memory, or no array in main memory."""
+"""Operations whose result aliases another's memory, or is no array in main memory."""
 _STORED = re.compile(r"(\w+)\[([\d,]*)\]\{?(.*)$")
 _TILE = re.compile(r"T\((\d+),(\d+)\)")
 _ON_CHIP = re.compile(r"S\([1-9]\d*\)")
-"""A TPU's vector memory, not its HBM."""
+"""Mark of a TPU's vector memory, as opposed to its HBM."""
 _SOURCE = re.compile(r'source_file="([^"]*)" source_line=(\d+)')
 _FRAME = re.compile(r"stack_frame_id=(\d+)")
 _TABLE_ROW = re.compile(r"^(\d+) (.*)$")
@@ -43,7 +43,7 @@ class Collective(NamedTuple):
     num_bytes: int
     """Size of that result."""
     loops: int
-    """How many nested loops contain it."""
+    """Number of nested loops that contain it."""
     scope: str
     """JAX's `op_name` of the instruction, or of the loop that contains it."""
 
@@ -54,11 +54,11 @@ class Buffer(NamedTuple):
     num_bytes: int
     """Size on each device."""
     shape: str
-    """Such as `bf16[36,8,2176,2048]`, also on each device."""
+    """Type and shape on each device, such as `bf16[36,8,2176,2048]`."""
     operation: str
-    """JAX's name of the operation that makes it."""
+    """JAX's name for the operation that makes it."""
     source: str
-    """The file and line that ask for it, `qwen2.py:120`; empty where the compiler omits them."""
+    """File and line that ask for it, `qwen2.py:120`; empty where the compiler omits them."""
 
 
 class _Instruction(NamedTuple):
@@ -69,12 +69,12 @@ class _Instruction(NamedTuple):
 
     @property
     def op_name(self) -> str | None:
-        """Where in the traced function it comes from, in JAX's words."""
+        """Origin in the traced function, in JAX's words."""
         match = _OP_NAME.search(self.line)
         return match[1] if match else None
 
     def called(self) -> Iterator[tuple[str, str]]:
-        """Computations that it runs, each with the attribute that names it."""
+        """Yields the computations that it runs, each as (attribute that names it, name)."""
         for attribute, names in _CALLED.findall(self.line):
             for name in re.findall(r"[\w.$-]+", names):
                 yield attribute, name
@@ -99,18 +99,18 @@ class _Program:
                 self.computations[name].append(_Instruction(match[1], match[2], line))
 
     def walk(self, name: str, loops: int, scope: str) -> Iterator[tuple[_Instruction, int, str]]:
-        """Instructions in the order of calls, each with its number of loops and its scope."""
+        """Yields instructions in call order, each with its number of loops and its scope."""
         for instruction in self.computations[name]:
             here = instruction.op_name or scope
             yield instruction, loops, here
             inner = loops + (instruction.operation == "while")
-            # A reduction's function is called once for each number: it exchanges nothing.
+            # A reduction's function is called for each element: it exchanges nothing.
             if instruction.operation.removesuffix("-start") not in COLLECTIVES:
                 for _, callee in instruction.called():
                     yield from self.walk(callee, inner, here)
 
     def allocating(self) -> Iterator[_Instruction]:
-        """Instructions whose results are buffers: those inside a fusion have none."""
+        """Yields instructions whose results are buffers: those inside a fusion have none."""
         every = [each for body in self.computations.values() for each in body]
         fused = {name for each in every for kind, name in each.called() if kind == "calls"}
         for name, instructions in self.computations.items():
@@ -132,7 +132,7 @@ def _collective(instruction: _Instruction, loops: int, scope: str) -> Collective
     kind = instruction.operation.removesuffix("-start")
     arrays = _ARRAY.findall(instruction.result)
     if instruction.operation.endswith("-start") and kind != "all-reduce":
-        arrays = arrays[1:2]  # the operand, the result, and what keeps them apart
+        arrays = arrays[1:2]  # a tuple of operand, result and context
     shapes = ", ".join(f"{dtype}[{shape}]" for dtype, shape in arrays)
     num_bytes = sum(math.prod(_sizes(shape)) * _itemsize(dtype) for dtype, shape in arrays)
     return Collective(kind, shapes, num_bytes, loops, scope)
@@ -158,7 +158,7 @@ def largest_buffers(text: str, count: int) -> list[Buffer]:
 
 
 def _stored_bytes(dtype: str, shape: str, layout: str) -> int:
-    """Size of an array as stored: a TPU fills up the two fastest dimensions to whole tiles."""
+    """Returns an array's size as stored: a TPU pads its two fastest dimensions to whole tiles."""
     sizes = _sizes(shape)
     order = [int(dim) for dim in layout.partition(":")[0].rstrip("}").split(",") if dim.isdigit()]
     tile = _TILE.search(layout)
@@ -178,7 +178,7 @@ def _itemsize(dtype: str) -> int:
 
 
 class _Sources:
-    """The tables at the head of a program's text that its stack frames refer to."""
+    """Tables at the head of a program's text that resolve its stack frames."""
 
     def __init__(self, text: str) -> None:
         tables: dict[str, dict[str, str]] = {}
@@ -195,7 +195,7 @@ class _Sources:
         self._frames: Mapping[str, str] = tables.get("StackFrames", {})
 
     def of(self, instruction: _Instruction) -> str:
-        """The innermost line of Python that an instruction comes from."""
+        """Returns the innermost line of Python that an instruction comes from; empty if unknown."""
         if match := _SOURCE.search(instruction.line):
             return f"{match[1].rpartition('/')[2]}:{match[2]}"
         frame = _FRAME.search(instruction.line)

@@ -1,4 +1,4 @@
-"""From a run and devices to a plan: every program of the run, compiled."""
+"""Makes the plan of a run on given devices: compiles every program of the run."""
 
 from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
@@ -26,22 +26,22 @@ from grpo_eqx.training.lowering import (
 from grpo_eqx.training.programs import Programs
 
 Say = Callable[[str], None]
-"""Is told what is being worked on, for those who wait."""
+"""Progress callback: receives what is being worked on, for users who wait."""
 
 SETTINGS = (
     "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
     "loss_backend", "optimizer", "max_num_seqs", "kv_cache_dtype", "rollout_sharding", "mesh",
     "remat", "beta",
 )  # fmt: skip
-"""What a plan says of the run's settings."""
+"""Settings of the run that a plan reports."""
 TRAINING = ("generate", "score", "score_reference", "update")
-"""The programs of a step, as they are shown."""
+"""Programs of a step, in the order in which they are shown."""
 UPDATING = ("score", "score_reference", "update")
-"""Those that micro-batches are for."""
+"""Programs that run in micro-batches."""
 
 
 class _Program(NamedTuple):
-    """A program to compile, and what it has for arguments of what lies there all the time."""
+    """A program to compile, and the resident arrays that are its arguments."""
 
     name: str
     lower: Callable[[], jax.stages.Lowered]
@@ -58,7 +58,7 @@ def make_plan(
 ) -> Plan:
     """Compiles the programs of a run whose micro-batches are not `auto`.
 
-    **Arguments:** the programs to compile, where it runs them; whether to stop at the first that
+    **Arguments:** the programs to compile, if the run has them; whether to stop at the first that
     does not fit.
 
     Raises `UserError` where the mesh, the batches or the model do not fit the devices.
@@ -109,7 +109,7 @@ def make_plan(
 def _programs(
     run: RunSpec, programs: Programs, model: CausalLM, reference: CausalLM | None
 ) -> Iterator[_Program]:
-    """The largest first."""
+    """Yields the run's programs, the largest first."""
     cfg, lengths = run.cfg, run.prompts
     P, G, prompt = cfg.prompts_per_step, cfg.num_generations, lengths.train
     num_shares = cfg.steps_per_generation

@@ -1,4 +1,4 @@
-"""An out-of-memory error told with the plan's numbers, and the setting to change."""
+"""Explains an out-of-memory error by the plan's numbers and the setting to change."""
 
 import functools
 import sys
@@ -13,10 +13,10 @@ from grpo_eqx.planner.plan import Plan
 
 @runtime_checkable
 class Planned(Protocol):
-    """What can plan itself for the devices it runs on."""
+    """Object that can plan itself for the devices it runs on."""
 
     def plan(self) -> Plan:
-        """The plan."""
+        """Returns the plan."""
 
 
 Self = TypeVar("Self", bound=Planned)
@@ -27,7 +27,7 @@ Result = TypeVar("Result")
 def explains_out_of_memory(
     method: Callable[Concatenate[Self, Arguments], Result],
 ) -> Callable[Concatenate[Self, Arguments], Result]:
-    """A method whose out-of-memory errors become `OutOfMemoryError`."""
+    """Wraps a method so that its out-of-memory errors become `OutOfMemoryError`."""
 
     def explained(self: Self, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
@@ -46,7 +46,7 @@ def _explanation(error: str, make_plan: Callable[[], Plan]) -> str:
     print(f"out of memory ({said}): planning what fits", file=sys.stderr, flush=True)
     try:
         plan = make_plan()
-    except Exception:  # whatever fails here must not hide what failed first
+    except Exception:  # a failure here must not hide the first one
         return f"the devices are out of memory ({said}): lower micro_batch_size_per_device."
     if not plan.fits:
         return f"the devices are out of memory ({said}). The plan of the run: {plan.verdict}"

@@ -1,4 +1,4 @@
-"""What a plan says."""
+"""The plan of a run, its verdict and its JSON form."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -18,17 +18,17 @@ class PlannedProgram:
 
     compiled: CompiledProgram
     elsewhere_bytes: int
-    """What lies on each device while it runs, and is no argument of it."""
+    """Bytes resident on each device while it runs, besides its arguments."""
     floor: Floor | None
-    """Of one step; none of evaluations."""
+    """Least work of one step; `None` for evaluations."""
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a device holds while it runs."""
+        """Most bytes that a device holds while it runs."""
         return self.compiled.peak_bytes + self.elsewhere_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """Its figures; `peak_bytes` counts what lies elsewhere too."""
+        """Returns its figures; `peak_bytes` includes `elsewhere_bytes`."""
         return {
             **self.compiled.to_json(),
             "peak_bytes": self.peak_bytes,
@@ -38,7 +38,7 @@ class PlannedProgram:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "PlannedProgram":
-        """The inverse of `to_json`."""
+        """Inverts `to_json`."""
         compiled = dict(fields)
         floor, elsewhere = compiled.pop("floor"), compiled.pop("elsewhere_bytes")
         compiled["peak_bytes"] -= elsewhere
@@ -51,7 +51,7 @@ class PlannedProgram:
 
 @dataclasses.dataclass(frozen=True)
 class Found:
-    """What a search for the largest value of a setting came to."""
+    """Result of a search for the largest value of a setting."""
 
     setting: str
     largest: int | None
@@ -59,7 +59,7 @@ class Found:
     tried: Mapping[int, bool]
     """The values that were compiled, and whether each fits."""
     most: int
-    """The largest value there was to try."""
+    """The largest value that could be tried."""
 
     def __str__(self) -> str:
         if self.largest is None:
@@ -70,16 +70,16 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Settings with which a run fits that does not as it is."""
+    """Settings that make a run fit that does not fit as it is."""
 
     settings: Mapping[str, Any]
-    """What to set; `topology` for other devices."""
+    """New values of settings; `topology` for other devices."""
     plan: "Plan"
-    """With them."""
+    """Plan of the run with these settings."""
 
     @property
     def flags(self) -> str:
-        """As on a command line."""
+        """Command-line flags for these settings."""
         return " ".join(
             f"--{name.replace('_', '-')} {value}" for name, value in self.settings.items()
         )
@@ -87,7 +87,7 @@ class Change:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Whether a run fits its devices, and what it will do there. Bytes are those of one device."""
+    """Prediction of whether a run fits its devices, and what it will do. Bytes are per device."""
 
     topology: str
     """A TPU type or grid, or `local`."""
@@ -98,24 +98,24 @@ class Plan:
     mesh: Mapping[str, int]
     """Sizes of `dp`, `fsdp` and `tp`."""
     rollout_sharding: str
-    """The strategy, and what speaks for it."""
+    """Name of the strategy, and the reason for it."""
     settings: Mapping[str, Any]
-    """Those of the run that its memory depends on most."""
+    """Settings of the run that its memory depends on most."""
     prompt_length: int
     """Tokens that prompts are padded to."""
     prompt_length_known: bool
-    """Whether that is the problems' own; else the most that the settings allow."""
+    """Whether that length is the problems' own; else it is the longest that the settings allow."""
     hbm_bytes: int
-    """What programs can have."""
+    """Bytes that programs can use."""
     resident: Mapping[str, int]
-    """What lies there all the time: parameters, optimizer, reference."""
+    """Bytes resident all the time: parameters, optimizer, reference."""
     programs: Mapping[str, PlannedProgram]
-    """Those of a training step, in its order: `generate`, `score` (the model, before its updates),
+    """Programs of a training step, in order: `generate`, `score` (the model, before its updates),
     `score_reference`, `update`; and `evaluate`, which training can do without."""
     found: Found | None = None
-    """What a search found, where one was asked for; then the plan is that of its result."""
+    """Result of a search, where one was asked for; the plan is then made with it."""
     change: Change | None = None
-    """What helps, where the run does not fit and anything does."""
+    """Change that makes the run fit, where it does not and one is found."""
 
     @property
     def training(self) -> Mapping[str, PlannedProgram]:
@@ -124,12 +124,12 @@ class Plan:
 
     @property
     def peak_bytes(self) -> int:
-        """The most that a device holds in training."""
+        """Most bytes that a device holds in training."""
         return max(program.peak_bytes for program in self.training.values())
 
     @property
     def too_large(self) -> tuple[str, ...]:
-        """The programs that the devices cannot execute, `evaluate` among them."""
+        """Programs that the devices cannot execute, `evaluate` included."""
         return tuple(
             name
             for name, program in self.programs.items()
@@ -143,14 +143,14 @@ class Plan:
 
     @property
     def floor_seconds(self) -> float | None:
-        """The least time of a step, one program after the other; `None` where a peak is unknown."""
+        """Least seconds of a step, one program after the other; `None` where a peak is unknown."""
         floors = [each.floor for each in self.programs.values() if each.floor is not None]
         seconds = [floor.seconds for floor in floors if floor.seconds is not None]
         return sum(seconds) if len(seconds) == len(floors) else None
 
     @property
     def verdict(self) -> str:
-        """In one sentence, and another for a change or a search."""
+        """Verdict in one sentence, and another for a change or a search."""
         peaks = {
             name: program.peak_bytes
             for name, program in self.training.items()
@@ -173,7 +173,7 @@ class Plan:
         return said if self.found is None else f"{said} {self.found}"
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain JSON."""
+        """Returns the plan as plain JSON."""
         names = {field.name for field in dataclasses.fields(self)} - {"found", "change"}
         found, change = self.found, self.change
         return {
@@ -194,7 +194,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "Plan":
-        """The inverse of `to_json`."""
+        """Inverts `to_json`."""
         own: dict[str, Any] = {
             field.name: fields.get(field.name) for field in dataclasses.fields(cls)
         }

@@ -1,4 +1,4 @@
-"""A plan for people: tables, and the verdict last."""
+"""Prints a plan: tables, then the verdict."""
 
 from collections.abc import Iterator, Mapping
 
@@ -18,7 +18,7 @@ _SHOWN_SETTINGS = (
 
 
 def print_plan(plan: Plan, console: Console) -> None:
-    """Prints all of it."""
+    """Prints the whole plan."""
     console.print(Group(*_parts(plan)))
     if plan.found is not None:
         console.print(_tried(plan.found.setting, plan.found.tried))

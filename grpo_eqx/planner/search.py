@@ -1,4 +1,4 @@
-"""The largest value of a setting with which a run fits, by bisection over compilations."""
+"""Finds the largest value of a setting with which a run fits, by bisection over compilations."""
 
 import bisect
 import dataclasses
@@ -17,20 +17,27 @@ from grpo_eqx.run_spec import RunSpec
 Searchable = Literal[
     "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
 ]
-"""The settings that memory grows with."""
+"""Settings that memory grows with."""
 
 MICRO_BATCH: Searchable = "micro_batch_size_per_device"
 _MOST = {"num_generations": 1024, "prompts_per_step": 8192}
 _LENGTH_STEP = 128
-"""Of completions, in tokens: what a TPU's tiles are whole multiples of."""
+"""Step between completion lengths, in tokens: a TPU's tiles are whole multiples of it."""
 
 
+<<<<<<< HEAD
 def search(run: RunSpec, target: Target, setting: Searchable, say: Say) -> tuple[Found, RunSpec]:
     """The largest value of a setting that fits, and the run with it; else with the smallest.
+=======
+def search(
+    run: PlannedRun, target: Target, setting: Searchable, say: Say
+) -> tuple[Found, PlannedRun]:
+    """Finds the largest value of a setting that fits, and the run with it, else with the smallest.
+>>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
 
-    Micro-batches are judged by the programs that they are for, whether or not decoding fits.
-    That memory grows with the value is assumed; micro-batches that are `auto` may be of one.
-    Lengths of completions are tried in steps of 128, other settings wherever batches divide evenly.
+    Micro-batches are judged by the programs that run in them, whether or not decoding fits.
+    Memory is assumed to grow with the value; micro-batches that are `auto` count as one completion.
+    Completion lengths are tried in steps of 128, other settings wherever batches divide evenly.
     """
     values = _values(run, target, setting)
     only = UPDATING if setting == MICRO_BATCH else TRAINING
@@ -53,10 +60,10 @@ def search(run: RunSpec, target: Target, setting: Searchable, say: Say) -> tuple
 def largest_that_fits(
     values: Sequence[int], start: int | None, fits: Callable[[int], bool]
 ) -> int | None:
-    """The largest of ascending values that fits, where all below one that fits do too.
+    """Returns the largest of ascending values that fits, given that all below one that fits do too.
 
-    Doubles or halves from `start` on, by default the last, until the answer lies between two
-    values, and then bisects. `None`: not even the first fits.
+    Doubles or halves from `start`, by default the last, until the answer is between two values,
+    and then bisects. `None`: not even the first fits.
     """
     low, high = -1, len(values)  # values[low] fits and values[high] does not
     probe = high - 1
@@ -76,8 +83,13 @@ def largest_that_fits(
     return None if low < 0 else values[low]
 
 
+<<<<<<< HEAD
 def _values(run: RunSpec, target: Target, setting: Searchable) -> list[int]:
     """Those that batches divide evenly with, ascending."""
+=======
+def _values(run: PlannedRun, target: Target, setting: Searchable) -> list[int]:
+    """Returns the values with which batches divide evenly, ascending."""
+>>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
     if setting == MICRO_BATCH:
         mesh = run.changed(**{MICRO_BATCH: None}).mesh(target.devices)
         return run.micro_batch_sizes(mesh)
@@ -105,9 +117,9 @@ def _grid(run: RunSpec, setting: Searchable) -> Sequence[int]:
 def largest_micro_batch(
     run: RunSpec, target: Target, say: Say, below: int | None = None
 ) -> int | None:
-    """The largest micro-batch with which updates and scores fit, whatever else does not.
+    """Returns the largest micro-batch with which updates and scores fit, whatever else does not.
 
-    **Arguments:** of those `below` a size, by default of all. `None`: not even one completion.
+    **Arguments:** `below`: only smaller sizes count. **Returns:** `None` where no size fits.
     """
     sizes = [x for x in _values(run, target, MICRO_BATCH) if below is None or x < below]
 
@@ -119,10 +131,15 @@ def largest_micro_batch(
     return largest_that_fits(sizes, None, fits)
 
 
+<<<<<<< HEAD
 def fitting(run: RunSpec, devices: Sequence[jax.Device], say: Say) -> RunSpec:
     """The run with the largest micro-batches that fit devices which are there, of all processes.
+=======
+def fitting(run: PlannedRun, devices: Sequence[jax.Device], say: Say) -> PlannedRun:
+    """Returns the run with the largest micro-batches that fit attached devices of all processes.
+>>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
 
-    Raises `UserError` where none does.
+    Raises `UserError` where none fits.
     """
     target = local_target(devices)
     target = dataclasses.replace(target, usable_bytes=_least(target.usable_bytes))
@@ -135,14 +152,19 @@ def fitting(run: RunSpec, devices: Sequence[jax.Device], say: Say) -> RunSpec:
 
 
 def _least(own: int) -> int:
-    """Of the processes' numbers."""
+    """Returns the least of the processes' numbers."""
     return min(int(number) for number in gather_bytes(str(own).encode()))
 
 
+<<<<<<< HEAD
 def settled(run: RunSpec, target: Target, say: Say) -> RunSpec:
     """The run with micro-batches of a number, where they are `auto`: the most that fit.
+=======
+def settled(run: PlannedRun, target: Target, say: Say) -> PlannedRun:
+    """Returns the run with `auto` micro-batches replaced by the largest that fit.
+>>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
 
-    Of one completion, where not even that fits.
+    They have one completion where not even that fits.
     """
     if run.cfg.micro_batch_size_per_device != "auto":
         return run

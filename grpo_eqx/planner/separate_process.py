@@ -1,4 +1,4 @@
-"""Asking for a plan in a process of its own, where it is not known already."""
+"""Makes a plan in a separate process, unless it is known already."""
 
 import dataclasses
 import hashlib
@@ -27,11 +27,11 @@ from grpo_eqx.planner.topologies import described_slice
 _LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "transformers")
 _FLAGS = ("JAX_", "LIBTPU_", "XLA_")
 _LAST_LINES = 20
-"""Of what the compiler prints, shown where it fails."""
+"""Number of the compiler's last lines that are shown where it fails."""
 
 
 class PlanningError(RuntimeError):
-    """The process that compiles failed; the message has its last lines."""
+    """Failure of the process that compiles; the message has its last lines."""
 
 
 def ask(
@@ -42,13 +42,13 @@ def ask(
     *,
     help_if_not: bool = True,
 ) -> Plan:
-    """The plan of a config for a TPU type, grid, or `local`.
+    """Returns the plan of a config for a TPU type, grid, or `local`.
 
-    **Arguments:** whom to tell what is being worked on; a setting, to look for the largest value
-    with which the run fits; whether to look for what helps where it does not.
+    **Arguments:** the progress callback; a setting, to look for the largest value with which the
+    run fits; whether to look for what helps where it does not.
 
-    What was asked before, of the same code and inputs, is answered from disk. Raises `UserError`
-    for whatever cannot be planned, and without libtpu.
+    A TPU's plan is read from disk if it was made before with the same code and inputs. Raises
+    `UserError` for whatever cannot be planned, and, for a TPU, without libtpu.
     """
     fields = dataclasses.asdict(cfg)
     question = {
@@ -57,9 +57,9 @@ def ask(
         "search": setting,
         "help_if_not": help_if_not,
     }
-    if topology == LOCAL:  # what it is, only the other process can know
+    if topology == LOCAL:  # only the other process knows which devices these are
         return Plan.from_json(_compute(question, say))
-    described_slice(topology)  # known, or refused
+    described_slice(topology)  # raises for an unknown one
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
             f"planning for {topology} needs the compiler for TPUs, which is not installed: "
@@ -74,10 +74,10 @@ def ask(
 
 
 def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
-    """The answer of another process, which ends with this one."""
+    """Computes the answer in another process, which does not outlive the call."""
     environment = dict(os.environ)
     if question["topology"] != LOCAL:
-        environment["JAX_PLATFORMS"] = "cpu"  # the devices at hand are not asked
+        environment["JAX_PLATFORMS"] = "cpu"  # leaves the local devices alone
     command = [sys.executable, "-m", "grpo_eqx.planner.worker"]
     with (
         tempfile.TemporaryFile("w+") as noise,
@@ -88,7 +88,7 @@ def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            with suppress(BrokenPipeError), process.stdin:  # its last words say why
+            with suppress(BrokenPipeError), process.stdin:  # its last lines say why
                 json.dump(question, process.stdin)
             for line in process.stdout:
                 said = json.loads(line)
@@ -116,8 +116,13 @@ def _what_answers_depend_on(cfg: GRPOConfig) -> dict[str, Any]:
 
 
 def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
+<<<<<<< HEAD
     """The files that are read: a model's, but for its weights, and problems."""
     if is_local(cfg.model):
+=======
+    """Yields the files that are read: a model's, except its weights, and problems."""
+    if is_at_hand(cfg.model):
+>>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
         kinds = {".json", ".jinja", ".txt"}
         yield from sorted(p for p in model_folder(cfg.model).iterdir() if p.suffix in kinds)
     for name in (cfg.data, cfg.eval_data):

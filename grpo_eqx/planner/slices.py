@@ -12,14 +12,14 @@ _CUBES = (
 )  # fmt: skip
 _CHIPS_PER_HOST = 4
 _CHIPS_OF_ONE_HOST = 8
-"""So many chips of a plane share one host; a larger slice has hosts of four."""
+"""Most chips of a 2D slice that share one host; a larger slice has hosts of four."""
 
 
 class Slice(NamedTuple):
-    """A TPU slice. Figures are those of Google's pages on each TPU."""
+    """A TPU slice, with figures from Google's page on each TPU."""
 
     name: str
-    """As the Cloud TPU API calls it: `v5litepod-16`, not `v5e-16`."""
+    """Name in the Cloud TPU API: `v5litepod-16`, not `v5e-16`."""
     chips: int
     hosts: int
     topology: str
@@ -53,7 +53,7 @@ _ALIASES = {"v5e": "v5litepod"}
 
 
 def find_slice(name: str) -> Slice:
-    """Raises `UserError` for a name that is none, with those that there are."""
+    """Finds a slice by name; raises `UserError`, with the known names, for any other."""
     match = re.fullmatch(r"(\w+)-(\d+)", name)
     generation = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or generation not in _GENERATIONS:
@@ -68,13 +68,13 @@ def find_slice(name: str) -> Slice:
 
 
 def larger_slices(name: str) -> list[Slice]:
-    """Those of the same generation with more chips, smallest first."""
+    """Returns the slices of the same generation with more chips, smallest first."""
     known = find_slice(name)
     return [other for other in _slices(known.name.partition("-")[0]) if other.chips > known.chips]
 
 
 def slice_of_grid(grid: str) -> Slice | None:
-    """The slice whose chips form a grid, by libtpu's name of that: `v6e:4x4`."""
+    """Returns the slice whose chips form a grid, by libtpu's name for it: `v6e:4x4`."""
     generation, _, topology = grid.partition(":")
     generation = _ALIASES.get(generation, generation)
     known = _slices(generation) if generation in _GENERATIONS else []

@@ -1,6 +1,6 @@
-"""The least time that the programs of a step can take, by their arithmetic and what they read.
+"""Least time of a step's programs, by their arithmetic and what they read.
 
-For prompts and completions of the planned lengths; communication is not counted.
+Prompts and completions have the planned lengths; communication is not counted.
 """
 
 from typing import NamedTuple
@@ -17,17 +17,17 @@ class Floor(NamedTuple):
     """Work of one program in one step, on all devices together."""
 
     flops: float
-    """Model FLOPs: nothing is counted twice that is computed twice."""
+    """Model FLOPs: recomputation is not counted."""
     bytes_read: float
-    """What decoding cannot do without reading; 0 where arithmetic is the bound."""
+    """Bytes that decoding has to read; 0 where arithmetic is the bound."""
     seconds: float | None
-    """On devices of which the peaks are known."""
+    """Least time in seconds; `None` where the devices' peaks are unknown."""
 
 
 def step_floors(
     run: RunSpec, options: ProgramOptions, layout: RolloutLayout, peaks: DevicePeaks | None
 ) -> dict[str, Floor]:
-    """Of each program in a step, as often as the step runs it."""
+    """Returns the floor of each program in a step, over all the times that the step runs it."""
     cfg, length, num_devices = run.cfg, options.max_completion_length, layout.mesh.size
     prompts = np.full(cfg.prompts_per_step, run.prompts.train)
     completions = np.full((cfg.prompts_per_step, cfg.num_generations), length)
@@ -56,7 +56,7 @@ def step_floors(
 
 
 def _copies_read(layout: RolloutLayout) -> int:
-    """How often all devices together read the weights for a token of each completion.
+    """Returns how often all devices together read the weights for a token of each completion.
 
     Devices that decode completions of their own read all weights, or their part of the heads.
     """

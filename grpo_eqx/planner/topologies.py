@@ -1,4 +1,4 @@
-"""TPUs that are not there: devices to compile for, described by name."""
+"""Described TPUs: devices to compile for by name, none of them attached."""
 
 import os
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ from grpo_eqx.planner.slices import Slice, find_slice, slice_of_grid
 
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
 _HOST_GRIDS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}
-"""How the chips of a host lie, by their number."""
+"""Grid of a host's chips, by their number."""
 
 
 def described_devices(name: str) -> Sequence[jax.Device]:
-    """The devices of a TPU type (v6e-16) or grid (v6e:4x4): programs compile for them, no more.
+    """Returns the devices of a TPU type (v6e-16) or grid (v6e:4x4), for compilation only.
 
-    They are on as many hosts as Google's are. Raises `UserError` for a type that is not known, and
+    They have as many hosts as Google's slices do. Raises `UserError` for an unknown type, and
     without libtpu.
     """
     known = described_slice(name)
-    # Without these libtpu asks the machine it runs on for its TPU, and locks it.
+    # Without these, libtpu asks the machine it runs on for its TPU, and locks it.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
@@ -36,7 +36,7 @@ def described_devices(name: str) -> Sequence[jax.Device]:
 
 
 def described_slice(name: str) -> Slice:
-    """The slice of a TPU type or grid; raises `UserError` for one that is not known."""
+    """Returns the slice of a TPU type or grid; raises `UserError` for an unknown one."""
     return slice_of_grid(name) or find_slice(name)
 
 
@@ -48,5 +48,5 @@ def _grid(known: Slice) -> str:
 def _options(known: Slice) -> dict[str, Any]:
     options: dict[str, Any] = {"chips_per_host_bounds": _HOST_GRIDS[known.chips_per_host]}
     if known.name.startswith("v4"):
-        options["chip_config_name"] = "megacore"  # its two cores are one device, as where JAX runs
+        options["chip_config_name"] = "megacore"  # its two cores are one device, as at run time
     return options

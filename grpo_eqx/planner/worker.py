@@ -1,7 +1,7 @@
 """The process that compiles for the command `grpo-eqx plan`: a question in, lines of JSON out.
 
-A process of its own, because the compiler for TPUs writes to standard error whatever it likes, and
-because JAX chooses its devices once for a process.
+It is a process of its own because the compiler for TPUs writes freely to standard error, and
+because JAX chooses its devices once per process.
 """
 
 import json
@@ -23,7 +23,7 @@ def main() -> None:
     Each line of output is an object: `say`, what is being worked on; `error`, a user's mistake; or
     `answer`.
     """
-    # Whatever else is printed must not come between.
+    # Anything else that is printed goes to standard error, not between the lines.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 

@@ -1,4 +1,4 @@
-"""Reward functions and the policy for calling them."""
+"""Reward functions, and the runner that calls them."""
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.rewards import gsm8k
@@ -18,7 +18,7 @@ BUILT_IN: dict[str, RewardFunc] = {
 
 
 def reward_func(name: str) -> RewardFunc:
-    """The built-in reward function of that name; raises `UserError` for an unknown one."""
+    """Returns the built-in reward function of that name; raises `UserError` for an unknown one."""
     if name not in BUILT_IN:
         raise UserError(f"no reward function named {name!r}; built-in: {', '.join(BUILT_IN)}.")
     return BUILT_IN[name]

@@ -1,9 +1,9 @@
-r"""Rewards for GSM8K and its like: problems whose answer is one number.
+r"""Rewards for GSM8K and similar data: problems whose answer is one number.
 
 `correct` and `correct_strict` score the answer; `format` and `tags` score the `<think>`/`<answer>`
 layout. All have TRL's reward signature and take time linear in the text, whatever the model wrote.
 
-`grpo_eqx.rewards.numbers` says what a number is.
+`grpo_eqx.rewards.numbers` defines what a number is.
 """
 
 import re
@@ -92,8 +92,8 @@ def tags(prompts: Sequence[str], completions: Sequence[str], **columns: object) 
 def answer_number(text: str) -> Fraction | None:
     """Reads the number that `text` gives as its answer, marked or not.
 
-    **Returns:** the number in the last mark that holds one, of the last marks of each kind that
-    `marked_number` reads; else `last_number`.
+    **Returns:** of the last marks of each kind that `marked_number` reads, the number in the latest
+    that holds one; if none does, `last_number`.
     """
     marked = (number for number in _marked_numbers(text) if number is not None)
     number = next(marked, None)
@@ -103,9 +103,9 @@ def answer_number(text: str) -> Fraction | None:
 def marked_number(text: str) -> Fraction | None:
     r"""Reads the number in the last answer mark of `text`.
 
-    A mark is `#### n`, `\boxed{n}` or `<answer>n</answer>`. Of nested marks the inner one is the
-    later. A mark that never closes is none. A box and a tag hold exactly one number. After `####`
-    the number that comes first counts, whatever follows it, or else the only one of the line.
+    A mark is `#### n`, `\boxed{n}` or `<answer>n</answer>`. Of nested marks, the inner one is
+    the later. An unclosed mark does not count. A box and a tag hold exactly one number. After
+    `####`, the number that comes first counts, whatever follows it, or else the line's only one.
 
     **Returns:** the number, or `None` where there is no mark or the last holds no such number.
     """
@@ -118,8 +118,8 @@ def gold_number(answer: object) -> Fraction:
     **Arguments:**
 
     - `answer`: a number (a float means its shortest decimal, so `0.1` is one tenth), a text that
-        holds exactly one number, or GSM8K's worked solution, of which the last `####` alone counts,
-        as in a completion.
+        holds exactly one number, or GSM8K's worked solution, where only the last `####` counts, as
+        in a completion.
 
     **Returns:** the number, exactly.
 
@@ -170,7 +170,7 @@ def _compare(
 
 
 def _marked_numbers(text: str) -> Iterator[Fraction | None]:
-    """Reads the last mark of each kind, the latest in the text first."""
+    """Reads the last mark of each kind, starting with the latest in the text."""
     marks = (
         (_last_hash_mark(text), _line_number),
         (_last_box(text), only_number),
@@ -198,7 +198,7 @@ def _last_hash_mark(text: str) -> _Span | None:
 
 
 def _last_box(text: str) -> _Span | None:
-    r"""Spans the content of the closed `\boxed{}` that opens last."""
+    r"""Returns the span of the content of the closed `\boxed{}` that opens last."""
     last: _Span | None = None
     # Where each open box's content starts; None for a brace that opens no box.
     open_braces: list[int | None] = []
@@ -226,7 +226,7 @@ def _last_answer_tag(text: str) -> _Span | None:
 
 
 def _has_layout(text: str) -> bool:
-    # The pattern itself is quadratic on a text that repeats its middle; its parts cannot overlap.
+    # The regex itself is quadratic on a text that repeats its middle. Its parts cannot overlap.
     opened, closed = text.startswith("<think>"), text.endswith("</answer>")
     return opened and closed and "</think>\n<answer>" in text
 

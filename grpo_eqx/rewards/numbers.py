@@ -16,13 +16,13 @@ r"""Numbers in text, read as people write them: exactly, and in time linear in t
 
 **No number**, as a whole:
 
-- what is ambiguous: times and ratios (`5:30`), versions (`1.2.3`), dates and other chains
+- ambiguous forms: times and ratios (`5:30`), versions (`1.2.3`), dates and other chains
   (`12/25/2024`, `1/2/3`, `2^3^2`), `3 10/2`, `1/2 000`;
-- digits that group in no known way: `1,00,000`, `1000 000`, `1_000`, which would else end in a 0;
+- digits in no known grouping: `1,00,000`, `1000 000`, `1_000`, which would otherwise end in a 0;
 - powers of brackets and with fractions: `(-2)^2`, `25^{1/2}`;
 - fractions over zero, exponents past 400 and numbers of more than 400 characters.
 
-The exponent of what is no number is ignored: `50 m^2` is 50.
+An exponent of anything but a number is ignored: `50 m^2` is 50.
 """
 
 import re
@@ -33,10 +33,10 @@ from fractions import Fraction
 from typing import Final
 
 MAX_EXPONENT: Final = 400
-"""The largest exponent that is read, beyond every float's: a fraction's memory grows with it."""
+"""Largest exponent that is read, beyond any float's; a fraction's memory grows with it."""
 _MAX_LENGTH: Final = 400
 
-# `{,}` and `{ }` come last, for `{,\!}` and `{\,}` become them.
+# `{,}` and `{ }` come last, because `{,\!}` and `{\,}` turn into them.
 _SPELLINGS: Final = (
     (r"\$", "$"),
     (r"\!", ""),
@@ -56,7 +56,7 @@ _CHARACTERS: Final = str.maketrans(
         **dict.fromkeys("\u2044\u2215", "/"),
         # No-break, narrow no-break and thin space; `~` is LaTeX's no-break space.
         **dict.fromkeys("\u00a0\u202f\u2009~", " "),
-        # `½` is `1⁄2` in Unicode's compatibility form. The space keeps what follows apart.
+        # `½` is `1⁄2` in Unicode's compatibility form. The space separates what follows.
         **{
             char: unicodedata.normalize("NFKC", char).replace("\u2044", "/") + " "
             for char in _VULGAR_FRACTIONS
@@ -86,7 +86,7 @@ _PLAIN: Final = rf"""
     )
 """
 _EXPONENT: Final = r"[+-]?[0-9]++ (?: \.[0-9]++ )*+"
-# The longest run of plain numbers and what joins them. `_value` tells which runs are a number.
+# The longest run of plain numbers and what joins them. `_value` decides which runs are a number.
 _NUMBER: Final = rf"""
     (?>
         (?:
@@ -178,7 +178,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_part_of_more(match: re.Match[str]) -> bool:
-    """Tells whether what stands around a number makes it a part of something that is not read."""
+    """Returns whether the text around a number makes it part of something that is not read."""
     text, start, end = match.string, match.start("number"), match.end()
     before = range(max(0, start - 4), start)
     return (

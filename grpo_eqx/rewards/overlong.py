@@ -1,4 +1,4 @@
-"""DAPO's soft penalty on completions that come near the length limit."""
+"""DAPO's soft penalty on completions close to the length limit."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from grpo_eqx.rewards.runner import RewardFunc
 
 SOFT_OVERLONG = "soft_overlong"
-"""The name that the penalty is logged under."""
+"""Name that the penalty is logged under."""
 
 
 def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardFunc:
-    """A reward that falls from 0 to -1 over the last `buffer` tokens before the limit.
+    """Builds a reward that falls from 0 to -1 over the last `buffer` tokens before the limit.
 
     Soft over-long punishment (DAPO, arXiv 2503.14476, eq. 13). **Arguments:** the limit and the
     buffer in tokens, `0 < buffer <= max_completion_length`.

@@ -1,4 +1,4 @@
-"""Calling reward functions: what they are given, and what is accepted back."""
+"""Calls of reward functions: the arguments they receive, and the returns that are accepted."""
 
 import dataclasses
 import warnings
@@ -12,10 +12,10 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, UserError
 
 RewardFunc = Callable[..., Sequence[float | None]]
-"""TRL's reward signature, `f(prompts, completions, **columns)`: lists in, a float a row out.
+"""TRL's reward signature, `f(prompts, completions, **columns)`: lists in, one float per row out.
 
 `columns` holds `completion_ids`, each completion's tokens, and the problems' other columns, each as
-a list. `None` in place of a float says that the function does not apply to that completion.
+a list. `None` in place of a float means that the function does not apply to that completion.
 """
 
 _ROUNDING = 1e-12
@@ -37,11 +37,11 @@ class Rewards:
     def of(
         cls, names: Sequence[str], each: Float[np.ndarray, "funcs P G"], weights: Sequence[float]
     ) -> "Rewards":
-        """Each function's own rewards, and their sum."""
+        """Builds the rewards from each function's own, and adds their weighted sum."""
         return cls(tuple(names), each, _weighted_sum(each, weights), tuple(weights))
 
     def joined(self, other: "Rewards") -> "Rewards":
-        """These prompts, then the other's."""
+        """Returns the rewards of these prompts, followed by those of the other's."""
         return dataclasses.replace(
             self,
             each=np.concatenate([self.each, other.each], axis=1),
@@ -49,7 +49,7 @@ class Rewards:
         )
 
     def without(self, name: str) -> "Rewards":
-        """As if there were no function of that name."""
+        """Returns the rewards as if there were no function of that name."""
         others = [i for i, own in enumerate(self.names) if own != name]
         weights = tuple(self.weights[i] for i in others)
         each = self.each[others]
@@ -57,11 +57,11 @@ class Rewards:
         return Rewards.of(names, each, weights)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
-        """Only those prompts, in that order."""
+        """Returns the rewards of only those prompts, in that order."""
         return dataclasses.replace(self, each=self.each[:, indices], total=self.total[indices])
 
     def metrics(self) -> dict[str, float]:
-        """Means and deviations under TRL's names."""
+        """Returns means and standard deviations under TRL's names."""
         with warnings.catch_warnings():
             # NaN is the right mean of rewards that are all missing.
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -76,13 +76,13 @@ class Rewards:
         return metrics
 
     def _zero_std(self) -> Bool[np.ndarray, " P"]:
-        """True for groups of at least two rewards that are all equal, as in TRL."""
+        """Returns True for groups of at least two rewards that are all equal, as in TRL."""
         several = (~np.isnan(self.total)).sum(axis=1) > 1
         return several & all_equal(self.total, axis=1)[:, 0]
 
 
 class RewardRunner:
-    """Calls every reward function on a batch and combines what they return."""
+    """Runner that calls every reward function on a batch and combines their rewards."""
 
     def __init__(
         self,
@@ -91,8 +91,9 @@ class RewardRunner:
         penalty: str | None = None,
     ):
         """**Arguments:** the functions by the name they are logged under; their weights, by
-        default 1 each; the name of the one that is a penalty, and applies only where another
-        function does. Raises `UserError` where functions and weights do not match.
+        default 1 each; the name of the function that is a penalty, which applies only where another
+        function does. Raises `UserError` where functions and weights do not match, or all weights
+        are 0.
         """
         weights = (1.0,) * len(funcs) if weights is None else weights
         if not funcs or len(weights) != len(funcs):
@@ -107,7 +108,7 @@ class RewardRunner:
         self.penalty = penalty
 
     def with_penalty(self, name: str, func: RewardFunc) -> "RewardRunner":
-        """Adds a penalty, of weight 1, on completions that have a reward."""
+        """Returns a runner with a penalty, of weight 1, on completions that have a reward."""
         return RewardRunner({**self.funcs, name: func}, (*self.weights, 1.0), name)
 
     def __call__(
@@ -116,10 +117,11 @@ class RewardRunner:
         completions: Sequence[Sequence[str]],
         completion_ids: Sequence[Sequence[Sequence[int]]],
     ) -> Rewards:
-        """Rewards of `completions[p][g]`, the completions of `prompts[p]`, and of their tokens.
+        """Computes the rewards of `completions[p][g]`, the completions of `prompts[p]`.
 
-        Raises `RewardError`, naming the function, where it returns anything but one finite number
-        or `None` for each completion. What a function raises itself passes through.
+        Their tokens are `completion_ids[p][g]`. Raises `RewardError`, naming the function, where it
+        returns anything but one finite number or `None` for each completion, or raises that error
+        itself. Its other exceptions pass through.
         """
         group = len(completions[0])
         rows = [prompt for prompt in prompts for _ in range(group)]
@@ -139,10 +141,10 @@ class RewardRunner:
 
 
 def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.ndarray, "..."]:
-    """Whether all rewards along an axis, which is kept, are equal up to rounding, or missing."""
+    """Returns whether rewards along `axis`, which is kept, are equal up to rounding, or missing."""
     highest = np.fmax.reduce(rewards, axis=axis, keepdims=True)
     lowest = np.fmin.reduce(rewards, axis=axis, keepdims=True)
-    # A weighted sum can round differently in the order of the same parts.
+    # A weighted sum of the same parts can round differently in another order.
     size = np.maximum(np.abs(highest), np.abs(lowest))
     return np.isnan(highest) | (highest - lowest <= _ROUNDING * size)
 
@@ -150,13 +152,13 @@ def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.nd
 def _weighted_sum(
     each: Float[np.ndarray, "funcs P G"], weights: Sequence[float]
 ) -> Float[np.ndarray, "P G"]:
-    """Over the functions that apply; NaN where none does."""
+    """Sums the weighted rewards of the functions that apply; NaN where none does."""
     weighted = np.nansum(np.reshape(weights, (-1, 1, 1)) * each, axis=0)
     return np.where(np.isnan(each).all(axis=0), np.nan, weighted)
 
 
 def func_name(func: RewardFunc) -> str:
-    """The name that a function's rewards are logged under."""
+    """Returns the name that a function's rewards are logged under."""
     return getattr(func, "__name__", type(func).__name__)
 
 

@@ -1,4 +1,4 @@
-"""Meshes, and what is split over their axes."""
+"""Device meshes, and how arrays are split over their axes."""
 
 from grpo_eqx.sharding.mesh import AutoMesh as AutoMesh
 from grpo_eqx.sharding.mesh import ExplicitMesh as ExplicitMesh

@@ -1,4 +1,4 @@
-"""Between the memory of hosts and arrays that lie on the devices of all of them."""
+"""Moves data between host memory and arrays that span the devices of all hosts."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from grpo_eqx.errors import UserError
 
 
 def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Arrays that every host has whole, laid out by `sharding`; each host sends only its part."""
+    """Shards arrays of which every host has a whole copy; each host sends only its part."""
 
     def one(x: Any) -> jax.Array:
         whole = np.asarray(x)
@@ -21,17 +21,17 @@ def place(tree: Any, sharding: jax.sharding.Sharding) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """The devices' arrays as NumPy's, whole on every host; all processes must ask for them."""
+    """Returns device arrays as NumPy arrays, whole on every host; all processes must call it."""
     if jax.process_count() > 1:
         tree = jax.tree.map(_everywhere, tree)
     return jax.device_get(tree)
 
 
 def place_rows(own: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    """The processes' rows as one array along axis 0, in the order of processes.
+    """Concatenates the processes' rows along axis 0, in process order, as one sharded array.
 
-    Right for every layout of devices. Where one needs rows that another host has, hosts exchange
-    them. **Arguments:** this process' rows, as many as every other's; how the whole is laid out.
+    Correct for every device layout: hosts exchange rows where one needs rows that another has.
+    **Arguments:** this process's rows, as many as every other's; the sharding of the whole array.
     Raises `UserError` for unequal numbers of rows.
     """
     counts = gather_rows(np.array([len(own)]))
@@ -44,7 +44,7 @@ def place_rows(own: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
         own, first = gather_rows(own), 0
 
     def rows(index: tuple[slice, ...] | None) -> np.ndarray:
-        assert index is not None  # only for arrays without data
+        assert index is not None  # `None` only for arrays without data
         start, stop, _ = index[0].indices(num_rows)
         return own[start - first : stop - first, *index[1:]]
 
@@ -52,10 +52,10 @@ def place_rows(own: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
 
 
 def fetch_rows(x: jax.Array) -> np.ndarray:
-    """This process' rows of an array: its equal share along axis 0, in the order of processes.
+    """Returns this process's rows of an array: its equal share along axis 0, in process order.
 
-    The inverse of `place_rows`. Rows that lie on other hosts' devices come from them. Raises
-    `UserError` for rows that processes cannot have equal shares of.
+    The inverse of `place_rows`. Rows on other hosts' devices are fetched from there. Raises
+    `UserError` for rows that do not divide evenly among the processes.
     """
     if len(x) % jax.process_count():
         raise UserError(f"{len(x)} rows are no equal shares for {jax.process_count()} processes.")
@@ -71,7 +71,7 @@ def fetch_rows(x: jax.Array) -> np.ndarray:
 
 
 def _everywhere(x: Any) -> Any:
-    """A copy on every device of an array that no single host has whole."""
+    """Replicates an array that no single host holds whole; returns anything else unchanged."""
     if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
         return x
     assert isinstance(x.sharding, NamedSharding)
@@ -79,7 +79,7 @@ def _everywhere(x: Any) -> Any:
 
 
 def _at_home(shape: tuple[int, ...], sharding: jax.sharding.Sharding) -> bool:
-    """Whether all devices hold rows of their own process' share only; the same on all hosts."""
+    """Returns whether each device has only rows of its own process's share; equal on all hosts."""
     size = shape[0] // jax.process_count()
 
     def is_home(device: jax.Device, index: tuple[slice, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""How devices are laid out: strategies that build a `jax.sharding.Mesh` of (dp, fsdp, tp)."""
+"""Device layouts: strategies that build a `jax.sharding.Mesh` of (dp, fsdp, tp)."""
 
 import abc
 from collections import Counter
@@ -18,14 +18,14 @@ AXES = ("dp", "fsdp", "tp")
 
 @runtime_checkable
 class Device(Protocol):
-    """What a layout needs to know of a device: the part of `jax.Device` that it reads."""
+    """The part of `jax.Device` that a mesh strategy reads."""
 
     id: int
     process_index: int
 
 
 class Mesh(eqx.Module):
-    """A rule from the devices at hand to a mesh with the axes `dp`, `fsdp` and `tp`.
+    """Strategy that arranges the available devices in a mesh of axes `dp`, `fsdp` and `tp`.
 
     `dp` holds whole copies of the parameters, `fsdp` splits parameters and batch, `tp` splits
     heads, MLP and vocabulary.
@@ -33,13 +33,13 @@ class Mesh(eqx.Module):
 
     @abc.abstractmethod
     def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
-        """Sizes of (dp, fsdp, tp) for these devices; raises `UserError` where none fits."""
+        """Returns sizes of (dp, fsdp, tp) for these devices; raises `UserError` where none fits."""
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-        """The mesh over `devices`, by default all there are.
+        """Builds the mesh over `devices`, by default all that JAX sees.
 
-        Neighbours on a TPU's axes are neighbours in its network, unless each part of `dp` is a
-        host. Everything else is in the order of processes and ids.
+        On a TPU, neighbors along a mesh axis are neighbors in the interconnect, unless each part
+        of `dp` is one host. Otherwise, devices are ordered by process and id.
         """
         devices = jax.devices() if devices is None else devices
         grid = _grid(self.shape(devices), devices)
@@ -51,13 +51,13 @@ def _grid(shape: tuple[int, int, int], devices: Sequence[jax.Device]) -> np.ndar
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
     num_hosts = len({device.process_index for device in devices})
     if devices[0].platform == "tpu" and len(devices) > 1 and not 1 < shape[0] == num_hosts:
-        with suppress(AssertionError, NotImplementedError, ValueError):  # of no whole grid
+        with suppress(AssertionError, NotImplementedError, ValueError):  # not a whole grid
             return mesh_utils.create_device_mesh(shape, ordered, allow_split_physical_axes=True)
     return np.array(ordered, dtype=object).reshape(shape)
 
 
 class ExplicitMesh(Mesh):
-    """Fixed axis sizes, of which at most one may be -1: whatever devices are left."""
+    """Mesh of fixed axis sizes; at most one may be -1, which takes the remaining devices."""
 
     dp: int = 1
     fsdp: int = 1
@@ -89,14 +89,14 @@ class ExplicitMesh(Mesh):
 
 
 class AutoMesh(Mesh):
-    """Every device on `fsdp`: `1,-1,1`."""
+    """Mesh with every device on `fsdp`: `1,-1,1`."""
 
     def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
         return 1, len(devices), 1
 
 
 class HostLocalMesh(Mesh):
-    """`fsdp` within each host, `dp` across hosts; on one host the same as `AutoMesh`."""
+    """Mesh with `fsdp` within each host and `dp` across hosts; on one host, an `AutoMesh`."""
 
     def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
         per_host = Counter(device.process_index for device in devices)
@@ -109,7 +109,7 @@ class HostLocalMesh(Mesh):
 
 
 def parse_mesh(text: str) -> Mesh:
-    """The strategy named on a command line: `auto`, `host_local`, `1,-1,1`, `dp:2,fsdp:-1,tp:1`."""
+    """Parses a mesh option: `auto`, `host_local`, `1,-1,1` or `dp:2,fsdp:-1,tp:1`."""
     named: dict[str, type[Mesh]] = {"auto": AutoMesh, "host_local": HostLocalMesh}
     if text in named:
         return named[text]()

@@ -1,4 +1,4 @@
-"""How a run lies on its devices, in numbers and in words."""
+"""Report on a run's device layout, in numbers and in words."""
 
 import dataclasses
 import math
@@ -18,7 +18,7 @@ _SPLIT_OVER = {
 
 @dataclasses.dataclass(frozen=True)
 class LayoutReport:
-    """Hosts, devices, axes, and what a device holds all the time."""
+    """Hosts, devices and mesh axes of a run, and the bytes resident on each device."""
 
     hosts: int
     devices: int
@@ -26,12 +26,12 @@ class LayoutReport:
     axes: dict[str, int]
     """Sizes of `dp`, `fsdp` and `tp`."""
     rollout_sharding: str
-    """The strategy, and why."""
+    """Name of the strategy, and the reason for it."""
     parameter_bytes: int
-    """On the device that holds most."""
+    """Bytes on each device."""
     optimizer_bytes: int
     reference_bytes: int
-    """Of the reference model."""
+    """Bytes of the reference model; 0 without one."""
 
     @classmethod
     def of(
@@ -64,7 +64,7 @@ class LayoutReport:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Bytes of the arrays of a tree (or their shapes with shardings) on each device."""
+    """Returns the bytes of a tree's arrays (or shapes with shardings) on each device."""
     return sum(
         math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree)
     )
@@ -75,7 +75,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def readable_bytes(num_bytes: int) -> str:
-    """In GiB, or MiB where it is less than one."""
+    """Formats a size in GiB, or in MiB where it is less than one GiB."""
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.2f} GiB"
     return f"{num_bytes / 2**20:.2f} MiB"

@@ -1,4 +1,4 @@
-"""How a rollout is laid out over a mesh: strategies for its batch, its cache and its weights."""
+"""Layouts of a rollout over a mesh: strategies for its batch, its cache and its weights."""
 
 import abc
 from typing import NamedTuple
@@ -12,19 +12,19 @@ from grpo_eqx.sharding.mesh import AXES
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, num_shards
 
 VOCAB_AXES = ("fsdp", "tp")
-"""What the vocabulary is split over while generating."""
+"""Mesh axes that split the vocabulary during generation."""
 
 
 class RolloutLayout(NamedTuple):
-    """The mesh axes that the parts of a rollout are split over."""
+    """Mesh axes that split the parts of a rollout."""
 
     mesh: jax.sharding.Mesh
     prompts: tuple[str, ...]
-    """Of the prompts, their keys and values, and the slots that complete them."""
+    """Axes that split the prompts, their keys and values, and the slots that complete them."""
     groups: tuple[str, ...]
-    """Of the completions of each prompt."""
+    """Axes that split the completions of each prompt."""
     why: str
-    """The strategy, and what speaks for it here."""
+    """Name of the strategy, and the reason for it here."""
 
     @property
     def num_prompt_shards(self) -> int:
@@ -32,7 +32,7 @@ class RolloutLayout(NamedTuple):
 
     @property
     def num_shards(self) -> int:
-        """Over how many devices completions are split; the others hold copies."""
+        """Number of devices that completions are split over; the others hold copies."""
         return num_shards(self.mesh, self.prompts + self.groups)
 
     @property
@@ -41,19 +41,19 @@ class RolloutLayout(NamedTuple):
         return "tp" not in self.prompts + self.groups
 
     def sharding(self, *axes: tuple[str, ...]) -> NamedSharding:
-        """Of an array whose dimensions are split over these axes of the mesh."""
+        """Returns the sharding of an array whose dimensions are split over these mesh axes."""
         return NamedSharding(self.mesh, PartitionSpec(*(axis or None for axis in axes)))
 
     def heads(self, number: int) -> tuple[str, ...]:
-        """The axes that so many heads' keys and values are split over."""
+        """Returns the axes that split the keys and values of that many heads."""
         divide = self.splits_heads and number % self.mesh.shape["tp"] == 0
         return ("tp",) if divide else ()
 
     def logits(self, vocab_size: int) -> list[NamedSharding]:
-        """Of `[P, G, V]` logits: as they are computed, then as tokens are drawn from them.
+        """Returns shardings of `[P, G, V]` logits: as computed, then as tokens are drawn from them.
 
-        Each device scores its part of the vocabulary for all slots of its part of `dp`, then has
-        the whole vocabulary for its own slots; in between only logits travel.
+        Each device scores its part of the vocabulary for all slots of its part of `dp`, then holds
+        the whole vocabulary for its own slots; in between, only logits are sent.
         """
         drawn = self.sharding(self.prompts, self.groups)
         if vocab_size % num_shards(self.mesh, VOCAB_AXES):
@@ -67,10 +67,10 @@ class RolloutLayout(NamedTuple):
 
     @property
     def parameter_rules(self) -> Rules:
-        """Of the weights that generate: those of the parameters, but for two things.
+        """Rules for the weights that generate: those of the parameters, with two differences.
 
-        Tokens are looked up and scored in parts of the vocabulary, of which no device gathers the
-        others' for each token. Where `tp` splits the batch, it splits what `fsdp` does.
+        Tokens are looked up and scored in parts of the vocabulary, so that no device gathers other
+        parts for each token. Where `tp` splits the batch, it splits what `fsdp` splits.
         """
         rules = {**PARAMETER_RULES, "vocab": VOCAB_AXES}
         if not self.splits_heads:
@@ -79,7 +79,7 @@ class RolloutLayout(NamedTuple):
 
 
 class RolloutSharding(eqx.Module):
-    """A rule from a mesh and a batch to the layout of a rollout."""
+    """Strategy that chooses the layout of a rollout from a mesh and a batch."""
 
     @abc.abstractmethod
     def layout(
@@ -89,17 +89,17 @@ class RolloutSharding(eqx.Module):
         num_generations: int,
         num_slots: int | None = None,
     ) -> RolloutLayout:
-        """The layout of that many completions of each prompt, decoded `num_slots` at a time.
+        """Returns the layout of `num_generations` completions of each prompt.
 
-        Raises `UserError`, with the reason, where they cannot be laid out so. `None`: all at a
-        time.
+        They are decoded `num_slots` at a time; `None`: all at once. Raises `UserError`, with the
+        reason, where this layout is impossible.
         """
 
 
 class LegacySharding(RolloutSharding):
-    """Completions over every device (dp x fsdp x tp): each decodes its own, with their cache.
+    """Completions split over every device (dp x fsdp x tp): each decodes its own, with their cache.
 
-    Layers of the weights travel to where the completions are.
+    Weights are sent to the completions, layer by layer.
     """
 
     def layout(
@@ -114,9 +114,9 @@ class LegacySharding(RolloutSharding):
 
 
 class MaxTextSharding(RolloutSharding):
-    """Completions over `dp` only: what `fsdp` splits is weights alone, which stay where they are.
+    """Completions split over `dp` only: `fsdp` splits weights alone, which stay in place.
 
-    Each device has the cache of all completions of its part of `dp`.
+    Each device holds the cache of all completions of its part of `dp`.
     """
 
     def layout(
@@ -154,7 +154,7 @@ class AutoSharding(RolloutSharding):
 
 
 def parse_rollout_sharding(name: str) -> RolloutSharding:
-    """The strategy of that name: `auto`, `legacy` or `maxtext`."""
+    """Returns the strategy by name: `auto`, `legacy` or `maxtext`."""
     named: dict[str, type[RolloutSharding]] = {
         "auto": AutoSharding,
         "legacy": LegacySharding,
@@ -170,16 +170,16 @@ def _split(
     batch: tuple[int, int, int | None],
     why: str,
 ) -> RolloutLayout:
-    """Completions over all the axes: prompts over as many of them as divide, groups over the rest.
+    """Splits completions over all axes: prompts over as many as divide them, groups over the rest.
 
-    With slots all of it is prompts: each device refills its slots from prompts of its own.
+    With slots, all axes split prompts: each device refills its slots from prompts of its own.
     """
     num_prompts, num_generations, num_slots = batch
-    # Also of more slots than completions: an evaluation has more of these.
+    # Checked even for more slots than completions: an evaluation has more completions.
     if num_slots is not None and num_slots % num_shards(mesh, axes):
         raise UserError(_does_not_divide(name, num_shards(mesh, axes), batch))
     if num_slots is not None and num_slots >= num_prompts * num_generations:
-        num_slots = None  # one for each
+        num_slots = None  # one for each completion
         batch = num_prompts, num_generations, None
     fewest = 0 if num_slots is None else len(axes)
     for cut in range(len(axes), fewest - 1, -1):

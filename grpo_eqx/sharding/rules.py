@@ -1,4 +1,4 @@
-"""Which mesh axes each dimension of parameters and batches is split over."""
+"""Rules for the mesh axes that split each dimension of parameters and batches."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from grpo_eqx.errors import UserError
 
 Rules = Mapping[str, tuple[str, ...]]
-"""A dimension's logical name -> the mesh axes it is split over."""
+"""Map from a dimension's logical name to the mesh axes that split it."""
 
 PARAMETER_RULES: Rules = {
     "vocab": ("tp",),
@@ -19,7 +19,7 @@ PARAMETER_RULES: Rules = {
     "kv_heads": ("tp",),
     "mlp": ("tp",),
     "hidden": ("fsdp",),
-    "norm": (),  # a split scale would have activations split, and gathered, in its way
+    "norm": (),  # a split scale would force activations to be split like it, and gathered
     "layers": (),
 }
 BATCH_AXES = ("dp", "fsdp")
@@ -32,10 +32,10 @@ def parameter_sharding(
     rules: Rules = PARAMETER_RULES,
     head_size: int = 1,
 ) -> NamedSharding:
-    """The sharding of one parameter, by the logical names of its dimensions.
+    """Returns the sharding of one parameter, by the logical names of its dimensions.
 
-    Of a dimension's axes the last ones are taken that divide it, and that no earlier dimension has
-    taken. Heads, of so many numbers each, are never cut.
+    Each dimension takes as many of its last axes as divide it, without those that an earlier
+    dimension has taken. Heads, of `head_size` elements each, are never cut.
     """
     spec, taken = [], set[str]()
     for name, size in zip(dims, shape, strict=True):
@@ -51,9 +51,9 @@ def parameter_sharding(
 def batch_spec(
     mesh: jax.sharding.Mesh, num_prompts: int, num_generations: int
 ) -> tuple[str | tuple[str, ...] | None, str | None]:
-    """The axes of prompts and of groups: prompts over dp and fsdp, else groups over fsdp too.
+    """Returns the axes of prompts and groups: prompts over dp, prompts or else groups over fsdp.
 
-    What an axis does not divide is whole (`None`).
+    A dimension that its axis does not divide stays whole (`None`).
     """
     dp, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
     if num_prompts % (dp * fsdp) == 0:
@@ -64,7 +64,7 @@ def batch_spec(
 def batch_sharding(
     mesh: jax.sharding.Mesh, num_prompts: int, num_generations: int
 ) -> NamedSharding:
-    """The sharding of `[P, G, ...]` arrays: prompts over dp and fsdp, else groups over fsdp too.
+    """Returns the sharding of `[P, G, ...]` arrays: `P` over dp, and `P` or else `G` over fsdp.
 
     Raises `UserError` where neither divides evenly.
     """
@@ -83,7 +83,7 @@ def batch_sharding(
 
 
 def embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> list[NamedSharding]:
-    """Of `[P, G, ..., H]` embeddings: with `H` split as the table's is, then as a batch is."""
+    """Returns shardings of `[P, G, ..., H]` embeddings: `H` split as the table's, then by batch."""
     prompts, groups = batch_spec(mesh, *shape[:2])
     by_batch = NamedSharding(mesh, PartitionSpec(prompts, groups))
     if shape[-1] % mesh.shape["fsdp"]:
@@ -95,29 +95,29 @@ def embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> list
 
 
 def num_batch_shards(mesh: jax.sharding.Mesh) -> int:
-    """Over how many devices a batch is split; the `tp` axis holds copies."""
+    """Returns the number of parts that a batch is split into; the `tp` axis holds copies."""
     return num_shards(mesh, BATCH_AXES)
 
 
 def num_shards(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> int:
-    """Into how many parts these axes split a dimension."""
+    """Returns the number of parts that these axes split a dimension into."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def prompt_sharding(sharding: NamedSharding) -> NamedSharding:
-    """The sharding of `[P, ...]` arrays that belong to a batch's `[P, G, ...]` arrays."""
+    """Returns the sharding of `[P, ...]` arrays that belong to a batch's `[P, G, ...]` arrays."""
     return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
 
 
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
-    """Whole on every device."""
+    """Returns the sharding of arrays that are whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def optimizer_shardings(
     optimizer: optax.GradientTransformation, params: Any, param_shardings: Any
 ) -> Any:
-    """Shardings of an optimiser's state: moments as their parameters, the rest replicated."""
+    """Returns shardings of an optimizer's state: moments as their parameters, else replicated."""
     mesh = jax.tree.leaves(param_shardings)[0].mesh
     state = jax.eval_shape(optimizer.init, params)
     return optax.tree.map_params(

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on."""
+"""Console output during a run."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,14 +21,14 @@ _LINE_EVERY_S = 10.0
 
 
 def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
-    """The items, with a bar that shows how far they are on a terminal and is gone afterwards."""
+    """Iterates with a progress bar, shown only on the main process's terminal and then removed."""
     console = Console()
     hidden = not (console.is_terminal and is_main())
     return track(items, description, console=console, transient=True, disable=hidden)
 
 
 class TrainingDisplay:
-    """Reward, length and time left: a live bar on a terminal, else a line every few seconds."""
+    """Live bar with reward, length and time left; without a terminal, a line every few seconds."""
 
     def __init__(self, steps: int, console: Console | None = None):
         self.steps = steps
@@ -63,7 +63,7 @@ class TrainingDisplay:
             self._progress.stop()
 
     def note(self, text: str) -> None:
-        """A line of its own, above a live bar."""
+        """Prints a separate line, above a live bar."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -1,24 +1,24 @@
-"""What devices can do at most, by their vendors' figures."""
+"""Peak rates of devices, from their vendors' figures."""
 
 from typing import NamedTuple
 
 
 class DevicePeaks(NamedTuple):
-    """The highest rates of one `jax.Device`."""
+    """Peak rates of one `jax.Device`."""
 
     flops_per_second: float
-    """Of matrix products in bfloat16, without sparsity."""
+    """Peak of matrix products in bfloat16, without sparsity."""
     bytes_per_second: float
-    """From the device's main memory."""
+    """Peak bandwidth of the device's main memory."""
 
 
 def device_peaks(device_kind: str) -> DevicePeaks | None:
-    """The peaks of a `jax.Device.device_kind`, or `None` where no figure is certain."""
+    """Returns the peaks of a `jax.Device.device_kind`, or `None` if no figure is certain."""
     return _PEAKS.get(device_kind)
 
 
-# The "peak compute per chip (bf16)" and "HBM bandwidth" of docs.cloud.google.com/tpu/docs, on the
-# pages v4, v5e, v5p, v6e and tpu7x. JAX shows a TPU7x chip as two devices, each of them a half.
+# "Peak compute per chip (bf16)" and "HBM bandwidth" from docs.cloud.google.com/tpu/docs, pages v4,
+# v5e, v5p, v6e and tpu7x. JAX exposes a TPU7x chip as two devices, each with half its peaks.
 _V5E = DevicePeaks(197e12, 819e9)
 _V5P = DevicePeaks(459e12, 2765e9)
 _V6E = DevicePeaks(918e12, 1638e9)
@@ -32,8 +32,8 @@ _TPUS = {
     "TPU v6e": _V6E,
     "TPU7x": DevicePeaks(2307e12 / 2, 7380e9 / 2),
 }
-# NVIDIA's data sheets of the A100, H100, H200 and HGX B200; those that state rates with sparsity
-# state twice what counts here.
+# From NVIDIA's data sheets of the A100, H100, H200 and HGX B200; rates stated with sparsity are
+# twice the dense rates used here.
 _GPUS = {
     "NVIDIA A100-SXM4-40GB": DevicePeaks(312e12, 1555e9),
     "NVIDIA A100-PCIE-40GB": DevicePeaks(312e12, 1555e9),

@@ -1,4 +1,4 @@
-"""The picture of a run: reward and completion length over its steps."""
+"""Learning curve: reward and completion length over the steps of a run."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,7 +9,7 @@ _BLUE, _ORANGE = "#2b6cb0", "#c05621"
 
 
 def plot_learning_curve(history: Sequence[Mapping[str, float]], title: str, path: Path) -> None:
-    """Draws each step's reward with its running mean, and the mean completion length, as a PNG."""
+    """Plots reward and mean completion length by step, with running means, as a PNG."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -37,7 +37,7 @@ def plot_learning_curve(history: Sequence[Mapping[str, float]], title: str, path
 
 
 def _running_mean(values: np.ndarray) -> tuple[np.ndarray, int]:
-    """The mean of each value and up to `window - 1` before it."""
+    """Averages each value with up to `window - 1` before it; returns the means and the window."""
     window = max(1, min(10, len(values) // 5))
     sums = np.cumsum(np.insert(values, 0, 0.0))
     ends = np.arange(1, len(values) + 1)

@@ -1,4 +1,4 @@
-"""The metrics of a step, under TRL's names."""
+"""Metrics of a step, under TRL's names."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,10 @@ from jaxtyping import Bool, Int
 
 
 class StepClock:
-    """Where the time of steps goes: each lap is the time since the one before.
+    """Clock that divides a step's time into named laps, each the time since the previous lap.
 
-    Laps of one name add up. A step begins where the one before ended, so that nothing is left out.
+    Laps of the same name add up. A step begins where the previous one ended, so that no time is
+    left out.
     """
 
     def __init__(self) -> None:
@@ -29,14 +30,14 @@ class StepClock:
         self._last = now
 
     def metrics(self) -> dict[str, float]:
-        """The laps, and their sum as `step_time`."""
+        """Returns the laps, and their sum as `step_time`."""
         return {"step_time": self._last - self._start, **self._laps}
 
 
 def completion_metrics(
     lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"]
 ) -> dict[str, float]:
-    """Lengths of all completions and of those that ended by themselves, and the share cut off."""
+    """Summarizes lengths of all completions and of finished ones, and the fraction cut off."""
     metrics = {f"completions/{name}_length": v for name, v in _mean_min_max(lengths).items()}
     ended = lengths[finished] if finished.any() else np.zeros(1)
     metrics |= {
@@ -47,7 +48,7 @@ def completion_metrics(
 
 
 def merge_updates(updates: Sequence[Mapping[str, SupportsFloat]]) -> dict[str, float]:
-    """One value of each metric for a step's updates: extremes where named so, else means."""
+    """Merges the metrics of a step's updates: extremes where the name says so, else means."""
     merged = {}
     for name in updates[0]:
         values = [float(update[name]) for update in updates]

@@ -1,10 +1,10 @@
-"""How fast a step is, and how near that comes to what its devices can do.
+"""Speed of a step, absolute and relative to the peaks of its devices.
 
-What counts as work is what the algorithm asks for: real tokens, each prompt once for its group.
-Padding, what is computed again in the backward pass, and communication are none.
+Only what the algorithm requires counts as work: real tokens, each prompt once for its group.
+Padding, recomputation in the backward pass, and communication do not.
 
 A prompt's last token is the first input of its completions, and a completion's last token is no
-input: so the input for its token `k`, counted from 0, sees its prompt and `k` tokens.
+input: so the input for its token `k`, counted from 0, attends to its prompt and `k` tokens.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from grpo_eqx.tracking.device_peaks import DevicePeaks
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Groups that were generated, or learned from, and the time that took."""
+    """Groups that were generated or trained on, and the time that took."""
 
     prompt_lengths: Int[np.ndarray, " P"]
     completion_lengths: Int[np.ndarray, "P G"]
@@ -38,17 +38,17 @@ def performance_metrics(
     itemsize: int,
     kv_itemsize: float,
 ) -> dict[str, float]:
-    """A step's throughput, and its shares of the devices' peaks.
+    """Computes a step's throughput, and its fractions of the devices' peaks.
 
     **Arguments:**
 
     - `rollout`, `update`: the work of all devices together.
-    - `num_decode_steps`: how often the rollout computed a next token for all live completions.
+    - `num_decode_steps`: times that the rollout computed a next token for all live completions.
     - `num_iterations`: passes over the update's groups.
-    - `peaks`: of one device; without them there are only tokens per second.
-    - `num_devices`, `tp`: the size of the mesh, and of its axis `tp`.
-    - `itemsize`, `kv_itemsize`: bytes of a weight as the rollout computes with it, and of a number
-      in its cache.
+    - `peaks`: of one device; `None` gives tokens per second only.
+    - `num_devices`, `tp`: the size of the mesh, and of its `tp` axis.
+    - `itemsize`, `kv_itemsize`: bytes of a weight as the rollout computes with it, and of an
+      element of its cache.
     """
     trained = update.prompt_lengths.sum() + update.completion_lengths.sum()
     metrics = {

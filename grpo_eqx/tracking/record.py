@@ -1,4 +1,4 @@
-"""Everything that is recorded of a run, behind one object."""
+"""All records of a run, behind one object."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _MANY_CLIPPED = 0.5
 
 
 class RunRecord:
-    """Opens the run folder, feeds trackers and display, and draws the learning curve at the end."""
+    """Record of a run: its folder, trackers and display, and at the end its learning curve."""
 
     def __init__(
         self,
@@ -26,8 +26,8 @@ class RunRecord:
         *,
         only_history: bool = False,
     ):
-        """**Arguments:** the run's settings; how it lies on its devices; destinations besides the
-        folder; whether nothing is written or shown, because another process does.
+        """**Arguments:** the run's settings; its layout on devices; trackers besides the folder's;
+        whether to write and show nothing, because another process does.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
@@ -74,7 +74,7 @@ class RunRecord:
             plot_learning_curve(self.history, title, self.folder.learning_curve)
 
     def note(self, text: str) -> None:
-        """Tells the person something, once."""
+        """Shows the user a message, from one process only."""
         if not self.only_history:
             self._display.note(text)
 
@@ -95,6 +95,6 @@ class RunRecord:
             )
 
     def wants_completions(self, step: int) -> bool:
-        """Whether the completions of `step`, counted from 1, are to be written."""
+        """Returns whether to write the completions of `step`, counted from 1."""
         every = self.cfg.log_completions_steps
         return not self.only_history and every > 0 and (step == 1 or step % every == 0)

@@ -1,4 +1,4 @@
-"""The folder that a run leaves behind."""
+"""Output folder of a run."""
 
 import dataclasses
 import json
@@ -16,9 +16,9 @@ from grpo_eqx.sharding.report import LayoutReport
 
 
 class RunFolder:
-    """Config, layout, metrics, completions, learning curve and model, each under its own name.
+    """Paths of a run's config, layout, metrics, completions, learning curve and model.
 
-    A folder that already holds a run keeps it: its entries move to `previous-1`, `previous-2`...
+    A run that is already in the folder is kept: its entries move to `previous-1`, `previous-2`...
     """
 
     def __init__(self, path: str | Path):
@@ -31,9 +31,9 @@ class RunFolder:
         self.model = path / "model"
 
     def start(self, cfg: GRPOConfig, layout: LayoutReport) -> None:
-        """Makes the folder and writes what the run was told and how it lies on its devices.
+        """Creates the folder and writes the run's config and its layout on devices.
 
-        Raises `UserError` where it cannot be written.
+        Raises `UserError` if it cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ class RunFolder:
         rewards: Rewards,
         advantages: np.ndarray,
     ) -> None:
-        """A parquet table of the step, one row a completion."""
+        """Writes a Parquet table of the step, one row per completion."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

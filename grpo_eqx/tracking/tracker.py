@@ -1,4 +1,4 @@
-"""Where metrics go: one object a destination."""
+"""Trackers: one object per destination of metrics."""
 
 import abc
 import json
@@ -11,7 +11,7 @@ from grpo_eqx.errors import UserError
 
 
 class Tracker(abc.ABC):
-    """Receives the metrics of every step. Subclass it to send them elsewhere."""
+    """Receiver of the metrics of every step. Subclass it to send them elsewhere."""
 
     @abc.abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -19,11 +19,11 @@ class Tracker(abc.ABC):
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Writes out what is still held; called once, also after a failure."""
+        """Writes out what is still buffered; called once, also after a failure."""
 
 
 class JsonlTracker(Tracker):
-    """One JSON object a step and line, null for what is not finite.
+    """Tracker that writes one line of JSON per step, with null for values that are not finite.
 
     Every line is flushed at once, so that a killed run keeps its record.
     """
@@ -41,7 +41,7 @@ class JsonlTracker(Tracker):
 
 
 class WandbTracker(Tracker):
-    """A Weights & Biases run; `wandb` is imported and contacted only here."""
+    """Tracker for a Weights & Biases run; `wandb` is imported and contacted only here."""
 
     def __init__(
         self,

@@ -1,1 +1,1 @@
-"""What runs on devices: the three programs, and everything their arrays go through."""
+"""The device side of training: the three programs, and everything their arrays go through."""

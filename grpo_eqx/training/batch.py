@@ -1,4 +1,4 @@
-"""The batch of an update."""
+"""Batch of an update."""
 
 import equinox as eqx
 import jax
@@ -9,23 +9,23 @@ from grpo_eqx.training.packing import Packing
 
 
 class Batch(eqx.Module):
-    """What an update learns from: `P` prompts with `G` completions each."""
+    """Training data of one update: `P` prompts with `G` completions each."""
 
     rollout: Rollout
     advantages: GroupFloats
     old_logps: TokenFloats | None = None
-    """Log-probs under the policy that ratios are against. `None`: the policy being updated, so
+    """Log-probs under the policy that ratios are relative to. `None`: the policy being updated, so
     that ratios are exactly 1 and no extra forward pass is needed."""
     ref_logps: TokenFloats | None = None
     """Log-probs under the reference model, for the KL term."""
     entropies: TokenFloats | None = None
-    """Entropies of the policy being updated, where only tokens with high ones are to count."""
+    """Entropies of the policy being updated, needed if only high-entropy tokens count."""
     packing: Packing | None = None
-    """How completions share rows in the forward pass. `None`: each has a row of its own."""
+    """Rows that completions share in the forward pass. `None`: each has its own row."""
 
     def share(self, index: int, count: int) -> "Batch":
-        """Every `count`-th prompt with its group, from prompt `index` on.
+        """Returns every `count`-th prompt with its group, starting at prompt `index`.
 
-        Strided, so that devices with at least `count` prompts keep theirs.
+        The stride lets devices with at least `count` prompts keep theirs.
         """
         return jax.tree.map(lambda x: x[index::count], self)

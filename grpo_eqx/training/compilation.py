@@ -1,4 +1,4 @@
-"""Compiling less often: a cache on disk, and a count of what is compiled."""
+"""Persistent compilation cache, and counts of compiled programs."""
 
 import os
 import tempfile
@@ -10,40 +10,40 @@ import jax
 from jax import monitoring
 
 _LEAST_SECONDS = 0.5
-"""What compiles faster is not worth a file."""
+"""Minimum compile time of a program that is worth a cache file."""
 
 
 def cache_folder(name: str) -> Path:
-    """Where this package keeps things of one kind for the next run; not made yet.
+    """Returns the folder in which this package caches things of one kind; does not create it.
 
-    In `grpo_eqx` under `$XDG_CACHE_HOME`, by default `~/.cache`. Raises `RuntimeError` for a user
+    `grpo_eqx/NAME` under `$XDG_CACHE_HOME`, by default `~/.cache`. Raises `RuntimeError` for a user
     without a home.
     """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "grpo_eqx", name)
 
 
 def use_compilation_cache() -> str | None:
-    """Turns JAX's cache of compiled programs on, so that the next run need not compile them again.
+    """Turns on JAX's cache of compiled programs, so that the next run need not recompile them.
 
-    It lies in `grpo_eqx/jax` under `$XDG_CACHE_HOME`, by default `~/.cache`. JAX's own settings go
-    before: a folder that the user chose stays, with all that belongs to it, and
-    `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Warns of a folder that cannot be
-    written. To be called after `jax.distributed.initialize`.
+    Its folder is `grpo_eqx/jax` under `$XDG_CACHE_HOME`, by default `~/.cache`. JAX's own settings
+    take precedence: a folder that the user chose is kept, along with the settings that go with it,
+    and `JAX_ENABLE_COMPILATION_CACHE=false` turns the cache off. Warns if the folder cannot be
+    written. Call this after `jax.distributed.initialize`.
 
     **Returns:** the folder, or `None` without a cache.
     """
-    settings: Any = jax.config  # its attributes are made at run time
+    settings: Any = jax.config  # its attributes are created at run time
     if not settings.jax_enable_compilation_cache:
         return None
     if settings.jax_compilation_cache_dir is not None:
         return settings.jax_compilation_cache_dir or None
-    # Only the first process writes. Where the others do not see its folder they would compile what
-    # it loads, and on GPUs wait for its part of the autotuning.
+    # Only the first process writes. Processes that cannot see its folder would compile what it
+    # loads, and on GPUs wait for its part of the autotuning.
     if jax.process_count() > 1:
         return None
     try:
         folder = cache_folder("jax")
-        # Programs are loaded and run: nobody else may write them.
+        # Cached programs are executed: nobody else may write them.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError) as error:
@@ -60,13 +60,13 @@ def use_compilation_cache() -> str | None:
 
 
 class CompilationCounter:
-    """Counts what this process compiles from the counter's making on."""
+    """Counter of the programs that this process compiles after the counter is created."""
 
     def __init__(self) -> None:
         self._start = dict(_totals)
 
     def metrics(self) -> dict[str, float]:
-        """Programs that were compiled or loaded, those of them that were loaded, and the time."""
+        """Returns the programs compiled or loaded, those only loaded, and the time in seconds."""
         return {name: total - self._start[name] for name, total in _totals.items()}
 
 
@@ -79,12 +79,12 @@ def _count_hit(event: str, **_: str | int) -> None:
 
 
 def _count_program(event: str, duration_secs: float, **_: str | int) -> None:
-    # JAX records this one also for a program that it finds in the cache.
+    # JAX records this event for programs found in the cache as well.
     if event == "/jax/core/compile/backend_compile_duration":
         _totals["compile/num_programs"] += 1
         _totals["compile/seconds"] += duration_secs
 
 
-# Once for the process: not every version of JAX can remove a listener.
+# Registered once per process: not every version of JAX can remove a listener.
 monitoring.register_event_listener(_count_hit)
 monitoring.register_event_duration_secs_listener(_count_program)

@@ -1,4 +1,4 @@
-"""The forward pass over completions that are already written."""
+"""Forward pass over completed rollouts."""
 
 import equinox as eqx
 import jax
@@ -26,21 +26,21 @@ def token_stats(
 ) -> TokenStats:
     """Computes log-probs, entropies and logsumexps of the completions' tokens, `[P, G, Tc]`.
 
-    **Arguments:** float32 parameters; the rows that completions share, if they do; the dtype that
-    the layers compute in; the temperature that logits are divided by.
+    **Arguments:** float32 parameters; the rows that completions share, if any; the dtype that the
+    layers compute in; the temperature that divides the logits.
     """
-    # The table of embeddings stays in float32: many tokens add to one row of its gradient.
+    # The embedding table stays in float32: many tokens add to one row of its gradient.
     compute = eqx.tree_at(lambda m: m.embed_tokens, model.astype(dtype), model.embed_tokens)
     passes = remat, attention, mesh
     prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, *passes)
     ids, rows, width = rollout.completion_ids, None, rollout.completion_ids.shape[-1]
     if packing is not None:
-        ids, rows = packing.pack(ids, fill=-1), packing.rows(width)  # -1: none for the loss
+        ids, rows = packing.pack(ids, fill=-1), packing.rows(width)  # -1: no token to score
         if len(ids) < len(rollout.completion_ids):
             prompt = prompt.picked(jnp.asarray(packing.prompt))
             ids, rows = jax.tree.map(lambda x: x.reshape(-1, 1, x.shape[-1]), (ids, rows))
     hidden = compute.completion_hidden(prompt, ids, *passes, rows)
-    # The head in float32: its gradient is summed over all tokens before it is rounded.
+    # The head stays in float32: its gradient is summed over all tokens before it is rounded.
     stats = backend(hidden, model.head, ids, temperature, mesh)
     if packing is None:
         return stats

@@ -1,4 +1,4 @@
-"""The programs for shapes alone: what a compiler needs of a run, without weights or devices."""
+"""Lowering of the programs from shapes alone, without weights or devices."""
 
 from collections.abc import Collection
 from typing import Any
@@ -25,7 +25,7 @@ from grpo_eqx.training.programs import Programs
 
 
 def model_shapes(config: ModelConfig, mesh: jax.sharding.Mesh) -> CausalLM:
-    """A model's float32 parameters as shapes, each with its sharding."""
+    """Returns the shapes of a model's float32 parameters, each with its sharding."""
     shapes = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
     return jax.tree.map(_placed, shapes, shapes.shardings(mesh))
 
@@ -38,7 +38,7 @@ def lower_generate(
     prompt_length: int,
     sampling: Sampling | None = None,
 ) -> jax.stages.Lowered:
-    """`generate` for a model's shapes and a batch's, by default with training's sampling."""
+    """Lowers `generate` for a model's and a batch's shapes, by default with training's sampling."""
     layout = programs.rollout_layout(num_prompts, num_generations)
     whole = replicated(programs.mesh)
 
@@ -59,13 +59,13 @@ def lower_generate(
 
 
 def reference_shapes(programs: Programs, model: CausalLM, *, frozen: bool) -> CausalLM:
-    """A reference model of a model's shapes."""
+    """Returns the shapes of the reference model for a model's shapes."""
     shapes = jax.eval_shape(lambda model: programs.reference(model, frozen=frozen), model)
     return jax.tree.map(_placed, shapes, model.shardings(programs.mesh))
 
 
 def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
-    """The optimiser's state for a model's shapes."""
+    """Returns the shapes of the optimizer's state for a model's shapes."""
     optimizer = programs.optimizer
     params = eqx.filter(model, model.trainable)
     shardings = eqx.filter(model.shardings(programs.mesh), model.trainable)
@@ -76,7 +76,7 @@ def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
 def lower_score(
     programs: Programs, model: CausalLM, num_prompts: int, num_generations: int, prompt_length: int
 ) -> jax.stages.Lowered:
-    """`score` for a model's shapes and a rollout's, of which no completions share rows."""
+    """Lowers `score` for a model's and a rollout's shapes; no completions share rows."""
     batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations)
     cut = programs.micro_batches(num_prompts, num_generations)
     return programs.jitted_score.lower(model, batch.rollout, None, cut)
@@ -92,10 +92,10 @@ def lower_update(
     *,
     is_share: bool = False,
 ) -> jax.stages.Lowered:
-    """`update` for a model's shapes and a batch's, of which no completions share rows.
+    """Lowers `update` for a model's and a batch's shapes; no completions share rows.
 
-    **Arguments:** besides shapes, those of `old_logps`, `ref_logps` and `entropies` that the batch
-    has, and whether it is a share of a rollout.
+    **Arguments:** besides shapes, which of `old_logps`, `ref_logps` and `entropies` the batch has,
+    and whether it is a share of a rollout.
     """
     batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations, scored)
     cut = programs.micro_batches(num_prompts, num_generations)

@@ -1,4 +1,4 @@
-"""How a batch is cut into micro-batches."""
+"""Division of a batch into micro-batches."""
 
 import dataclasses
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ Part = TypeVar("Part")
 
 @dataclasses.dataclass(frozen=True)
 class MicroBatches:
-    """How a batch is cut so that every device holds an equal share of every micro-batch."""
+    """Division of a batch into micro-batches of which every device holds an equal share."""
 
     prompt_shards: int
     prompt_parts: int
@@ -27,9 +27,9 @@ class MicroBatches:
     def plan(
         cls, num_prompts: int, num_generations: int, sharding: NamedSharding, size: int | None
     ) -> "MicroBatches":
-        """Micro-batches of `size` completions a device: whole groups, or parts of one group.
+        """Plans micro-batches of `size` completions per device: whole groups, or parts of one.
 
-        Raises `UserError`, with the sizes that work, where `size` does not divide evenly.
+        Raises `UserError`, with the sizes that work, if `size` does not divide evenly.
         """
         prompt_shards, group_shards = _shards(sharding)
         if size is None:
@@ -46,22 +46,22 @@ class MicroBatches:
 
     @staticmethod
     def sizes(num_prompts: int, num_generations: int, sharding: NamedSharding) -> list[int]:
-        """The sizes that divide evenly, ascending: the last one is all that a device has."""
+        """Returns the sizes that divide evenly, ascending; the last is all that a device has."""
         prompt_shards, group_shards = _shards(sharding)
         return sorted(_parts(num_prompts // prompt_shards, num_generations // group_shards))
 
     @property
     def num_group_blocks(self) -> int:
-        """Into how many parts a group is cut, over devices and micro-batches."""
+        """Number of parts that a group is cut into, over devices and micro-batches."""
         return self.group_shards * self.group_parts
 
     @property
     def num_prompt_blocks(self) -> int:
-        """Into how many parts the prompts are cut."""
+        """Number of parts that the prompts are cut into, over devices and micro-batches."""
         return self.prompt_shards * self.prompt_parts
 
     def split(self, batch: Part) -> Part:
-        """Cuts a batch, or parts of one: every array gets a leading axis of micro-batches."""
+        """Cuts a batch, or parts of one: every array gets a leading dim of micro-batches."""
 
         def cut(path: tuple[Any, ...], x: Array) -> Array:
             return self._cut_prompts(x) if path[-1].name.startswith("prompt_") else self._cut(x)
@@ -69,7 +69,7 @@ class MicroBatches:
         return jax.tree.map_with_path(cut, batch)
 
     def join(self, x: Array) -> Array:
-        """The `[P, G, ...]` array that an array with an axis of micro-batches was cut from."""
+        """Restores the `[P, G, ...]` array from which one with a dim of micro-batches was cut."""
         _, P, G, *rest = x.shape
         pieces = x.reshape(
             self.prompt_parts, self.group_parts, self.prompt_shards, P // self.prompt_shards,
@@ -94,7 +94,7 @@ class MicroBatches:
         )
 
     def _cut_prompts(self, x: Array) -> Array:
-        """Cuts `[P, ...]` to go with `_cut`: prompts again for every part of their group."""
+        """Cuts `[P, ...]` to match `_cut`: prompts are repeated for every part of their group."""
         shape = (self.prompt_shards, self.prompt_parts, -1, *x.shape[1:])
         pieces = jnp.moveaxis(x.reshape(shape), 1, 0)
         pieces = pieces.reshape(self.prompt_parts, -1, *x.shape[1:])
@@ -102,14 +102,14 @@ class MicroBatches:
 
 
 def _parts(prompts: int, group: int) -> dict[int, tuple[int, int]]:
-    """The sizes that a device's completions can be cut to, and into how many parts each."""
+    """Maps each size that divides a device's completions to its parts of prompts and groups."""
     whole = {n * group: (prompts // n, 1) for n in range(1, prompts + 1) if prompts % n == 0}
     partial = {n: (prompts, group // n) for n in range(1, group) if group % n == 0}
     return partial | whole
 
 
 def _shards(sharding: NamedSharding) -> tuple[int, int]:
-    """Into how many parts prompts and groups are split over devices."""
+    """Returns the numbers of parts that prompts and groups are split into over devices."""
     prompts, groups = (*sharding.spec, None, None)[:2]
     return _num_shards(sharding.mesh, prompts), _num_shards(sharding.mesh, groups)
 

@@ -1,4 +1,4 @@
-"""The optimiser that a config describes."""
+"""Optimizer of a config."""
 
 import jax
 import numpy as np
@@ -10,7 +10,10 @@ from grpo_eqx.models.base import CausalLM, parameter_name
 
 
 def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
-    """Learning rate by update: a linear warm-up, then level or falling, to 0 after the last one."""
+    """Returns the learning rate by update: linear warm-up, then constant or decaying to 0.
+
+    Decay reaches 0 after the last update.
+    """
     assert cfg.learning_rate is not None  # resolved
     updates = cfg.steps * cfg.updates_per_step - cfg.warmup_steps
     after = {
@@ -25,13 +28,13 @@ def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
 
 
 def learning_rates(cfg: GRPOConfig) -> Float[np.ndarray, " updates"]:
-    """The learning rate of every update, on the host: asking a device would wait for its work."""
+    """Returns each update's learning rate on the host: asking a device would wait for its work."""
     updates = np.arange(cfg.steps * cfg.updates_per_step)
     return np.broadcast_to(np.asarray(learning_rate_schedule(cfg)(updates)), updates.shape)
 
 
 def make_optimizer(cfg: GRPOConfig) -> optax.GradientTransformation:
-    """AdamW or Lion with the config's schedule, after clipping to `max_grad_norm`."""
+    """Builds AdamW or Lion with the config's schedule, after clipping to `max_grad_norm`."""
     build = optax.adamw if cfg.optimizer == "adamw" else optax.lion
     return optax.chain(
         optax.clip_by_global_norm(cfg.max_grad_norm),
@@ -46,7 +49,7 @@ def make_optimizer(cfg: GRPOConfig) -> optax.GradientTransformation:
 
 
 def _is_matrix(params: CausalLM) -> CausalLM:
-    """Weight decay is for matrices, not for norms and biases."""
+    """Masks weight decay: True for matrices, False for norms and biases."""
     return jax.tree.map_with_path(
         lambda path, _: not parameter_name(path).endswith(("norm", "bias")), params
     )

@@ -1,4 +1,4 @@
-"""Several completions of a prompt in one row, so that little of an update is padding."""
+"""Packing of a prompt's completions into shared rows, so that little of an update is padding."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -8,35 +8,35 @@ from jaxtyping import Array, Int, Shaped
 from grpo_eqx.models.base import Rows
 
 MOST_SHARE = 0.75
-"""Of the rows without packing: where more are left, it does not pay."""
+"""Fraction of the unpacked rows; where more remain, packing does not pay."""
 
 
 class Packing(eqx.Module):
-    """Where the tokens of a batch's completions lie in rows of `T` places.
+    """Assignment of the tokens of a batch's completions to rows of `T` positions.
 
-    The batch comes in `B` bundles, and the completions of a bundle in blocks, each with rows of its
-    own, so that micro-batches and devices can take whole ones: a bundle is several prompts with
-    their groups in one block, or one prompt with its group in several. A row has completions of one
-    prompt alone.
+    The batch is divided into `B` bundles, and the completions of a bundle into blocks, each with
+    its own rows, so that micro-batches and devices can take whole ones: a bundle is several prompts
+    with their groups in one block, or one prompt with its group in several. A row holds completions
+    of one prompt only.
     """
 
     source: Int[Array | np.ndarray, "B R T"]
-    """Which token of its block lies there, as `completion * Tc + token`; -1 where none does."""
+    """Token of the block at each position, as `completion * Tc + token`; -1 where empty."""
     prompt: Int[Array | np.ndarray, "B R"]
-    """Which prompt of the bundle a row belongs to."""
+    """Prompt of the bundle that each row belongs to."""
     start: Int[Array | np.ndarray, "P G"]
-    """Where a completion begins in the rows of its block, as `row * T + column`."""
+    """Start of each completion in the rows of its block, as `row * T + column`."""
     group: int = eqx.field(static=True)
-    """Completions of a prompt in a block."""
+    """Completions of each prompt in a block."""
 
     @classmethod
     def plan(
         cls, lengths: Int[np.ndarray, "P G"], width: int, num_blocks: int, num_bundles: int
     ) -> "Packing | None":
-        """Rows of `width` that hold the completions; `None` where that saves little.
+        """Plans rows of `width` for the completions; returns `None` where that saves little.
 
-        **Arguments:** the completions' lengths; the width `Tc` that they are padded to; the blocks
-        of each group; the bundles, which are as many as prompts where there are several blocks.
+        **Arguments:** the completions' lengths; the width `Tc` that they are padded to; the number
+        of blocks per group; the number of bundles, one per prompt if there are several blocks.
         Few shapes occur: a block has 1 to 8, 10, 12, 14, 16, 20, ... rows.
         """
         P, G = lengths.shape
@@ -66,13 +66,13 @@ class Packing(eqx.Module):
         )
 
     def pack(self, x: Shaped[Array, "P G Tc"], fill: int) -> Shaped[Array, "B R T"]:
-        """Values of tokens at their places in the rows, and `fill` elsewhere."""
+        """Gathers tokens' values into the rows, with `fill` at empty positions."""
         source, values = jnp.asarray(self._by_block(self.source)), self._by_block(x)
         packed = jnp.take_along_axis(values, jnp.maximum(source, 0), axis=2)
         return jnp.where(source < 0, fill, packed).reshape(self.source.shape)
 
     def unpack(self, x: Shaped[Array, "B R T"], width: int) -> Shaped[Array, "P G Tc"]:
-        """Values of the rows as `[P, G, Tc]`; past a completion's end they have no meaning."""
+        """Gathers rows' values as `[P, G, Tc]`; past a completion's end they are meaningless."""
         P, G = self.start.shape
         places = jnp.asarray(self.start)[..., None] + jnp.arange(width)
         values = self._by_block(x)
@@ -80,7 +80,7 @@ class Packing(eqx.Module):
         return jnp.take_along_axis(values, places, axis=2).reshape(P, G, width)
 
     def rows(self, width: int) -> Rows:
-        """What each place holds, of completions that are padded to `width`."""
+        """Returns the completion and token at each position, for completions padded to `width`."""
         held = self.source >= 0
         return Rows(
             jnp.where(held, self.source // width, -1), jnp.where(held, self.source % width, 0)
@@ -93,7 +93,7 @@ class Packing(eqx.Module):
 
 
 def _fill(lengths: Int[np.ndarray, " g"], size: int) -> tuple[int, Int[np.ndarray, " g"]]:
-    """Longest first, each into the first row with room: how many rows, and where each begins."""
+    """Fills rows first-fit, longest first; returns their number and each completion's start."""
     used: list[int] = []
     start = np.zeros(len(lengths), np.int32)
     for g in np.argsort(-lengths, kind="stable"):
@@ -107,7 +107,7 @@ def _fill(lengths: Int[np.ndarray, " g"], size: int) -> tuple[int, Int[np.ndarra
 
 
 def _round_up(rows: int) -> int:
-    """To 1 to 8, 10, 12, 14, 16, 20, ...: by a quarter at most."""
+    """Rounds up to 1 to 8, 10, 12, 14, 16, 20, ...: by a quarter at most."""
     step = 1
     while 8 * step < rows:
         step *= 2

@@ -1,7 +1,7 @@
-"""The three programs that run on devices: generate, score and update, and helpers between them.
+"""The three device programs (generate, score and update), and the helpers between them.
 
-They are pure functions of arrays, compiled once for each set of shapes. Everything else of GRPO is
-a host loop around them.
+They are pure functions of arrays, compiled once for each set of shapes. The rest of GRPO is a host
+loop around them.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ Placed = TypeVar("Placed", Rollout, Batch)
 
 
 class TokenScores(NamedTuple):
-    """What a model makes of a rollout's tokens, float32, at the sampling temperature."""
+    """Scores of a rollout's tokens under a model, float32, at the sampling temperature."""
 
     logps: Float[Array, "P G Tc"]
     entropies: Float[Array, "P G Tc"]
@@ -58,7 +58,7 @@ class TokenScores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProgramOptions:
-    """What the programs need to know besides their arrays."""
+    """Options of the programs, besides their arrays."""
 
     sampling: Sampling
     max_completion_length: int
@@ -67,28 +67,28 @@ class ProgramOptions:
     seed: int
     dtype: jnp.dtype
     kv_cache_dtype: jnp.dtype | None = None
-    """Of keys and values in `generate`. `None`: `dtype`."""
+    """Dtype of keys and values in `generate`. `None`: `dtype`."""
     max_num_seqs: int | None = None
-    """Completions that `generate` decodes at a time, on all devices together. `None`: all."""
+    """Completions that `generate` decodes at a time, across all devices. `None`: all."""
     transposed_decoding: bool = False
     """Whether `generate` transposes the weights first."""
     remat: Remat
     rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
     attention: CausalAttention
-    """Of whole sequences; decoding attends to its cache in a way of its own."""
+    """Attention over whole sequences; decoding attends to its cache by other means."""
     objective: Objective
     mask_truncated_completions: bool = False
     top_entropy_quantile: float = 1.0
     micro_batch_size_per_device: int | None = None
 
     def kv_itemsize(self, head_size: int) -> float:
-        """Bytes of a number in the cache of keys and values; int8 has a float32 scale a head."""
+        """Returns the bytes of an element of the KV cache; int8 adds a float32 scale per head."""
         dtype = self.dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
         return dtype.itemsize + (4 / head_size if dtype == jnp.int8 else 0.0)
 
 
 class Programs:
-    """The compiled programs for one mesh, loss backend and optimiser."""
+    """Compiled programs for one mesh, loss backend and optimizer."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Programs:
         self.backend = backend
         self.optimizer = optimizer
         self.num_shapes: Counter[str] = Counter()
-        """For how many sets of shapes each of the three programs has been compiled."""
+        """Number of sets of shapes that each of the three programs has been compiled for."""
         generate = self._counted("generate", self._generate_program)
         self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
         score = self._counted("score", self._score_program)
@@ -117,7 +117,7 @@ class Programs:
         self._mix = jax.jit(self._mix_program, donate_argnames="reference")
 
     def _counted(self, name: str, program: Callable[..., Any]) -> Callable[..., Any]:
-        """The program, which counts how often it is traced."""
+        """Wraps a program to count how often it is traced."""
 
         @functools.wraps(program)
         def counted(*args: Any, **kwargs: Any) -> Any:
@@ -127,9 +127,9 @@ class Programs:
         return counted
 
     def init(self, model: CausalLM) -> TrainState:
-        """The state before the first update, with the optimiser's moments sharded as parameters.
+        """Returns the state before the first update; moments are sharded like their parameters.
 
-        Raises what the loss backend has against the model or the devices.
+        Raises the loss backend's errors if it cannot handle the model or the devices.
         """
         self._try_backend(model)
         params = eqx.filter(model, model.trainable)
@@ -151,20 +151,20 @@ class Programs:
     ) -> tuple[Rollout, SlotCounts]:
         """Samples `num_generations` completions of every prompt.
 
-        The draws are a pure function of (seed, step, prompt's row, sample's row), where prompts'
-        rows are counted from `first_row`.
+        The draws are a pure function of (seed, step, prompt's row, sample's row); prompts' rows
+        are counted from `first_row`.
         """
         layout = self.rollout_layout(len(prompt_ids), num_generations)
         ids, mask = place((prompt_ids, prompt_mask), layout.sharding(layout.prompts))
         rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
         return self.jitted_generate(
             model, ids, mask, np.int32(step), rows,
-            self.options.stopping,  # no constant of the program: it has a number for every token
+            self.options.stopping,  # no constant of the program: it has an entry for every token
             num_generations, sampling or self.options.sampling,
         )  # fmt: skip
 
     def rollout_layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
-        """How `generate` lays that many completions of each prompt out."""
+        """Returns the layout in which `generate` makes that many completions of each prompt."""
         return self.options.rollout_sharding.layout(
             self.mesh, num_prompts, num_generations, self.options.max_num_seqs
         )
@@ -172,7 +172,7 @@ class Programs:
     def replace_groups(
         self, rollout: Rollout, fresh: Rollout, source: Int[np.ndarray, " P"]
     ) -> Rollout:
-        """A rollout whose prompt `p` is `source[p]`: of `rollout` below `P`, then of `fresh`."""
+        """Returns a rollout whose prompt `p` is entry `source[p]` of both, concatenated."""
         return self._replace_groups(rollout, fresh, source)
 
     def packed(
@@ -180,13 +180,13 @@ class Programs:
     ) -> tuple[Rollout, Packing | None]:
         """Trims a rollout for `score` and `update`, and plans which completions share rows.
 
-        **Arguments:** the lengths of its completions; into how many `share`s it will be cut.
+        **Arguments:** the lengths of its completions; the number of `share`s it will be cut into.
         """
         rollout = rollout.trimmed(_trimmed_width(lengths, rollout.completion_ids.shape[-1]))
         P, G, width = rollout.completion_ids.shape
         cuts = [self.micro_batches(n, G) for n in {P, P // num_shares}]
         num_blocks, num_bundles = math.lcm(*(cut.num_group_blocks for cut in cuts)), P
-        # Each row of a bundle has its prompt's keys and values by itself: no more than its own.
+        # Each row of a bundle copies its prompt's keys and values: these must not exceed its own.
         few = rollout.prompt_ids.shape[1] <= width
         if num_blocks == 1 and num_shares == 1 and few:
             num_bundles = cuts[0].num_prompt_blocks
@@ -195,33 +195,33 @@ class Programs:
     def score(
         self, model: CausalLM, rollout: Rollout, packing: Packing | None = None
     ) -> TokenScores:
-        """Log-probs and entropies of the completions' tokens under `model`."""
+        """Computes log-probs and entropies of the completions' tokens under `model`."""
         P, G, _ = rollout.completion_ids.shape
         rollout, packing = jax.tree.map(self._place, (rollout, packing))
         return self.jitted_score(model, rollout, packing, self.micro_batches(P, G))
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
-        """A copy for `score`: in the dtypes that it computes in, or for mixing, in float32."""
+        """Copies a model for `score`: in its compute dtypes if frozen, or in float32 for mixing."""
         return self._reference(model, frozen)
 
     def mix_reference(self, reference: CausalLM, model: CausalLM, alpha: float) -> CausalLM:
-        """The mixture alpha * model + (1 - alpha) * reference; `reference` is donated.
+        """Returns alpha * model + (1 - alpha) * reference; `reference` is donated.
 
-        The soft update of TR-DPO (arXiv 2404.09656, eq. 2).
+        This is the soft update of TR-DPO (arXiv 2404.09656, eq. 2).
         """
         return self._mix(reference, model, np.float32(alpha))
 
     def share(self, batch: Batch, index: int, count: int) -> Batch:
-        """`batch.share(index, count)` on the devices: a part of the batch for one update."""
+        """Computes `batch.share(index, count)` on the devices: the part for one update."""
         return self._share(batch, index, count)
 
     def update(
         self, state: TrainState, batch: Batch, tokens_per_update: float | None = None
     ) -> tuple[TrainState, dict[str, Array]]:
-        """One optimizer step on the batch; model and moments of `state` are donated.
+        """Takes one optimizer step on the batch; model and moments of `state` are donated.
 
         Everything is counted over the whole batch, so the step is the same for any number of
-        micro-batches and devices. A batch that is a share of a rollout comes with the rollout's
+        micro-batches and devices. A share of a rollout comes with the rollout's
         `tokens_per_update`.
         """
         batch = jax.tree.map(self._place, batch)
@@ -235,7 +235,7 @@ class Programs:
     def tokens_per_update(
         self, lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"], num_shares: int
     ) -> float:
-        """The tokens of a rollout that the loss counts, over the number of its `share`s."""
+        """Returns the tokens of a rollout that the loss counts, per `share`."""
         counted = lengths[finished] if self.options.mask_truncated_completions else lengths
         return max(int(counted.sum()), 1) / num_shares
 
@@ -256,7 +256,7 @@ class Programs:
         return x if isinstance(x, jax.Array) else place(x, replicated(self.mesh))
 
     def micro_batches(self, P: int, G: int) -> MicroBatches:
-        """How `score` and `update` cut that many completions of each prompt."""
+        """Plans how `score` and `update` cut that many completions of each prompt."""
         sharding = batch_sharding(self.mesh, P, G)
         return MicroBatches.plan(P, G, sharding, self.options.micro_batch_size_per_device)
 
@@ -273,7 +273,7 @@ class Programs:
     ) -> tuple[Rollout, SlotCounts]:
         options = self.options
         layout = self.rollout_layout(len(prompt_ids), group)
-        # Once for the whole rollout.
+        # Cast and resharded once for the whole rollout.
         model = jax.lax.with_sharding_constraint(
             model.astype(options.dtype), model.shardings(self.mesh, layout.parameter_rules)
         )
@@ -291,11 +291,11 @@ class Programs:
             kv_cache_dtype=options.kv_cache_dtype,
             attention=options.attention,
         )
-        # Stated, because everything that follows is laid out by it.
+        # Constrained explicitly: everything that follows takes its layout from here.
         return self._constrain(rollout, len(prompt_ids), group), counts
 
     def _constrain(self, tree: Placed, P: int, G: int) -> Placed:
-        """A rollout or batch laid out as `batch_sharding` says."""
+        """Constrains a rollout or batch to the layout of `batch_sharding`."""
         sharding = batch_sharding(self.mesh, P, G)
 
         def constrain(path: tuple[jax.tree_util.GetAttrKey, ...], x: Array) -> Array:
@@ -342,7 +342,7 @@ class Programs:
             # Mixtures must not be rounded to it, or small changes would never add up.
             layers = model.astype(self.options.dtype).layers
             copy = eqx.tree_at(lambda m: m.layers, model, layers)
-        copy = jax.tree.map(jnp.copy, copy)  # of its own: the model's buffers will be donated
+        copy = jax.tree.map(jnp.copy, copy)  # own buffers: the model's will be donated
         return jax.lax.with_sharding_constraint(copy, model.shardings(self.mesh))
 
     def _mix_program(
@@ -357,7 +357,7 @@ class Programs:
     def _token_stats(
         self, model: CausalLM, rollout: Rollout, packing: Packing | None
     ) -> TokenStats:
-        """Statistics of the completions' tokens at the sampling temperature."""
+        """Computes statistics of the completions' tokens at the sampling temperature."""
         options = self.options
         return token_stats(
             model,
@@ -372,7 +372,7 @@ class Programs:
         )
 
     def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
-        """A micro-batch for the objective; `floor` is the least entropy that counts."""
+        """Builds a micro-batch for the objective; `floor` is the minimum entropy that counts."""
         return TokenBatch(
             logps=stats.logps,
             entropies=stats.entropies,
@@ -385,19 +385,19 @@ class Programs:
         )
 
     def _mask(self, rollout: Rollout) -> Bool[Array, "P G Tc"]:
-        """True on the tokens that the loss counts."""
+        """Returns True on the tokens that the loss counts."""
         mask = rollout.completion_mask
         if self.options.mask_truncated_completions:
             return mask & rollout.finished[..., None]
         return mask
 
     def _policy_mask(self, batch: Batch, floor: Array | None) -> Bool[Array, "P G Tc"]:
-        """True on those of them that the policy term acts on."""
+        """Returns True on the counted tokens that the policy term acts on."""
         mask = self._mask(batch.rollout)
         return mask if floor is None else mask & (jnp.asarray(batch.entropies) >= floor)
 
     def _entropy_floor(self, batch: Batch) -> Float[Array, ""] | None:
-        """The entropy that `top_entropy_quantile` of the batch's tokens reach."""
+        """Returns the entropy that `top_entropy_quantile` of the tokens reach; `None` for all."""
         if self.options.top_entropy_quantile == 1:
             return None
         assert batch.entropies is not None, "top_entropy_quantile needs entropies"
@@ -447,6 +447,6 @@ class Programs:
 
 
 def _trimmed_width(lengths: Int[np.ndarray, "P G"], limit: int) -> int:
-    """Of the longest completion, up to a quarter of the limit, half of it, or all."""
+    """Rounds the longest completion's length up to a quarter, a half or all of the limit."""
     longest = int(lengths.max())
     return next((w for w in (-(-limit // 4), -(-limit // 2)) if longest <= w), limit)

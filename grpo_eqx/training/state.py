@@ -1,4 +1,4 @@
-"""The state of a run."""
+"""State of a run."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ from grpo_eqx.models.base import CausalLM
 
 
 class TrainState(eqx.Module):
-    """Everything that a run changes: with it and the config, the run can go on."""
+    """Everything that changes during a run: enough, with the config, to continue it."""
 
     model: CausalLM
     """Parameters in float32."""
     opt_state: optax.OptState
     reference: CausalLM | None = None
-    """The model of the KL term. `None` without one."""
+    """Reference model of the KL term; `None` without one."""
     step: int = 0
-    """Steps that are done."""
+    """Completed steps."""
     next_batch: int = 0
-    """The first batch of prompts that no step has taken; dynamic sampling may take several."""
+    """First batch of prompts that no step has used; dynamic sampling may use several per step."""
     num_tokens: int = 0
     """Tokens generated so far, each completion counted with its prompt."""
 
     @property
     def trainable(self) -> Any:
-        """Filter of the model's arrays that updates change, as `equinox.partition` takes it."""
+        """Filter of the model's arrays that updates change, for `equinox.partition`."""
         return self.model.trainable

@@ -1,4 +1,4 @@
-"""Google TPU VMs, by the `gcloud` command."""
+"""Google TPU VMs, through the `gcloud` command."""
 
 import dataclasses
 from typing import Annotated
@@ -17,9 +17,9 @@ from grpo_eqx.launch.tpu_vm.sync_env import SyncEnv
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TpuVm(Group):
-    """Create, set up, use and delete Google TPU VMs, with gcloud.
+    """Create, set up, use and delete Google TPU VMs with gcloud.
 
-    All workers take part in everything. --dry-run prints the gcloud commands instead.
+    Every command acts on all workers. --dry-run prints the gcloud commands instead.
     """
 
     chosen: (

@@ -13,25 +13,24 @@ class Bootstrap(Subcommand):
     """Install a repository at one commit on all workers.
 
     Each worker gets Python 3.12 in a virtual environment, the repository, and its tpu extra, all
-    in the folder grpo-eqx of the home folder. Again on the same VM it moves to another commit, and
-    discards changes to tracked files.
+    in ~/grpo-eqx. Run again on the same VM, it switches to the given commit and discards changes
+    to tracked files.
     """
 
     vm: Vm
     accelerator: TypeFlag
-    """The VM's type, as it was created."""
+    """Type that the VM was created with."""
     repo: str
-    """The URL to clone. Keep tokens out of it: command lines are seen by others."""
+    """URL to clone. Keep tokens out of it: command lines are visible to others."""
     commit: str
-    """The commit, branch or tag: one commit is resolved here, and all workers get it. In a
-    checkout of the repository it must be pushed, and HEAD must have no uncommitted changes."""
+    """Commit, branch or tag, resolved here to the one commit that all workers get. In a checkout
+    of the repository it must be pushed, and HEAD must have no uncommitted changes."""
 
     def run(self, command: tuple[str, ...]) -> int:
         commit = resolve_commit(self.repo, self.commit)
         pod = Pod.ready(self.vm, self.accelerator)
         pod.say(f"installing {commit}")
-        # gcloud makes an SSH key where there is none, which several at once would do in each
-        # other's way.
+        # gcloud creates an SSH key if there is none; several at once would get in each other's way.
         first = pod.try_all([0], lambda worker: pod.ssh_command(worker, "true"))
         pod.check("answer", {0: first[0]})
         done = pod.ssh(

@@ -1,4 +1,4 @@
-"""The commit that a repository and a revision mean, before anything is sent anywhere."""
+"""Resolution of a repository and a revision to a commit, before anything is sent anywhere."""
 
 import os
 import re
@@ -9,10 +9,10 @@ from grpo_eqx.errors import UserError
 
 
 def resolve_commit(repo: str, revision: str) -> str:
-    """The full hash. Raises `UserError` for what workers could not clone.
+    """Returns the full hash of a revision. Raises `UserError` if workers could not clone it.
 
-    In a checkout that has the repository as a remote, that is a commit that is not pushed, and
-    HEAD with uncommitted changes. Elsewhere the repository itself is asked.
+    In a checkout that has the repository as a remote, these are commits that are not pushed, and
+    HEAD with uncommitted changes. Elsewhere the repository itself is queried.
     """
     _check_url(repo)
     if not revision or revision.startswith("-"):
@@ -39,7 +39,7 @@ def _check_url(repo: str) -> None:
 
 
 def _remote_of(repo: str) -> str | None:
-    """The remote of the current folder's checkout that has this URL."""
+    """Returns the remote of the current folder's checkout that has this URL, if any."""
     for line in (_git("config", "--get-regexp", r"^remote\..*\.url$") or "").splitlines():
         key, _, url = line.partition(" ")
         if _plain(url) == _plain(repo):
@@ -76,7 +76,7 @@ def _of_repository(repo: str, revision: str) -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git prints, or `None` where it fails."""
+    """Runs git; returns its output, or `None` if it fails."""
     try:
         done = subprocess.run(
             ["git", *arguments],

@@ -13,32 +13,32 @@ from grpo_eqx.planner.slices import find_slice
 _NO_ROOM = re.compile(
     r"capacity|quota|stock.?out|exhausted|enough resources|limit .*(exceeded|reached)", re.I
 )
-"""What Google says where another zone may have what this one has not."""
+"""Google's error messages for a zone that lacks capacity or quota; another zone may not."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Create(Subcommand):
-    """Create a TPU VM, in the first of the zones that has room.
+    """Create a TPU VM in the first of the zones that has room.
 
-    A zone without capacity or quota leads to the next one. Any other failure ends the search.
+    A zone without capacity or quota is skipped. Any other failure ends the search.
     """
 
     name: str
-    """The VM's name."""
+    """Name of the VM."""
     accelerator: TypeFlag
-    """The slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
+    """TPU slice, such as v6e-16, v5p-32, v5e-16 (or v5litepod-16) or v4-16."""
     zones: str
-    """Zones to try, in this order, with commas between: us-east5-b,europe-west4-a. Your project
-    needs quota there."""
+    """Zones to try, in this order, separated by commas: us-east5-b,europe-west4-a. Your project
+    needs quota in them."""
     spot: bool = False
-    """Ask for a spot VM: cheaper, and taken away at any time. A preempted one cannot be started
-    again: delete it, and create it anew."""
+    """Request a spot VM, which is cheaper but can be preempted at any time. A preempted one cannot
+    be started again: delete it, and create it anew."""
     version: str | None = None
-    """The runtime version; that of the type without it."""
+    """Runtime version; by default that of the type."""
     project: str | None = None
-    """The Google Cloud project; gcloud's own without it."""
+    """Google Cloud project; by default gcloud's own."""
     dry_run: bool = False
-    """Print the gcloud commands, quoted for a shell, and execute none."""
+    """Print the gcloud commands, quoted for a shell, without executing them."""
 
     def run(self, command: tuple[str, ...]) -> int:
         commands = {zone: self._command(zone) for zone in self.zones.split(",")}

@@ -9,11 +9,11 @@ from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Delete(Subcommand):
-    """Delete a VM, with all that is on its disks. It asks first."""
+    """Delete a VM with everything on its disks, after asking."""
 
     vm: Vm
     yes: bool = False
-    """Do not ask."""
+    """Skip the confirmation."""
 
     def run(self, command: tuple[str, ...]) -> int:
         arguments = self.vm.gcloud("delete")

@@ -1,4 +1,4 @@
-"""Files of environment variables, read as they are."""
+"""Files of environment variables, whose values are taken literally."""
 
 import re
 import stat
@@ -8,9 +8,10 @@ from grpo_eqx.errors import UserError
 
 
 def check_env_file(path: Path) -> Path:
-    """Its absolute path. Raises `UserError` for what would be read otherwise than it is meant.
+    """Checks an environment file, and returns its absolute path.
 
-    No message holds a value.
+    Raises `UserError` if others can read it, or if it would be read differently than meant. No
+    message contains a value.
     """
     try:
         text = path.read_bytes().decode()
@@ -22,7 +23,7 @@ def check_env_file(path: Path) -> Path:
         raise UserError(f"{path} can be read by others: chmod 600 it, for it holds secrets.")
     if ":" in str(path.absolute()):
         raise UserError(f"{path} has a ':' in its path, which gcloud takes for a host: move it.")
-    # Not splitlines: a value may hold a character that only Python takes for a line's end.
+    # Not splitlines: a value may contain a character that only Python treats as a line break.
     for number, line in enumerate(text.split("\n"), start=1):
         if line and not line.startswith("#") and (wrong := _wrong(line)):
             raise UserError(f"line {number} of {path} {wrong}")
@@ -30,7 +31,7 @@ def check_env_file(path: Path) -> Path:
 
 
 def _wrong(line: str) -> str:
-    """What is wrong with a line, empty where nothing is."""
+    """Returns what is wrong with a line; empty if nothing is."""
     match = re.fullmatch("([A-Za-z_][A-Za-z0-9_]*)=(.*)", line, re.DOTALL)
     if match is None:
         return "is not NAME=VALUE: write it so, without export and spaces before."

@@ -14,19 +14,19 @@ from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Logs(Subcommand):
-    """Print the end of a run's logs, each line with its worker's number."""
+    """Print the end of a run's logs, each line prefixed with its worker's number."""
 
     vm: Vm
     accelerator: TypeFlag
-    """The VM's type, as it was created."""
+    """Type that the VM was created with."""
     worker: int | None = None
-    """The worker, from 0; all without it."""
+    """Worker to show, from 0; by default all."""
     follow: bool = False
-    """Go on with new lines until the run ends, or Ctrl-C."""
+    """Keep printing new lines until the run ends, or Ctrl-C."""
     lines: int = 20
-    """Lines to print of each log."""
+    """Number of lines to print of each log."""
     run_name: str = LATEST
-    """The run; the newest without it."""
+    """Run to show; by default the newest."""
 
     def run(self, command: tuple[str, ...]) -> int:
         check_run_name(self.run_name)

@@ -1,6 +1,6 @@
-"""All workers of a TPU VM, each by a `gcloud` of its own.
+"""All workers of a TPU VM, each through its own `gcloud`.
 
-With `--worker=all` gcloud mixes what they print and keeps one exit code.
+With `--worker=all` gcloud mixes their output and keeps only one exit code.
 """
 
 import dataclasses
@@ -17,22 +17,22 @@ from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
 from grpo_eqx.planner.slices import Slice, find_slice
 
 _AT_ONCE = 32
-"""A gcloud takes about 100 MB."""
+"""Maximum number of concurrent gclouds, each of which takes about 100 MB."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """What the cloud says of a VM."""
+    """State of a VM, as the cloud reports it."""
 
     state: str
     type: str | None
     addresses: tuple[str, ...]
-    """One for each worker; empty where it has none yet."""
+    """Address of each worker; empty if it has none yet."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-    """The workers of a VM."""
+    """Workers of a VM."""
 
     vm: Vm
     slice: Slice
@@ -40,7 +40,7 @@ class Pod:
 
     @classmethod
     def ready(cls, vm: Vm, accelerator: str) -> "Pod":
-        """Raises `CommandError` for a VM that is not ready, `UserError` for one of another type."""
+        """Returns the workers; raises `CommandError` if not ready, `UserError` for another type."""
         wanted = find_slice(accelerator)
         if vm.dry_run:
             show(describe_command(vm))
@@ -60,12 +60,12 @@ class Pod:
         return cls(vm, wanted, found.addresses)
 
     def ssh_command(self, worker: int, script: str, *arguments: str) -> list[str]:
-        """The command that runs a script on a worker. Arguments may hold anything."""
+        """Returns the command that runs a script on a worker. Arguments may contain anything."""
         remote = shlex.join(["bash", "-c", script, "grpo-eqx", *arguments])
         return self.vm.gcloud("ssh", f"--worker={worker}", f"--command={remote}")
 
     def ssh(self, doing: str, script: str, *arguments: str) -> list[Finished]:
-        """Runs a script on all workers; raises `CommandError` that names those where it fails."""
+        """Runs a script on all workers; raises a `CommandError` that names those where it fails."""
         return self.on_all(doing, lambda worker: self.ssh_command(worker, script, *arguments))
 
     def on_all(self, doing: str, command: Callable[[int], list[str]]) -> list[Finished]:
@@ -77,7 +77,7 @@ class Pod:
     def try_all(
         self, workers: Sequence[int], command: Callable[[int], list[str]]
     ) -> list[Finished]:
-        """As `on_all`, for these workers, whatever their commands come to."""
+        """Runs a command for each of these workers, in parallel, whatever their exit codes."""
         commands = [command(worker) for worker in workers]
         if self.vm.dry_run:
             for arguments in commands:
@@ -87,7 +87,7 @@ class Pod:
             return list(pool.map(execute, commands))
 
     def check(self, doing: str, finished: dict[int, Finished]) -> None:
-        """Raises `CommandError` with all workers whose command failed, and what they said."""
+        """Raises `CommandError` with all workers whose command failed, and their output."""
         failed = {worker: done for worker, done in finished.items() if done.code}
         if failed:
             names = ", ".join(self.worker_name(worker) for worker in failed)
@@ -103,7 +103,7 @@ class Pod:
         return f"worker {worker} ({address})" if address else f"worker {worker}"
 
     def say(self, doing: str) -> None:
-        """What is being done, for those who wait."""
+        """Tells the waiting user what is being done."""
         if not self.vm.dry_run:
             print(f"{doing} ({len(self.addresses)} workers) ...", file=sys.stderr, flush=True)
 
@@ -113,12 +113,12 @@ def describe_command(vm: Vm) -> list[str]:
 
 
 def describe(vm: Vm) -> Description:
-    """Raises `CommandError` where there is no such VM."""
+    """Queries the state of a VM; raises `CommandError` if that fails."""
     done = execute(describe_command(vm))
     if done.code:
         raise CommandError(f"cannot describe {vm.name} in {vm.zone}:\n{done.tail()}")
     node = json.loads(done.output)
-    # One endpoint for each network of each worker; the first is the one that ssh takes.
+    # One endpoint per network of each worker; ssh uses the first.
     endpoints = node.get("networkEndpoints", [])[:: max(1, len(node.get("networkConfigs", [])))]
     return Description(
         state=node.get("state", "in no known state"),
@@ -131,12 +131,12 @@ def describe(vm: Vm) -> Description:
 
 
 def check_type(vm: Vm, wanted: Slice, found: Description) -> None:
-    """Raises `UserError` where the VM is of another type: some of its workers would be left out."""
+    """Raises `UserError` if the VM has another type: some of its workers would be left out."""
     if found.type is not None and found.type != wanted.name:
         raise UserError(f"--type is {wanted.name}, and {vm.name} is a {found.type}: give its own.")
 
 
 def script(*names: str) -> str:
-    """Scripts of this package, one after the other."""
+    """Concatenates scripts of this package."""
     folder = resources.files(__package__).joinpath("scripts")
     return "".join(folder.joinpath(f"{name}.sh").read_text("utf-8") for name in names)

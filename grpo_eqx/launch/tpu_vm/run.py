@@ -11,7 +11,7 @@ from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
 
 LATEST = "latest"
-"""The name of the newest run."""
+"""Name of the newest run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,19 +20,19 @@ class Run(Subcommand):
 
     grpo-eqx launch tpu-vm run --name NAME --zone ZONE --type TYPE [flags] -- COMMAND
 
-    It runs in the repository's folder, with its Python and the synced environment file, and goes
-    on when this connection ends. It refuses to train unless all workers take part. A second run
-    is refused while one is running.
+    COMMAND runs in the repository's folder, with its Python and the synced environment file, and
+    continues after this connection ends. It refuses to train unless all workers take part. A
+    second run is refused while one is running.
     """
 
     takes_command: ClassVar[bool] = True
     vm: Vm
     accelerator: TypeFlag
-    """The VM's type, as it was created."""
+    """Type that the VM was created with."""
     run_name: str | None = None
-    """The name of the run's folder; the time without it."""
+    """Name of the run's folder; by default the current time."""
     replace: bool = False
-    """End a run that is running, and start this one instead."""
+    """End a run that is in progress, and start this one instead."""
 
     def run(self, command: tuple[str, ...]) -> int:
         name = self.run_name
@@ -42,7 +42,7 @@ class Run(Subcommand):
         if name == LATEST:
             raise UserError(f"--run-name is {LATEST}, which means the newest run: choose another.")
         pod = Pod.ready(self.vm, self.accelerator)
-        # All are asked before any starts: half a pod would wait for the other half.
+        # All workers are asked before any starts: half a pod would wait for the other half.
         replace = "yes" if self.replace else "no"
         pod.ssh("get ready for the run", script("prepare_run"), name, replace)
         pod.say(f"starting {name}")
@@ -60,7 +60,7 @@ class Run(Subcommand):
 
 
 def check_run_name(name: str) -> None:
-    """Raises `UserError` for what is no name of a run's folder."""
+    """Raises `UserError` for an invalid name of a run's folder."""
     check_name(
         "run-name",
         name,

@@ -17,16 +17,16 @@ from grpo_eqx.planner.slices import find_slice
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Status(Subcommand):
-    """Say how a VM is, and how a run is on each of its workers.
+    """Show the state of a VM, and of a run on each of its workers.
 
-    The exit code is 1 where the VM is not ready or a worker cannot be reached.
+    The exit code is 1 if the VM is not ready or a worker cannot be reached.
     """
 
     vm: Vm
     accelerator: TypeFlag
-    """The VM's type, as it was created."""
+    """Type that the VM was created with."""
     run_name: str = LATEST
-    """The run; the newest without it."""
+    """Run to show; by default the newest."""
 
     def run(self, command: tuple[str, ...]) -> int:
         check_run_name(self.run_name)

@@ -13,22 +13,22 @@ from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
 class SyncEnv(Subcommand):
     """Copy a file of environment variables, such as HF_TOKEN, to all workers.
 
-    Runs see them. The file is readable by its owner alone, here and there, and no value is ever
-    part of a command line or of output.
+    Runs see them. The file is readable by its owner only, here and on the workers, and no value
+    ever appears in a command line or in output.
     """
 
     vm: Vm
     accelerator: TypeFlag
-    """The VM's type, as it was created."""
+    """Type that the VM was created with."""
     env_file: Path
-    """Lines NAME=VALUE. A value is all that follows the =, as it is, without quotes. Only you may
-    be able to read the file (chmod 600)."""
+    """File of NAME=VALUE lines. A value is everything after the =, taken literally, without quotes.
+    Only you may be able to read the file (chmod 600)."""
 
     def run(self, command: tuple[str, ...]) -> int:
         source = check_env_file(self.env_file)
         pod = Pod.ready(self.vm, self.accelerator)
         pod.say("copying the environment file")
-        # Into a folder that is closed already: the file is never readable, not even for a moment.
+        # Into a folder that is private already: nobody else can read the file, even for a moment.
         pod.ssh("make a folder", script("make_folder"))
         pod.on_all(
             "take the environment file",

@@ -15,24 +15,24 @@ from grpo_eqx.launch.checks import check_name
 _TAIL_LINES = 10
 
 TypeFlag = Annotated[str, tyro.conf.arg(name="type")]
-"""`type`, which is a word of Python's."""
+"""Type of the flag `--type`, whose own name is a built-in of Python."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vm:
-    """Which VM."""
+    """VM to act on."""
 
     name: str
-    """The VM's name."""
+    """Name of the VM."""
     zone: str
-    """The zone that it is in, such as us-east5-b."""
+    """Zone of the VM, such as us-east5-b."""
     project: str | None = None
-    """The Google Cloud project; gcloud's own without it."""
+    """Google Cloud project; by default gcloud's own."""
     dry_run: bool = False
-    """Print the gcloud commands, quoted for a shell, and execute none."""
+    """Print the gcloud commands, quoted for a shell, without executing them."""
 
     def gcloud(self, action: str, *flags: str) -> list[str]:
-        """The command for an action on this VM. Raises `UserError` for names that cannot be."""
+        """Returns the command for an action on this VM. Raises `UserError` for invalid names."""
         check_name(
             "name",
             self.name,
@@ -53,25 +53,25 @@ class Vm:
 
 
 class Finished(NamedTuple):
-    """What a command came to."""
+    """Result of a command."""
 
     code: int
     output: str
     errors: str
 
     def tail(self) -> str:
-        """The last lines of what it printed, indented."""
+        """Returns the last lines of its output, indented."""
         lines = (self.output + self.errors).splitlines()[-_TAIL_LINES:]
         return "\n".join(f"    {line}" for line in lines)
 
 
 def show(arguments: Sequence[str]) -> None:
-    """Prints the command as a shell would take it."""
+    """Prints the command, quoted for a shell."""
     print(shlex.join(arguments))
 
 
 def execute(arguments: Sequence[str]) -> Finished:
-    """Runs the command to its end."""
+    """Runs the command to completion."""
     if shutil.which(arguments[0]) is None:
         raise UserError(
             f"{arguments[0]} is not on PATH: install the Google Cloud CLI "

@@ -1,4 +1,4 @@
-"""The Pallas loss backend: which kernels, and how large their blocks."""
+"""The Pallas loss backend: its choice of kernels and of block sizes."""
 
 from typing import Literal
 
@@ -17,25 +17,25 @@ KERNELS = {"tpu": MosaicKernels, "gpu": TritonKernels}
 
 
 class PallasLoss(LossBackend):
-    """`ChunkedLoss` with the logits of a tile in kernels, which write their gradient alone.
+    """`ChunkedLoss` with a tile's logits inside kernels, which write only their sums or gradient.
 
-    Kernels for TPUs (Mosaic) and for GPUs (Triton). On a CPU they are interpreted, slowly: that is
-    for tests. The blocks that `None` leaves open follow the device and the dtype; sizes that the
-    device cannot run are refused.
+    There are kernels for TPUs (Mosaic) and for GPUs (Triton). On a CPU they are interpreted, which
+    is slow and meant for tests. Block sizes of `None` follow the device and the dtype; sizes that
+    the device cannot run raise `UserError`.
     """
 
     token_tile: int = 4096
-    """Tokens of a tile, on one device."""
+    """Maximum tokens per tile, on one device."""
     vocabulary_tile: int = 4096
-    """Entries of the vocabulary of a tile."""
+    """Maximum vocabulary entries per tile."""
     token_block: int | None = None
-    """Tokens that a kernel works on at a time."""
+    """Tokens per kernel block."""
     vocabulary_block: int | None = None
-    """Entries of the vocabulary that it works on at a time."""
+    """Vocabulary entries per kernel block."""
     hidden_block: int | None = None
-    """Entries of the hidden states that it loads at a time."""
+    """Entries of the hidden states that a kernel loads at a time."""
     kernels: Literal["tpu", "gpu"] | None = None
-    """`None`: the device's, and the TPU's on a CPU."""
+    """Platform of the kernels. `None`: the device's, and the TPU's on a CPU."""
 
     def __check_init__(self) -> None:
         check_tiles(self.token_tile, self.vocabulary_tile)
@@ -50,13 +50,13 @@ class PallasLoss(LossBackend):
         temperature: float,
         mesh: jax.sharding.Mesh | None,
     ) -> TokenStats:
-        """As of `LossBackend`; raises `UserError` for blocks that the device cannot run."""
+        """Implements `LossBackend`; raises `UserError` for blocks that the device cannot run."""
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         tiles = self.tiles(device, hidden.shape[-1], hidden.dtype)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
 
     def tiles(self, device: jax.Device, hidden_size: int, dtype: jnp.dtype) -> KernelTiles:
-        """The kernels for a device; raises `UserError` for blocks that it cannot run."""
+        """Returns a device's kernels; raises `UserError` for blocks that it cannot run."""
         interpret = device.platform == "cpu"
         platform = (self.kernels or "tpu") if interpret else device.platform
         if platform not in KERNELS:
@@ -67,6 +67,6 @@ class PallasLoss(LossBackend):
             )
         sizes = BlockSizes(self.token_block, self.vocabulary_block, self.hidden_block)
         kernels = KERNELS[platform](sizes, device.device_kind, interpret)
-        # Blocks that the largest tile can have fit smaller ones.
+        # Block sizes that are valid for the largest tile are valid for smaller ones.
         kernels.blocks(Problem(self.token_tile, self.vocabulary_tile, hidden_size, dtype))
         return KernelTiles(self.token_tile, self.vocabulary_tile, kernels)

@@ -22,17 +22,17 @@ from grpo_eqx.loss_backends.pallas.kernels import (
 )
 from grpo_eqx.loss_backends.softmax import product
 
-# KiB of shared memory of a program, where its inputs arrive. Of other kinds, the least.
+# KiB of shared memory for a program's inputs. Other kinds of GPU are assumed to have the least.
 SHARED_MEMORY = {"H100": 227, "H200": 227, "B200": 227, "A100": 163}
 LEAST_SHARED_MEMORY = 99
 VALID_SIZES = (16, 32, 64, 128, 256)
 MOST_SCORES = 128 * 256
-"""Of a block: its registers hold no more."""
+"""Maximum scores per block: its registers hold no more."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TritonKernels(Kernels):
-    """A program computes one block of tokens x vocabulary, and loops over the hidden dimension."""
+    """Kernels with one program per block of tokens x vocabulary, looping over the hidden dim."""
 
     sizes: BlockSizes
     device_kind: str
@@ -83,7 +83,7 @@ class TritonKernels(Kernels):
         return pl.pallas_call(
             kernel,
             out_shape=jax.ShapeDtypeStruct(output.shape, output.dtype),
-            # Blocks of tokens change fastest: those that run at a time share rows of the head.
+            # Blocks of tokens vary fastest: programs that run concurrently share rows of the head.
             grid=(n // tokens, len(operands.head) // vocabulary),
             in_specs=[
                 pl.BlockSpec((2,), lambda i, j: (0,)),
@@ -102,7 +102,7 @@ class TritonKernels(Kernels):
 
 
 def _shared_memory(device_kind: str) -> int:
-    """KiB."""
+    """Returns the shared memory of a program, in KiB."""
     known = (kib for name, kib in SHARED_MEMORY.items() if name in device_kind)
     return next(known, LEAST_SHARED_MEMORY)
 
@@ -114,12 +114,12 @@ def _default_blocks(problem: Problem, kib: int) -> Blocks:
 
 
 def _stage(blocks: Blocks, dtype: jnp.dtype) -> int:
-    """Bytes of the inputs of one step over the hidden dimension."""
+    """Returns the bytes of inputs of one step over the hidden dim."""
     return (blocks.tokens + blocks.vocabulary) * blocks.hidden * dtype.itemsize
 
 
 def _num_stages(blocks: Blocks, kib: int, dtype: jnp.dtype) -> int:
-    """Steps whose inputs are in shared memory at a time."""
+    """Returns the number of steps whose inputs are in shared memory at a time."""
     return min(4, kib * 1024 // _stage(blocks, dtype))
 
 

@@ -1,8 +1,8 @@
-"""What the kernels of every platform share: their blocks, and what they make of a block's scores.
+"""Parts that the kernels of all platforms share: blocks, and the epilogues on a block's scores.
 
-A kernel goes over blocks of tokens x vocabulary, each a matrix product with an epilogue: sums over
-the block's rows, or the gradient of its scores. Blocks do not depend on each other; XLA merges the
-sums, and multiplies the gradient with the hidden states and the head at its own full rate.
+A kernel iterates over blocks of tokens x vocabulary, each a matrix product with an epilogue: sums
+over the block's rows, or the gradient of its scores. Blocks are independent of each other; XLA
+merges the sums, and multiplies the gradient by the hidden states and the head at its own full rate.
 """
 
 import abc
@@ -22,7 +22,7 @@ NUM_SUMS, NUM_GRADIENT_FIELDS = len(Partial._fields), len(ScoreGradient._fields)
 
 
 class Blocks(NamedTuple):
-    """How much a kernel works on at a time."""
+    """Sizes of a kernel's blocks."""
 
     tokens: int
     vocabulary: int
@@ -30,14 +30,14 @@ class Blocks(NamedTuple):
 
 
 class BlockSizes(NamedTuple):
-    """`Blocks` as a user gives them: `None` is for a good size to be found."""
+    """`Blocks` as given by the user. `None`: chosen automatically."""
 
     token_block: int | None
     vocabulary_block: int | None
     hidden_block: int | None
 
     def over(self, defaults: Blocks) -> Blocks:
-        """The defaults where nothing is given."""
+        """Returns the given sizes, and the defaults where none is given."""
         return Blocks(
             *(
                 default if size is None else size
@@ -47,7 +47,7 @@ class BlockSizes(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """What block sizes depend on: a tile, and the dtype of its products."""
+    """Inputs to the choice of block sizes: a tile's shape, and the dtype of its products."""
 
     tokens: int
     vocabulary: int
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
 
 
 class BlockScores(NamedTuple):
-    """A block's scores, and what is known of its rows and columns."""
+    """A block's scores, with masks of the tokens' own scores and of valid rows."""
 
     scores: Float[Array, "v n"]
     own: Bool[Array, "v n"]
@@ -72,53 +72,53 @@ class BlockScores(NamedTuple):
         bounds: tuple[Int[Array, ""], Int[Array, ""]],
         ids: Int[Array, "1 n"],
     ) -> "BlockScores":
-        """For the block that begins at `first_row` of the tile; `bounds` as of `Operands`."""
+        """Builds the block that begins at `first_row` of the tile; `bounds` as in `Operands`."""
         rows = first_row + jax.lax.broadcasted_iota(jnp.int32, scores.shape, 0)
         return cls(scores, rows == ids, (rows >= bounds[0]) & (rows < bounds[1]))
 
 
 class Operands(NamedTuple):
-    """A kernel's arrays, filled up with zeros to whole blocks."""
+    """A kernel's arrays, zero-padded to whole blocks."""
 
     bounds: Int[Array, " 2"]
-    """The first row of the head that counts, and the first that does not any more."""
+    """First row of the head that counts, and the first one past those that do."""
     hidden: Float[Array, "n H"]
     head: Float[Array, "v H"]
     ids: Int[Array, "1 n"]
     per_token: tuple[Float[Array, "k n"], ...] = ()
-    """What else the epilogue knows of the tokens."""
+    """Further per-token inputs of the epilogue."""
 
     def flat(self) -> tuple[Array, ...]:
-        """In the order of the kernels' arguments."""
+        """Returns the arrays in the order of the kernels' arguments."""
         return (*self[:4], *self.per_token)
 
 
-# Makes the output's block of a block's scores and, by reference, its tokens' `per_token`.
+# Takes a block's scores, refs of its tokens' `per_token`, and the ref of the output to write.
 Epilogue = Callable[[BlockScores, tuple[Any, ...], Any], None]
 
 
 class Output(NamedTuple):
-    """A kernel's output, of which each block of tokens x vocabulary writes a block."""
+    """A kernel's output; each block of tokens x vocabulary writes one block of it."""
 
     shape: tuple[int, ...]
     dtype: jnp.dtype
     block: tuple[int | None, ...]
     place: Callable[[int, int], tuple[int, ...]]
-    """Which block, for the block of tokens and of the vocabulary."""
+    """Index of the output block, given those of the token and vocabulary blocks."""
 
 
 class Kernels(abc.ABC):
-    """A kind of device: which blocks it can run, and how; hashable."""
+    """Kernels of one kind of device: the blocks it can run, and how it runs them; hashable."""
 
     @abc.abstractmethod
     def blocks(self, problem: Problem) -> Blocks:
-        """The blocks for a tile; raises `UserError` for sizes that the device cannot run."""
+        """Returns a tile's blocks; raises `UserError` for sizes that the device cannot run."""
 
     @abc.abstractmethod
     def run(
         self, problem: Problem, operands: Operands, epilogue: Epilogue, output: Output
     ) -> Array:
-        """Runs a kernel on a tile: the scores of every block, and `epilogue` on them."""
+        """Runs a kernel on a tile: computes every block's scores and applies `epilogue` to them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,7 @@ class KernelTiles(Tiles):
         problem, blocks = self._problem(hidden, head)
         operands = _operands(blocks, hidden, head, ids, first)
         n, v = operands.ids.shape[1], len(operands.head)
-        # A block's sums lie side by side, in the order of `Partial`.
+        # A block's sums are stacked in the order of `Partial`.
         output = Output(
             (v // blocks.vocabulary, NUM_SUMS, n),
             jnp.dtype(jnp.float32),
@@ -209,5 +209,5 @@ def _write_gradient(
 
 
 def _filled(x: Array, blocks: tuple[int, int]) -> Array:
-    """An array with zeros added, to be made of whole blocks."""
+    """Zero-pads an array to whole blocks."""
     return jnp.pad(x, [(0, -size % block) for size, block in zip(x.shape, blocks, strict=True)])

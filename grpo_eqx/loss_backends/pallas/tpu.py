@@ -25,7 +25,7 @@ from grpo_eqx.loss_backends.softmax import product
 # Columns of a register, and of a tile of the matrix unit.
 LANES = 128
 MIB = 2**20
-# Vector memory of a core, which holds a kernel's blocks. Of other kinds, the least.
+# Vector memory of a core, for a kernel's blocks. Other kinds of TPU are assumed to have the least.
 VMEM = {
     "TPU v4": 16 * MIB,
     "TPU v5": 64 * MIB,
@@ -41,7 +41,7 @@ LEAST_VMEM = 16 * MIB
 
 @dataclasses.dataclass(frozen=True)
 class MosaicKernels(Kernels):
-    """The hidden dimension is the innermost of the grid, so that blocks are small for any head."""
+    """Kernels with the hidden dim innermost in the grid, to keep blocks small for any head."""
 
     sizes: BlockSizes
     device_kind: str
@@ -112,11 +112,11 @@ class MosaicKernels(Kernels):
 
 
 def _default_blocks(problem: Problem, capacity: int) -> Blocks:
-    """Blocks large enough for the matrix unit to be busy while the next are loaded.
+    """Returns blocks large enough to keep the matrix unit busy while the next ones are loaded.
 
-    A block does tokens * vocabulary / (tokens + vocabulary) multiplications for each element
-    loaded: 683 where memory allows, and TPU v6e, which needs the most, computes 560 in the time
-    that it loads one bfloat16.
+    A block does tokens * vocabulary / (tokens + vocabulary) multiplications per element loaded:
+    683 where memory allows. TPU v6e, which needs the most, computes 560 in the time that it loads
+    one bfloat16.
     """
     exact = problem.dtype == jnp.float32
     if capacity >= 128 * MIB:
@@ -139,10 +139,10 @@ def _whole_lanes(size: int) -> int:
 
 
 def _vmem(blocks: Blocks, dtype: jnp.dtype) -> int:
-    """Bytes that a kernel needs at most, as compiling many sizes showed.
+    """Returns an upper bound on a kernel's bytes, found by compiling many sizes.
 
-    Two buffers for the inputs, of which float32 ones are split into bfloat16 parts, and six arrays
-    of a block's scores.
+    There are two buffers for the inputs, split into bfloat16 parts if these are float32, and six
+    arrays of a block's scores.
     """
     inputs = 2 * (blocks.tokens + blocks.vocabulary) * blocks.hidden * dtype.itemsize
     scores = blocks.tokens * blocks.vocabulary * 4

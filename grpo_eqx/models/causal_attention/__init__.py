@@ -1,4 +1,4 @@
-"""Attention of whole sequences, by whatever does it best on the devices at hand."""
+"""Attention over whole sequences, with the best implementation for each kind of device."""
 
 from grpo_eqx.models.causal_attention.base import CausalAttention
 from grpo_eqx.models.causal_attention.best import best_attention

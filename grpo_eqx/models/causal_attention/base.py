@@ -1,4 +1,4 @@
-"""What attention of whole sequences is, however it is computed."""
+"""The interface of attention over whole sequences, whatever the implementation."""
 
 import abc
 from collections.abc import Callable
@@ -15,29 +15,29 @@ from grpo_eqx.sharding.rules import batch_spec
 
 
 class Inputs(NamedTuple):
-    """Each of the `K` heads of keys with the `r` heads of queries that read it."""
+    """Queries, keys and values: each of `K` key heads with the `r` query heads that read it."""
 
     queries: Float[Array, "P K R r T D"]
     own: KeyValues
-    """Of the rows, `[P, K, R, T, D]`."""
+    """Keys and values of the rows, `[P, K, R, T, D]`."""
     shared: KeyValues | None
-    """Of the prompts, `[P, K, S, D]`."""
+    """Keys and values of the prompts, `[P, K, S, D]`."""
 
 
 class Masks(NamedTuple):
-    """What queries see, besides that a row's see nothing after themselves."""
+    """Masks that apply in addition to causality within each row."""
 
     spans: Int[Array, "#P #R T"]
-    """Which sequence each place of a row belongs to: queries see no other's."""
+    """Sequence that each position of a row belongs to: queries see no other of that row."""
     visible: Bool[Array, "P S"] | None
-    """Which places of the prompts all queries see."""
+    """True on the positions of the prompts that all queries see."""
 
 
 class CausalAttention(eqx.Module):
     """Softmax attention of each query over its row up to itself, and over its prompt.
 
-    Differentiable once, in queries, keys and values. Products run in the dtype of the queries;
-    scores, the softmax and sums over keys are float32, on each device.
+    Differentiable once, with respect to queries, keys and values. Products run in the dtype of the
+    queries; scores, the softmax and sums over keys are float32, on each device.
     """
 
     def __call__(
@@ -47,11 +47,11 @@ class CausalAttention(eqx.Module):
         shared: Segment | None = None,
         spans: Int[Array, "#P #R T"] | None = None,
     ) -> Float[Array, "P R T N D"]:
-        """Attention of `R` rows for each of `P` prompts.
+        """Computes attention of `R` rows for each of `P` prompts.
 
         **Arguments:** queries; keys and values of the rows, `[P, R, K, T, D]`; those of the
-        prompts, `[P, 1, K, S, D]`, with a mask `[P, 1, S]`; which sequence each place of a row
-        belongs to, where a query is to see no other's (`None`: a row is one sequence).
+        prompts, `[P, 1, K, S, D]`, with a mask `[P, 1, S]`; the sequence that each position of a
+        row belongs to, of which queries see no other (`None`: a row is one sequence).
         """
         P, R, T, N, D = queries.shape
         K = own.keys.shape[2]
@@ -68,26 +68,26 @@ class CausalAttention(eqx.Module):
 
     @abc.abstractmethod
     def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
-        """As a call, head by head."""
+        """Computes what a call does, from inputs grouped by key head."""
 
 
 class Residuals(NamedTuple):
-    """What a forward pass of FlashAttention leaves to its backward pass."""
+    """Values that the forward pass of FlashAttention saves for its backward pass."""
 
     inputs: Inputs
     masks: Any
-    """In whatever form the implementation has them."""
+    """Masks in the form that the implementation uses."""
     attended: Float[Array, "P K R r T D"]
     logsumexp: Float[Array, "P K R r T"]
-    """The logarithm of each query's sum of exponentials."""
+    """Logarithm of each query's sum of exponentials."""
 
     def inner(self, slope: Float[Array, "P K R r T D"]) -> Float[Array, "P K R r T"]:
-        """Inner products of slopes and results: what a softmax's gradient subtracts."""
+        """Computes inner products of slopes and results, which a softmax's gradient subtracts."""
         return jnp.sum(self.attended.astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
 
 
 def filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
-    """With so many values more that the axis' length is a multiple."""
+    """Pads the end of an axis with `value`, so that its length is a multiple of `multiple`."""
     pads = [(0, 0)] * x.ndim
     pads[axis] = (0, -x.shape[axis] % multiple)
     return jnp.pad(x, pads, constant_values=value)
@@ -99,7 +99,7 @@ def on_each_device(
     inputs: Inputs,
     masks: Masks,
 ) -> Float[Array, "P K R r T D"]:
-    """`attend` on each device of a mesh, for its own prompts, or rows, and its own heads."""
+    """Runs `attend` on each device of a mesh, for its own prompts or rows, and its own heads."""
     P, K, R, _, T, _ = inputs.queries.shape
     masks = masks._replace(spans=jnp.broadcast_to(masks.spans, (P, R, T)))
     if mesh.size == 1:

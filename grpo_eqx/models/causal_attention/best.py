@@ -1,4 +1,4 @@
-"""Which attention of whole sequences is best on which devices."""
+"""Choice of the best attention over whole sequences for a kind of device."""
 
 import jax
 
@@ -7,13 +7,13 @@ from grpo_eqx.models.causal_attention.blocked import BlockedAttention
 from grpo_eqx.models.causal_attention.cudnn import CudnnAttention
 from grpo_eqx.models.causal_attention.mosaic import MosaicAttention
 
-# What a core's cache holds well: 128 took up to 1.8 times as long, 256 up to 3 times.
+# Fits well in a core's cache: 128 took up to 1.8 times as long, 256 up to 3 times.
 _CPU_BLOCK = 64
 _FIRST_WITH_FLASH_ATTENTION = 8.0  # compute capability
 
 
 def best_attention(mesh: jax.sharding.Mesh) -> CausalAttention:
-    """The device's own kernels where there are any, or blocks in plain JAX."""
+    """Selects the devices' own kernels where there are any, or blocks in plain JAX."""
     device = mesh.devices.flat[0]
     if device.platform == "tpu":
         return MosaicAttention(mesh)

@@ -1,8 +1,8 @@
-"""Attention of whole sequences in blocks, forward and backward.
+"""Attention over whole sequences in blocks, forward and backward.
 
 FlashAttention-2 (arXiv 2307.08691) in plain JAX, for any device: the forward pass keeps a running
-softmax over blocks of keys, the backward pass computes the weights again from its statistics, and
-blocks above the diagonal are never computed. So no array of `T x T` numbers exists.
+softmax over blocks of keys, the backward pass recomputes the weights from its statistics, and
+blocks above the diagonal are never computed. So no `T x T` array is ever materialized.
 """
 
 import functools
@@ -23,10 +23,10 @@ _Index = Int[Array, ""] | int
 
 
 class BlockedAttention(CausalAttention):
-    """In plain JAX, for any device and dtype."""
+    """Attention in blocks, in plain JAX, for any device and dtype."""
 
     block: int = 128
-    """Places of a block, at most; as wide as matrix units are."""
+    """Maximum number of positions in a block; by default, the width of matrix units."""
 
     def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
         visible = masks.visible
@@ -36,14 +36,14 @@ class BlockedAttention(CausalAttention):
 
 
 class _Masks(NamedTuple):
-    """`Masks` with places on the axis that blocks are cut from."""
+    """`Masks` with positions on the axis that blocks are cut from."""
 
     spans: Int[Array, "#P #R T 1"]
     visible: Bool[Array, "P 1 1 1 S 1"] | None
 
 
 class _Blocks(NamedTuple):
-    """How the places of sequences, the last axis but one of every array, are cut."""
+    """Equal blocks of positions, which are the second-to-last axis of every array."""
 
     size: int
     number: int
@@ -54,11 +54,11 @@ class _Blocks(NamedTuple):
         return cls(-(-length // number), number)
 
     def number_of_pairs(self) -> int:
-        """Of a block of queries and one of keys that these see."""
+        """Returns the number of pairs of a query block and a key block that it sees."""
         return self.number * (self.number + 1) // 2
 
     def pair(self, number: _Index) -> tuple[_Index, _Index]:
-        """The pair of that number."""
+        """Returns the indices of the query block and the key block of pair `number`."""
         if self.number == 1:
             return 0, 0
         i, j = (jnp.asarray(x, jnp.int32)[number] for x in np.tril_indices(self.number))
@@ -89,7 +89,7 @@ _OWN, _SHARED = "pkrsd", "pksd"
 def _own_scores(
     inputs: Inputs, masks: _Masks, blocks: _Blocks, i: _Index, j: _Index
 ) -> Float[Array, "P K R r B B"]:
-    """Of a block of queries with a block of their rows' keys."""
+    """Computes masked scores of a block of queries with a block of their rows' keys."""
     q, k = blocks.cut(inputs.queries, i), blocks.cut(inputs.own.keys, j)
     place = jnp.arange(blocks.size)
     before = (i * blocks.size + place)[:, None] >= j * blocks.size + place
@@ -102,7 +102,7 @@ def _own_scores(
 def _shared_scores(
     inputs: Inputs, masks: _Masks, blocks: _Blocks, j: _Index
 ) -> Float[Array, "P K R r T B"]:
-    """Of all queries with a block of their prompts' keys."""
+    """Computes masked scores of all queries with a block of their prompts' keys."""
     assert inputs.shared is not None
     assert masks.visible is not None
     q, k = inputs.queries, blocks.cut(inputs.shared.keys, j)
@@ -112,14 +112,14 @@ def _shared_scores(
 
 
 def _in_blocks(most: int, inputs: Inputs, masks: _Masks) -> Float[Array, "P K R r T D"]:
-    """Attention in blocks of at most that many places."""
+    """Computes attention in blocks of at most `most` positions."""
     T = inputs.queries.shape[-2]
 
     def pad(x: Array, fill: int = 0) -> Array:
         return filled(x, -2, _Blocks.of(x.shape[-2], most).size, fill)
 
     inputs = jax.tree.map(pad, inputs)
-    # New places of rows see each other, and nobody sees those of prompts.
+    # Padding in rows sees other padding, and nothing sees padding in prompts.
     masks = _Masks(pad(masks.spans, fill=-2), jax.tree.map(pad, masks.visible))
     return _attention(most, inputs, masks)[..., :T, :]
 
@@ -156,19 +156,19 @@ def _forward(
 
 
 class _Queries(NamedTuple):
-    """Queries with what the backward pass knows of them."""
+    """Queries, with the values that the backward pass needs for them."""
 
     queries: Float[Array, "P K R r T D"]
     slope: Float[Array, "P K R r T D"]
-    """The gradient by what they attended to."""
+    """Gradient with respect to the queries' results."""
     logsumexp: Float[Array, "P K R r T 1"]
     inner: Float[Array, "P K R r T 1"]
-    """Inner products of slopes and results: what a softmax's gradient subtracts."""
+    """Inner products of slopes and results, which a softmax's gradient subtracts."""
 
     def gradients(
         self, scores: Float[Array, "P K R r T S"], kv: KeyValues, keys_dims: str
     ) -> tuple[Float[Array, "P K R r T D"], KeyValues]:
-        """A block's part in the gradient of the queries, and those of its keys and values."""
+        """Computes a block's contributions to the gradients of queries, keys and values."""
         dtype, scale = self.queries.dtype, self.queries.shape[-1] ** -0.5
         weights = jnp.exp(scores - self.logsumexp)
         by_weights = product(f"pkrgtd,{keys_dims}->pkrgts", self.slope, kv.values)
@@ -233,7 +233,7 @@ def _backward_own(
 
 
 def _loop(number: int, body: Callable[[_Index, Arrays], Arrays], start: Arrays) -> Arrays:
-    """`fori_loop`, or the body alone, which compiles faster."""
+    """Runs a `fori_loop`, or for a single step the body alone, which compiles faster."""
     return body(0, start) if number == 1 else jax.lax.fori_loop(0, number, body, start)
 
 

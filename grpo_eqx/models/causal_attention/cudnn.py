@@ -1,4 +1,4 @@
-"""Attention of whole sequences on NVIDIA GPUs."""
+"""Attention over whole sequences on NVIDIA GPUs."""
 
 from typing import Literal
 
@@ -16,20 +16,20 @@ from grpo_eqx.models.causal_attention.base import (
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
 
 _MULTIPLE = 8
-"""Lengths and heads are multiples of it: cuDNN loads 16 bytes at a time."""
+"""Divisor of lengths and head sizes: cuDNN loads 16 bytes at a time."""
 _LARGEST_HEAD = 128
 
 
 class CudnnAttention(CausalAttention):
-    """cuDNN's flash attention over each row's prompt and own keys, laid end to end.
+    """cuDNN's flash attention over each row's prompt and own keys, concatenated.
 
-    A row gets a copy of its prompt's keys, and a mask of a number for each query and key. Where
-    cuDNN has no kernel, in float32 for example, it is `BlockedAttention`.
+    Each row gets a copy of its prompt's keys, and a mask with a number for each query and key.
+    Where cuDNN has no kernel, in float32 for example, `BlockedAttention` is used instead.
     """
 
     mesh: jax.sharding.Mesh
     implementation: Literal["cudnn", "xla"] = "cudnn"
-    """The second is the same on any device, without a kernel: for tests."""
+    """Implementation to use; `xla` computes the same on any device without a kernel, for tests."""
 
     def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
         dtype, D = inputs.queries.dtype, inputs.queries.shape[-1]
@@ -52,7 +52,7 @@ class CudnnAttention(CausalAttention):
             filled(q.transpose(0, 2, 4, 1, 3, 5).reshape(P * R, T, K * repeats, D), 1, _MULTIPLE),
             filled(keys, 1, _MULTIPLE),
             filled(values, 1, _MULTIPLE),
-            # Queries that are padding see something: cuDNN makes NaN of what sees nothing.
+            # Padding queries see something: cuDNN returns NaN for a query that sees nothing.
             mask=filled(filled(seen.reshape(P * R, 1, T, -1), 2, _MULTIPLE, True), 3, _MULTIPLE),
             implementation=self.implementation,
         )
@@ -60,12 +60,12 @@ class CudnnAttention(CausalAttention):
 
 
 def _seen_of_row(spans: Int[Array, "P R T"]) -> Bool[Array, "P R T T"]:
-    """Which of its row's keys each query sees."""
+    """Returns the mask of its row's keys that each query sees."""
     T = spans.shape[-1]
     return jnp.tril(jnp.ones((T, T), bool)) & (spans[..., None] == spans[..., None, :])
 
 
 def _after(shared: Float[Array, "P K S D"], own: Float[Array, "P K R T D"]) -> Array:
-    """`[P, K, R, S + T, D]`, with a copy of the prompt's in each row."""
+    """Prepends a copy of the prompt's keys (or values) to each row: `[P, K, R, S + T, D]`."""
     copies = jnp.broadcast_to(shared[:, :, None], (*own.shape[:3], *shared.shape[2:]))
     return jnp.concatenate([copies, own], axis=3)

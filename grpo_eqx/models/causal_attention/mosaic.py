@@ -1,9 +1,10 @@
-"""Attention of whole sequences on TPUs: FlashAttention-2 in kernels that Mosaic compiles.
+"""Attention over whole sequences on TPUs: FlashAttention-2 in kernels compiled by Mosaic.
 
-JAX's own kernels give no gradient to the softmax' statistics, by which a row's attention is merged
-from that over its prompt and that over itself. So there are three kernels here, for either part:
-the softmax, which carries on where that over the prompt ended, the gradient of queries, likewise,
-and that of keys and values. Each accumulates along the last axis of its grid.
+JAX's own kernels have no gradient for the softmax statistics, which are needed to merge a row's
+attention over its prompt with that over itself. So there are three kernels here, each run for the
+prompt and then for the row itself: the softmax, where the second run continues from the first; the
+gradient of queries, likewise; and the gradient of keys and values. Each accumulates along the last
+axis of its grid.
 """
 
 import dataclasses
@@ -29,27 +30,27 @@ from grpo_eqx.models.causal_attention.base import (
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 
 _SUBLANES, _LANES = 16, 128
-"""Rows and columns of a register of bfloat16 numbers."""
+"""Rows and columns of a register of bfloat16 values."""
 _PADDED_QUERY, _PADDED_KEY = -2, -3
-"""Spans of places that are not there."""
+"""Spans of padding."""
 _VMEM = 16 * 2**20
-"""Bytes of vector memory that a kernel may use: those of a TPU v4, which has the least."""
+"""Bytes of vector memory available to a kernel: those of a TPU v4, which has the least."""
 
 _Index = Int[Array, ""] | int
 _Kernel = Callable[..., None]
 
 
 class MosaicAttention(CausalAttention):
-    """Kernels for TPUs; interpreted on a CPU, slowly: that is for tests.
+    """Attention kernels for TPUs; on a CPU they are interpreted, slowly, for tests.
 
-    On a mesh each device attends for its own prompts, or rows, and its own heads.
+    On a mesh, each device computes attention for its own prompts or rows, and its own heads.
     """
 
     mesh: jax.sharding.Mesh
     query_block: int = 1024
-    """Queries of a block, at most, of all heads that read the same keys."""
+    """Maximum number of queries in a block, over all heads that read the same keys."""
     key_block: int = 512
-    """Keys of a block, at most."""
+    """Maximum number of keys in a block."""
 
     def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
         interpret = self.mesh.devices.flat[0].platform == "cpu"
@@ -65,32 +66,32 @@ class _Limits(NamedTuple):
     interpret: bool
 
     def places(self, repeats: int, T: int) -> int:
-        """Of a block of the queries of `repeats` heads."""
+        """Returns the number of positions in a query block of `repeats` heads."""
         return _block(T, self.queries // repeats, _SUBLANES)
 
     def width(self, S: int) -> int:
-        """Of a block of keys."""
+        """Returns the number of keys in a block."""
         return _block(S, self.keys, _LANES)
 
 
 def _block(length: int, most: int, multiple: int) -> int:
-    """The size of as few blocks as `most` allows, about even."""
+    """Returns the size of about even blocks, as few as `most` allows, in units of `multiple`."""
     count = -(-length // max(multiple, most // multiple * multiple))
     even = -(-length // count)
     return -(-even // multiple) * multiple
 
 
 class _Spans(NamedTuple):
-    """Which sequence each place belongs to, for queries along the rows of a block of scores."""
+    """Sequence that each position belongs to, with queries along the rows of a block of scores."""
 
     queries: Int[Array, "P R T 1"]
     own: Int[Array, "P R 1 S"]
     shared: Int[Array, "P 1 1 S"] | None
-    """Anything but `_PADDED_KEY` where all queries see the key."""
+    """`_PADDED_KEY` for keys that no query sees; any other value for those that all see."""
 
 
 def _in_kernels(limits: _Limits, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
-    """Attention of arrays that are filled up to whole blocks first."""
+    """Computes attention after padding the arrays to whole blocks."""
     repeats, T = inputs.queries.shape[3:5]
     places, width = limits.places(repeats, T), limits.width(T)
     queries = filled(inputs.queries, -2, places)
@@ -122,7 +123,7 @@ def _forward(
         attended = part.attended(attended)
     assert attended is not None
     values = attended.values.astype(inputs.queries.dtype)
-    # Kept without the axis of one number, which memory would hold as a row of 128.
+    # Saved without the axis of size 1, which would take a row of 128 in memory.
     return values, Residuals(inputs, spans, values, attended.logsumexp[..., 0])
 
 
@@ -149,55 +150,55 @@ class _Attended(NamedTuple):
 
     values: Float[Array, "P K R r T D"]
     logsumexp: Float[Array, "P K R r T 1"]
-    """The logarithm of each query's sum of exponentials."""
+    """Logarithm of each query's sum of exponentials."""
 
 
 class _Known(NamedTuple):
-    """What the backward pass knows of each query."""
+    """Values that the backward pass needs for each query."""
 
     slope: Float[Array, "P K R r T D"]
-    """The gradient by what it attended to."""
+    """Gradient with respect to the query's result."""
     logsumexp: Float[Array, "P K R r T 1"]
     inner: Float[Array, "P K R r T 1"]
-    """The inner product of slope and result: what a softmax's gradient subtracts."""
+    """Inner product of slope and result, which a softmax's gradient subtracts."""
 
 
 class _Place(NamedTuple):
-    """What a step of a grid works on."""
+    """Indices of the blocks that a step of a grid works on."""
 
     prompt: _Index
     head: _Index
     row: _Index
     queries: _Index
-    """Number of the block."""
+    """Index of the block of queries."""
     owner: _Index
-    """The row that the keys belong to; those of a prompt are one row."""
+    """Row that the keys belong to; those of a prompt are one row."""
     keys: _Index
-    """Number of the block."""
+    """Index of the block of keys."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Tiling:
-    """How attention over a part of the keys is cut into blocks."""
+    """Division of attention over a part of the keys into blocks."""
 
     is_own: bool
-    """Whether these are the rows' own, of which a query sees none after itself."""
+    """Whether the keys are the rows' own, of which a query sees none after itself."""
     places: int
-    """Of a block of queries, for each head."""
+    """Number of positions in a block of queries, the same for each head."""
     width: int
-    """Keys of a block."""
+    """Number of keys in a block."""
     query_blocks: int
     key_blocks: int
 
     def over_keys(self, p: _Index, head: _Index, row: _Index, i: _Index, j: _Index) -> _Place:
-        """The grid that goes over the keys for each block of queries."""
+        """Maps a step of the grid that visits the keys for each block of queries."""
         if not self.is_own:
             return _Place(p, head, row, i, 0, j)
-        last = jax.lax.div((i + 1) * self.places - 1, self.width)  # what is skipped is not loaded
+        last = jax.lax.div((i + 1) * self.places - 1, self.width)  # skipped blocks are not loaded
         return _Place(p, head, row, i, row, jnp.minimum(j, last))
 
     def over_queries(self, p: _Index, head: _Index, owner: _Index, j: _Index, n: _Index) -> _Place:
-        """The grid that goes over the queries for each block of keys."""
+        """Maps a step of the grid that visits the queries for each block of keys."""
         row, i = self.queries_at(n)
         if not self.is_own:
             return _Place(p, head, row, i, owner, j)
@@ -206,17 +207,17 @@ class _Tiling:
         return _Place(p, head, owner, i, owner, j)
 
     def queries_at(self, n: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
-        """The row and the block of queries of the last axis of that grid."""
+        """Returns the row and the block of queries at index `n` of that grid's last axis."""
         return jax.lax.div(n, self.query_blocks), jax.lax.rem(n, self.query_blocks)
 
     def may_see(self, i: _Index, j: _Index) -> Bool[Array, ""]:
-        """Whether any of a block of queries may see any of a block of keys."""
+        """Returns whether any query of block `i` may see any key of block `j`."""
         return jnp.asarray(not self.is_own or j * self.width < (i + 1) * self.places)
 
     def seen(
         self, i: _Index, j: _Index, query_spans: Int[Array, "T 1"], key_spans: Int[Array, "1 S"]
     ) -> Bool[Array, "T S"]:
-        """Which of a block's keys each place of a block of queries sees."""
+        """Returns the mask of a block's keys that each position of a block of queries sees."""
         shape = self.places, self.width
         if not self.is_own:
             return jnp.broadcast_to(key_spans != _PADDED_KEY, shape)
@@ -226,7 +227,7 @@ class _Tiling:
 
 
 class _Operands(NamedTuple):
-    """What all kernels read; in a kernel, references to blocks of it."""
+    """Inputs of all kernels; within a kernel, references to blocks of them."""
 
     queries: Float[Array, "P K R r T D"]
     keys: Float[Array, "P K J S D"]
@@ -235,7 +236,7 @@ class _Operands(NamedTuple):
     key_spans: Int[Array, "P J 1 S"]
 
     def scores(self, tiling: _Tiling, i: _Index, j: _Index) -> Float[Array, "queries keys"]:
-        """Of blocks, in a kernel."""
+        """Computes masked scores of blocks, within a kernel."""
         queries = _flat(self.queries)
         scores = product("md,sd->ms", queries, self.keys[...]) * queries.shape[-1] ** -0.5
         seen = tiling.seen(i, j, self.query_spans[...], self.key_spans[...])
@@ -244,7 +245,7 @@ class _Operands(NamedTuple):
 
 
 def _flat(ref: Any) -> Float[Array, "queries D"]:
-    """A block of queries, of all heads."""
+    """Returns a block of per-query values of all heads, one row per query."""
     return ref[...].reshape(-1, ref.shape[-1])
 
 
@@ -313,7 +314,7 @@ def _key_gradients_kernel(tiling: _Tiling, *refs: Any) -> None:
 def _weights(
     tiling: _Tiling, operands: _Operands, known: _Known, i: _Index, j: _Index
 ) -> tuple[Float[Array, "queries keys"], Float[Array, "queries keys"]]:
-    """The softmax, and the gradient of its scores, both in the dtype of the queries."""
+    """Computes the softmax and the gradient of its scores, both in the dtype of the queries."""
     queries, slope = _flat(operands.queries), _flat(known.slope)
     weights = jnp.exp(operands.scores(tiling, i, j) - _flat(known.logsumexp))
     by_weights = product("md,sd->ms", slope, operands.values[...])
@@ -330,7 +331,7 @@ class _Part:
     interpret: bool
 
     def attended(self, before: _Attended | None) -> _Attended:
-        """Over these keys and those before."""
+        """Computes attention over these keys and those of `before`."""
         *heads, T, D = queries = self.operands.queries.shape
         rows = self.tiling.places * heads[-1]
         values, logsumexp = self._over_keys(
@@ -344,7 +345,7 @@ class _Part:
     def query_gradient(
         self, known: _Known, before: Float[Array, "P K R r T D"] | None
     ) -> Float[Array, "P K R r T D"]:
-        """By these keys and those before."""
+        """Adds these keys' part of the queries' gradient to that of the keys before."""
         reads = known if before is None else (*known, before)
         return self._over_keys(_query_gradient_kernel, reads, (self.operands.queries.shape,))[0]
 
@@ -375,7 +376,7 @@ class _Part:
         results: tuple[tuple[int, ...], ...],
         scratch: Sequence[Any] = (),
     ) -> Sequence[Array]:
-        """A kernel that reads the operands and more, with float32 results of these shapes."""
+        """Runs a kernel on the operands and `reads`; its float32 results have shapes `results`."""
         blocks = _BlockSpecs(self.tiling, place)
         return pl.pallas_call(
             functools.partial(kernel, self.tiling),
@@ -397,13 +398,13 @@ class _Part:
 
 
 class _BlockSpecs(NamedTuple):
-    """The blocks of arrays at each step of a grid."""
+    """Block specs of arrays at each step of a grid."""
 
     tiling: _Tiling
     place: Callable[..., _Place]
 
     def of(self, shape: tuple[int, ...]) -> pl.BlockSpec:
-        """Of queries `[P, K, R, r, T, D]`, or of keys `[P, K, J, S, D]`."""
+        """Returns the spec for queries `[P, K, R, r, T, D]` or keys `[P, K, J, S, D]`."""
         if len(shape) == 6:
             return self._spec(
                 (None, None, None, shape[3], self.tiling.places, shape[5]),
@@ -429,7 +430,7 @@ class _BlockSpecs(NamedTuple):
 
 
 def _parts(limits: _Limits, inputs: Inputs, spans: _Spans) -> Iterator[_Part]:
-    """Attention over the prompts' keys, if there are any, and then over the rows' own."""
+    """Yields attention over the prompts' keys, if there are any, then over the rows' own."""
     queries, own, shared = inputs
     places = limits.places(*queries.shape[3:5])
 
