@@ -1,4 +1,4 @@
-"""What a step learns from: groups of completions with their rewards."""
+"""Collecting experience: groups of completions, rewarded and scored."""
 
 import dataclasses
 import functools
@@ -66,7 +66,7 @@ class Generated:
 
 @dataclasses.dataclass(frozen=True)
 class Experience:
-    """What a step learns from, and what was generated for it."""
+    """Groups that a step learns from, and everything that was generated for it."""
 
     groups: Groups
     """The groups that the step learns from."""

@@ -54,7 +54,7 @@ _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
-    """What `GRPOTrainer.fit` leaves behind."""
+    """Result of `GRPOTrainer.fit`."""
 
     output_dir: Path
     history: Sequence[Mapping[str, float]]
@@ -64,7 +64,7 @@ class FitResult:
 
 
 def _say(text: str) -> None:
-    """What takes long, for those who wait."""
+    """Prints progress on long work."""
     if is_main():
         print(text, file=sys.stderr)
 
@@ -248,7 +248,7 @@ class GRPOTrainer:
             self.tokenizer.save_pretrained(path)
 
     def layout(self) -> LayoutReport:
-        """How the run lies on its devices."""
+        """Reports how the run is laid out on its devices."""
         rollout = self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
         state = self.state
         return LayoutReport.of(rollout, state.model, state.opt_state, state.reference)

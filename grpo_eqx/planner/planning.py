@@ -39,13 +39,8 @@ def plan_run(
     return dataclasses.replace(plan, found=found, change=change)
 
 
-<<<<<<< HEAD
 def find_change(run: RunSpec, target: Target, plan: Plan, say: Say) -> Change | None:
-    """What helps a run whose `plan` does not fit: other settings, else a larger slice.
-=======
-def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change | None:
     """Finds what helps a run whose `plan` does not fit: other settings, else a larger slice.
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
 
     The settings change speed, not what is learned: micro-batches and slots, the largest that fit,
     and what the backward pass keeps.
@@ -63,13 +58,8 @@ def find_change(run: PlannedRun, target: Target, plan: Plan, say: Say) -> Change
     return _larger_slice(run, target, say)
 
 
-<<<<<<< HEAD
 def _smaller_update(run: RunSpec, target: Target, say: Say) -> dict[str, Any] | None:
-    """The largest micro-batch with which the update fits, where any does."""
-=======
-def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
     """Returns settings with the largest micro-batch with which the update fits, if any does."""
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
     size = run.cfg.micro_batch_size_per_device
     for settings in _lighter_passes(run):
         below = size if isinstance(size, int) and not settings else None
@@ -79,13 +69,8 @@ def _smaller_update(run: PlannedRun, target: Target, say: Say) -> dict[str, Any]
     return None
 
 
-<<<<<<< HEAD
 def _lighter_passes(run: RunSpec) -> Iterator[dict[str, Any]]:
-    """The settings as they are, then with less kept for the backward pass."""
-=======
-def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
     """Yields no changes, then changes that keep less for the backward pass."""
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
     settings: dict[str, Any] = {}
     yield settings
     if run.cfg.loss_backend == "dense" and run.passed.loss_backend is None:
@@ -95,13 +80,8 @@ def _lighter_passes(run: PlannedRun) -> Iterator[dict[str, Any]]:
         yield settings | {"remat": "full"}
 
 
-<<<<<<< HEAD
 def _fewer_slots(run: RunSpec, target: Target, say: Say) -> dict[str, Any] | None:
-    """The most slots, of halves of the present ones, with which generation fits."""
-=======
-def _fewer_slots(run: PlannedRun, target: Target, say: Say) -> dict[str, Any] | None:
     """Halves the slots until generation fits; returns `None` if it never does."""
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
     slots = run.cfg.max_num_seqs or run.cfg.prompts_per_step * run.cfg.num_generations
     while slots % 2 == 0:
         slots //= 2

@@ -25,15 +25,8 @@ _LENGTH_STEP = 128
 """Step between completion lengths, in tokens: a TPU's tiles are whole multiples of it."""
 
 
-<<<<<<< HEAD
 def search(run: RunSpec, target: Target, setting: Searchable, say: Say) -> tuple[Found, RunSpec]:
-    """The largest value of a setting that fits, and the run with it; else with the smallest.
-=======
-def search(
-    run: PlannedRun, target: Target, setting: Searchable, say: Say
-) -> tuple[Found, PlannedRun]:
     """Finds the largest value of a setting that fits, and the run with it, else with the smallest.
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
 
     Micro-batches are judged by the programs that run in them, whether or not decoding fits.
     Memory is assumed to grow with the value; micro-batches that are `auto` count as one completion.
@@ -83,13 +76,8 @@ def largest_that_fits(
     return None if low < 0 else values[low]
 
 
-<<<<<<< HEAD
 def _values(run: RunSpec, target: Target, setting: Searchable) -> list[int]:
-    """Those that batches divide evenly with, ascending."""
-=======
-def _values(run: PlannedRun, target: Target, setting: Searchable) -> list[int]:
     """Returns the values with which batches divide evenly, ascending."""
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
     if setting == MICRO_BATCH:
         mesh = run.changed(**{MICRO_BATCH: None}).mesh(target.devices)
         return run.micro_batch_sizes(mesh)
@@ -131,13 +119,8 @@ def largest_micro_batch(
     return largest_that_fits(sizes, None, fits)
 
 
-<<<<<<< HEAD
 def fitting(run: RunSpec, devices: Sequence[jax.Device], say: Say) -> RunSpec:
-    """The run with the largest micro-batches that fit devices which are there, of all processes.
-=======
-def fitting(run: PlannedRun, devices: Sequence[jax.Device], say: Say) -> PlannedRun:
     """Returns the run with the largest micro-batches that fit attached devices of all processes.
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
 
     Raises `UserError` where none fits.
     """
@@ -156,13 +139,8 @@ def _least(own: int) -> int:
     return min(int(number) for number in gather_bytes(str(own).encode()))
 
 
-<<<<<<< HEAD
 def settled(run: RunSpec, target: Target, say: Say) -> RunSpec:
-    """The run with micro-batches of a number, where they are `auto`: the most that fit.
-=======
-def settled(run: PlannedRun, target: Target, say: Say) -> PlannedRun:
     """Returns the run with `auto` micro-batches replaced by the largest that fit.
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
 
     They have one completion where not even that fits.
     """

@@ -116,13 +116,8 @@ def _what_answers_depend_on(cfg: GRPOConfig) -> dict[str, Any]:
 
 
 def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
-<<<<<<< HEAD
-    """The files that are read: a model's, but for its weights, and problems."""
-    if is_local(cfg.model):
-=======
     """Yields the files that are read: a model's, except its weights, and problems."""
-    if is_at_hand(cfg.model):
->>>>>>> 35c40c0747cb25d7b996f79ea100302ccb0f56d3
+    if is_local(cfg.model):
         kinds = {".json", ".jinja", ".txt"}
         yield from sorted(p for p in model_folder(cfg.model).iterdir() if p.suffix in kinds)
     for name in (cfg.data, cfg.eval_data):
