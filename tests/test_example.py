@@ -11,6 +11,8 @@ from types import ModuleType
 
 import pytest
 
+from grpo_eqx import UserError
+
 ROOT = Path(__file__).parents[1]
 GSM8K = ROOT.parent / "shared" / "data" / "gsm8k" / "train.jsonl"
 SHORT = ["--steps", "2", "--eval-problems", "16", "--max-completion-length", "8"]
@@ -66,10 +68,9 @@ def test_without_arguments_it_says_what_it_trains(
 ) -> None:
     class Nothing:
         def __init__(self, cfg: object):
-            raise example.UserError("stopped here")
+            raise UserError("stopped here")
 
     monkeypatch.setattr(example, "GRPOTrainer", Nothing)
-    monkeypatch.setattr(example, "UserError", example.cli.UserError, raising=False)
     code, out, _ = run("--mesh", "auto")
     assert code == 2
     assert len(out.splitlines()) == 1

@@ -175,7 +175,7 @@ class Calls:
         for name in ("score", "share", "update"):
             monkeypatch.setattr(Programs, name, getattr(self, f"_{name}"))
 
-    def _score(self, model: Any, rollout: Any) -> TokenScores:
+    def _score(self, model: Any, rollout: Any, packing: Any) -> TokenScores:
         self.scored.append(model)
         return TokenScores(rollout.sampler_logps, rollout.sampler_logps)
 
@@ -365,7 +365,7 @@ def test_evaluation_samples_and_counts(run: tuple[GRPOTrainer, Path]) -> None:
 
 @pytest.mark.slow
 def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) -> None:
-    assert run[0].step == 2
+    assert run[0].state.step == 2
     with pytest.raises(UserError, match="has done its 2 steps"):
         run[0].fit()
     assert not (run[1] / "previous-2").exists()
