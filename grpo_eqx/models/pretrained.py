@@ -24,7 +24,6 @@ from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"
 _INDEX = "model.safetensors.index.json"
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
 _FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
@@ -273,9 +272,10 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
                 f"{folder}: tensor {name!r} has shape {found}, and config.json says {shape}."
             )
     known = {*expected}
-    if template.config.tie_word_embeddings and _HEAD in tensors:
-        _check_tied_head(folder, tensors)
-        known.add(_HEAD)
+    head = template.tensor_name("lm_head")
+    if template.config.tie_word_embeddings and head in tensors:
+        _check_tied_head(folder, tensors, head, template.tensor_name("embed_tokens"))
+        known.add(head)
     extra = sorted(name for name in tensors.keys() - known if not _FREQUENCIES.fullmatch(name))
     if extra:
         raise WeightsError(
@@ -283,9 +283,11 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
         )
 
 
-def _check_tied_head(folder: Path, tensors: Mapping[str, Any]) -> None:
+def _check_tied_head(
+    folder: Path, tensors: Mapping[str, Any], head_name: str, embedding_name: str
+) -> None:
     """Raises `WeightsError` where a stored head is not bitwise equal to its tied embedding."""
-    head, embedding = tensors[_HEAD], tensors[_EMBEDDING]
+    head, embedding = tensors[head_name], tensors[embedding_name]
     same = head.get_shape() == embedding.get_shape() and head.get_dtype() == embedding.get_dtype()
     size = embedding.get_shape()[0]
     for start in range(0, size, _COMPARED_ROWS):  # a few at a time, to save memory
@@ -293,6 +295,6 @@ def _check_tied_head(folder: Path, tensors: Mapping[str, Any]) -> None:
         same = same and head[rows].tobytes() == embedding[rows].tobytes()
     if not same:
         raise WeightsError(
-            f"{folder}: tensor {_HEAD!r} is not the same as {_EMBEDDING!r}, and config.json ties "
-            "them: set tie_word_embeddings to false there, or remove the tensor."
+            f"{folder}: tensor {head_name!r} is not the same as {embedding_name!r}, and "
+            "config.json ties them: set tie_word_embeddings to false there, or remove the tensor."
         )

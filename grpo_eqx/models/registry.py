@@ -31,10 +31,10 @@ def read_config(path: str | Path) -> ModelConfig:
     """
     try:
         fields = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a readable config.json: {error}.") from error
+    except (OSError, ValueError):
+        fields = None
     kind = fields.get("model_type") if isinstance(fields, dict) else None
-    # For an unknown type, the first family's reader says what is wrong with the file.
+    # Without a known type, the first family's reader says what is wrong with the file.
     family = FAMILIES.get(str(kind)) or next(iter(FAMILIES.values()))
     return family.config.from_json(path)
 

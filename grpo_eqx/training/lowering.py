@@ -16,7 +16,6 @@ from grpo_eqx.models.registry import init_model
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.rules import (
     batch_sharding,
-    optimizer_shardings,
     prompt_sharding,
     replicated,
 )
@@ -66,11 +65,9 @@ def reference_shapes(programs: Programs, model: CausalLM, *, frozen: bool) -> Ca
 
 def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
     """Returns the shapes of the optimizer's state for a model's shapes."""
-    optimizer = programs.optimizer
     params = eqx.filter(model, model.trainable)
-    shardings = eqx.filter(model.shardings(programs.mesh), model.trainable)
-    shardings = optimizer_shardings(optimizer, params, shardings)
-    return jax.tree.map(_placed, jax.eval_shape(optimizer.init, params), shardings)
+    shapes = jax.eval_shape(programs.optimizer.init, params)
+    return jax.tree.map(_placed, shapes, programs.optimizer_shardings(model))
 
 
 def lower_score(

@@ -132,11 +132,14 @@ class Programs:
         Raises the loss backend's errors if it cannot handle the model or the devices.
         """
         self._try_backend(model)
+        init = jax.jit(self.optimizer.init, out_shardings=self.optimizer_shardings(model))
+        return TrainState(model, init(eqx.filter(model, model.trainable)))
+
+    def optimizer_shardings(self, model: CausalLM) -> Any:
+        """Returns the shardings of the optimizer's state for a model, or for its shapes."""
         params = eqx.filter(model, model.trainable)
-        shardings = optimizer_shardings(
-            self.optimizer, params, eqx.filter(model.shardings(self.mesh), model.trainable)
-        )
-        return TrainState(model, jax.jit(self.optimizer.init, out_shardings=shardings)(params))
+        shardings = eqx.filter(model.shardings(self.mesh), model.trainable)
+        return optimizer_shardings(self.optimizer, params, shardings)
 
     def generate(
         self,

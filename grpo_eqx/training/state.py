@@ -1,7 +1,5 @@
 """State of a run."""
 
-from typing import Any
-
 import equinox as eqx
 import optax
 
@@ -22,8 +20,3 @@ class TrainState(eqx.Module):
     """First batch of prompts that no step has used; dynamic sampling may use several per step."""
     num_tokens: int = 0
     """Tokens generated so far, each completion counted with its prompt."""
-
-    @property
-    def trainable(self) -> Any:
-        """Filter of the model's arrays that updates change, for `equinox.partition`."""
-        return self.model.trainable

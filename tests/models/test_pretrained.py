@@ -314,7 +314,7 @@ def test_only_a_few_rows_of_a_head_are_in_memory_at_a_time():
 
     head = Stored()
     tensors = {"lm_head.weight": head, "model.embed_tokens.weight": Stored()}
-    pretrained._check_tied_head(Path("folder"), tensors)
+    pretrained._check_tied_head(Path("folder"), tensors, *tensors)
     assert head.read == [*range(10_000)]
 
 
