@@ -10,6 +10,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
 from grpo_eqx.planner.devices import find_target
@@ -23,6 +25,8 @@ def main() -> None:
     Each line of output is an object: `say`, what is being worked on; `error`, a user's mistake; or
     `answer`.
     """
+    # JAX cannot read back what it compiled for described TPUs, and plans have a cache of their own.
+    jax.config.update("jax_enable_compilation_cache", False)
     # Anything else that is printed goes to standard error, not between the lines.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
