@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from grpo_eqx.generation import Sampling, Stopping
+from grpo_eqx.generation import Prompts, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.qwen2 import Qwen2
@@ -90,11 +90,11 @@ def random_model(work: Work, mesh: jax.sharding.Mesh) -> Qwen2:
     return jax.jit(lambda key: Qwen2.init(work.model, key), out_shardings=shardings)(make_key(0))
 
 
-def random_prompts(work: Work) -> tuple[np.ndarray, np.ndarray]:
-    """Ids and mask, the same in every process."""
+def random_prompts(work: Work) -> Prompts:
+    """Draws prompts, the same in every process."""
     shape = work.prompts, work.prompt_length
     ids = np.random.default_rng(0).integers(work.model.vocab_size, size=shape, dtype=np.int32)
-    return ids, np.ones(shape, bool)
+    return Prompts(ids, np.ones(shape, bool))
 
 
 def compile_generate(programs: Programs, work: Work) -> jax.stages.Compiled:

@@ -115,7 +115,7 @@ def measured(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     sampled, rows = [], []
 
     def generate(style: str) -> Any:
-        made, _ = programs[style].generate(model, *prompts, 0, num_generations=work.group)
+        made, _ = programs[style].generate(model, prompts, 0, num_generations=work.group)
         return jax.block_until_ready(made)
 
     for style in cfg.styles:

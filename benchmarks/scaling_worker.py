@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from small_model import small_model
 
-from grpo_eqx.generation import Rollout, Sampling, Stopping
+from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.qwen2 import Qwen2
@@ -71,7 +71,7 @@ def timed_generate(programs: Programs, model: Qwen2, work: Work) -> tuple[Rollou
     mask = np.ones(shape, bool)
 
     def generate() -> Rollout:
-        return programs.generate(model, ids, mask, 0, num_generations=work.group)[0]
+        return programs.generate(model, Prompts(ids, mask), 0, num_generations=work.group)[0]
 
     return generate(), timed(generate, work.repeats)
 

@@ -26,7 +26,7 @@ from rich.table import Table
 from small_model import small_model
 
 from grpo_eqx import UserError
-from grpo_eqx.generation import Rollout, Sampling, Stopping
+from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.base import parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention
@@ -100,7 +100,7 @@ class Update:
     def tokens(self) -> int:
         """Through the layers in one update."""
         rollout = self.batch.rollout
-        return rollout.prompt_ids.size + rollout.completion_ids.size
+        return rollout.prompts.ids.size + rollout.completion_ids.size
 
     @property
     def temporary_bytes(self) -> int:
@@ -153,8 +153,10 @@ def random_batch(cfg: SharedPrompt) -> Batch:
         return jnp.asarray(rng.integers(MODEL.vocab_size, size=shape), jnp.int32)
 
     rollout = Rollout(
-        prompt_ids=tokens(cfg.prompts, cfg.prompt_length),
-        prompt_mask=jnp.ones((cfg.prompts, cfg.prompt_length), bool),
+        Prompts(
+            tokens(cfg.prompts, cfg.prompt_length),
+            jnp.ones((cfg.prompts, cfg.prompt_length), bool),
+        ),
         completion_ids=tokens(*shape),
         completion_mask=jnp.ones(shape, bool),
         sampler_logps=jnp.zeros(shape, jnp.float32),

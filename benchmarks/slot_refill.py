@@ -23,7 +23,7 @@ import tyro
 from small_model import small_model
 
 from grpo_eqx import UserError
-from grpo_eqx.generation import Rollout, Sampling, Stopping, generate, sample_keys
+from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping, generate, sample_keys
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.prng import make_key
 
@@ -81,7 +81,7 @@ def main(cfg: SlotRefill) -> None:
         "waiting": jax.jit(partial(run, refill_at=cfg.num_slots)),
         "at_once": jax.jit(partial(run, num_slots=None)),
     }
-    arguments = model, ids, jnp.ones(shape, bool), keys
+    arguments = model, Prompts(ids, jnp.ones(shape, bool)), keys
     rollouts = {name: jax.block_until_ready(p(*arguments))[0] for name, p in programs.items()}
     check_same(rollouts["refilled"], rollouts["waiting"])
     times: dict[str, list[float]] = {name: [] for name in programs}

@@ -13,7 +13,7 @@ from grpo_eqx.data.batches import PromptBatch, PromptBatches
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import gather_rows, own_share, together
-from grpo_eqx.generation import Completions, Rollout, SlotCounts
+from grpo_eqx.generation import Completions, Prompts, Rollout, SlotCounts
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
 from grpo_eqx.run_spec import Passes
@@ -133,7 +133,7 @@ class ExperienceCollector:
         """
         prompts = self.prompts.batch(state.next_batch + index)
         rollout, counts = self.programs.generate(
-            state.model, prompts.ids, prompts.mask, state.step,
+            state.model, Prompts(prompts.ids, prompts.mask), state.step,
             num_generations=self.cfg.num_generations, first_row=index * len(prompts.prompts),
         )  # fmt: skip
         return StartedRollout(prompts, rollout, counts)

@@ -23,7 +23,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation, evaluation_rows
 from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
-from grpo_eqx.generation import Completions, Sampling
+from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
@@ -280,7 +280,7 @@ class GRPOTrainer:
         if num_shares > 1:
             completions = experience.groups.completions
             tokens = programs.tokens_per_update(
-                completions.lengths, completions.finished, num_shares
+                completions.num_written, completions.finished, num_shares
             )
         metrics = []
         for index in list(range(num_shares)) * cfg.num_iterations:
@@ -358,11 +358,11 @@ class GRPOTrainer:
         for start in track_on_terminal(starts, "completing prompts"):
             chosen = tokens[start : start + rows]
             padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
-            prompt_ids, prompt_mask = pad_prompts(
-                padded, self.tokenizer.pad_id, self.cfg.max_prompt_length
+            prompts = Prompts(
+                *pad_prompts(padded, self.tokenizer.pad_id, self.cfg.max_prompt_length)
             )
             rollout, _ = self.programs.generate(
-                self.state.model, prompt_ids, prompt_mask, _EVAL_STEP,
+                self.state.model, prompts, _EVAL_STEP,
                 num_generations=num_samples, first_row=start, sampling=sampling,
             )  # fmt: skip
             parts.append(Completions.of(rollout, self.tokenizer))

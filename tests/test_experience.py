@@ -93,7 +93,7 @@ def test_prompts_completions_and_rewards_stay_together() -> None:
         multi_objective_aggregation="normalize_then_sum", max_completion_length=24,
     )  # fmt: skip
     groups, rollout = experience.groups, experience.groups.rollout
-    ids, mask = np.asarray(rollout.prompt_ids), np.asarray(rollout.prompt_mask)
+    ids, mask = np.asarray(rollout.prompts.ids), np.asarray(rollout.prompts.mask)
     tokens = groups.completions.ids
     for p, prompt in enumerate(groups.prompts):
         assert ids[p][mask[p]].tolist() == trainer.tokenizer.encode([prompt.text])[0]

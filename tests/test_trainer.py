@@ -17,7 +17,7 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import Rollout, SlotCounts
+from grpo_eqx.generation import Prompts, Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, place_model
 from grpo_eqx.models.qwen2 import Qwen2
@@ -196,7 +196,8 @@ def calls_of_a_step(
     cfg = GRPOConfig(**{**SMALL, "steps": 2, "prompts_per_step": 16, **fields}, output_dir=path)
     trainer = GRPOTrainer(cfg, train_data=Sums(), eval_data=Sums())
     rollout = Rollout(
-        jnp.ones((16, 4), jnp.int32), jnp.ones((16, 4), bool), jnp.ones((16, 2, 16), jnp.int32),
+        Prompts(jnp.ones((16, 4), jnp.int32), jnp.ones((16, 4), bool)),
+        jnp.ones((16, 2, 16), jnp.int32),
         jnp.ones((16, 2, 16), bool), jnp.zeros((16, 2, 16)), jnp.ones((16, 2), bool),
     )  # fmt: skip
     counts = SlotCounts(jnp.int32(16), jnp.int32(16 * 32))

@@ -20,19 +20,22 @@ class Completions:
     """Tokens, `[P][G]`, including the end-of-sequence token."""
     finished: Bool[np.ndarray, "P G"]
     """True where the completion ended by itself."""
+    num_written: Int[np.ndarray, "P G"]
+    """Number of tokens that the model wrote."""
     tokenizer: ChatTokenizer
 
     @classmethod
     def of(cls, rollout: Rollout, tokenizer: ChatTokenizer) -> "Completions":
-        ids, mask, finished = fetch(
-            (rollout.completion_ids, rollout.completion_mask, rollout.finished)
+        ids, mask, written, finished = fetch(
+            (rollout.completion_ids, rollout.completion_mask, rollout.written, rollout.finished)
         )
         lengths = mask.sum(axis=-1)
+        num_written = lengths if written is None else (mask & written).sum(axis=-1)
         tokens = [
             [row[:length].tolist() for row, length in zip(*group, strict=True)]
             for group in zip(ids, lengths, strict=True)
         ]
-        return cls(tokens, finished, tokenizer)
+        return cls(tokens, finished, num_written, tokenizer)
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
@@ -47,9 +50,10 @@ class Completions:
     def joined(self, other: "Completions") -> "Completions":
         """Returns these prompts' completions followed by those of `other`."""
         finished = np.concatenate([self.finished, other.finished])
-        return Completions(self.ids + other.ids, finished, self.tokenizer)
+        num_written = np.concatenate([self.num_written, other.num_written])
+        return Completions(self.ids + other.ids, finished, num_written, self.tokenizer)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Completions":
         """Returns the completions of the prompts at `indices`, in that order."""
         ids = [self.ids[i] for i in indices]
-        return Completions(ids, self.finished[indices], self.tokenizer)
+        return Completions(ids, self.finished[indices], self.num_written[indices], self.tokenizer)

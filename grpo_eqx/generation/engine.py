@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Key
 
+from grpo_eqx.generation.prompts import Prompts
 from grpo_eqx.generation.rollout import Rollout
 from grpo_eqx.generation.sampling import Sampling, sample_tokens
 from grpo_eqx.generation.slots import (
@@ -52,8 +53,7 @@ def sample_keys(
 
 def generate(
     model: CausalLM,
-    prompt_ids: Int[Array, "P Tp"],
-    prompt_mask: Bool[Array, "P Tp"],
+    prompts: Prompts,
     keys: Key[Array, "P G"],
     *,
     sampling: Sampling,
@@ -71,7 +71,7 @@ def generate(
     Apart from rounding, a completion depends neither on the number of slots nor on what its slot
     decoded before.
 
-    **Arguments:** prompts padded on either side; one key per completion, from which token `t` is
+    **Arguments:** the prompts; one key per completion, from which token `t` is
     drawn with `fold_in(key, t)`; the number of completions to decode at a time (`None`: all); the
     number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
     layout over devices (`None`: a single one), where each shard refills its slots from its own
@@ -87,11 +87,11 @@ def generate(
     uneven = num_slots % num_shards or P % num_shards
     if num_slots < 1 or uneven or (refill_at is not None and refill_at < 1):
         raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
-    prompts = model.prefill(prompt_ids, prompt_mask, attention=attention)
-    prompts = prompts.stored(prompts.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)
+    cache = model.prefill(jnp.asarray(prompts.ids), jnp.asarray(prompts.mask), attention=attention)
+    cache = cache.stored(cache.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)
     if layout is not None:
-        prompts = laid_out_prompts(prompts, layout)
-    queue = SlotQueue(prompts, G, num_shards)
+        cache = laid_out_prompts(cache, layout)
+    queue = SlotQueue(cache, G, num_shards)
     slots = queue.first_slots(num_slots, cache_length_of(max_length))
     state = DecodeState(
         slots=slots if layout is None else slots.laid_out(layout),
@@ -113,7 +113,7 @@ def generate(
             order = jnp.argsort(state.idle().reshape(-1), stable=True)[:size]
             state = state._replace(slots=state.slots.packed(order))
         state = _run(state, step, smaller)
-    return _rollout(prompt_ids, prompt_mask, state.made, (P, G), pad_id), state.counts
+    return _rollout(prompts, state.made, (P, G), pad_id), state.counts
 
 
 def _sizes(slots: Slots) -> list[int]:
@@ -203,17 +203,12 @@ def _decode(
 
 
 def _rollout(
-    prompt_ids: Int[Array, "P Tp"],
-    prompt_mask: Bool[Array, "P Tp"],
-    made: MadeCompletions,
-    shape: tuple[int, int],
-    pad_id: int,
+    prompts: Prompts, made: MadeCompletions, shape: tuple[int, int], pad_id: int
 ) -> Rollout:
     ids, logps, lengths, finished = (x[:-1].reshape(*shape, *x.shape[1:]) for x in made)
     mask = jnp.arange(ids.shape[-1]) < lengths[..., None]
     return Rollout(
-        prompt_ids,
-        prompt_mask,
+        prompts,
         jnp.where(mask, ids, pad_id),
         mask,
         jnp.where(mask, logps, 0.0),

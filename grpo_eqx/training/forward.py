@@ -32,7 +32,7 @@ def token_stats(
     # The embedding table stays in float32: many tokens add to one row of its gradient.
     compute = eqx.tree_at(lambda m: m.embed_tokens, model.astype(dtype), model.embed_tokens)
     passes = remat, attention, mesh
-    prompt = compute.prefill(rollout.prompt_ids, rollout.prompt_mask, *passes)
+    prompt = compute.prefill(rollout.prompts.ids, rollout.prompts.mask, *passes)
     ids, rows, width = rollout.completion_ids, None, rollout.completion_ids.shape[-1]
     if packing is not None:
         ids, rows = packing.pack(ids, fill=-1), packing.rows(width)  # -1: no token to score

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 from jax.sharding import Sharding
 
-from grpo_eqx.generation import Rollout, Sampling
+from grpo_eqx.generation import Prompts, Rollout, Sampling, map_prompts_and_completions
 from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.prng import make_key
@@ -41,14 +41,10 @@ def lower_generate(
     layout = programs.rollout_layout(num_prompts, num_generations)
     whole = replicated(programs.mesh)
 
-    def of_prompts(dtype: jax.typing.DTypeLike) -> jax.ShapeDtypeStruct:
-        sharding = layout.sharding(layout.prompts)
-        return jax.ShapeDtypeStruct((num_prompts, prompt_length), dtype, sharding=sharding)
-
+    prompts = jax.eval_shape(lambda: _prompts_of_nothing(num_prompts, prompt_length))
     return programs.jitted_generate.lower(
         model,
-        of_prompts(jnp.int32),
-        of_prompts(jnp.bool_),
+        jax.tree.map(lambda x: _placed(x, layout.sharding(layout.prompts)), prompts),
         jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
         jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=whole),
         jax.tree.map(lambda x: _placed(x, whole), programs.options.stopping),
@@ -106,21 +102,22 @@ def _batch_shapes(
 ) -> Batch:
     tokens = prompts[0], group, programs.options.max_completion_length
     by_group = batch_sharding(programs.mesh, *tokens[:2])
-
-    def placed(path: tuple[jax.tree_util.GetAttrKey, ...], x: jax.ShapeDtypeStruct) -> object:
-        of_prompts = path[-1].name.startswith("prompt_")
-        return _placed(x, prompt_sharding(by_group) if of_prompts else by_group)
-
     shapes = jax.eval_shape(lambda: _batch_of_nothing(prompts, tokens, scored))
-    return jax.tree.map_with_path(placed, shapes)
+    return map_prompts_and_completions(
+        lambda x: _placed(x, prompt_sharding(by_group)), lambda x: _placed(x, by_group), shapes
+    )
+
+
+def _prompts_of_nothing(num_prompts: int, length: int) -> Prompts:
+    shape = num_prompts, length
+    return Prompts(ids=jnp.zeros(shape, jnp.int32), mask=jnp.zeros(shape, bool))
 
 
 def _batch_of_nothing(
     prompts: tuple[int, int], tokens: tuple[int, int, int], scored: Collection[str]
 ) -> Batch:
     rollout = Rollout(
-        prompt_ids=jnp.zeros(prompts, jnp.int32),
-        prompt_mask=jnp.zeros(prompts, bool),
+        prompts=_prompts_of_nothing(*prompts),
         completion_ids=jnp.zeros(tokens, jnp.int32),
         completion_mask=jnp.zeros(tokens, bool),
         sampler_logps=jnp.zeros(tokens, jnp.float32),

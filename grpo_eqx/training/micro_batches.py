@@ -1,7 +1,7 @@
 """Division of a batch into micro-batches."""
 
 import dataclasses
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, NamedSharding
 from jaxtyping import Array
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.generation import map_prompts_and_completions
 
 Part = TypeVar("Part")
 
@@ -62,11 +63,7 @@ class MicroBatches:
 
     def split(self, batch: Part) -> Part:
         """Cuts a batch, or parts of one: every array gets a leading dim of micro-batches."""
-
-        def cut(path: tuple[Any, ...], x: Array) -> Array:
-            return self._cut_prompts(x) if path[-1].name.startswith("prompt_") else self._cut(x)
-
-        return jax.tree.map_with_path(cut, batch)
+        return map_prompts_and_completions(self._cut_prompts, self._cut, batch)
 
     def join(self, x: Array) -> Array:
         """Restores the `[P, G, ...]` array from which one with a dim of micro-batches was cut."""

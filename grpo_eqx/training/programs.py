@@ -18,13 +18,15 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx._types import PromptIds, PromptMask, Remat
+from grpo_eqx._types import Remat
 from grpo_eqx.generation import (
+    Prompts,
     Rollout,
     Sampling,
     SlotCounts,
     Stopping,
     generate,
+    map_prompts_and_completions,
     sample_keys,
 )
 from grpo_eqx.loss_backends import LossBackend, TokenStats
@@ -144,8 +146,7 @@ class Programs:
     def generate(
         self,
         model: CausalLM,
-        prompt_ids: PromptIds,
-        prompt_mask: PromptMask,
+        prompts: Prompts,
         step: int,
         *,
         num_generations: int,
@@ -157,11 +158,11 @@ class Programs:
         The draws are a pure function of (seed, step, prompt's row, sample's row); prompts' rows
         are counted from `first_row`.
         """
-        layout = self.rollout_layout(len(prompt_ids), num_generations)
-        ids, mask = place((prompt_ids, prompt_mask), layout.sharding(layout.prompts))
-        rows = np.arange(first_row, first_row + len(prompt_ids), dtype=np.int32)
+        layout = self.rollout_layout(len(prompts), num_generations)
+        prompts = place(prompts, layout.sharding(layout.prompts))
+        rows = np.arange(first_row, first_row + len(prompts), dtype=np.int32)
         return self.jitted_generate(
-            model, ids, mask, np.int32(step), rows,
+            model, prompts, np.int32(step), rows,
             self.options.stopping,  # no constant of the program: it has an entry for every token
             num_generations, sampling or self.options.sampling,
         )  # fmt: skip
@@ -190,7 +191,7 @@ class Programs:
         cuts = [self.micro_batches(n, G) for n in {P, P // num_shares}]
         num_blocks, num_bundles = math.lcm(*(cut.num_group_blocks for cut in cuts)), P
         # Each row of a bundle copies its prompt's keys and values: these must not exceed its own.
-        few = rollout.prompt_ids.shape[1] <= width
+        few = rollout.prompts.ids.shape[1] <= width
         if num_blocks == 1 and num_shares == 1 and few:
             num_bundles = cuts[0].num_prompt_blocks
         return rollout, Packing.plan(lengths, width, num_blocks, num_bundles)
@@ -236,10 +237,13 @@ class Programs:
         return dataclasses.replace(state, model=model, opt_state=opt_state), metrics
 
     def tokens_per_update(
-        self, lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"], num_shares: int
+        self, written: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"], num_shares: int
     ) -> float:
-        """Returns the tokens of a rollout that the loss counts, per `share`."""
-        counted = lengths[finished] if self.options.mask_truncated_completions else lengths
+        """Returns the tokens of a rollout that the loss counts, per `share`.
+
+        **Arguments:** the tokens that the model wrote in each completion; where these ended.
+        """
+        counted = written[finished] if self.options.mask_truncated_completions else written
         return max(int(counted.sum()), 1) / num_shares
 
     def _try_backend(self, model: CausalLM) -> None:
@@ -266,8 +270,7 @@ class Programs:
     def _generate_program(
         self,
         model: CausalLM,
-        prompt_ids: Int[Array, "P Tp"],
-        prompt_mask: Array,
+        prompts: Prompts,
         step: Int[Array, ""],
         rows: Int[Array, " P"],
         stopping: Stopping,
@@ -275,15 +278,14 @@ class Programs:
         sampling: Sampling,
     ) -> tuple[Rollout, SlotCounts]:
         options = self.options
-        layout = self.rollout_layout(len(prompt_ids), group)
+        layout = self.rollout_layout(len(prompts), group)
         # Cast and resharded once for the whole rollout.
         model = jax.lax.with_sharding_constraint(
             model.astype(options.dtype), model.shardings(self.mesh, layout.parameter_rules)
         )
         rollout, counts = generate(
             model.transposed() if options.transposed_decoding else model,
-            prompt_ids,
-            prompt_mask,
+            prompts,
             sample_keys(options.seed, step, rows, group),
             sampling=sampling,
             max_length=options.max_completion_length,
@@ -295,24 +297,23 @@ class Programs:
             attention=options.attention,
         )
         # Constrained explicitly: everything that follows takes its layout from here.
-        return self._constrain(rollout, len(prompt_ids), group), counts
+        return self._constrain(rollout, len(prompts), group), counts
 
     def _constrain(self, tree: Placed, P: int, G: int) -> Placed:
         """Constrains a rollout or batch to the layout of `batch_sharding`."""
         sharding = batch_sharding(self.mesh, P, G)
-
-        def constrain(path: tuple[jax.tree_util.GetAttrKey, ...], x: Array) -> Array:
-            of_prompts = path[-1].name.startswith("prompt_")
-            layout = prompt_sharding(sharding) if of_prompts else sharding
-            return jax.lax.with_sharding_constraint(x, layout)
-
-        return jax.tree.map_with_path(constrain, tree)
+        constrain = jax.lax.with_sharding_constraint
+        return map_prompts_and_completions(
+            lambda x: constrain(x, prompt_sharding(sharding)),
+            lambda x: constrain(x, sharding),
+            tree,
+        )
 
     def _replace_groups_program(
         self, rollout: Rollout, fresh: Rollout, source: Int[Array, " P"]
     ) -> Rollout:
         P, G, _ = rollout.completion_ids.shape
-        width = max(rollout.prompt_ids.shape[1], fresh.prompt_ids.shape[1])
+        width = max(rollout.prompts.ids.shape[1], fresh.prompts.ids.shape[1])
         both = jax.tree.map(
             lambda a, b: jnp.concatenate([a, b])[source],
             rollout.with_prompt_width(width, self.options.pad_id),
@@ -389,7 +390,7 @@ class Programs:
 
     def _mask(self, rollout: Rollout) -> Bool[Array, "P G Tc"]:
         """Returns True on the tokens that the loss counts."""
-        mask = rollout.completion_mask
+        mask = rollout.loss_mask
         if self.options.mask_truncated_completions:
             return mask & rollout.finished[..., None]
         return mask

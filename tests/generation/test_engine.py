@@ -9,6 +9,7 @@ import pytest
 
 from grpo_eqx.generation import (
     GREEDY,
+    Prompts,
     Rollout,
     Sampling,
     SlotCounts,
@@ -59,7 +60,7 @@ def run_counted(
     keys = sample_keys(0, jnp.int32(5), jnp.arange(len(ids)), group)
     return jax.jit(
         lambda model, stopping: generate(
-            model, ids, mask, keys,
+            model, Prompts(ids, mask), keys,
             sampling=sampling, max_length=max_length, stopping=stopping, pad_id=PAD, **options,
         )
     )(MODEL, stopping)  # fmt: skip
@@ -113,7 +114,7 @@ def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None) -> None:
 
 
 def check_logps(rollout: Rollout, temperature: float) -> None:
-    prompt = MODEL.prefill(rollout.prompt_ids, rollout.prompt_mask)
+    prompt = MODEL.prefill(rollout.prompts.ids, rollout.prompts.mask)
     hidden = MODEL.completion_hidden(prompt, rollout.completion_ids)
     logprobs = jax.nn.log_softmax(MODEL.project_logits(hidden) / temperature, axis=-1)
     trainers = jnp.take_along_axis(logprobs, rollout.completion_ids[..., None], axis=-1)[..., 0]
@@ -217,7 +218,7 @@ def test_stop_strings_end_completions_and_stay_in_them() -> None:
 def test_a_rounded_cache_samples_nearly_the_same_distribution(dtype: str, most: float) -> None:
     """Its log-probs are off those of the model by rounding, and they are what is recorded."""
     rollout = run(*prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5)
-    prompt = MODEL.prefill(rollout.prompt_ids, rollout.prompt_mask)
+    prompt = MODEL.prefill(rollout.prompts.ids, rollout.prompts.mask)
     hidden = MODEL.completion_hidden(prompt, rollout.completion_ids)
     logprobs = jax.nn.log_softmax(MODEL.project_logits(hidden), axis=-1)
     trainers = jnp.take_along_axis(logprobs, rollout.completion_ids[..., None], axis=-1)[..., 0]

@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from grpo_eqx.distributed.startup import initialize
-from grpo_eqx.generation import Rollout, Sampling, Stopping
+from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2
@@ -36,8 +36,7 @@ def random_batch() -> Batch:
     prompt_mask = np.arange(TP) < rng.integers(1, TP + 1, P)[:, None]
     logps = rng.normal(-2, 0.5, (3, P, G, TC)).astype(np.float32)
     rollout = Rollout(
-        rng.integers(4, V, (P, TP)).astype(np.int32),
-        prompt_mask,
+        Prompts(rng.integers(4, V, (P, TP)).astype(np.int32), prompt_mask),
         rng.integers(4, V, (P, G, TC)).astype(np.int32),
         mask,
         np.where(mask, logps[0], 0),

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import Rollout, Sampling, Stopping
+from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2
@@ -49,6 +49,7 @@ OPTIONS = ProgramOptions(
 CHUNKED = ChunkedLoss(token_tile=64)
 PROMPT_IDS = np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32)
 PROMPT_MASK = np.arange(TP) < np.random.default_rng(1).integers(1, TP + 1, P)[:, None]
+PROMPTS = Prompts(PROMPT_IDS, PROMPT_MASK)
 
 
 def programs(
@@ -75,7 +76,7 @@ def rollout() -> Rollout:
     """Completions of different lengths, as numpy arrays."""
     one = programs()
     model = model_on(one.mesh)
-    rollout, _ = one.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+    rollout, _ = one.generate(model, PROMPTS, 0, num_generations=G)
     lengths = np.asarray(rollout.lengths)
     assert lengths.min() < lengths.max()
     return jax.tree.map(np.asarray, rollout)
@@ -217,6 +218,27 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_clipped_objective(
     assert 0 < clipped < 1
 
 
+def test_tokens_that_the_model_did_not_write_are_context_and_no_more(batch: Batch) -> None:
+    """By hand in float64: they are read as before, and the loss is the mean over the others."""
+    written = np.random.default_rng(7).random((P, G, TC)) < 0.6
+    one, rollout = programs(), jax.tree.map(jnp.asarray, batch.rollout)
+    mixed = dataclasses.replace(rollout, written=jnp.asarray(written))
+    logps = np.asarray(one.score(model_on(one.mesh), rollout).logps)
+    np.testing.assert_array_equal(one.score(model_on(one.mesh), mixed).logps, logps)
+    ratio = np.exp(logps.astype(np.float64) - np.asarray(batch.old_logps, np.float64))
+    advantage = batch.advantages[..., None].astype(np.float64)
+    losses = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
+    poisoned = jnp.where(written, rollout.sampler_logps, np.nan)
+    mixed = dataclasses.replace(mixed, sampler_logps=poisoned)
+    step = step_of(one, dataclasses.replace(batch, rollout=mixed))
+    counted = np.asarray(mixed.loss_mask)
+    assert (counted == np.asarray(rollout.completion_mask) & written).all()
+    np.testing.assert_allclose(step[1]["loss"], losses[counted].mean(), rtol=1e-4, atol=1e-6)
+    for mesh, num_devices, micro in (("auto", 1, 2), ("2,2,2", 8, None)):
+        runner = programs(mesh, num_devices, micro)
+        assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=mixed)), step)
+
+
 def test_scores_equal_what_the_sampler_reported(rollout: Rollout) -> None:
     one = programs()
     scores = np.asarray(one.score(model_on(one.mesh), rollout).logps)
@@ -245,7 +267,7 @@ def test_shares_of_a_batch_are_its_prompts_by_stride(
     for index in range(2):
         share = runner.share(batch, index, 2)
         assert (np.asarray(share.advantages) == batch.advantages[index::2]).all()
-        assert (np.asarray(share.rollout.prompt_ids) == batch.rollout.prompt_ids[index::2]).all()
+        assert (np.asarray(share.rollout.prompts.ids) == PROMPT_IDS[index::2]).all()
         assert share.ref_logps.shape == (P // 2, G, TC)
 
 
@@ -259,8 +281,8 @@ def test_groups_are_replaced_by_those_of_another_rollout(rollout: Rollout) -> No
     found = jax.tree.map(np.asarray, runner.replace_groups(rollout, fresh, source))
     both = np.concatenate([rollout.completion_ids, fresh.completion_ids])
     assert (found.completion_ids == both[source]).all()
-    assert (found.prompt_ids[:, :TP] == PROMPT_IDS[source % P]).all()
-    assert not found.prompt_mask[:, TP:].any()
+    assert (found.prompts.ids[:, :TP] == PROMPT_IDS[source % P]).all()
+    assert not found.prompts.mask[:, TP:].any()
 
 
 def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
@@ -299,11 +321,13 @@ def test_completions_that_share_rows_leave_the_update_unchanged(
 
 
 def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
-    lengths = np.random.default_rng(4).integers(1, 6, (P, G))
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(1, 6, (P, G))
     lengths[0] = [TC, 1, 2, 3]
     rollout = jax.tree.map(jnp.asarray, batch.rollout)
     mask = jnp.asarray(np.arange(TC) < lengths[..., None])
-    rollout = dataclasses.replace(rollout, completion_mask=mask)
+    written = jnp.asarray(rng.random(mask.shape) < 0.8)
+    rollout = dataclasses.replace(rollout, completion_mask=mask, written=written)
     batch, runner = dataclasses.replace(batch, rollout=rollout), programs(**EVERYTHING)
     trimmed, packing = runner.packed(rollout, lengths, num_shares=2)
     assert packing is not None
@@ -399,8 +423,8 @@ def test_the_same_tokens_on_one_device_and_on_many(
 ) -> None:
     """Prompts that divide or not, heads of keys (2) that do or not."""
     many = programs(mesh, num_devices, rollout_sharding=sharding)
-    prompts = PROMPT_IDS[:num_prompts], PROMPT_MASK[:num_prompts]
-    other, _ = many.generate(model_on(many.mesh), *prompts, 0, num_generations=G)
+    prompts = jax.tree.map(lambda x: x[:num_prompts], PROMPTS)
+    other, _ = many.generate(model_on(many.mesh), prompts, 0, num_generations=G)
     np.testing.assert_array_equal(other.completion_ids, rollout.completion_ids[:num_prompts])
     logps = np.asarray(rollout.sampler_logps[:num_prompts])
     np.testing.assert_allclose(other.sampler_logps, logps, atol=1e-5)
@@ -429,8 +453,8 @@ def test_a_device_has_the_cache_of_its_own_completions(
 def compiled_generate(runner: Programs, num_prompts: int) -> str:
     @jax.jit
     def generate(model: Qwen2) -> Rollout:
-        prompts = PROMPT_IDS[:num_prompts], PROMPT_MASK[:num_prompts]
-        return runner.generate(model, *prompts, 0, num_generations=G)[0]
+        prompts = jax.tree.map(lambda x: x[:num_prompts], PROMPTS)
+        return runner.generate(model, prompts, 0, num_generations=G)[0]
 
     return generate.lower(model_on(runner.mesh)).compile().as_text()
 
@@ -466,7 +490,7 @@ def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batc
     model = model_on(mesh)
 
     def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:
-        rollout, _ = runner.generate(model, PROMPT_IDS, PROMPT_MASK, 0, num_generations=G)
+        rollout, _ = runner.generate(model, PROMPTS, 0, num_generations=G)
         state, metrics = runner.update(runner.init(model), batch)
         return state.model, metrics["loss"], runner.score(model, rollout).logps
 

@@ -1,0 +1,40 @@
+"""Tokens of a batch's prompts, as the programs take them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from grpo_eqx._types import PromptIds, PromptMask
+
+
+class Prompts(eqx.Module):
+    """`P` prompts, padded on either side."""
+
+    ids: PromptIds
+    """Tokens."""
+    mask: PromptMask
+    """True on the prompts' own tokens."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def with_width(self, width: int, pad_id: int) -> "Prompts":
+        """Returns the prompts padded on the right to `width` tokens."""
+        pad = ((0, 0), (0, width - self.ids.shape[1]))
+        return Prompts(
+            jnp.pad(self.ids, pad, constant_values=pad_id), jnp.pad(jnp.asarray(self.mask), pad)
+        )
+
+
+def map_prompts_and_completions(
+    prompts: Callable[[Any], Any], completions: Callable[[Any], Any], tree: Any
+) -> Any:
+    """Maps the arrays of a tree: those of `Prompts`, `[P, ...]`, and all others, `[P, G, ...]`."""
+
+    def mapped(node: Any) -> Any:
+        return jax.tree.map(prompts, node) if isinstance(node, Prompts) else completions(node)
+
+    return jax.tree.map(mapped, tree, is_leaf=lambda node: isinstance(node, Prompts))
