@@ -1,6 +1,8 @@
 """All settings of a run, in one frozen dataclass."""
 
 import dataclasses
+import inspect
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +18,22 @@ from grpo_eqx._types import (
     ScaleRewards,
 )
 from grpo_eqx.config_checks import (
+    CHECKS,
     DEFAULT_EPSILON,
     DEFAULT_REF_MODEL_SYNC_STEPS,
-    check_combinations,
-    check_values,
     scales_rewards,
+)
+from grpo_eqx.errors import UserError
+from grpo_eqx.prng import NUM_SEEDS
+from grpo_eqx.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Share,
+    ShareBelowOne,
+    check_ranges,
 )
 
 EMBEDDED_MODEL = "tiny_qwen2"
@@ -49,31 +62,31 @@ class GRPOConfig:
     test split, or problems held out from the end of the JSONL file."""
     system_prompt: str | None = None
     """System message before each problem. None: left to the chat template."""
-    max_prompt_length: int = 1024
+    max_prompt_length: PositiveInt = 1024
     """Maximum prompt length in tokens, including the chat template."""
     overlong_prompts: Literal["error", "drop", "truncate_left"] = "error"
     """Handling of longer prompts: refuse to start, drop them and report how many, or keep their
     last max_prompt_length tokens."""
 
     # Generation
-    prompts_per_step: int = 16
+    prompts_per_step: PositiveInt = 16
     """Prompts per training step, across all devices."""
-    num_generations: int = 8
+    num_generations: PositiveInt = 8
     """Completions per prompt: the group that advantages are relative to."""
-    max_completion_length: int | None = None
+    max_completion_length: PositiveInt | None = None
     """Maximum completion length in tokens. None: 48 for the embedded model, else 512."""
-    temperature: float = 1.0
+    temperature: PositiveFloat = 1.0
     """Sampling temperature; also divides the logits in training."""
-    top_k: int | None = None
+    top_k: PositiveInt | None = None
     """Sample from the top_k most likely tokens. None: all. The trainer's log-probs are always those
     of the full softmax."""
-    top_p: float = 1.0
+    top_p: PositiveShare = 1.0
     """Sample from the most likely tokens that together have this probability."""
-    min_p: float = 0.0
+    min_p: Share = 0.0
     """Sample from tokens with at least this fraction of the most likely token's probability."""
     stop_strings: tuple[str, ...] = ()
     """Strings that end a completion, like end-of-sequence tokens; they stay in its text."""
-    max_num_seqs: int | None = None
+    max_num_seqs: PositiveInt | None = None
     """Completions decoded at a time, across all devices; as some end, others take their place.
     Fewer take less memory, although each then keeps its own copy of its prompt's keys and values.
     None: all completions of a step."""
@@ -90,12 +103,12 @@ class GRPOConfig:
     multi_objective_aggregation: MultiObjectiveAggregation = "sum_then_normalize"
     """Aggregation of several rewards: sum them, then normalize; or normalize each within its group,
     then their sum within the batch (GDPO)."""
-    overlong_buffer: float = 0.0
+    overlong_buffer: ShareBelowOne = 0.0
     """DAPO's soft overlong penalty: over this last fraction of max_completion_length the reward
     falls linearly by up to 1 (DAPO: 0.2). 0: none."""
     dynamic_sampling: bool = False
     """Replace groups whose rewards are all equal with fresh prompts (DAPO)."""
-    max_generation_batches: int | None = None
+    max_generation_batches: PositiveInt | None = None
     """Maximum rollouts per step with dynamic_sampling. None: 4."""
 
     # Advantages
@@ -119,7 +132,7 @@ class GRPOConfig:
     epsilon: float | None = None
     """Clip range of the ratio below 1. No effect with one update per rollout, where ratios are
     exactly 1. None: 0.2."""
-    epsilon_high: float | None = None
+    epsilon_high: PositiveFloat | None = None
     """Clip range of the ratio above 1; for cispo, which requires it, the cap on the ratio itself.
     None: epsilon."""
     delta: float | None = None
@@ -128,32 +141,32 @@ class GRPOConfig:
     dual_clip: float | None = None
     """Dual-clip PPO's bound c on the loss at negative advantages, -c A (verl: 3). Must exceed
     1 + epsilon_high, where it is equivalent to delta."""
-    sapo_temperature_pos: float | None = None
+    sapo_temperature_pos: PositiveFloat | None = None
     """Sharpness of sapo's gate at positive advantages. None: 1.0."""
-    sapo_temperature_neg: float | None = None
+    sapo_temperature_neg: PositiveFloat | None = None
     """Sharpness of sapo's gate at negative advantages. None: 1.05."""
     mask_truncated_completions: bool = False
     """Leave completions truncated at max_completion_length out of the loss."""
-    top_entropy_quantile: float = 1.0
+    top_entropy_quantile: PositiveShare = 1.0
     """Fraction of the tokens, those with the highest entropy, that the policy term acts on. Values
     below 1 cost one more forward pass per update."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegativeFloat = 0.0
     """Weight with which the mean entropy is subtracted from the loss."""
 
     # Several updates per rollout
-    num_iterations: int = 1
+    num_iterations: PositiveInt = 1
     """Passes over each rollout. From the second update on, ratios are relative to the policy that
     sampled."""
-    steps_per_generation: int = 1
+    steps_per_generation: PositiveInt = 1
     """Updates per pass, each on an equal share of the rollout's prompts (in TRL: micro-steps, which
     gradient accumulation combines into updates)."""
 
     # KL to a reference policy
-    beta: float = 0.0
+    beta: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the reference model. 0: no reference model is kept."""
     kl_estimator: KLEstimator | None = None
     """Estimator of the KL divergence: k1, k2 or k3. None: k3."""
-    kl_clamp: float | None = None
+    kl_clamp: PositiveFloat | None = None
     """Bound on the magnitude of each token's estimate (verl: 10). None: no bound."""
     use_bias_correction_kl: bool | None = None
     """Multiply the estimate by the ratio, which makes the gradients of k1 and k3 unbiased
@@ -161,9 +174,9 @@ class GRPOConfig:
     None: True, but False with k2."""
     sync_ref_model: bool = False
     """Move the reference model toward the trained one every ref_model_sync_steps steps."""
-    ref_model_sync_steps: int | None = None
+    ref_model_sync_steps: PositiveInt | None = None
     """Training steps (rollouts) between two such moves (in TRL: updates). None: 64."""
-    ref_model_mixup_alpha: float | None = None
+    ref_model_mixup_alpha: PositiveShare | None = None
     """Weight of the trained model in the mixture that becomes the reference. None: 0.6."""
 
     # Correction for a sampler whose distribution is not the trainer's
@@ -174,28 +187,28 @@ class GRPOConfig:
     """Lower end of that range, below 1. None: unbounded."""
     importance_sampling_clip_max: float | None = None
     """Upper end of that range, above 1. None: 3.0, or unbounded if the lower end is given."""
-    off_policy_mask_threshold: float | None = None
+    off_policy_mask_threshold: NonNegativeFloat | None = None
     """Mask sequences of negative advantage for which sampler minus policy log-prob, averaged over
     tokens, exceeds this (DeepSeek-V3.2). None: mask none."""
 
     # Optimizer
-    steps: int = 150
+    steps: PositiveInt = 150
     """Training steps: rollouts, each with num_iterations x steps_per_generation updates."""
     optimizer: Literal["adamw", "lion"] = "adamw"
     """Optimizer; any other optax transformation can be passed to GRPOTrainer."""
-    learning_rate: float | None = None
+    learning_rate: PositiveFloat | None = None
     """Peak learning rate. None: 1e-4 for the embedded model, else 1e-6."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate schedule after the warm-up: constant, or decaying to 0."""
-    warmup_steps: int = 0
+    warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises linearly from 0."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay, applied to matrices only."""
-    adam_beta1: float = 0.9
+    adam_beta1: ShareBelowOne = 0.9
     """Decay rate of the first moment (Lion: of the update's interpolation)."""
-    adam_beta2: float = 0.99
+    adam_beta2: ShareBelowOne = 0.99
     """Decay rate of the second moment (Lion: of the momentum)."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Global norm that the gradient is clipped to."""
 
     # Devices and memory
@@ -204,12 +217,12 @@ class GRPOConfig:
     rollout_sharding: Literal["auto", "legacy", "maxtext"] = "auto"
     """Completions split over all devices (legacy), or over dp only, so that weights stay in place
     (maxtext). auto: legacy where completions divide evenly, else maxtext."""
-    require_processes: int | None = None
+    require_processes: PositiveInt | None = None
     """Number of processes, one per host, that the run requires to start. None: as many as its
     launcher or environment reports."""
-    start_timeout: float | None = None
+    start_timeout: PositiveFloat | None = None
     """Seconds to wait for the other processes at startup. None: the launcher's value, or 30."""
-    micro_batch_size_per_device: int | Literal["auto"] | None = None
+    micro_batch_size_per_device: PositiveInt | Literal["auto"] | None = None
     """Completions that a device processes at a time; the update is the same for any value. auto: as
     many as fit, found by compiling for the devices. None: all of them."""
     loss_backend: Literal["dense", "chunked", "pallas"] = "chunked"
@@ -223,27 +236,69 @@ class GRPOConfig:
     its input (full) for the backward pass. auto: none on CPU, full on TPU and GPU."""
 
     # Evaluation and records
-    eval_problems: int = 512
+    eval_problems: PositiveInt = 512
     """Maximum number of held-out problems per evaluation."""
     output_dir: str | Path | None = None
     """Output folder of the run. None: runs/MODEL-DATA-seedSEED."""
-    log_completions_steps: int = 10
+    log_completions_steps: NonNegativeInt = 10
     """Steps between tables of prompts, completions and rewards; 0: none are written."""
     wandb: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: stream, write locally, or off."""
     wandb_project: str | None = None
     """Project of the Weights & Biases run. None: grpo_eqx."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Seed for data order and sampling, below 2^32."""
 
     def __post_init__(self) -> None:
-        check_values(self)
-        check_combinations(self)
+        if not self.temperature > 0:
+            raise UserError(
+                f"temperature is {self.temperature}: training samples, so it must be above 0."
+            )
+        check_ranges(self)
+        self._check_values()
+        for check in CHECKS:
+            read = inspect.signature(check).parameters
+            check(**{name: getattr(self, name) for name in read})
+
+    def _check_values(self) -> None:
+        """Checks what no range says."""
+        if self.seed >= NUM_SEEDS:
+            raise UserError(f"seed is {self.seed}: it must be below 2^32, {NUM_SEEDS}.")
+        if self.epsilon is not None and not 0 < self.epsilon < 1:
+            raise UserError(f"epsilon is {self.epsilon}: it must be between 0 and 1.")
+        if self.num_generations < 2:
+            raise UserError(
+                f"num_generations is {self.num_generations}: advantages are relative to a group, "
+                f"so use at least 2."
+            )
+        if isinstance(self.stop_strings, str):
+            raise UserError(f"stop_strings is a string: write ({self.stop_strings!r},), a tuple.")
+        if "" in self.stop_strings:
+            raise UserError("stop_strings has an empty string, which would end every completion.")
+        if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
+            raise UserError(f"reward_weights are {self.reward_weights}: they must be finite.")
 
     @property
     def updates_per_step(self) -> int:
         """Optimizer steps per rollout."""
         return self.num_iterations * self.steps_per_generation
+
+    def without_effect(self) -> str | None:
+        """Returns a note on settings without effect because every ratio is 1, or `None`."""
+        of_ratios = (
+            "epsilon", "epsilon_high", "delta", "dual_clip", "sapo_temperature_pos",
+            "sapo_temperature_neg",
+        )  # fmt: skip
+        names = [name for name in of_ratios if getattr(self, name) is not None]
+        if self.importance_sampling_level != "token":
+            names.append("importance_sampling_level")
+        if self.updates_per_step > 1 or not names:
+            return None
+        return (
+            f"note: with one update a rollout the ratio is exactly 1, and {', '.join(names)} "
+            f"{'has' if len(names) == 1 else 'have'} no effect; raise num_iterations or "
+            f"steps_per_generation for more updates."
+        )
 
     def resolved(self) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses."""
@@ -280,7 +335,7 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         }
     if cfg.importance_sampling_mode is not None and cfg.importance_sampling_clip_min is None:
         defaults["importance_sampling_clip_max"] = 3.0
-    if scales_rewards(cfg):
+    if scales_rewards(cfg.advantage_estimator, cfg.multi_objective_aggregation):
         defaults["scale_rewards"] = "group"
     if cfg.dynamic_sampling:
         defaults["max_generation_batches"] = 4

@@ -5,6 +5,11 @@ EXIT_DOES_NOT_FIT = 3
 """Exit code of a plan whose run does not fit its devices."""
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, to be quoted in one of our own."""
+    return (str(error).strip() or "no reason given").splitlines()[0]
+
+
 class UserError(ValueError):
     """Something in the user's input cannot work; the message says what to change.
 

@@ -12,13 +12,13 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatch, PromptBatches
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.distributed.exchange import gather_rows, own_share, together
+from grpo_eqx.distributed.exchange import gather_rows, own_share, raise_on_all_hosts
 from grpo_eqx.generation import Completions, Prompts, Rollout, SlotCounts
 from grpo_eqx.objective import informative_groups
 from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
 from grpo_eqx.run_spec import Passes
 from grpo_eqx.sharding.arrays import fetch
-from grpo_eqx.tracking.metrics import StepClock, completion_metrics
+from grpo_eqx.tracking.metrics import StepClock, completion_metrics, reward_metrics
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import Programs
@@ -161,7 +161,9 @@ class ExperienceCollector:
             scores = self._score(state, kept.rollout, kept.completions)
         rewards = functools.reduce(Rewards.joined, [each.rewards for each in made])
         completions = functools.reduce(Completions.joined, [each.completions for each in made])
-        metrics = rewards.metrics() | completion_metrics(completions.lengths, completions.finished)
+        metrics = reward_metrics(rewards) | completion_metrics(
+            completions.lengths, completions.finished
+        )
         if self.cfg.dynamic_sampling:
             dropped = 1 - self._teaches(kept).sum() / len(rewards.total)
             metrics["dynamic_sampling/num_generation_batches"] = float(len(made))
@@ -203,7 +205,9 @@ class ExperienceCollector:
         A penalty on length alone is no such thing, nor are completions that the loss leaves out.
         """
         rewards = groups.rewards.without(SOFT_OVERLONG)
-        informative = informative_groups(rewards, self.cfg.multi_objective_aggregation)
+        informative = informative_groups(
+            rewards.total, rewards.each, rewards.weights, self.cfg.multi_objective_aggregation
+        )
         if self.cfg.mask_truncated_completions:
             return informative & groups.completions.finished.any(axis=1)
         return informative
@@ -263,7 +267,7 @@ def rewarded(runner: RewardRunner, prompts: list[Prompt], completions: Completio
         own = runner([prompts[i] for i in share], mine.texts, mine.ids)
         return own.each.swapaxes(0, 1)
 
-    each = gather_rows(together(rows)).swapaxes(0, 1)
+    each = gather_rows(raise_on_all_hosts(rows)).swapaxes(0, 1)
     return Rewards.of(tuple(runner.funcs), each, runner.weights)
 
 

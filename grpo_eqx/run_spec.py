@@ -14,15 +14,15 @@ from grpo_eqx.data.inputs import Inputs, check_positions, load_inputs
 from grpo_eqx.data.load import is_hub_name
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.distributed.exchange import agree, together
+from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, raise_on_all_hosts
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import LOSS_BACKENDS, LossBackend
 from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.causal_attention import best_attention
-from grpo_eqx.models.pretrained import find_config, is_local, model_folder, place_model
+from grpo_eqx.models.pretrained import find_config, is_local, model_folder, shard_model
 from grpo_eqx.models.registry import read_config
-from grpo_eqx.objective import make_objective
+from grpo_eqx.objective import Objective
 from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
 from grpo_eqx.sharding.rollout import RolloutSharding, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding
@@ -152,12 +152,12 @@ class RunSpec:
         mesh = _build_mesh(cfg, passed)
         check_hosts(mesh)
         _check_batches(cfg, mesh, _rollout_sharding(cfg, passed))
-        model = together(lambda: _architecture(cfg, passed.model))
-        inputs = together(
+        model = raise_on_all_hosts(lambda: _architecture(cfg, passed.model))
+        inputs = raise_on_all_hosts(
             lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
         )
         if jax.process_count() > 1:
-            agree(inputs.fingerprints())
+            assert_same_on_all_hosts(inputs.fingerprints())
         inputs.check_belong_to(model, cfg)
         lengths = PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
         return cls(cfg, model, lengths, passed), inputs
@@ -225,7 +225,7 @@ class RunSpec:
     def initial_state(self, programs: Programs) -> TrainState:
         """Places model, optimizer state and reference on the devices, before the first step."""
         source = self.cfg.model if self.passed.model is None else self.passed.model
-        model = together(lambda: place_model(source, programs.mesh))
+        model = raise_on_all_hosts(lambda: shard_model(source, programs.mesh))
         state = programs.init(model)
         if not self.passes.reference:  # without a KL term no reference model takes up memory
             return state
@@ -315,8 +315,14 @@ def _program_options(
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
         rollout_sharding=run.rollout_sharding,
         attention=best_attention(mesh),
-        objective=make_objective(cfg),
+        objective=_objective(cfg),
         mask_truncated_completions=cfg.mask_truncated_completions,
         top_entropy_quantile=cfg.top_entropy_quantile,
         micro_batch_size_per_device=cfg.micro_batch_size_per_device,
     )
+
+
+def _objective(cfg: GRPOConfig) -> Objective:
+    fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(Objective)}
+    # Fields that are None do not apply to the config's combination of options.
+    return Objective(**{name: value for name, value in fields.items() if value is not None})

@@ -13,7 +13,6 @@ import optax
 from jaxtyping import Array, Float
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.config_checks import without_effect
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.inputs import check_answers, check_positions
 from grpo_eqx.data.prompts import PromptSource
@@ -114,7 +113,7 @@ class GRPOTrainer:
         given = GRPOConfig() if cfg is None else cfg
         join_processes(given)
         use_compilation_cache()
-        self._note = without_effect(given)
+        self._note = given.without_effect()
         self.cfg = cfg = given.resolved()
         passed = Passed(
             model=model,
@@ -173,7 +172,9 @@ class GRPOTrainer:
                 experience = self.experiences.collect(started, self.state, clock)
                 groups = experience.groups
                 advantages = compute_advantages(
-                    groups.rewards,
+                    groups.rewards.total,
+                    groups.rewards.each,
+                    groups.rewards.weights,
                     estimator=cfg.advantage_estimator,
                     scale_rewards=cfg.scale_rewards or "none",
                     aggregation=cfg.multi_objective_aggregation,

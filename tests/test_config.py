@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.config_checks import check_values, without_effect
 
 
 def test_defaults_depend_on_the_model() -> None:
@@ -122,18 +121,18 @@ def test_what_is_none_of_the_choices_is_refused(fields: dict[str, Any], message:
     for name, value in fields.items():
         object.__setattr__(cfg, name, value)
     with pytest.raises(UserError, match=message):
-        check_values(cfg)
+        cfg.__post_init__()
 
 
 def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
     """They come into play with the first second update, and belong to a recipe."""
-    assert without_effect(GRPOConfig()) is None
+    assert GRPOConfig().without_effect() is None
     sequence = GRPOConfig(epsilon=0.1, importance_sampling_level="sequence")
-    assert "epsilon, importance_sampling_level have no effect" in str(without_effect(sequence))
+    assert "epsilon, importance_sampling_level have no effect" in str(sequence.without_effect())
     sapo = GRPOConfig(loss_type="sapo", sapo_temperature_pos=2.0)
-    assert "sapo_temperature_pos has no effect" in str(without_effect(sapo))
-    assert without_effect(GRPOConfig(epsilon=0.1, num_iterations=2)) is None
-    assert without_effect(GRPOConfig(epsilon=0.1, steps_per_generation=2)) is None
+    assert "sapo_temperature_pos has no effect" in str(sapo.without_effect())
+    assert GRPOConfig(epsilon=0.1, num_iterations=2).without_effect() is None
+    assert GRPOConfig(epsilon=0.1, steps_per_generation=2).without_effect() is None
 
 
 @pytest.mark.parametrize(
@@ -160,6 +159,9 @@ def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
         ({"beta": float("nan")}, "beta is nan"),
         ({"top_entropy_quantile": 0.0}, "top_entropy_quantile is 0.0"),
         ({"overlong_buffer": 1.0}, "overlong_buffer is 1.0"),
+        ({"top_k": 0}, "top_k is 0: it must be at least 1"),
+        ({"top_p": 0.0}, "top_p is 0.0: it must be above 0 and at most 1"),
+        ({"min_p": 1.5}, "min_p is 1.5"),
         ({"steps_per_generation": 3}, r"prompts_per_step \(16\) cannot be split evenly"),
     ],
 )

@@ -1,13 +1,17 @@
 """What a plan reads of a run: architectures and lengths of prompts, without weights."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
+import jax
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.models.pretrained import find_config, model_folder
 from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.objective import Objective
 from grpo_eqx.run_spec import RunSpec
 
 
@@ -60,3 +64,22 @@ def test_a_models_tokenizer_is_used_where_it_is(tmp_path) -> None:
         if path.suffix != ".safetensors":
             (tmp_path / path.name).write_bytes(path.read_bytes())
     assert RunSpec.describe(GRPOConfig(model=str(tmp_path))).prompts.known
+
+
+def objective_of(**settings: Any) -> Objective:
+    run = RunSpec.describe(GRPOConfig(eval_problems=8, **settings))
+    return run.programs(run.build_mesh(jax.devices()[:1])).options.objective
+
+
+def test_settings_reach_the_objective() -> None:
+    cispo = {"loss_type": "cispo", "epsilon_high": 5.0, "beta": 0.1}
+    assert objective_of(**cispo, use_bias_correction_kl=False) == Objective(
+        loss_type="cispo",
+        epsilon_high=5.0,
+        beta=0.1,
+        use_bias_correction_kl=False,
+        max_completion_length=48,
+    )
+    assert objective_of(epsilon=0.1) == dataclasses.replace(
+        Objective(), epsilon=0.1, epsilon_high=0.1, max_completion_length=48
+    )

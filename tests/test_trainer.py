@@ -19,7 +19,7 @@ from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Prompts, Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
-from grpo_eqx.models.pretrained import from_pretrained, model_folder, place_model
+from grpo_eqx.models.pretrained import from_pretrained, model_folder, shard_model
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.run_spec import RunSpec
@@ -452,6 +452,6 @@ def test_a_passed_model_is_copied_also_where_it_is_in_place_already() -> None:
         num_key_value_heads=1,
     )
     model = Qwen2.init(config, jax.random.key(0))
-    for array in jax.tree.leaves(place_model(model, mesh)):
+    for array in jax.tree.leaves(shard_model(model, mesh)):
         array.delete()
     assert np.isfinite(np.asarray(model.embed_tokens)).all()

@@ -6,7 +6,7 @@ from grpo_eqx.config import EMBEDDED_DATA
 from grpo_eqx.data.jsonl import ANSWER, QUESTION, Records, read_jsonl
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.word_problems import WordProblems
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, first_line
 
 _HELDOUT_SHARE = 10  # holds out at most one in ten problems of a file without its own eval data
 
@@ -63,10 +63,9 @@ def _load_hub(name: str, split: str) -> PromptSource:
         config = "main" if "main" in configs else configs[0]
         rows = datasets.load_dataset(name, config, split=split)
     except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
             f"data {name!r} is no file here, and could not be loaded from the Hugging Face hub "
-            f"({type(error).__name__}: {reason})."
+            f"({type(error).__name__}: {first_line(error)})."
         ) from error
     for column in (QUESTION, ANSWER):
         if column not in rows.column_names:

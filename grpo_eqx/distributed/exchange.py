@@ -49,7 +49,7 @@ def own_share(number: int) -> slice:
     return slice(number * index // count, number * (index + 1) // count)
 
 
-def together(work: Callable[[], T]) -> T:
+def raise_on_all_hosts(work: Callable[[], T]) -> T:
     """Returns what `work` returns, unless it raises in any process: then all raise.
 
     For work that can fail on one host alone, such as reading a file: the others would wait for it.
@@ -70,7 +70,7 @@ def together(work: Callable[[], T]) -> T:
     return result
 
 
-def agree(facts: Mapping[str, str]) -> None:
+def assert_same_on_all_hosts(facts: Mapping[str, str]) -> None:
     """Raises `UserError`, naming the fact and both values, unless all processes have the same."""
     everyone = [json.loads(said) for said in gather_bytes(json.dumps(dict(facts)).encode())]
     if difference := disagreement(dict(enumerate(everyone)), {}):

@@ -10,7 +10,7 @@ from types import TracebackType
 import jax
 
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
-from grpo_eqx.distributed.exchange import agree, brief
+from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, brief
 from grpo_eqx.distributed.rendezvous import meet
 from grpo_eqx.errors import UserError
 
@@ -51,7 +51,7 @@ def initialize(
     if jax.distributed.is_initialized():
         _check_number(jax.process_count(), required)
         check_even(Counter(device.process_index for device in jax.devices()))
-        agree(facts)
+        assert_same_on_all_hosts(facts)
         return
     cluster = find_cluster()
     _check_number(1 if cluster is None else cluster.num_processes, required)

@@ -175,25 +175,25 @@ def _decode(
     """Decodes one token in every slot."""
     slots, made, idle = state.slots, state.made, state.idle()
     nothing, max_length = len(made.ids) - 1, made.ids.shape[1]
-    most = jnp.max(jnp.where(idle, 0, slots.place))
-    logits, new = model.decode(slots.prompt, slots.cache, slots.inputs, slots.place, most)
+    most = jnp.max(jnp.where(idle, 0, slots.position))
+    logits, new = model.decode(slots.prompt, slots.cache, slots.inputs, slots.position, most)
     for sharding in [] if layout is None else layout.logits(logits.shape[-1]):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
-    draws = jnp.vectorize(jax.random.fold_in)(keys[slots.completion], slots.place)
+    draws = jnp.vectorize(jax.random.fold_in)(keys[slots.completion], slots.position)
     tokens, logps = sample_tokens(logits, draws, sampling)
-    length = slots.place + 1
+    length = slots.position + 1
     stop_state, ended = stopping.advance(slots.stop_state, tokens)
     done = ended | (length == max_length)
     made = MadeCompletions(
-        ids=made.ids.at[slots.completion, slots.place].set(tokens),
-        logps=made.logps.at[slots.completion, slots.place].set(logps),
+        ids=made.ids.at[slots.completion, slots.position].set(tokens),
+        logps=made.logps.at[slots.completion, slots.position].set(logps),
         lengths=made.lengths.at[slots.completion].set(length),
         finished=made.finished.at[slots.completion].set(ended),
     )
     slots = slots._replace(
         completion=jnp.where(done, nothing, slots.completion),
         # An idle slot keeps its position, so that it never runs past the end of the cache.
-        place=jnp.where(idle | done, slots.place, length),
+        position=jnp.where(idle | done, slots.position, length),
         inputs=tokens,
         stop_state=stop_state,
         cache=slots.with_written(new),

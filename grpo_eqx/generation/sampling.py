@@ -7,34 +7,25 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from grpo_eqx import prng
-from grpo_eqx.errors import UserError
+from grpo_eqx.ranges import NonNegativeFloat, PositiveInt, PositiveShare, Share, check_ranges
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
     """Sampling parameters. Truncations apply in field order, each to the tokens that remain."""
 
-    temperature: float = 1.0
+    temperature: NonNegativeFloat = 1.0
     """Divisor of the logits before the softmax; 0 means greedy."""
-    top_k: int | None = None
+    top_k: PositiveInt | None = None
     """Number of most likely tokens to keep (`None`: all); ties go to the lowest ids."""
-    top_p: float = 1.0
+    top_p: PositiveShare = 1.0
     """Minimum total probability to keep, in the smallest set of most likely tokens; ties go to the
     lowest ids."""
-    min_p: float = 0.0
+    min_p: Share = 0.0
     """Minimum probability of a token to keep, as a fraction of the most likely token's."""
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise UserError(f"temperature is {self.temperature}: it must be 0 (greedy) or more.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UserError(
-                f"top_k is {self.top_k}: it must be at least 1, or None for all tokens."
-            )
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p is {self.top_p}: it must be in (0, 1].")
-        if not 0 <= self.min_p <= 1:
-            raise UserError(f"min_p is {self.min_p}: it must be in [0, 1].")
+        check_ranges(self)
 
 
 GREEDY = Sampling(temperature=0.0)

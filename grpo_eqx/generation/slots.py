@@ -40,7 +40,7 @@ class Slots(NamedTuple):
     """The rows' prompts."""
     completion: Int[Array, "R W"]
     """Row of `MadeCompletions` that each slot fills; the last row where it is idle."""
-    place: Int[Array, "R W"]
+    position: Int[Array, "R W"]
     """Number of tokens decoded so far."""
     inputs: Int[Array, "R W"]
     """Last token decoded; initially the prompt's last token."""
@@ -64,7 +64,7 @@ class Slots(NamedTuple):
         return cls(
             prompt=prompt,
             completion=completion,
-            place=zeros,
+            position=zeros,
             inputs=jnp.broadcast_to(prompt.last_ids[:, None], (R, W)).astype(jnp.int32),
             stop_state=zeros,
             cache=jax.tree.map(empty, prompt.kv),
@@ -82,7 +82,7 @@ class Slots(NamedTuple):
         return Slots(
             prompt=laid_out_prompts(self.prompt, layout),
             completion=split(self.completion),
-            place=split(self.place),
+            position=split(self.position),
             inputs=split(self.inputs),
             stop_state=split(self.stop_state),
             cache=jax.lax.with_sharding_constraint(self.cache, of_cache),
@@ -101,7 +101,7 @@ class Slots(NamedTuple):
         return Slots(
             prompt=self.prompt.picked(rows[None]),
             completion=pick(self.completion),
-            place=pick(self.place),
+            position=pick(self.position),
             inputs=pick(self.inputs),
             stop_state=pick(self.stop_state),
             cache=jax.tree.map(pick_cache, self.cache),
@@ -109,8 +109,8 @@ class Slots(NamedTuple):
 
     def with_written(self, new: KeyValues) -> KVCache:
         """Returns the cache with `new`, the keys and values of the slots' inputs, written to it."""
-        R, W = self.place.shape
-        where = jnp.arange(R)[:, None], jnp.arange(W), slice(None), self.place
+        R, W = self.position.shape
+        where = jnp.arange(R)[:, None], jnp.arange(W), slice(None), self.position
 
         def write(cache: Array, token: Array) -> Array:
             return cache.at[:, *where].set(jnp.moveaxis(token[..., 0, :], 0, 2))
@@ -184,7 +184,7 @@ class SlotQueue(NamedTuple):
         slots = Slots(
             prompt=prompts.mapped(put, slots.prompt),
             completion=put(completions[:, None], slots.completion),
-            place=put(jnp.zeros_like(slots.place), slots.place),
+            position=put(jnp.zeros_like(slots.position), slots.position),
             inputs=put(prompts.last_ids[:, None], slots.inputs),
             stop_state=put(jnp.zeros_like(slots.stop_state), slots.stop_state),
             cache=slots.cache,

@@ -98,11 +98,11 @@ def _of_tokens(
     def read(state: int, tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
         """Returns the states after `tokens`, which are sorted longest first."""
         reached = np.full(len(tokens), state, of_bytes.dtype)
-        place = 0
-        while len(tokens := tokens[lengths[tokens] > place]):
+        position = 0
+        while len(tokens := tokens[lengths[tokens] > position]):
             unread = reached[: len(tokens)]
-            unread[:] = of_bytes[unread, joined[starts[tokens] + place]]
-            place += 1
+            unread[:] = of_bytes[unread, joined[starts[tokens] + position]]
+            position += 1
         return reached
 
     end = len(of_bytes) - 1

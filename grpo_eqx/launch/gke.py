@@ -10,7 +10,7 @@ from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import kubernetes_argument, yaml_text
-from grpo_eqx.planner.slices import find_slice
+from grpo_eqx.planner.topologies import find_slice
 
 _LABEL = "[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 _LABEL_RULE = "at most 40 lower-case letters, digits and '-', first a letter and last no '-'"

@@ -17,18 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from grpo_eqx.loss_backends.base import TokenStats
-
-# Finite, to keep differences finite, and below every score.
-LOWEST = -1e30
-
-
-def product(subscripts: str, a: Array, b: Array) -> Float[Array, "..."]:
-    """Computes the einsum of two arrays of one dtype, accumulated in float32.
-
-    For float32 this means true float32 products, which TPUs and GPUs would otherwise round.
-    """
-    exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
-    return jnp.einsum(subscripts, a, b, precision=exact, preferred_element_type=jnp.float32)
+from grpo_eqx.models.running_softmax import MASKED
 
 
 class Partial(NamedTuple):
@@ -47,7 +36,7 @@ class Partial(NamedTuple):
     def of_nothing(cls, num_tokens: int) -> "Partial":
         """Returns the sums over an empty part."""
         zeros = jnp.zeros(num_tokens, jnp.float32)
-        return cls(zeros + LOWEST, zeros, zeros, zeros)
+        return cls(zeros + MASKED, zeros, zeros, zeros)
 
     @classmethod
     def of_scores(
@@ -62,8 +51,8 @@ class Partial(NamedTuple):
 
         `own` marks each token's own score.
         """
-        scores = jnp.where(valid, scores, LOWEST)
-        highest = jnp.maximum(scores.max(axis=axis, keepdims=True), LOWEST)
+        scores = jnp.where(valid, scores, MASKED)
+        highest = jnp.maximum(scores.max(axis=axis, keepdims=True), MASKED)
         shifted = (scores - highest) / temperature
         exps = jnp.exp(shifted)
         return cls(

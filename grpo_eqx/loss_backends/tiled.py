@@ -19,7 +19,9 @@ from jaxtyping import Array, Float, Int
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import TokenStats
-from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, product
+from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
+from grpo_eqx.models.running_softmax import product
+from grpo_eqx.models.tiles import even_tile
 from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
 
 STRIP = 128
@@ -309,6 +311,5 @@ def tile_size(total: int, most: int) -> int:
 
     For a total of 2,049 and at most 2,048 that is 1,152, for two tiles.
     """
-    count = max(1, -(-total // most))
-    even = max(1, -(-total // count))
-    return min(most, -(-even // STRIP) * STRIP) if count > 1 else even
+    even = even_tile(total, most)
+    return min(most, -(-even // STRIP) * STRIP) if total > most else even

@@ -69,7 +69,7 @@ class Past(NamedTuple):
     kv: KVCache
     """Cache of all layers, in whole blocks of `CACHE_BLOCK`, or one shorter block."""
     layer: Int[Array, ""]
-    place: Int[Array, "P G"]
+    position: Int[Array, "P G"]
     num_written: Int[Array, ""]
     """Blocks from this position on are not read: no query that matters has a larger `place`."""
 
@@ -84,7 +84,7 @@ class Past(NamedTuple):
             start = [jnp.asarray(i, jnp.int32) for i in (self.layer, 0, 0, 0, first, 0)]
             return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
 
-        visible = first + jnp.arange(size) < self.place[..., None]
+        visible = first + jnp.arange(size) < self.position[..., None]
         return Segment(jax.tree.map(cut, self.kv).loaded(dtype), visible)
 
     def num_blocks(self) -> Int[Array, ""]:

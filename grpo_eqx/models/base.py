@@ -216,16 +216,16 @@ class CausalLM(eqx.Module):
         prompt: PromptCache,
         own: KVCache,
         ids: Int[Array, "P G"],
-        place: Int[Array, "P G"],
+        position: Int[Array, "P G"],
         num_written: Int[Array, ""],
     ) -> tuple[Float[Array, "P G V"], KeyValues]:
-        """Computes the logits after `ids`, each the input at position `place` of its completion.
+        """Computes the logits after `ids`, each the input at position `position` of its completion.
 
         **Arguments:** the prompts, with a `KVCache`; `own` holds the completions' keys and values
         so far, `[L, P, G, K, S, D]`, of which only the first `num_written` need to be read.
 
         **Returns:** float32 logits, and this step's keys and values, `[L, P, G, K, 1, D]`, to be
-        written to `own` at `place`.
+        written to `own` at `position`.
         """
 
     @property

@@ -15,11 +15,11 @@ from safetensors.numpy import save_file
 
 from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError, WeightsError
+from grpo_eqx.errors import UserError, WeightsError, first_line
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.prng import make_key
-from grpo_eqx.sharding.arrays import fetch, place
+from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"
@@ -48,10 +48,9 @@ def model_folder(name_or_path: str | Path) -> Path:
     try:
         return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
     except (OSError, HFValidationError, ValueError) as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
-            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not "
-            f"be downloaded from the Hugging Face hub ({type(error).__name__}: {reason})."
+            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not be "
+            f"downloaded from the Hugging Face hub ({type(error).__name__}: {first_line(error)})."
         ) from error
 
 
@@ -74,10 +73,9 @@ def _downloaded_config(name: str) -> str:
     try:
         return hf_hub_download(name, "config.json")
     except (OSError, HFValidationError, ValueError) as error:
-        reason = (str(error).strip() or "no reason given").splitlines()[0]
         raise UserError(
             f"model {name!r} is not a folder, and its config.json could not be downloaded from the "
-            f"Hugging Face hub ({type(error).__name__}: {reason})."
+            f"Hugging Face hub ({type(error).__name__}: {first_line(error)})."
         ) from error
 
 
@@ -123,7 +121,7 @@ def from_pretrained(
         return jax.tree.map_with_path(load, template, template.shardings(mesh))
 
 
-def place_model(model: str | CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
+def shard_model(model: str | CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
     """Places float32 parameters on a mesh: those of a name or folder, or a copy of a model's."""
     if isinstance(model, str):
         return from_pretrained(model, mesh)
@@ -131,7 +129,7 @@ def place_model(model: str | CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
     copy = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), model)
     shardings = model.shardings(mesh)
     if jax.process_count() > 1:
-        return jax.tree.map(place, fetch(copy), shardings)
+        return jax.tree.map(shard, fetch(copy), shardings)
     return jax.device_put(copy, shardings)
 
 

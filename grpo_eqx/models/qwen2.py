@@ -210,11 +210,11 @@ class Qwen2(CausalLM):
         prompt: PromptCache,
         own: KVCache,
         ids: Int[Array, "P G"],
-        place: Int[Array, "P G"],
+        position: Int[Array, "P G"],
         num_written: Int[Array, ""],
     ) -> tuple[Float[Array, "P G V"], KeyValues]:
         assert isinstance(prompt.kv, KVCache), "decoding reads a KVCache"
-        positions = prompt.last_positions[:, None] + place
+        positions = prompt.last_positions[:, None] + position
         rotary = Rotary.at(positions[..., None], self.config.head_size, self.config.rope_theta)
         itself = jnp.ones((1, 1, 1), bool)
 
@@ -225,7 +225,7 @@ class Qwen2(CausalLM):
             queries, new = layer.project(x, rotary, self.config)
             prompt_segment = prompt.segment(prompt_kv.loaded(queries.dtype))
             segments = [prompt_segment, Segment(new, itself)]
-            attended = attend(queries[:, :, 0], segments, Past(own, depth, place, num_written))
+            attended = attend(queries[:, :, 0], segments, Past(own, depth, position, num_written))
             return layer.finish(x, attended[:, :, None], self.config), new
 
         depths = jnp.arange(self.config.num_hidden_layers)

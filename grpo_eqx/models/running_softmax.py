@@ -2,11 +2,12 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 MASKED = -1e30
-"""Score of a key that a query does not see: finite, so that a query that sees none stays finite."""
+"""Score of what a softmax leaves out: below every score, and finite, to keep differences finite."""
 
 
 class RunningSoftmax(NamedTuple):
@@ -51,6 +52,10 @@ class RunningSoftmax(NamedTuple):
         return self.highest + jnp.log(self.total)
 
 
-def product(dims: str, x: Array, y: Array) -> Array:
-    """Computes an einsum with a float32 result."""
-    return jnp.einsum(dims, x, y, preferred_element_type=jnp.float32)
+def product(dims: str, x: Array, y: Array) -> Float[Array, "..."]:
+    """Computes the einsum of two arrays of one dtype, accumulated in float32.
+
+    For float32 this means true float32 products, which TPUs and GPUs would otherwise round.
+    """
+    exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    return jnp.einsum(dims, x, y, precision=exact, preferred_element_type=jnp.float32)

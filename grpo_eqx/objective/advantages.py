@@ -1,20 +1,23 @@
 """Advantages of completions, from the rewards of the whole step."""
 
 import warnings
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from grpo_eqx._types import AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards
-from grpo_eqx.rewards.runner import Rewards, all_equal
 
 _EPSILON = 1e-4  # as in TRL: keeps advantages of nearly equal rewards from blowing up
+_ROUNDING = 1e-12
 
 Grouped = Float[np.ndarray, "*funcs P G"]
 
 
 def compute_advantages(
-    rewards: Rewards,
+    total: Float[np.ndarray, "P G"],
+    each: Float[np.ndarray, "funcs P G"],
+    weights: Sequence[float],
     *,
     estimator: AdvantageEstimator = "grpo",
     scale_rewards: ScaleRewards = "group",
@@ -22,7 +25,9 @@ def compute_advantages(
 ) -> Float[np.ndarray, "P G"]:
     """Computes advantages from the rewards of all prompts of the step, on all hosts.
 
-    R is the reward; means and standard deviations (ddof 1, plus 1e-4) skip missing rewards.
+    **Arguments:** the reward R of every completion, the weighted sum over the reward functions;
+    every function's own rewards; the functions' weights. Missing rewards are NaN, which means and
+    standard deviations (ddof 1, plus 1e-4) skip.
 
     - `grpo`: R minus the group's mean, divided by the deviation of the group (arXiv 2402.03300,
       4.1.2), of the batch, or by nothing (Dr. GRPO, arXiv 2503.20783), as `scale_rewards` selects.
@@ -38,7 +43,7 @@ def compute_advantages(
     **Returns:** float32 advantages; 0 for missing rewards, and exactly 0 wherever a baseline
     cancels equal rewards.
     """
-    total = rewards.total.astype(np.float64)
+    total = total.astype(np.float64)
     with warnings.catch_warnings():
         # A group or batch with fewer than two rewards has no deviation, and NaN becomes 0 below.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -49,12 +54,12 @@ def compute_advantages(
         elif estimator == "reinforce_plus_plus":
             advantages = _whitened(total)
         elif estimator == "reinforce_plus_plus_baseline":
-            advantages = _centred(total)
+            advantages = _centered(total)
             advantages /= _deviation(advantages, axis=None)
         elif aggregation == "normalize_then_sum":
-            advantages = _normalised_then_summed(rewards)
+            advantages = _normalized_then_summed(total, each, weights)
         else:
-            advantages = _centred(total)
+            advantages = _centered(total)
             if scale_rewards == "group":
                 advantages /= _deviation(total, axis=-1)
             elif scale_rewards == "batch":
@@ -63,7 +68,10 @@ def compute_advantages(
 
 
 def informative_groups(
-    rewards: Rewards, aggregation: MultiObjectiveAggregation = "sum_then_normalize"
+    total: Float[np.ndarray, "P G"],
+    each: Float[np.ndarray, "funcs P G"],
+    weights: Sequence[float],
+    aggregation: MultiObjectiveAggregation = "sum_then_normalize",
 ) -> Bool[np.ndarray, " P"]:
     """Returns True for groups whose rewards differ; the others do not tell which sample is better.
 
@@ -71,22 +79,31 @@ def informative_groups(
     rewards of every function with a nonzero weight, of which one must differ.
     """
     if aggregation == "normalize_then_sum":
-        each = rewards.each[np.asarray(rewards.weights) != 0]
-        return np.logical_not(all_equal(each, axis=-1)[..., 0].all(axis=0))
-    return np.logical_not(all_equal(rewards.total, axis=-1)[..., 0])
+        weighted = each[np.asarray(weights) != 0]
+        return np.logical_not(all_equal(weighted, axis=-1)[..., 0].all(axis=0))
+    return np.logical_not(all_equal(total, axis=-1)[..., 0])
 
 
-def _centred(rewards: Grouped) -> Grouped:
+def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.ndarray, "..."]:
+    """Returns whether rewards along `axis`, which is kept, are equal up to rounding, or missing."""
+    highest = np.fmax.reduce(rewards, axis=axis, keepdims=True)
+    lowest = np.fmin.reduce(rewards, axis=axis, keepdims=True)
+    # A weighted sum of the same parts can round differently in another order.
+    size = np.maximum(np.abs(highest), np.abs(lowest))
+    return np.isnan(highest) | (highest - lowest <= _ROUNDING * size)
+
+
+def _centered(rewards: Grouped) -> Grouped:
     """Subtracts the group's mean."""
     # Rounding of the mean must not give a group of equal rewards a direction.
-    centred = rewards - np.nanmean(rewards, axis=-1, keepdims=True)
-    return np.where(all_equal(rewards, axis=-1) & ~np.isnan(rewards), 0.0, centred)
+    centered = rewards - np.nanmean(rewards, axis=-1, keepdims=True)
+    return np.where(all_equal(rewards, axis=-1) & ~np.isnan(rewards), 0.0, centered)
 
 
 def _leave_one_out(rewards: Grouped) -> Grouped:
     """Returns R_i - mean of R_j, j != i: n / (n - 1) times (R_i - mean of all n)."""
     count = (~np.isnan(rewards)).sum(axis=-1, keepdims=True)
-    return _centred(rewards) * count / np.maximum(count - 1, 1)
+    return _centered(rewards) * count / np.maximum(count - 1, 1)
 
 
 def _whitened(rewards: Grouped) -> Grouped:
@@ -96,10 +113,10 @@ def _whitened(rewards: Grouped) -> Grouped:
     return (rewards - np.nanmean(rewards)) / _deviation(rewards, axis=None)
 
 
-def _normalised_then_summed(rewards: Rewards) -> Grouped:
-    each = _centred(rewards.each) / _deviation(rewards.each, axis=-1)
-    summed = np.nansum(np.asarray(rewards.weights)[:, None, None] * each, axis=0)
-    summed = np.where(np.isnan(rewards.total), np.nan, summed)
+def _normalized_then_summed(total: Grouped, each: Grouped, weights: Sequence[float]) -> Grouped:
+    normalized = _centered(each) / _deviation(each, axis=-1)
+    summed = np.nansum(np.asarray(weights)[:, None, None] * normalized, axis=0)
+    summed = np.where(np.isnan(total), np.nan, summed)
     return summed / _deviation(summed, axis=None)  # its mean is already 0
 
 

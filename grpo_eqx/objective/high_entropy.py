@@ -19,7 +19,7 @@ def entropy_floor(
     """
     largest = jnp.finfo(jnp.float32).max
     ascending = jnp.sort(jnp.where(mask, entropies, largest).reshape(-1))
-    place = (1 - share) * (mask.sum() - 1).astype(jnp.float32)
+    rank = (1 - share) * (mask.sum() - 1).astype(jnp.float32)
     # A rank that rounding puts just above a whole number is that number.
-    floor = ascending[jnp.ceil(place * (1 - 1e-6)).astype(jnp.int32)]
+    floor = ascending[jnp.ceil(rank * (1 - 1e-6)).astype(jnp.int32)]
     return jnp.where(mask.any(), floor - _ROUNDING * jnp.maximum(floor, 1), jnp.inf)

@@ -14,7 +14,6 @@ from grpo_eqx._types import (
     LossType,
     SamplerCorrection,
 )
-from grpo_eqx.config import GRPOConfig
 from grpo_eqx.objective.aggregation import Totals, token_weights
 from grpo_eqx.objective.kl import kl_estimates
 from grpo_eqx.objective.metrics import Metrics, MetricsRecorder
@@ -191,13 +190,6 @@ class Objective:
             metrics.mean("clip_ratio/high_mean", high)
             metrics.sequence_max("clip_ratio/high_max", high)
             metrics.mean("clip_ratio/region_mean", low | high)
-
-
-def make_objective(cfg: GRPOConfig) -> Objective:
-    """Builds the objective that a resolved config describes."""
-    fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(Objective)}
-    # Fields that are None do not apply to the config's combination of options.
-    return Objective(**{name: value for name, value in fields.items() if value is not None})
 
 
 def _without_padding(batch: TokenBatch) -> TokenBatch:

@@ -5,5 +5,5 @@ from grpo_eqx.planner.plan import Change as Change
 from grpo_eqx.planner.plan import Found as Found
 from grpo_eqx.planner.plan import Plan as Plan
 from grpo_eqx.planner.plan import PlannedProgram as PlannedProgram
-from grpo_eqx.planner.planning import plan_run as plan_run
 from grpo_eqx.planner.search import Searchable as Searchable
+from grpo_eqx.planner.search import plan_run as plan_run

@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 
-from grpo_eqx.errors import OutOfMemoryError
+from grpo_eqx.errors import OutOfMemoryError, first_line
 from grpo_eqx.planner.plan import Plan
 
 
@@ -35,14 +35,14 @@ def explains_out_of_memory(
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            raise OutOfMemoryError(_explanation(str(error), self.plan)) from error
+            raise OutOfMemoryError(_explanation(error, self.plan)) from error
 
     functools.update_wrapper(explained, method)
     return explained
 
 
-def _explanation(error: str, make_plan: Callable[[], Plan]) -> str:
-    said = error.splitlines()[0].rstrip(".")
+def _explanation(error: Exception, make_plan: Callable[[], Plan]) -> str:
+    said = first_line(error).rstrip(".")
     print(f"out of memory ({said}): planning what fits", file=sys.stderr, flush=True)
     try:
         plan = make_plan()

@@ -1,4 +1,9 @@
-"""Makes a plan in a separate process, unless it is known already."""
+"""Makes a plan in a separate process, unless it is known already.
+
+`ask` is the end that asks; `main` is the process that compiles: a question in, lines of JSON out.
+It is a process of its own because the compiler for TPUs writes freely to standard error, and
+because JAX chooses its devices once per process.
+"""
 
 import dataclasses
 import hashlib
@@ -13,16 +18,19 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+import jax
+
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.pretrained import is_local, model_folder
 from grpo_eqx.planner.answers_on_disk import keep, recalled
-from grpo_eqx.planner.devices import LOCAL, installed_version
+from grpo_eqx.planner.devices import LOCAL, find_target, installed_version
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
-from grpo_eqx.planner.search import Searchable
+from grpo_eqx.planner.search import Searchable, plan_run
 from grpo_eqx.planner.topologies import described_slice
+from grpo_eqx.run_spec import RunSpec
 
 _LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "transformers")
 _FLAGS = ("JAX_", "LIBTPU_", "XLA_")
@@ -78,7 +86,7 @@ def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     environment = dict(os.environ)
     if question["topology"] != LOCAL:
         environment["JAX_PLATFORMS"] = "cpu"  # leaves the local devices alone
-    command = [sys.executable, "-m", "grpo_eqx.planner.worker"]
+    command = [sys.executable, "-m", "grpo_eqx.planner.separate_process"]
     with (
         tempfile.TemporaryFile("w+") as noise,
         Popen(
@@ -123,3 +131,39 @@ def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
     for name in (cfg.data, cfg.eval_data):
         if name is not None and Path(name).is_file():
             yield Path(name)
+
+
+def main() -> None:
+    """Answers the question on standard input.
+
+    Each line of output is an object: `say`, what is being worked on; `error`, a user's mistake; or
+    `answer`.
+    """
+    # JAX cannot read back what it compiled for described TPUs, and plans have a cache of their own.
+    jax.config.update("jax_enable_compilation_cache", False)
+    # Anything else that is printed goes to standard error, not between the lines.
+    out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def write(**line: Any) -> None:
+        out.write(json.dumps(line) + "\n")
+
+    try:
+        write(answer=_answer(json.load(sys.stdin), lambda text: write(say=text)))
+    except UserError as error:
+        write(error=str(error))
+
+
+def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in question["config"].items()
+    }
+    target = find_target(question["topology"])
+    run = RunSpec.describe(GRPOConfig(**fields))
+    help_if_not = question["help_if_not"]
+    return plan_run(run, target, say, question["search"], help_if_not=help_if_not).to_json()
+
+
+if __name__ == "__main__":
+    main()

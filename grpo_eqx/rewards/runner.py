@@ -1,12 +1,11 @@
 """Calls of reward functions: the arguments they receive, and the returns that are accepted."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, UserError
@@ -17,8 +16,6 @@ RewardFunc = Callable[..., Sequence[float | None]]
 `columns` holds `completion_ids`, each completion's tokens, and the problems' other columns, each as
 a list. `None` in place of a float means that the function does not apply to that completion.
 """
-
-_ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,26 +56,6 @@ class Rewards:
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
         """Returns the rewards of only those prompts, in that order."""
         return dataclasses.replace(self, each=self.each[:, indices], total=self.total[indices])
-
-    def metrics(self) -> dict[str, float]:
-        """Returns means and standard deviations under TRL's names."""
-        with warnings.catch_warnings():
-            # NaN is the right mean of rewards that are all missing.
-            warnings.simplefilter("ignore", RuntimeWarning)
-            metrics = {
-                "reward": float(np.nanmean(self.total)),
-                "reward_std": float(np.nanstd(self.total, ddof=1)),
-                "frac_reward_zero_std": float(self._zero_std().mean()),
-            }
-            for name, rewards in zip(self.names, self.each, strict=True):
-                metrics[f"rewards/{name}/mean"] = float(np.nanmean(rewards))
-                metrics[f"rewards/{name}/std"] = float(np.nanstd(rewards, ddof=1))
-        return metrics
-
-    def _zero_std(self) -> Bool[np.ndarray, " P"]:
-        """Returns True for groups of at least two rewards that are all equal, as in TRL."""
-        several = (~np.isnan(self.total)).sum(axis=1) > 1
-        return several & all_equal(self.total, axis=1)[:, 0]
 
 
 class RewardRunner:
@@ -138,15 +115,6 @@ class RewardRunner:
         each[np.ix_(penalties, unrewarded)] = np.nan
         each = each.reshape(-1, len(prompts), group)
         return Rewards.of(tuple(self.funcs), each, self.weights)
-
-
-def all_equal(rewards: Float[np.ndarray, "..."], axis: int | None) -> Bool[np.ndarray, "..."]:
-    """Returns whether rewards along `axis`, which is kept, are equal up to rounding, or missing."""
-    highest = np.fmax.reduce(rewards, axis=axis, keepdims=True)
-    lowest = np.fmin.reduce(rewards, axis=axis, keepdims=True)
-    # A weighted sum of the same parts can round differently in another order.
-    size = np.maximum(np.abs(highest), np.abs(lowest))
-    return np.isnan(highest) | (highest - lowest <= _ROUNDING * size)
 
 
 def _weighted_sum(

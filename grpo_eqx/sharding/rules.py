@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import optax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from grpo_eqx.errors import UserError
 
@@ -99,9 +99,10 @@ def num_batch_shards(mesh: jax.sharding.Mesh) -> int:
     return num_shards(mesh, BATCH_AXES)
 
 
-def num_shards(mesh: jax.sharding.Mesh, axes: tuple[str, ...]) -> int:
-    """Returns the number of parts that these axes split a dimension into."""
-    return math.prod(mesh.shape[axis] for axis in axes)
+def num_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:
+    """Returns the number of parts that an entry of a `PartitionSpec` splits a dimension into."""
+    names = () if axes is None else (axes,) if isinstance(axes, str) else axes
+    return math.prod(mesh.shape[name] for name in names)
 
 
 def prompt_sharding(sharding: NamedSharding) -> NamedSharding:

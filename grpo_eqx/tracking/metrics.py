@@ -1,12 +1,16 @@
 """Metrics of a step, under TRL's names."""
 
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import SupportsFloat
 
 import numpy as np
 from jaxtyping import Bool, Int
+
+from grpo_eqx.objective import all_equal
+from grpo_eqx.rewards import Rewards
 
 
 class StepClock:
@@ -32,6 +36,26 @@ class StepClock:
     def metrics(self) -> dict[str, float]:
         """Returns the laps, and their sum as `step_time`."""
         return {"step_time": self._last - self._start, **self._laps}
+
+
+def reward_metrics(rewards: Rewards) -> dict[str, float]:
+    """Returns means and standard deviations under TRL's names."""
+    total = rewards.total
+    # Groups of at least two rewards that are all equal, as in TRL.
+    several = (~np.isnan(total)).sum(axis=1) > 1
+    zero_std = several & all_equal(total, axis=1)[:, 0]
+    with warnings.catch_warnings():
+        # NaN is the right mean of rewards that are all missing.
+        warnings.simplefilter("ignore", RuntimeWarning)
+        metrics = {
+            "reward": float(np.nanmean(total)),
+            "reward_std": float(np.nanstd(total, ddof=1)),
+            "frac_reward_zero_std": float(zero_std.mean()),
+        }
+        for name, own in zip(rewards.names, rewards.each, strict=True):
+            metrics[f"rewards/{name}/mean"] = float(np.nanmean(own))
+            metrics[f"rewards/{name}/std"] = float(np.nanstd(own, ddof=1))
+    return metrics
 
 
 def completion_metrics(

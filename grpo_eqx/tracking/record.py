@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.distributed.exchange import together
+from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.sharding.report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
@@ -41,7 +41,7 @@ class RunRecord:
         self._warned = False
 
     def __enter__(self) -> "RunRecord":
-        together(self._open)
+        raise_on_all_hosts(self._open)
         return self
 
     def _open(self) -> None:

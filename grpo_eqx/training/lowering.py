@@ -26,7 +26,7 @@ from grpo_eqx.training.programs import Programs
 def model_shapes(config: ModelConfig, mesh: jax.sharding.Mesh) -> CausalLM:
     """Returns the shapes of a model's float32 parameters, each with its sharding."""
     shapes = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
-    return jax.tree.map(_placed, shapes, shapes.shardings(mesh))
+    return jax.tree.map(_sharded, shapes, shapes.shardings(mesh))
 
 
 def lower_generate(
@@ -44,10 +44,10 @@ def lower_generate(
     prompts = jax.eval_shape(lambda: _prompts_of_nothing(num_prompts, prompt_length))
     return programs.jitted_generate.lower(
         model,
-        jax.tree.map(lambda x: _placed(x, layout.sharding(layout.prompts)), prompts),
+        jax.tree.map(lambda x: _sharded(x, layout.sharding(layout.prompts)), prompts),
         jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
         jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=whole),
-        jax.tree.map(lambda x: _placed(x, whole), programs.options.stopping),
+        jax.tree.map(lambda x: _sharded(x, whole), programs.options.stopping),
         num_generations,
         sampling or programs.options.sampling,
     )
@@ -56,14 +56,14 @@ def lower_generate(
 def reference_shapes(programs: Programs, model: CausalLM, *, frozen: bool) -> CausalLM:
     """Returns the shapes of the reference model for a model's shapes."""
     shapes = jax.eval_shape(lambda model: programs.reference(model, frozen=frozen), model)
-    return jax.tree.map(_placed, shapes, model.shardings(programs.mesh))
+    return jax.tree.map(_sharded, shapes, model.shardings(programs.mesh))
 
 
 def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
     """Returns the shapes of the optimizer's state for a model's shapes."""
     params = eqx.filter(model, model.trainable)
     shapes = jax.eval_shape(programs.optimizer.init, params)
-    return jax.tree.map(_placed, shapes, programs.optimizer_shardings(model))
+    return jax.tree.map(_sharded, shapes, programs.optimizer_shardings(model))
 
 
 def lower_score(
@@ -104,7 +104,7 @@ def _batch_shapes(
     by_group = batch_sharding(programs.mesh, *tokens[:2])
     shapes = jax.eval_shape(lambda: _batch_of_nothing(prompts, tokens, scored))
     return map_prompts_and_completions(
-        lambda x: _placed(x, prompt_sharding(by_group)), lambda x: _placed(x, by_group), shapes
+        lambda x: _sharded(x, prompt_sharding(by_group)), lambda x: _sharded(x, by_group), shapes
     )
 
 
@@ -127,7 +127,7 @@ def _batch_of_nothing(
     return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32), **scores)
 
 
-def _placed(
+def _sharded(
     x: jax.Array | np.ndarray | jax.ShapeDtypeStruct, sharding: Sharding
 ) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

@@ -3,14 +3,13 @@
 import dataclasses
 from typing import TypeVar
 
-import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import map_prompts_and_completions
+from grpo_eqx.sharding.rules import num_shards
 
 Part = TypeVar("Part")
 
@@ -108,9 +107,4 @@ def _parts(prompts: int, group: int) -> dict[int, tuple[int, int]]:
 def _shards(sharding: NamedSharding) -> tuple[int, int]:
     """Returns the numbers of parts that prompts and groups are split into over devices."""
     prompts, groups = (*sharding.spec, None, None)[:2]
-    return _num_shards(sharding.mesh, prompts), _num_shards(sharding.mesh, groups)
-
-
-def _num_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:
-    names = () if axes is None else (axes,) if isinstance(axes, str) else axes
-    return int(np.prod([mesh.shape[name] for name in names], initial=1))
+    return num_shards(sharding.mesh, prompts), num_shards(sharding.mesh, groups)

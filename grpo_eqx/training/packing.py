@@ -51,9 +51,9 @@ class Packing(eqx.Module):
         start = np.zeros(blocks.shape, np.int32)
         for b, block in enumerate(filled):
             first_row = 0
-            for p, (used, places) in enumerate(block):
+            for p, (used, starts) in enumerate(block):
                 prompt[b, first_row : first_row + used] = p
-                start[b, p] = places + first_row * width
+                start[b, p] = starts + first_row * width
                 for g, n in enumerate(blocks[b, p]):
                     tokens = (p * group + g) * width + np.arange(n)
                     source[b, start[b, p, g] : start[b, p, g] + n] = tokens
@@ -74,10 +74,10 @@ class Packing(eqx.Module):
     def unpack(self, x: Shaped[Array, "B R T"], width: int) -> Shaped[Array, "P G Tc"]:
         """Gathers rows' values as `[P, G, Tc]`; past a completion's end they are meaningless."""
         P, G = self.start.shape
-        places = jnp.asarray(self.start)[..., None] + jnp.arange(width)
+        positions = jnp.asarray(self.start)[..., None] + jnp.arange(width)
         values = self._by_block(x)
-        places = jnp.minimum(self._by_block(places), values.shape[2] - 1)
-        return jnp.take_along_axis(values, places, axis=2).reshape(P, G, width)
+        positions = jnp.minimum(self._by_block(positions), values.shape[2] - 1)
+        return jnp.take_along_axis(values, positions, axis=2).reshape(P, G, width)
 
     def rows(self, width: int) -> Rows:
         """Returns the completion and token at each position, for completions padded to `width`."""

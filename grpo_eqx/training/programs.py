@@ -33,7 +33,7 @@ from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals, entropy_floor
-from grpo_eqx.sharding.arrays import place
+from grpo_eqx.sharding.arrays import shard
 from grpo_eqx.sharding.rollout import AutoSharding, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.rules import (
     batch_sharding,
@@ -159,7 +159,7 @@ class Programs:
         are counted from `first_row`.
         """
         layout = self.rollout_layout(len(prompts), num_generations)
-        prompts = place(prompts, layout.sharding(layout.prompts))
+        prompts = shard(prompts, layout.sharding(layout.prompts))
         rows = np.arange(first_row, first_row + len(prompts), dtype=np.int32)
         return self.jitted_generate(
             model, prompts, np.int32(step), rows,
@@ -201,7 +201,7 @@ class Programs:
     ) -> TokenScores:
         """Computes log-probs and entropies of the completions' tokens under `model`."""
         P, G, _ = rollout.completion_ids.shape
-        rollout, packing = jax.tree.map(self._place, (rollout, packing))
+        rollout, packing = jax.tree.map(self._on_devices, (rollout, packing))
         return self.jitted_score(model, rollout, packing, self.micro_batches(P, G))
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
@@ -228,7 +228,7 @@ class Programs:
         micro-batches and devices. A share of a rollout comes with the rollout's
         `tokens_per_update`.
         """
-        batch = jax.tree.map(self._place, batch)
+        batch = jax.tree.map(self._on_devices, batch)
         P, G = batch.advantages.shape
         tokens = None if tokens_per_update is None else np.float32(tokens_per_update)
         model, opt_state, metrics = self.jitted_update(
@@ -259,8 +259,8 @@ class Programs:
             jax.ShapeDtypeStruct(shape, jnp.int32),
         )
 
-    def _place(self, x: Array | np.ndarray) -> Array:
-        return x if isinstance(x, jax.Array) else place(x, replicated(self.mesh))
+    def _on_devices(self, x: Array | np.ndarray) -> Array:
+        return x if isinstance(x, jax.Array) else shard(x, replicated(self.mesh))
 
     def micro_batches(self, P: int, G: int) -> MicroBatches:
         """Plans how `score` and `update` cut that many completions of each prompt."""

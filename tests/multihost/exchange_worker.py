@@ -11,10 +11,16 @@ import numpy as np
 import pytest
 from jax._src import xla_bridge
 
-from grpo_eqx.distributed.exchange import agree, gather_bytes, gather_rows, own_share, together
+from grpo_eqx.distributed.exchange import (
+    assert_same_on_all_hosts,
+    gather_bytes,
+    gather_rows,
+    own_share,
+    raise_on_all_hosts,
+)
 from grpo_eqx.distributed.startup import initialize, is_main
 from grpo_eqx.errors import PeerError, UserError
-from grpo_eqx.sharding.arrays import fetch, fetch_rows, place, place_rows
+from grpo_eqx.sharding.arrays import fetch, shard
 
 
 def all_devices_of_the_host_are_this_process() -> None:
@@ -45,30 +51,21 @@ def shares_of_any_number() -> None:
         assert gather_rows(share).tolist() == list(range(number))
 
 
-def rows_on_any_mesh() -> None:
-    """Also where a process' rows lie on other processes' devices."""
-    index, count = jax.process_index(), jax.process_count()
+def whole_arrays_on_any_mesh() -> None:
+    index_of_devices = np.random.default_rng(1).permutation(jax.device_count())
+    count = jax.process_count()
     whole = np.random.default_rng(0).normal(size=(4 * count, 8)).astype(np.float32)
-    own = whole[4 * index : 4 * index + 4]
     devices = np.array(jax.devices())
-    orders = [devices, devices[::-1], np.random.default_rng(1).permutation(devices)]
     specs = [("a",), (("a", "b"),), ("b", "a"), (None, "a"), ("b",), ()]
-    for order, spec in itertools.product(orders, specs):
+    for order, spec in itertools.product(
+        [devices, devices[::-1], devices[index_of_devices]], specs
+    ):
         mesh = jax.sharding.Mesh(order.reshape(count, -1), ("a", "b"))
         sharding = jax.NamedSharding(mesh, jax.P(*spec))
         for dtype in (jnp.float32, jnp.bfloat16):
-            x = place_rows(own.astype(dtype), sharding)
+            x = shard(whole.astype(dtype), sharding)
             assert x.sharding == sharding
             np.testing.assert_array_equal(fetch(x), whole.astype(dtype))
-            np.testing.assert_array_equal(fetch_rows(x), own.astype(dtype))
-            np.testing.assert_array_equal(fetch(place(whole.astype(dtype), sharding)), fetch(x))
-
-
-def unequal_rows_are_refused() -> None:
-    rows = np.zeros((2 if is_main() else 1, 1))
-    sharding = jax.NamedSharding(jax.make_mesh((jax.device_count(),), ("a",)), jax.P())
-    with pytest.raises(UserError, match="give each the same number"):
-        place_rows(rows, sharding)
 
 
 def failures_of_one_are_failures_of_all() -> None:
@@ -80,14 +77,16 @@ def failures_of_one_are_failures_of_all() -> None:
     failed = jax.process_index() == 1
     message = "^no such file" if failed else "^process 1 failed: ValueError: no such file"
     with pytest.raises(ValueError if failed else PeerError, match=message):
-        together(work)
-    assert together(lambda: 3) == 3
+        raise_on_all_hosts(work)
+    assert raise_on_all_hosts(lambda: 3) == 3
 
 
 def disagreement_is_named() -> None:
-    agree({"the data": "abc"})
+    assert_same_on_all_hosts({"the data": "abc"})
     with pytest.raises(UserError, match="disagree on the tokenizer: xyz on process 0, uvw on pro"):
-        agree({"the data": "abc", "the tokenizer": "xyz" if is_main() else "uvw"})
+        assert_same_on_all_hosts(
+            {"the data": "abc", "the tokenizer": "xyz" if is_main() else "uvw"}
+        )
 
 
 if __name__ == "__main__":
@@ -96,7 +95,6 @@ if __name__ == "__main__":
     bytes_of_any_length()
     counters_beyond_32_bits()
     shares_of_any_number()
-    rows_on_any_mesh()
-    unequal_rows_are_refused()
+    whole_arrays_on_any_mesh()
     failures_of_one_are_failures_of_all()
     disagreement_is_named()

@@ -21,7 +21,7 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.sharding.arrays import fetch, place
+from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.programs import ProgramOptions, Programs
 
@@ -68,7 +68,7 @@ def main(folder: Path) -> None:
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     model = Qwen2.init(config, jax.random.key(0), std=0.2)
-    model = jax.tree.map(place, model, model.shardings(programs.mesh))
+    model = jax.tree.map(shard, model, model.shardings(programs.mesh))
     state, metrics = programs.update(programs.init(model), random_batch())
     out = folder / f"update-{jax.process_count()}-{jax.process_index()}.npz"
     leaves, metrics = jax.tree.leaves(fetch(state.model)), fetch(metrics)

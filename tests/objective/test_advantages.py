@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from grpo_eqx.objective import compute_advantages, informative_groups
-from grpo_eqx.rewards import Rewards
 
 NAN = float("nan")
 FIRST = [[1.0, 0.0, 0.0, 1.0], [3.0, 1.0, 1.0, 1.0]]
@@ -33,17 +32,19 @@ few = st.integers(-5, 5).map(float)
 batches = arrays(np.float64, (2, 3, 4), elements=few)  # functions, prompts, samples
 
 
-def rewards_of(each: Any, weights: tuple[float, ...] = WEIGHTS) -> Rewards:
-    """Rewards whose total is the weighted sum over the functions that apply."""
+def rewards_of(
+    each: Any, weights: tuple[float, ...] = WEIGHTS
+) -> tuple[np.ndarray, np.ndarray, tuple[float, ...]]:
+    """The weighted sums over the functions that apply, with what they are sums of."""
     each = np.asarray(each, np.float64)
     weights = weights[: len(each)]
     total = np.nansum(np.asarray(weights)[:, None, None] * each, axis=0)
     total[np.isnan(each).all(axis=0)] = np.nan
-    return Rewards(tuple("ab"[: len(each)]), each, total, weights)
+    return total, each, weights
 
 
 def advantages(each: Any, variant: str) -> np.ndarray:
-    return compute_advantages(rewards_of(each), **VARIANTS[variant])
+    return compute_advantages(*rewards_of(each), **VARIANTS[variant])
 
 
 @pytest.mark.parametrize(
@@ -183,7 +184,7 @@ def test_advantages_are_finite_whatever_the_rewards(rewards: np.ndarray) -> None
 
 def test_groups_with_different_rewards_are_informative() -> None:
     groups = [[0.0, 1.0, 0.0], [1.0, 1.0, 1.0], [NAN, 1.0, 0.0], [NAN, 1.0, 1.0], [NAN] * 3]
-    found = informative_groups(rewards_of([groups]))
+    found = informative_groups(*rewards_of([groups]))
     assert found.tolist() == [True, False, True, False, False]
 
 
@@ -191,5 +192,5 @@ def test_groups_are_judged_by_what_is_normalised() -> None:
     """Sums that are equal because two functions cancel hide a difference only from the sum."""
     each = [[[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [3.0, 3.0], [4.0, 4.0]]]
     rewards = rewards_of(each, (1.0, 0.5))
-    assert informative_groups(rewards).tolist() == [False, False, True]
-    assert informative_groups(rewards, "normalize_then_sum").tolist() == [True, False, True]
+    assert informative_groups(*rewards).tolist() == [False, False, True]
+    assert informative_groups(*rewards, "normalize_then_sum").tolist() == [True, False, True]

@@ -3,7 +3,6 @@
 Batches are drawn at random; each setting of `SETTINGS` is compiled once for each shape.
 """
 
-import dataclasses
 from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
@@ -17,13 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_eqx._types import CLIPPED_LOSSES, ImportanceSamplingLevel, LossType
-from grpo_eqx.config import GRPOConfig
 from grpo_eqx.objective import (
     Metrics,
     Objective,
     TokenBatch,
     Totals,
-    make_objective,
     token_weights,
 )
 from grpo_eqx.objective.policy_loss import cispo_loss, clipped_loss, sapo_loss
@@ -420,23 +417,6 @@ def test_the_effective_batch_is_what_the_policy_term_acts_on() -> None:
     metrics = evaluate(objective, batch).metrics
     assert metrics["effective_batch/tokens"] == 2 + 1 + 0 + 5
     assert metrics["effective_batch/completions"] == 3
-
-
-def test_settings_reach_the_objective() -> None:
-    cfg = GRPOConfig(
-        loss_type="cispo", epsilon_high=5.0, beta=0.1, use_bias_correction_kl=False
-    ).resolved()
-    assert make_objective(cfg) == Objective(
-        loss_type="cispo",
-        epsilon_high=5.0,
-        beta=0.1,
-        use_bias_correction_kl=False,
-        max_completion_length=48,
-    )
-    clipped = make_objective(GRPOConfig(epsilon=0.1).resolved())
-    assert clipped == dataclasses.replace(
-        Objective(), epsilon=0.1, epsilon_high=0.1, max_completion_length=48
-    )
 
 
 def test_the_settings_tested_cover_every_choice() -> None:

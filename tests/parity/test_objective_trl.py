@@ -300,7 +300,10 @@ def test_advantages_are_theirs(
     nanstd: Callable[..., Any], scale_rewards: str, aggregation: str, num_missing: int, seed: int
 ):
     rewards = random_rewards(seed, num_missing)
-    ours = compute_advantages(rewards, scale_rewards=scale_rewards, aggregation=aggregation)
+    ours = compute_advantages(
+        rewards.total, rewards.each, rewards.weights,
+        scale_rewards=scale_rewards, aggregation=aggregation,
+    )  # fmt: skip
     theirs = their_advantages(rewards, scale_rewards, aggregation, nanstd)
     assert np.abs(theirs).max() > 0.5
     np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE, atol=TOLERANCE)

@@ -1,61 +1,72 @@
-"""A small model planned for TPUs that are not there."""
-
-import dataclasses
+"""Slices: what Google's pages say of each type."""
 
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.planner import find_target, plan_run
-
-pytestmark = pytest.mark.topology
-
-
-@pytest.fixture(autouse=True)
-def _needs_the_compiler() -> None:
-    pytest.importorskip("libtpu", reason="needs the plan extra")
-
-
-@pytest.mark.parametrize("rollout_sharding", ["legacy", "maxtext"])
-@pytest.mark.parametrize("loss_backend", ["chunked", "pallas"])
-@pytest.mark.parametrize(("topology", "hosts"), [("v6e:2x4", 1), ("v6e:4x4", 4)])
-def test_a_small_model_fits(
-    tiny_run, said, topology, hosts, loss_backend, rollout_sharding
-) -> None:
-    run = tiny_run(
-        prompts_per_step=16, loss_backend=loss_backend, rollout_sharding=rollout_sharding
-    )
-    plan = plan_run(run, find_target(topology), print)
-    assert plan.fits
-    assert plan.num_hosts == hosts
-    assert plan.rollout_sharding.startswith(rollout_sharding)
-    assert 0 < plan.peak_bytes < 2**30 < plan.hbm_bytes
-    assert all(program.floor.seconds > 0 for program in plan.programs.values() if program.floor)
-    assert plan.floor_seconds > 0
-
-
-def test_what_the_compiler_refuses_is_an_answer(tiny_run, said) -> None:
-    run = tiny_run(
-        prompts_per_step=64, num_generations=64, max_completion_length=2048, loss_backend="dense",
-        eval_problems=8,
-    )  # fmt: skip
-    wide = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=2**15))
-    plan = plan_run(wide, find_target("v6e-8"), said.append, help_if_not=False)
-    update = plan.programs["update"]
-    assert not plan.fits
-    assert not update.compiled.accepted
-    assert update.peak_bytes > plan.hbm_bytes
-    assert update.compiled.temporary_bytes is None
+from grpo_eqx.planner.topologies import find_slice
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("name", "chips", "hosts", "topology"),
     [
-        ({"mesh": "3,1,1"}, "needs 3 devices, and 8 are present"),
-        ({"mesh": "1,8,1", "prompts_per_step": 3}, "cannot be split evenly over dp=1 x fsdp=8"),
-        ({"mesh": "1,8,1", "rollout_sharding": "legacy", "max_num_seqs": 3}, "splits 3 slots"),
+        ("v6e-1", 1, 1, "1x1"),
+        ("v6e-4", 4, 1, "2x2"),
+        ("v6e-8", 8, 1, "2x4"),
+        ("v6e-16", 16, 4, "4x4"),
+        ("v6e-32", 32, 8, "4x8"),
+        ("v6e-256", 256, 64, "16x16"),
+        ("v5litepod-8", 8, 1, "2x4"),
+        ("v5litepod-16", 16, 4, "4x4"),
+        ("v5litepod-256", 256, 64, "16x16"),
+        ("v4-8", 4, 1, "2x2x1"),
+        ("v4-16", 8, 2, "2x2x2"),
+        ("v4-32", 16, 4, "2x2x4"),
+        ("v4-128", 64, 16, "4x4x4"),
+        ("v5p-8", 4, 1, "2x2x1"),
+        ("v5p-16", 8, 2, "2x2x2"),
+        ("v5p-64", 32, 8, "2x4x4"),
+        ("v5p-4096", 2048, 512, "8x16x16"),
+        ("v5p-12288", 6144, 1536, "16x16x24"),
     ],
 )
-def test_what_does_not_fit_the_devices_is_one_line(tiny_run, said, settings, message) -> None:
-    with pytest.raises(UserError, match=message) as error:
-        plan_run(tiny_run(**settings), find_target("v6e-8"), said.append)
-    assert "\n" not in str(error.value)
+def test_hosts_and_chips(name: str, chips: int, hosts: int, topology: str) -> None:
+    found = find_slice(name)
+    assert (found.name, found.chips, found.hosts, found.topology) == (name, chips, hosts, topology)
+    assert found.chips_per_host * hosts == chips
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "label"),
+    [
+        ("v6e-8", "v2-alpha-tpuv6e", "tpu-v6e-slice"),
+        ("v5p-8", "v2-alpha-tpuv5", "tpu-v5p-slice"),
+        ("v5e-8", "v2-alpha-tpuv5-lite", "tpu-v5-lite-podslice"),
+        ("v4-8", "tpu-ubuntu2204-base", "tpu-v4-podslice"),
+    ],
+)
+def test_what_runs_on_them(name: str, version: str, label: str) -> None:
+    found = find_slice(name)
+    assert (found.runtime_version, found.gke_accelerator) == (version, label)
+
+
+def test_v5e_is_v5litepod() -> None:
+    assert find_slice("v5e-16") == find_slice("v5litepod-16")
+    assert find_slice("v5e-16").name == "v5litepod-16"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("v6e-12", "v6e-1, v6e-4, v6e-8, v6e-16"),
+        ("v6e-016", "v6e-16"),
+        ("v4-4", "v4-8, v4-16"),
+        ("v5e-2", "v5litepod-1"),
+        ("v7x-8", r"v5e-N.*v6e-16"),
+        ("", "v6e-16"),
+        ("v6e-16\n", "v6e-16"),
+        ("v6e", "v6e-16"),
+    ],
+)
+def test_others_are_refused_with_those_that_there_are(name: str, known: str) -> None:
+    with pytest.raises(UserError, match=known):
+        find_slice(name)

@@ -1,6 +1,23 @@
 """Metrics of a step."""
 
-from grpo_eqx.tracking.metrics import merge_updates
+import numpy as np
+
+from grpo_eqx.rewards import Rewards
+from grpo_eqx.tracking.metrics import merge_updates, reward_metrics
+
+
+def test_rewards_have_trls_names() -> None:
+    metrics = reward_metrics(Rewards.of(("correct",), np.array([[[1.0, 0.0], [0.0, 1.0]]]), (1.0,)))
+    assert metrics["reward"] == metrics["rewards/correct/mean"] == 0.5
+    assert metrics["frac_reward_zero_std"] == 0.0
+    np.testing.assert_allclose(metrics["reward_std"], np.sqrt(1 / 3))
+
+
+def test_groups_without_two_rewards_have_no_deviation_to_be_zero() -> None:
+    """TRL's `nanstd` of fewer is NaN, which it does not count as zero."""
+    nan = np.nan
+    each = np.array([[[nan, nan, nan], [1.0, nan, nan], [1.0, nan, 1.0], [1.0, 2.0, nan]]])
+    assert reward_metrics(Rewards.of(("only",), each, (1.0,)))["frac_reward_zero_std"] == 0.25
 
 
 def test_updates_merge_by_mean_or_extreme_as_the_name_says() -> None:

@@ -20,7 +20,7 @@ from grpo_eqx.loss_backends.pallas.kernels import (
     Output,
     Problem,
 )
-from grpo_eqx.loss_backends.softmax import product
+from grpo_eqx.models.running_softmax import product
 
 # KiB of shared memory for a program's inputs. Other kinds of GPU are assumed to have the least.
 SHARED_MEMORY = {"H100": 227, "H200": 227, "B200": 227, "A100": 163}
@@ -92,7 +92,7 @@ class TritonKernels(Kernels):
                 pl.BlockSpec((1, tokens), lambda i, j: (0, i)),
                 *(pl.BlockSpec((len(x), tokens), lambda i, j: (0, i)) for x in operands.per_token),
             ],
-            out_specs=pl.BlockSpec(output.block, output.place),
+            out_specs=pl.BlockSpec(output.block, output.block_index),
             compiler_params=plgpu.CompilerParams(
                 num_warps=8 if tokens * vocabulary >= 128 * 128 else 4,
                 num_stages=_num_stages(blocks, kib, problem.dtype),

@@ -103,7 +103,7 @@ class Output(NamedTuple):
     shape: tuple[int, ...]
     dtype: jnp.dtype
     block: tuple[int | None, ...]
-    place: Callable[[int, int], tuple[int, ...]]
+    block_index: Callable[[int, int], tuple[int, ...]]
     """Index of the output block, given those of the token and vocabulary blocks."""
 
 

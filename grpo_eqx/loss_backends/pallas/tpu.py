@@ -20,7 +20,7 @@ from grpo_eqx.loss_backends.pallas.kernels import (
     Output,
     Problem,
 )
-from grpo_eqx.loss_backends.softmax import product
+from grpo_eqx.models.running_softmax import product
 
 # Columns of a register, and of a tile of the matrix unit.
 LANES = 128
@@ -101,7 +101,7 @@ class MosaicKernels(Kernels):
                     for x in operands.per_token
                 ),
             ],
-            out_specs=pl.BlockSpec(output.block, lambda i, j, k: output.place(i, j)),
+            out_specs=pl.BlockSpec(output.block, lambda i, j, k: output.block_index(i, j)),
             scratch_shapes=[pltpu.VMEM((vocabulary, tokens), jnp.float32)],
             compiler_params=pltpu.CompilerParams(
                 dimension_semantics=("parallel", "parallel", "arbitrary"),

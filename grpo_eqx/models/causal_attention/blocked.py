@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from grpo_eqx.models.attention import KeyValues
 from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks, Residuals, filled
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
+from grpo_eqx.models.tiles import even_tile
 
 Arrays = TypeVar("Arrays")
 _Index = Int[Array, ""] | int
@@ -50,8 +51,8 @@ class _Blocks(NamedTuple):
 
     @classmethod
     def of(cls, length: int, most: int) -> "_Blocks":
-        number = -(-length // most)
-        return cls(-(-length // number), number)
+        size = even_tile(length, most)
+        return cls(size, -(-length // size))
 
     def number_of_pairs(self) -> int:
         """Returns the number of pairs of a query block and a key block that it sees."""
@@ -91,8 +92,8 @@ def _own_scores(
 ) -> Float[Array, "P K R r B B"]:
     """Computes masked scores of a block of queries with a block of their rows' keys."""
     q, k = blocks.cut(inputs.queries, i), blocks.cut(inputs.own.keys, j)
-    place = jnp.arange(blocks.size)
-    before = (i * blocks.size + place)[:, None] >= j * blocks.size + place
+    offsets = jnp.arange(blocks.size)
+    before = (i * blocks.size + offsets)[:, None] >= j * blocks.size + offsets
     same = blocks.cut(masks.spans, i) == blocks.cut(masks.spans, j).swapaxes(2, 3)
     seen = (before & same)[:, None, :, None]
     scores = product(f"pkrgtd,{_OWN}->pkrgts", q, k) * q.shape[-1] ** -0.5

@@ -28,6 +28,7 @@ from grpo_eqx.models.causal_attention.base import (
     on_each_device,
 )
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
+from grpo_eqx.models.tiles import even_tile
 
 _SUBLANES, _LANES = 16, 128
 """Rows and columns of a register of bfloat16 values."""
@@ -65,7 +66,7 @@ class _Limits(NamedTuple):
     keys: int
     interpret: bool
 
-    def places(self, repeats: int, T: int) -> int:
+    def positions(self, repeats: int, T: int) -> int:
         """Returns the number of positions in a query block of `repeats` heads."""
         return _block(T, self.queries // repeats, _SUBLANES)
 
@@ -76,8 +77,7 @@ class _Limits(NamedTuple):
 
 def _block(length: int, most: int, multiple: int) -> int:
     """Returns the size of about even blocks, as few as `most` allows, in units of `multiple`."""
-    count = -(-length // max(multiple, most // multiple * multiple))
-    even = -(-length // count)
+    even = even_tile(length, max(multiple, most // multiple * multiple))
     return -(-even // multiple) * multiple
 
 
@@ -93,11 +93,11 @@ class _Spans(NamedTuple):
 def _in_kernels(limits: _Limits, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
     """Computes attention after padding the arrays to whole blocks."""
     repeats, T = inputs.queries.shape[3:5]
-    places, width = limits.places(repeats, T), limits.width(T)
-    queries = filled(inputs.queries, -2, places)
+    positions, width = limits.positions(repeats, T), limits.width(T)
+    queries = filled(inputs.queries, -2, positions)
     own = KeyValues(*(filled(x, -2, width) for x in inputs.own))
     spans = _Spans(
-        filled(masks.spans[..., None], -2, places, _PADDED_QUERY),
+        filled(masks.spans[..., None], -2, positions, _PADDED_QUERY),
         filled(masks.spans[:, :, None], -1, width, _PADDED_KEY),
         None,
     )
@@ -163,7 +163,7 @@ class _Known(NamedTuple):
     """Inner product of slope and result, which a softmax's gradient subtracts."""
 
 
-class _Place(NamedTuple):
+class _BlockIndex(NamedTuple):
     """Indices of the blocks that a step of a grid works on."""
 
     prompt: _Index
@@ -183,28 +183,32 @@ class _Tiling:
 
     is_own: bool
     """Whether the keys are the rows' own, of which a query sees none after itself."""
-    places: int
+    positions: int
     """Number of positions in a block of queries, the same for each head."""
     width: int
     """Number of keys in a block."""
     query_blocks: int
     key_blocks: int
 
-    def over_keys(self, p: _Index, head: _Index, row: _Index, i: _Index, j: _Index) -> _Place:
+    def over_keys(self, p: _Index, head: _Index, row: _Index, i: _Index, j: _Index) -> _BlockIndex:
         """Maps a step of the grid that visits the keys for each block of queries."""
         if not self.is_own:
-            return _Place(p, head, row, i, 0, j)
-        last = jax.lax.div((i + 1) * self.places - 1, self.width)  # skipped blocks are not loaded
-        return _Place(p, head, row, i, row, jnp.minimum(j, last))
+            return _BlockIndex(p, head, row, i, 0, j)
+        last = jax.lax.div(
+            (i + 1) * self.positions - 1, self.width
+        )  # skipped blocks are not loaded
+        return _BlockIndex(p, head, row, i, row, jnp.minimum(j, last))
 
-    def over_queries(self, p: _Index, head: _Index, owner: _Index, j: _Index, n: _Index) -> _Place:
+    def over_queries(
+        self, p: _Index, head: _Index, owner: _Index, j: _Index, n: _Index
+    ) -> _BlockIndex:
         """Maps a step of the grid that visits the queries for each block of keys."""
         row, i = self.queries_at(n)
         if not self.is_own:
-            return _Place(p, head, row, i, owner, j)
-        first = jax.lax.div(j * self.width, self.places)
+            return _BlockIndex(p, head, row, i, owner, j)
+        first = jax.lax.div(j * self.width, self.positions)
         i = jnp.maximum(i, jnp.minimum(first, self.query_blocks - 1))
-        return _Place(p, head, owner, i, owner, j)
+        return _BlockIndex(p, head, owner, i, owner, j)
 
     def queries_at(self, n: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
         """Returns the row and the block of queries at index `n` of that grid's last axis."""
@@ -212,16 +216,16 @@ class _Tiling:
 
     def may_see(self, i: _Index, j: _Index) -> Bool[Array, ""]:
         """Returns whether any query of block `i` may see any key of block `j`."""
-        return jnp.asarray(not self.is_own or j * self.width < (i + 1) * self.places)
+        return jnp.asarray(not self.is_own or j * self.width < (i + 1) * self.positions)
 
     def seen(
         self, i: _Index, j: _Index, query_spans: Int[Array, "T 1"], key_spans: Int[Array, "1 S"]
     ) -> Bool[Array, "T S"]:
         """Returns the mask of a block's keys that each position of a block of queries sees."""
-        shape = self.places, self.width
+        shape = self.positions, self.width
         if not self.is_own:
             return jnp.broadcast_to(key_spans != _PADDED_KEY, shape)
-        queries = i * self.places + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
+        queries = i * self.positions + jax.lax.broadcasted_iota(jnp.int32, shape, 0)
         keys = j * self.width + jax.lax.broadcasted_iota(jnp.int32, shape, 1)
         return (query_spans == key_spans) & (queries >= keys)
 
@@ -333,7 +337,7 @@ class _Part:
     def attended(self, before: _Attended | None) -> _Attended:
         """Computes attention over these keys and those of `before`."""
         *heads, T, D = queries = self.operands.queries.shape
-        rows = self.tiling.places * heads[-1]
+        rows = self.tiling.positions * heads[-1]
         values, logsumexp = self._over_keys(
             _softmax_kernel,
             () if before is None else before,
@@ -353,8 +357,8 @@ class _Part:
         keys = self.operands.keys.shape
         steps = self.tiling.query_blocks * (self.operands.queries.shape[2] // keys[2])
         grid = *keys[:3], self.tiling.key_blocks, steps
-        place = self.tiling.over_queries
-        return KeyValues(*self._run(_key_gradients_kernel, grid, place, known, (keys, keys)))
+        block_index = self.tiling.over_queries
+        return KeyValues(*self._run(_key_gradients_kernel, grid, block_index, known, (keys, keys)))
 
     def _over_keys(
         self,
@@ -371,13 +375,13 @@ class _Part:
         self,
         kernel: _Kernel,
         grid: tuple[int, ...],
-        place: Callable[..., _Place],
+        block_index: Callable[..., _BlockIndex],
         reads: tuple[Array, ...],
         results: tuple[tuple[int, ...], ...],
         scratch: Sequence[Any] = (),
     ) -> Sequence[Array]:
         """Runs a kernel on the operands and `reads`; its float32 results have shapes `results`."""
-        blocks = _BlockSpecs(self.tiling, place)
+        blocks = _BlockSpecs(self.tiling, block_index)
         return pl.pallas_call(
             functools.partial(kernel, self.tiling),
             out_shape=[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in results],
@@ -401,13 +405,13 @@ class _BlockSpecs(NamedTuple):
     """Block specs of arrays at each step of a grid."""
 
     tiling: _Tiling
-    place: Callable[..., _Place]
+    block_index: Callable[..., _BlockIndex]
 
     def of(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """Returns the spec for queries `[P, K, R, r, T, D]` or keys `[P, K, J, S, D]`."""
         if len(shape) == 6:
             return self._spec(
-                (None, None, None, shape[3], self.tiling.places, shape[5]),
+                (None, None, None, shape[3], self.tiling.positions, shape[5]),
                 lambda x: (x.prompt, x.head, x.row, 0, x.queries, 0),
             )
         return self._spec(
@@ -416,7 +420,7 @@ class _BlockSpecs(NamedTuple):
         )
 
     def of_query_spans(self) -> pl.BlockSpec:
-        block = (None, None, self.tiling.places, 1)
+        block = (None, None, self.tiling.positions, 1)
         return self._spec(block, lambda x: (x.prompt, x.row, x.queries, 0))
 
     def of_key_spans(self) -> pl.BlockSpec:
@@ -424,20 +428,20 @@ class _BlockSpecs(NamedTuple):
         return self._spec(block, lambda x: (x.prompt, x.owner, 0, x.keys))
 
     def _spec(
-        self, block: tuple[int | None, ...], index: Callable[[_Place], tuple[_Index, ...]]
+        self, block: tuple[int | None, ...], index: Callable[[_BlockIndex], tuple[_Index, ...]]
     ) -> pl.BlockSpec:
-        return pl.BlockSpec(block, lambda *step: index(self.place(*step)))
+        return pl.BlockSpec(block, lambda *step: index(self.block_index(*step)))
 
 
 def _parts(limits: _Limits, inputs: Inputs, spans: _Spans) -> Iterator[_Part]:
     """Yields attention over the prompts' keys, if there are any, then over the rows' own."""
     queries, own, shared = inputs
-    places = limits.places(*queries.shape[3:5])
+    positions = limits.positions(*queries.shape[3:5])
 
     def part(kv: KeyValues, key_spans: Int[Array, "P J 1 S"], is_own: bool) -> _Part:
         S = kv.keys.shape[-2]
         width = limits.width(S)
-        tiling = _Tiling(is_own, places, width, queries.shape[4] // places, S // width)
+        tiling = _Tiling(is_own, positions, width, queries.shape[4] // positions, S // width)
         return _Part(tiling, _Operands(queries, *kv, spans.queries, key_spans), limits.interpret)
 
     if shared is not None and spans.shared is not None:

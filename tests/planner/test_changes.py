@@ -28,8 +28,7 @@ def weigh(weighed, monkeypatch: pytest.MonkeyPatch):
     """Lets programs take what a test says."""
 
     def use(**weigh) -> None:
-        for module in ("search", "planning"):
-            monkeypatch.setattr(f"grpo_eqx.planner.{module}.make_plan", weighed(**weigh))
+        monkeypatch.setattr("grpo_eqx.planner.search.make_plan", weighed(**weigh))
 
     return use
 

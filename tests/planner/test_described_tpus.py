@@ -1,0 +1,61 @@
+"""A small model planned for TPUs that are not there."""
+
+import dataclasses
+
+import pytest
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner import find_target, plan_run
+
+pytestmark = pytest.mark.topology
+
+
+@pytest.fixture(autouse=True)
+def _needs_the_compiler() -> None:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+
+
+@pytest.mark.parametrize("rollout_sharding", ["legacy", "maxtext"])
+@pytest.mark.parametrize("loss_backend", ["chunked", "pallas"])
+@pytest.mark.parametrize(("topology", "hosts"), [("v6e:2x4", 1), ("v6e:4x4", 4)])
+def test_a_small_model_fits(
+    tiny_run, said, topology, hosts, loss_backend, rollout_sharding
+) -> None:
+    run = tiny_run(
+        prompts_per_step=16, loss_backend=loss_backend, rollout_sharding=rollout_sharding
+    )
+    plan = plan_run(run, find_target(topology), print)
+    assert plan.fits
+    assert plan.num_hosts == hosts
+    assert plan.rollout_sharding.startswith(rollout_sharding)
+    assert 0 < plan.peak_bytes < 2**30 < plan.hbm_bytes
+    assert all(program.floor.seconds > 0 for program in plan.programs.values() if program.floor)
+    assert plan.floor_seconds > 0
+
+
+def test_what_the_compiler_refuses_is_an_answer(tiny_run, said) -> None:
+    run = tiny_run(
+        prompts_per_step=64, num_generations=64, max_completion_length=2048, loss_backend="dense",
+        eval_problems=8,
+    )  # fmt: skip
+    wide = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=2**15))
+    plan = plan_run(wide, find_target("v6e-8"), said.append, help_if_not=False)
+    update = plan.programs["update"]
+    assert not plan.fits
+    assert not update.compiled.accepted
+    assert update.peak_bytes > plan.hbm_bytes
+    assert update.compiled.temporary_bytes is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mesh": "3,1,1"}, "needs 3 devices, and 8 are present"),
+        ({"mesh": "1,8,1", "prompts_per_step": 3}, "cannot be split evenly over dp=1 x fsdp=8"),
+        ({"mesh": "1,8,1", "rollout_sharding": "legacy", "max_num_seqs": 3}, "splits 3 slots"),
+    ],
+)
+def test_what_does_not_fit_the_devices_is_one_line(tiny_run, said, settings, message) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        plan_run(tiny_run(**settings), find_target("v6e-8"), said.append)
+    assert "\n" not in str(error.value)
