@@ -15,7 +15,8 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import gather_rows, own_share, raise_on_all_hosts
 from grpo_eqx.generation import Completions, Prompts, Rollout, SlotCounts
 from grpo_eqx.objective import informative_groups
-from grpo_eqx.rewards import SOFT_OVERLONG, RewardRunner, Rewards
+from grpo_eqx.rewards import RewardRunner, Rewards
+from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.run_spec import Passes
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.tracking.metrics import StepClock, completion_metrics, reward_metrics

@@ -27,10 +27,10 @@ from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.objective import compute_advantages
-from grpo_eqx.planner import Plan, Searchable, find_target, plan_run
-from grpo_eqx.planner.devices import LOCAL
+from grpo_eqx.planner import Plan, Searchable
+from grpo_eqx.planner.devices import LOCAL, find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
-from grpo_eqx.planner.search import fitting
+from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
 from grpo_eqx.rewards.make_rewards import make_rewards
 from grpo_eqx.rewards.runner import func_name

@@ -49,8 +49,9 @@ def model_folder(name_or_path: str | Path) -> Path:
         return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
     except (OSError, HFValidationError, ValueError) as error:
         raise UserError(
-            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not be "
-            f"downloaded from the Hugging Face hub ({type(error).__name__}: {first_line(error)})."
+            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not "
+            f"be downloaded from the Hugging Face hub ({type(error).__name__}: "
+            f"{first_line(error)})."
         ) from error
 
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
-from grpo_eqx.rewards import SOFT_OVERLONG, reward_func, soft_overlong_punishment
+from grpo_eqx.rewards import reward_func, soft_overlong_punishment
+from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.rewards.runner import RewardFunc, RewardRunner, func_name
 
 

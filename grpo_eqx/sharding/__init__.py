@@ -12,3 +12,5 @@ from grpo_eqx.sharding.rollout import MaxTextSharding as MaxTextSharding
 from grpo_eqx.sharding.rollout import RolloutLayout as RolloutLayout
 from grpo_eqx.sharding.rollout import RolloutSharding as RolloutSharding
 from grpo_eqx.sharding.rollout import parse_rollout_sharding as parse_rollout_sharding
+from grpo_eqx.sharding.rules import batch_sharding as batch_sharding
+from grpo_eqx.sharding.rules import parameter_sharding as parameter_sharding

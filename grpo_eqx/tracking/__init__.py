@@ -1,5 +1,7 @@
 """Records of a run: trackers, the run folder, the console and the learning curve."""
 
+from grpo_eqx.tracking.learning_curve import plot_learning_curve as plot_learning_curve
+from grpo_eqx.tracking.run_folder import RunFolder as RunFolder
 from grpo_eqx.tracking.tracker import JsonlTracker as JsonlTracker
 from grpo_eqx.tracking.tracker import Tracker as Tracker
 from grpo_eqx.tracking.tracker import WandbTracker as WandbTracker

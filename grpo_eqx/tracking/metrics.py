@@ -9,7 +9,7 @@ from typing import SupportsFloat
 import numpy as np
 from jaxtyping import Bool, Int
 
-from grpo_eqx.objective import all_equal
+from grpo_eqx.objective.advantages import all_equal
 from grpo_eqx.rewards import Rewards
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import optax
 from jax.sharding import Sharding
 
-from grpo_eqx.generation import Prompts, Rollout, Sampling, map_prompts_and_completions
+from grpo_eqx.generation import Prompts, Rollout, Sampling
+from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.prng import make_key

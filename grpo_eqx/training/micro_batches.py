@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import map_prompts_and_completions
+from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.sharding.rules import num_shards
 
 Part = TypeVar("Part")

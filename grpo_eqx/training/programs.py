@@ -26,13 +26,14 @@ from grpo_eqx.generation import (
     SlotCounts,
     Stopping,
     generate,
-    map_prompts_and_completions,
     sample_keys,
 )
+from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
-from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals, entropy_floor
+from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
+from grpo_eqx.objective.high_entropy import entropy_floor
 from grpo_eqx.sharding.arrays import shard
 from grpo_eqx.sharding.rollout import AutoSharding, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.rules import (

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from grpo_eqx.generation import (
-    GREEDY,
     Prompts,
     Rollout,
     Sampling,
@@ -17,6 +16,7 @@ from grpo_eqx.generation import (
     generate,
     sample_keys,
 )
+from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.models.attention import CACHE_BLOCK
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import GREEDY, Sampling
-from grpo_eqx.generation.sampling import sample_tokens
+from grpo_eqx.generation import Sampling
+from grpo_eqx.generation.sampling import GREEDY, sample_tokens
 from grpo_eqx.prng import make_key
 
 LOGITS = jnp.log(jnp.array([0.4, 0.3, 0.15, 0.1, 0.05]))

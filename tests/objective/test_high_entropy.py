@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.objective import entropy_floor
+from grpo_eqx.objective.high_entropy import entropy_floor
 
 
 def kept(entropies: np.ndarray, share: float, mask: np.ndarray | None = None) -> np.ndarray:

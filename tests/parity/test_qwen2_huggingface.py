@@ -15,7 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import GREEDY, Stopping, generate, sample_keys
+from grpo_eqx.generation import Stopping, generate, sample_keys
+from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2

@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_eqx.planner import plan_run
 from grpo_eqx.planner.make_plan import make_plan
+from grpo_eqx.planner.search import plan_run
 
 
 def quiet(_: str) -> None:

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.planner import find_target, plan_run
+from grpo_eqx.planner.devices import find_target
+from grpo_eqx.planner.search import plan_run
 
 pytestmark = pytest.mark.topology
 

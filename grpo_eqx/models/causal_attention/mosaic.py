@@ -194,9 +194,8 @@ class _Tiling:
         """Maps a step of the grid that visits the keys for each block of queries."""
         if not self.is_own:
             return _BlockIndex(p, head, row, i, 0, j)
-        last = jax.lax.div(
-            (i + 1) * self.positions - 1, self.width
-        )  # skipped blocks are not loaded
+        # Blocks that are skipped are not loaded.
+        last = jax.lax.div((i + 1) * self.positions - 1, self.width)
         return _BlockIndex(p, head, row, i, row, jnp.minimum(j, last))
 
     def over_queries(

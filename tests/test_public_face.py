@@ -1,0 +1,66 @@
+"""What users import: one list, which the documentation follows."""
+
+import ast
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "grpo_eqx"
+MODULES = {"grpo_eqx.errors", "grpo_eqx.recipes"}
+"""Modules that are public as they are."""
+COMMANDS = {"assets", "launch"}
+"""Folders without anything to import."""
+
+
+def exports(init: Path) -> set[str]:
+    """The names that a package's `__init__` imports as themselves, or defines."""
+    package = ".".join(init.parent.relative_to(ROOT).parts)
+    names = set()
+    for node in ast.parse(init.read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names if alias.asname == alias.name}
+        elif isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            names.add(node.target.id)
+    return {f"{package}.{name}" for name in names}
+
+
+PUBLIC = MODULES | exports(PACKAGE / "__init__.py").union(
+    *(exports(init) for init in PACKAGE.glob("*/__init__.py") if init.parent.name not in COMMANDS)
+)
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*.py")]
+
+
+def test_the_reference_shows_the_public_names_and_no_others() -> None:
+    pages = (ROOT / "docs" / "api").glob("*.md")
+    shown = [name for page in pages for name in re.findall(r"^::: (\S+)", page.read_text(), re.M)]
+    elsewhere = {"grpo_eqx.UserError", "grpo_eqx.cli"}  # in grpo_eqx.errors, and as cli.run
+    assert len(shown) == len(set(shown))
+    assert set(shown) == PUBLIC - elsewhere
+
+
+def test_every_public_name_can_be_imported() -> None:
+    for name in PUBLIC:
+        package, _, own = name.rpartition(".")
+        assert hasattr(importlib.import_module(package), own), name
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_documents_import_only_public_names(path: Path) -> None:
+    text = path.read_text()
+    for package, names in re.findall(r"from (grpo_eqx[\w.]*) import ([\w, ]+)", text):
+        for name in names.split(","):
+            assert f"{package}.{name.strip()}" in PUBLIC, f"{package}.{name.strip()}"
+
+
+@pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
+def test_documents_name_nothing_deeper(path: Path) -> None:
+    for name in re.findall(r"`(grpo_eqx\.\w+\.[\w.]+)`", path.read_text()):
+        assert name in PUBLIC, name
