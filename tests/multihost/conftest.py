@@ -49,8 +49,8 @@ class Pod:
                 COORDINATOR: f"localhost:{port}",
                 NUM_PROCESSES: str(len(devices)),
                 PROCESS_ID: str(i),
-                "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices[i]} "
-                "--xla_backend_optimization_level=0",
+                "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} "
+                f"--xla_force_host_platform_device_count={devices[i]}",
             }
             told = [*map(str, arguments), *own_arguments.get(i, ())]
             command = [sys.executable, "-W", "ignore", str(FOLDER / script), *told]
