@@ -16,7 +16,8 @@ from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_rollout_sharding
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
-from grpo_eqx.training.programs import ProgramOptions, Programs
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.programs import Programs
 
 MODELS = {
     "tiny": Qwen2Config(

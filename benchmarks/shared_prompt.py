@@ -35,7 +35,8 @@ from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.programs import ProgramOptions, Programs
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.programs import Programs
 from grpo_eqx.training.state import TrainState
 
 MODEL = small_model(vocab_size=8192)

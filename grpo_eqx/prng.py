@@ -1,4 +1,4 @@
-"""Randomness on devices: Threefry keys, and the noise drawn with them.
+"""Randomness on devices: Threefry keys, each with an address, and the noise drawn with them.
 
 The generator is named wherever a key is made. Users can change JAX's default
 (`JAX_DEFAULT_PRNG_IMPL`), and with `rbg` a draw depends on the draws made alongside it.
@@ -29,6 +29,27 @@ def make_key(seed: int | Int[Array, ""]) -> Key[Array, ""]:
             raise ValueError(f"seed {seed} is not between 0 and {NUM_SEEDS - 1}")
         seed = jnp.uint32(int(seed))
     return jax.random.key(seed, impl=_GENERATOR)
+
+
+def sample_keys(
+    seed: int | Int[Array, ""],
+    step: Int[Array, ""],
+    prompt_indices: Int[Array, " P"],
+    num_generations: int,
+) -> Key[Array, "P G"]:
+    """Derives the key of every completion: a pure function of (seed, step, prompt, sample)."""
+    step_key = jax.random.fold_in(make_key(seed), step)
+
+    def of_prompt(index: Int[Array, ""]) -> Key[Array, " G"]:
+        key = jax.random.fold_in(step_key, index)
+        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_generations))
+
+    return jax.vmap(of_prompt)(prompt_indices)
+
+
+def token_keys(keys: Key[Array, "*n"], positions: Int[Array, "*n"]) -> Key[Array, "*n"]:
+    """Derives the keys of tokens from their completions' keys and their positions in these."""
+    return jnp.vectorize(jax.random.fold_in)(keys, positions)
 
 
 def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " size"]:

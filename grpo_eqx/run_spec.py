@@ -28,7 +28,8 @@ from grpo_eqx.sharding.rollout import RolloutSharding, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding
 from grpo_eqx.training.micro_batches import MicroBatches
 from grpo_eqx.training.optimizer import make_optimizer
-from grpo_eqx.training.programs import ProgramOptions, Programs
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.programs import Programs
 from grpo_eqx.training.state import TrainState
 
 

@@ -38,14 +38,16 @@ from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.report import LayoutReport
+from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.record import RunRecord
-from grpo_eqx.tracking.tracker import Tracker
+from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates
+from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
@@ -188,9 +190,9 @@ class GRPOTrainer:
                 compiled = CompilationCounter()
                 record.step(self.state.step, metrics)
                 if record.wants_completions(self.state.step):
-                    record.folder.write_completions(
-                        self.state.step, groups.prompts, groups.completions, groups.rewards,
-                        advantages,
+                    write_completions(
+                        record.folder.completions_of(self.state.step), self.state.step,
+                        groups.prompts, groups.completions, groups.rewards, advantages,
                     )  # fmt: skip
         self.save_pretrained(record.folder.model)
         seconds = sum(metrics["step_time"] for metrics in record.history)
@@ -302,9 +304,8 @@ class GRPOTrainer:
 
     def _sync_reference(self) -> None:
         """Moves the reference model towards the policy, where that is due after this step."""
-        state, every = self.state, self.cfg.ref_model_sync_steps
-        alpha = self.cfg.ref_model_mixup_alpha
-        if state.reference is None or every is None or alpha is None or state.step % every:
+        state, alpha = self.state, self.cfg.ref_model_mixup_alpha
+        if state.reference is None or alpha is None or not sync_is_due(self.cfg, state.step):
             return
         reference = self.programs.mix_reference(state.reference, state.model, alpha)
         self.state = dataclasses.replace(state, reference=reference)

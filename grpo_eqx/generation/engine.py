@@ -10,7 +10,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int, Key
+from jaxtyping import Array, Bool, Key
 
 from grpo_eqx.generation.prompts import Prompts
 from grpo_eqx.generation.rollout import Rollout
@@ -27,28 +27,12 @@ from grpo_eqx.generation.slots import (
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
-from grpo_eqx.prng import make_key
+from grpo_eqx.prng import token_keys
 from grpo_eqx.sharding.rollout import RolloutLayout
 
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
 """Limits on how far slots are reduced; each halving is one more loop to compile."""
-
-
-def sample_keys(
-    seed: int | Int[Array, ""],
-    step: Int[Array, ""],
-    prompt_indices: Int[Array, " P"],
-    num_generations: int,
-) -> Key[Array, "P G"]:
-    """Derives the key of every completion: a pure function of (seed, step, prompt, sample)."""
-    step_key = jax.random.fold_in(make_key(seed), step)
-
-    def of_prompt(index: Int[Array, ""]) -> Key[Array, " G"]:
-        key = jax.random.fold_in(step_key, index)
-        return jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(num_generations))
-
-    return jax.vmap(of_prompt)(prompt_indices)
 
 
 def generate(
@@ -179,7 +163,7 @@ def _decode(
     logits, new = model.decode(slots.prompt, slots.cache, slots.inputs, slots.position, most)
     for sharding in [] if layout is None else layout.logits(logits.shape[-1]):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
-    draws = jnp.vectorize(jax.random.fold_in)(keys[slots.completion], slots.position)
+    draws = token_keys(keys[slots.completion], slots.position)
     tokens, logps = sample_tokens(logits, draws, sampling)
     length = slots.position + 1
     stop_state, ended = stopping.advance(slots.stop_state, tokens)

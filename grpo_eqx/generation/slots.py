@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues, KVCache
 from grpo_eqx.models.base import PromptCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
 from grpo_eqx.sharding.rollout import RolloutLayout
 
 

@@ -11,49 +11,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, Int8, Num
+from jaxtyping import Array, Bool, Float, Int, Num
 
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
-
-_TINY = 1e-30  # divisor where all numbers are zero
-
-CACHE_BLOCK = 128
-"""Number of positions of a growing cache that attention reads at a time."""
-
-
-class KeyValues(NamedTuple):
-    """Keys and values of `J` rows per prompt: `J = 1` where the group shares them, else `J = G`."""
-
-    keys: Float[Array, "*layers P J K S D"]
-    values: Float[Array, "*layers P J K S D"]
-
-
-class KVCache(NamedTuple):
-    """Stored keys and values: in a float dtype, or as int8 with a scale per head and position."""
-
-    keys: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
-    values: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
-    key_scales: Float[Array, "*layers P J K S 1"] | None = None
-    value_scales: Float[Array, "*layers P J K S 1"] | None = None
-
-    @classmethod
-    def of(cls, kv: KeyValues, dtype: jnp.dtype) -> "KVCache":
-        """Rounds to `dtype`; for int8, the largest magnitude per head and position becomes 127."""
-        if dtype != jnp.int8:
-            return cls(*(x.astype(dtype) for x in kv))
-        scales = [jnp.max(jnp.abs(x.astype(jnp.float32)), -1, keepdims=True) / 127 for x in kv]
-        rounded = [
-            jnp.round(x / jnp.maximum(scale, _TINY)).astype(jnp.int8)
-            for x, scale in zip(kv, scales, strict=True)
-        ]
-        return cls(*rounded, *scales)
-
-    def loaded(self, dtype: jnp.dtype) -> KeyValues:
-        """Returns keys and values in `dtype`, the one that attention computes in."""
-        if self.key_scales is None or self.value_scales is None:
-            return KeyValues(self.keys.astype(dtype), self.values.astype(dtype))
-        keys, values = self.keys * self.key_scales, self.values * self.value_scales
-        return KeyValues(keys.astype(dtype), values.astype(dtype))
 
 
 class Segment(NamedTuple):

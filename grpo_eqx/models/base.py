@@ -13,8 +13,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
-from grpo_eqx.models.attention import KeyValues, KVCache, Segment
+from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
+from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
 

@@ -10,9 +10,10 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx._types import Remat
-from grpo_eqx.models.attention import KeyValues, KVCache, Past, Segment, attend
+from grpo_eqx.models.attention import Past, Segment, attend
 from grpo_eqx.models.base import CausalLM, PromptCache, Rows, parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
+from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding

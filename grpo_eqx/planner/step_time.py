@@ -10,7 +10,7 @@ import numpy as np
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.rollout import RolloutLayout
 from grpo_eqx.tracking.device_peaks import DevicePeaks
-from grpo_eqx.training.programs import ProgramOptions
+from grpo_eqx.training.options import ProgramOptions
 
 
 class Floor(NamedTuple):

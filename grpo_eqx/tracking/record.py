@@ -10,7 +10,7 @@ from grpo_eqx.sharding.report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
-from grpo_eqx.tracking.tracker import JsonlTracker, Tracker, WandbTracker
+from grpo_eqx.tracking.trackers import JsonlTracker, Tracker, WandbTracker
 
 _MANY_CLIPPED = 0.5
 

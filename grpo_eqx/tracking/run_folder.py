@@ -2,16 +2,10 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import Completions
-from grpo_eqx.rewards import Rewards
 from grpo_eqx.sharding.report import LayoutReport
 
 
@@ -48,33 +42,9 @@ class RunFolder:
                 f"another."
             ) from error
 
-    def write_completions(
-        self,
-        step: int,
-        prompts: Sequence[Prompt],
-        completions: Completions,
-        rewards: Rewards,
-        advantages: np.ndarray,
-    ) -> None:
-        """Writes a Parquet table of the step, one row per completion."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        group = advantages.shape[1]
-        table = {
-            "step": [step] * advantages.size,
-            "prompt": [prompt.text for prompt in prompts for _ in range(group)],
-            "completion": [text for texts in completions.texts for text in texts],
-            **{
-                f"rewards/{name}": each.reshape(-1)
-                for name, each in zip(rewards.names, rewards.each, strict=True)
-            },
-            "reward": rewards.total.reshape(-1),
-            "advantage": advantages.reshape(-1),
-            "length": completions.lengths.reshape(-1),
-            "truncated": ~completions.finished.reshape(-1),
-        }
-        pq.write_table(pa.table(table), self.completions / f"step_{step:06d}.parquet")
+    def completions_of(self, step: int) -> Path:
+        """Returns the path of a step's table of completions."""
+        return self.completions / f"step_{step:06d}.parquet"
 
     def _keep_previous(self) -> None:
         entries = [

@@ -18,7 +18,6 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx._types import Remat
 from grpo_eqx.generation import (
     Prompts,
     Rollout,
@@ -26,16 +25,15 @@ from grpo_eqx.generation import (
     SlotCounts,
     Stopping,
     generate,
-    sample_keys,
 )
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM
-from grpo_eqx.models.causal_attention import CausalAttention
-from grpo_eqx.objective import Metrics, Objective, TokenBatch, Totals
+from grpo_eqx.objective import Metrics, TokenBatch, Totals
 from grpo_eqx.objective.high_entropy import entropy_floor
+from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding.arrays import shard
-from grpo_eqx.sharding.rollout import AutoSharding, RolloutLayout, RolloutSharding
+from grpo_eqx.sharding.rollout import RolloutLayout
 from grpo_eqx.sharding.rules import (
     batch_sharding,
     num_batch_shards,
@@ -46,7 +44,9 @@ from grpo_eqx.sharding.rules import (
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.forward import token_stats
 from grpo_eqx.training.micro_batches import MicroBatches
+from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.reference import copied, mixed
 from grpo_eqx.training.state import TrainState
 
 Placed = TypeVar("Placed", Rollout, Batch)
@@ -57,37 +57,6 @@ class TokenScores(NamedTuple):
 
     logps: Float[Array, "P G Tc"]
     entropies: Float[Array, "P G Tc"]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProgramOptions:
-    """Options of the programs, besides their arrays."""
-
-    sampling: Sampling
-    max_completion_length: int
-    stopping: Stopping
-    pad_id: int
-    seed: int
-    dtype: jnp.dtype
-    kv_cache_dtype: jnp.dtype | None = None
-    """Dtype of keys and values in `generate`. `None`: `dtype`."""
-    max_num_seqs: int | None = None
-    """Completions that `generate` decodes at a time, across all devices. `None`: all."""
-    transposed_decoding: bool = False
-    """Whether `generate` transposes the weights first."""
-    remat: Remat
-    rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
-    attention: CausalAttention
-    """Attention over whole sequences; decoding attends to its cache by other means."""
-    objective: Objective
-    mask_truncated_completions: bool = False
-    top_entropy_quantile: float = 1.0
-    micro_batch_size_per_device: int | None = None
-
-    def kv_itemsize(self, head_size: int) -> float:
-        """Returns the bytes of an element of the KV cache; int8 adds a float32 scale per head."""
-        dtype = self.dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
-        return dtype.itemsize + (4 / head_size if dtype == jnp.int8 else 0.0)
 
 
 class Programs:
@@ -116,8 +85,8 @@ class Programs:
         )
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
-        self._reference = jax.jit(self._reference_program, static_argnames="frozen")
-        self._mix = jax.jit(self._mix_program, donate_argnames="reference")
+        self._copy_reference = jax.jit(copied, static_argnames=("dtype", "mesh"))
+        self._mix_reference = jax.jit(mixed, donate_argnames="reference", static_argnames="mesh")
 
     def _counted(self, name: str, program: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps a program to count how often it is traced."""
@@ -207,14 +176,11 @@ class Programs:
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
         """Copies a model for `score`: in its compute dtypes if frozen, or in float32 for mixing."""
-        return self._reference(model, frozen)
+        return self._copy_reference(model, self.options.dtype if frozen else None, self.mesh)
 
     def mix_reference(self, reference: CausalLM, model: CausalLM, alpha: float) -> CausalLM:
-        """Returns alpha * model + (1 - alpha) * reference; `reference` is donated.
-
-        This is the soft update of TR-DPO (arXiv 2404.09656, eq. 2).
-        """
-        return self._mix(reference, model, np.float32(alpha))
+        """Returns the reference moved towards the model; `reference` is donated."""
+        return self._mix_reference(reference, model, np.float32(alpha), self.mesh)
 
     def share(self, batch: Batch, index: int, count: int) -> Batch:
         """Computes `batch.share(index, count)` on the devices: the part for one update."""
@@ -339,25 +305,6 @@ class Programs:
 
         parts = micro_batches.split((rollout, packing))
         return jax.tree.map(micro_batches.join, jax.lax.map(score, parts))
-
-    def _reference_program(self, model: CausalLM, frozen: bool) -> CausalLM:
-        copy = model
-        if frozen:
-            # This loses nothing: `_token_stats` casts the layers to the compute dtype anyway.
-            # Mixtures must not be rounded to it, or small changes would never add up.
-            layers = model.astype(self.options.dtype).layers
-            copy = eqx.tree_at(lambda m: m.layers, model, layers)
-        copy = jax.tree.map(jnp.copy, copy)  # own buffers: the model's will be donated
-        return jax.lax.with_sharding_constraint(copy, model.shardings(self.mesh))
-
-    def _mix_program(
-        self, reference: CausalLM, model: CausalLM, alpha: Float[Array, ""]
-    ) -> CausalLM:
-        def mix(old: Array, new: Array) -> Array:
-            return alpha * new + (1 - alpha) * old
-
-        mixed = jax.tree.map(mix, reference, model)
-        return jax.lax.with_sharding_constraint(mixed, model.shardings(self.mesh))
 
     def _token_stats(
         self, model: CausalLM, rollout: Rollout, packing: Packing | None

@@ -14,13 +14,12 @@ from grpo_eqx.generation import (
     SlotCounts,
     Stopping,
     generate,
-    sample_keys,
 )
 from grpo_eqx.generation.sampling import GREEDY
-from grpo_eqx.models.attention import CACHE_BLOCK
+from grpo_eqx.models.kv_cache import CACHE_BLOCK
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
-from grpo_eqx.prng import gumbel
+from grpo_eqx.prng import gumbel, sample_keys
 from grpo_eqx.sharding import ExplicitMesh, RolloutLayout
 
 CONFIG = Qwen2Config(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from grpo_eqx.models.attention import CACHE_BLOCK, KeyValues, KVCache, Past, Segment, attend
+from grpo_eqx.models.attention import Past, Segment, attend
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
 
 jitted_attend = jax.jit(attend)
 

@@ -11,9 +11,9 @@ import pytest
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx._types import Remat
-from grpo_eqx.models.attention import CACHE_BLOCK, KVCache
 from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache
 from grpo_eqx.models.layers import Rotary, rms_norm
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config

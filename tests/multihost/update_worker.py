@@ -23,7 +23,8 @@ from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.programs import ProgramOptions, Programs
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.programs import Programs
 
 P, G, TP, TC, V = 8, 4, 6, 10, 32
 

@@ -15,12 +15,13 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import Stopping, generate, sample_keys
+from grpo_eqx.generation import Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding import AutoMesh
 
 torch = pytest.importorskip("torch")

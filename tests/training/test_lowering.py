@@ -16,7 +16,8 @@ from grpo_eqx.planner.hlo import Collective, collectives
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
-from grpo_eqx.training.programs import ProgramOptions, Programs
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.programs import Programs
 
 TINY = Qwen2Config(
     vocab_size=64,

@@ -24,7 +24,8 @@ from grpo_eqx.sharding import (
     parse_mesh,
 )
 from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.programs import ProgramOptions, Programs
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.programs import Programs
 
 CONFIG = Qwen2Config(
     vocab_size=32,

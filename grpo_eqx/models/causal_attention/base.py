@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.attention import KeyValues, Segment
+from grpo_eqx.models.attention import Segment
+from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.sharding.rules import batch_spec
 
 

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.attention import KeyValues
 from grpo_eqx.models.causal_attention.base import CausalAttention, Inputs, Masks, Residuals, filled
+from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 from grpo_eqx.models.tiles import even_tile
 

@@ -18,7 +18,6 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.attention import KeyValues
 from grpo_eqx.models.causal_attention.base import (
     CausalAttention,
     Inputs,
@@ -27,6 +26,7 @@ from grpo_eqx.models.causal_attention.base import (
     filled,
     on_each_device,
 )
+from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 from grpo_eqx.models.tiles import even_tile
 

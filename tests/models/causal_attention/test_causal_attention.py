@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.models.attention import KeyValues, Segment
+from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import (
     BlockedAttention,
     CausalAttention,
@@ -18,6 +18,7 @@ from grpo_eqx.models.causal_attention import (
     MosaicAttention,
     best_attention,
 )
+from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.sharding import parse_mesh
 
 P, R, N, K, D = 2, 3, 4, 2, 8

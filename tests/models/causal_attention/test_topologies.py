@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from grpo_eqx.models.attention import KeyValues, Segment
+from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import MosaicAttention, best_attention
+from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh
 

@@ -1,0 +1,42 @@
+"""Options of the device programs."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from grpo_eqx._types import Remat
+from grpo_eqx.generation import Sampling, Stopping
+from grpo_eqx.models.causal_attention import CausalAttention
+from grpo_eqx.objective import Objective
+from grpo_eqx.sharding.rollout import AutoSharding, RolloutSharding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProgramOptions:
+    """Options of the programs, besides their arrays."""
+
+    sampling: Sampling
+    max_completion_length: int
+    stopping: Stopping
+    pad_id: int
+    seed: int
+    dtype: jnp.dtype
+    kv_cache_dtype: jnp.dtype | None = None
+    """Dtype of keys and values in `generate`. `None`: `dtype`."""
+    max_num_seqs: int | None = None
+    """Completions that `generate` decodes at a time, across all devices. `None`: all."""
+    transposed_decoding: bool = False
+    """Whether `generate` transposes the weights first."""
+    remat: Remat
+    rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
+    attention: CausalAttention
+    """Attention over whole sequences; decoding attends to its cache by other means."""
+    objective: Objective
+    mask_truncated_completions: bool = False
+    top_entropy_quantile: float = 1.0
+    micro_batch_size_per_device: int | None = None
+
+    def kv_itemsize(self, head_size: int) -> float:
+        """Returns the bytes of an element of the KV cache; int8 adds a float32 scale per head."""
+        dtype = self.dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
+        return dtype.itemsize + (4 / head_size if dtype == jnp.int8 else 0.0)
