@@ -23,7 +23,7 @@ import tyro
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.planner import Plan
-from grpo_eqx.planner.separate_process import ask
+from grpo_eqx.planner.planning_process import ask
 
 GiB = 2**30
 Part = Literal["3b-v6e-8", "7b-v4-16", "large"]

@@ -25,7 +25,7 @@ from grpo_eqx.config_checks import (
 )
 from grpo_eqx.errors import UserError
 from grpo_eqx.prng import NUM_SEEDS
-from grpo_eqx.ranges import (
+from grpo_eqx.setting_ranges import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,

@@ -10,9 +10,9 @@ import optax
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
-from grpo_eqx.data.inputs import Inputs, check_positions, load_inputs
 from grpo_eqx.data.load import is_hub_name
 from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.run_inputs import Inputs, check_positions, load_inputs
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, raise_on_all_hosts
 from grpo_eqx.errors import UserError
@@ -24,7 +24,7 @@ from grpo_eqx.models.pretrained import find_config, is_local, model_folder, shar
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
-from grpo_eqx.sharding.rollout import RolloutSharding, parse_rollout_sharding
+from grpo_eqx.sharding.rollout_sharding import RolloutSharding, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding
 from grpo_eqx.training.micro_batches import MicroBatches
 from grpo_eqx.training.optimizer import make_optimizer

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
-from grpo_eqx.data.inputs import check_answers, check_positions
 from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.run_inputs import check_answers, check_positions
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
@@ -37,13 +37,13 @@ from grpo_eqx.rewards.runner import func_name
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
-from grpo_eqx.sharding.report import LayoutReport
+from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
-from grpo_eqx.tracking.record import RunRecord
+from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates

@@ -11,7 +11,7 @@ from grpo_eqx.cli.subcommand import CommandError, Group, Subcommand
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_USER_ERROR, UserError
 from grpo_eqx.launch import Launch
-from grpo_eqx.planner.separate_process import PlanningError
+from grpo_eqx.planner.planning_process import PlanningError
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
 from grpo_eqx.planner.devices import LOCAL
 from grpo_eqx.planner.make_plan import Say
-from grpo_eqx.planner.report import print_plan
+from grpo_eqx.planner.plan_report import print_plan
+from grpo_eqx.planner.planning_process import ask
 from grpo_eqx.planner.search import Searchable
-from grpo_eqx.planner.separate_process import ask
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

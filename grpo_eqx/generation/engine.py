@@ -28,7 +28,7 @@ from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.prng import token_keys
-from grpo_eqx.sharding.rollout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3

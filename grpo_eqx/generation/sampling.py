@@ -7,7 +7,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from grpo_eqx import prng
-from grpo_eqx.ranges import NonNegativeFloat, PositiveInt, PositiveShare, Share, check_ranges
+from grpo_eqx.setting_ranges import (
+    NonNegativeFloat,
+    PositiveInt,
+    PositiveShare,
+    Share,
+    check_ranges,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

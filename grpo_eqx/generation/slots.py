@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
-from grpo_eqx.sharding.rollout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 
 class MadeCompletions(NamedTuple):

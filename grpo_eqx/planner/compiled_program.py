@@ -12,9 +12,9 @@ import jax
 
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
-from grpo_eqx.planner.answers_on_disk import remembered
 from grpo_eqx.planner.devices import Target, parse_size
 from grpo_eqx.planner.hlo import Buffer, collectives, largest_buffers
+from grpo_eqx.planner.plan_cache import remembered
 
 _NUM_BUFFERS = 5
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

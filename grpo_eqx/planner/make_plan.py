@@ -13,7 +13,7 @@ from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import EVALUATE, Plan, PlannedProgram
 from grpo_eqx.planner.step_time import step_floors
 from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.sharding.report import bytes_per_device
+from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.training.lowering import (
     lower_generate,

@@ -7,7 +7,7 @@ from typing import Any
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.devices import LOCAL
 from grpo_eqx.planner.step_time import Floor
-from grpo_eqx.sharding.report import readable_bytes
+from grpo_eqx.sharding.layout_report import readable_bytes
 
 EVALUATE = "evaluate"
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.sharding.rollout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.training.options import ProgramOptions
 

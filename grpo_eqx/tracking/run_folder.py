@@ -6,7 +6,7 @@ from pathlib import Path
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
-from grpo_eqx.sharding.report import LayoutReport
+from grpo_eqx.sharding.layout_report import LayoutReport
 
 
 class RunFolder:

@@ -8,7 +8,7 @@ from grpo_eqx._types import Remat
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.objective import Objective
-from grpo_eqx.sharding.rollout import AutoSharding, RolloutSharding
+from grpo_eqx.sharding.rollout_sharding import AutoSharding, RolloutSharding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from grpo_eqx.objective import Metrics, TokenBatch, Totals
 from grpo_eqx.objective.high_entropy import entropy_floor
 from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding.arrays import shard
-from grpo_eqx.sharding.rollout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 from grpo_eqx.sharding.rules import (
     batch_sharding,
     num_batch_shards,

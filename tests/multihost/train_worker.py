@@ -15,7 +15,6 @@ import jax
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.experience import Experience
 from grpo_eqx.sharding import Mesh, parse_mesh
-from grpo_eqx.tracking import record
 
 
 class FirstDevices(Mesh):
@@ -63,6 +62,6 @@ def run(model: str, out: Path, beta: float, described_mesh: str, rollout_shardin
 
 
 if __name__ == "__main__":
-    record.plot_learning_curve = lambda *_: None  # type: ignore[attr-defined]  # for speed
+    run_record.plot_learning_curve = lambda *_: None  # type: ignore[attr-defined]  # for speed
     for described in sys.argv[4:]:
         run(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), *described.split("/"))

@@ -4,7 +4,7 @@ from grpo_eqx.models.causal_attention.base import CausalAttention
 from grpo_eqx.models.causal_attention.best import best_attention
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
 from grpo_eqx.models.causal_attention.cudnn import CudnnAttention
-from grpo_eqx.models.causal_attention.mosaic import MosaicAttention
+from grpo_eqx.models.causal_attention.mosaic_tpu import MosaicAttention
 
 __all__ = [
     "BlockedAttention",

@@ -5,7 +5,7 @@ import jax
 from grpo_eqx.models.causal_attention.base import CausalAttention
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
 from grpo_eqx.models.causal_attention.cudnn import CudnnAttention
-from grpo_eqx.models.causal_attention.mosaic import MosaicAttention
+from grpo_eqx.models.causal_attention.mosaic_tpu import MosaicAttention
 
 # Fits well in a core's cache: 128 took up to 1.8 times as long, 256 up to 3 times.
 _CPU_BLOCK = 64

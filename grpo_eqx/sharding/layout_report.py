@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from grpo_eqx.sharding.rollout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 _SPLIT_OVER = {
     "dp": "the batch is split; parameters and optimiser are copied",

@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_eqx.planner.plan import Plan, PlannedProgram
-from grpo_eqx.sharding.report import readable_bytes
+from grpo_eqx.sharding.layout_report import readable_bytes
 
 GiB, MiB = 2**30, 2**20
 

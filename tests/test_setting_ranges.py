@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.ranges import (
+from grpo_eqx.setting_ranges import (
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,

@@ -6,7 +6,7 @@ from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
-from grpo_eqx.sharding.report import LayoutReport
+from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.planner import separate_process
-from grpo_eqx.planner.separate_process import PlanningError, ask
+from grpo_eqx.planner.planning_process import PlanningError, ask
 
 SMALL = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.planner.answers_on_disk import keep, recalled, remembered
+from grpo_eqx.planner.plan_cache import keep, recalled, remembered
 
 
 @pytest.fixture

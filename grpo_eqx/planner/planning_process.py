@@ -24,10 +24,10 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.pretrained import is_local, model_folder
-from grpo_eqx.planner.answers_on_disk import keep, recalled
 from grpo_eqx.planner.devices import LOCAL, find_target, installed_version
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
+from grpo_eqx.planner.plan_cache import keep, recalled
 from grpo_eqx.planner.search import Searchable, plan_run
 from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.run_spec import RunSpec
@@ -86,7 +86,7 @@ def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
     environment = dict(os.environ)
     if question["topology"] != LOCAL:
         environment["JAX_PLATFORMS"] = "cpu"  # leaves the local devices alone
-    command = [sys.executable, "-m", "grpo_eqx.planner.separate_process"]
+    command = [sys.executable, "-m", "grpo_eqx.planner.planning_process"]
     with (
         tempfile.TemporaryFile("w+") as noise,
         Popen(
