@@ -2,7 +2,7 @@
 
     python benchmarks/scaling.py --json scaling.json --plot scaling.png
 
-Growth is an exponent: 1 where twice as much takes twice as long. It is there between neighbouring
+Growth is an exponent: 1 where twice as much takes twice as long. It is there between neighboring
 points, where a few percent of noise already show, and for a series as its slope in logarithms. All
 completions of a point have the same length. With it their work grows faster than linearly, because
 attention's part is quadratic, so the growth of the time over the work is there too. Work is what
@@ -47,8 +47,8 @@ PANELS = {
 STYLES: dict[str, dict[str, Any]] = {
     "generate": {"color": "#2b6cb0", "marker": "o", "linewidth": 2},
     "update": {"color": "#c05621", "marker": "s", "linewidth": 2},
-    "linear growth": {"color": "grey", "linestyle": "--", "linewidth": 1},
-    "growth of the work": {"color": "grey", "linestyle": ":", "linewidth": 1.5},
+    "linear growth": {"color": "gray", "linestyle": "--", "linewidth": 1},
+    "growth of the work": {"color": "gray", "linestyle": ":", "linewidth": 1.5},
 }
 UNITS = {"generate": "B", "update": "FLOP"}
 """Of each program's work."""
@@ -169,7 +169,7 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def exponents(x: Sequence[float], y: Sequence[float]) -> list[float]:
-    """Slopes between neighbouring points in logarithms."""
+    """Slopes between neighboring points in logarithms."""
     logs = [(math.log(a), math.log(b)) for a, b in zip(x, y, strict=True)]
     return [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in itertools.pairwise(logs)]
 

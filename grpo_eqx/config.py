@@ -252,7 +252,8 @@ class GRPOConfig:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise UserError(
-                f"temperature is {self.temperature}: training samples, so it must be above 0."
+                f"temperature is {self.temperature}: it must be above 0, because training samples "
+                f"completions."
             )
         check_ranges(self)
         self._check_values()
@@ -263,7 +264,7 @@ class GRPOConfig:
     def _check_values(self) -> None:
         """Checks what no range says."""
         if self.seed >= NUM_SEEDS:
-            raise UserError(f"seed is {self.seed}: it must be below 2^32, {NUM_SEEDS}.")
+            raise UserError(f"seed is {self.seed}: it must be below 2^32 ({NUM_SEEDS}).")
         if self.epsilon is not None and not 0 < self.epsilon < 1:
             raise UserError(f"epsilon is {self.epsilon}: it must be between 0 and 1.")
         if self.num_generations < 2:
@@ -272,7 +273,7 @@ class GRPOConfig:
                 f"so use at least 2."
             )
         if isinstance(self.stop_strings, str):
-            raise UserError(f"stop_strings is a string: write ({self.stop_strings!r},), a tuple.")
+            raise UserError(f"stop_strings is a string: pass a tuple, ({self.stop_strings!r},).")
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
         if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
@@ -295,7 +296,7 @@ class GRPOConfig:
         if self.updates_per_step > 1 or not names:
             return None
         return (
-            f"note: with one update a rollout the ratio is exactly 1, and {', '.join(names)} "
+            f"note: with one update per rollout the ratio is exactly 1, and {', '.join(names)} "
             f"{'has' if len(names) == 1 else 'have'} no effect; raise num_iterations or "
             f"steps_per_generation for more updates."
         )

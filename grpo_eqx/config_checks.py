@@ -40,13 +40,13 @@ def check_clipping(
     if delta is not None and dual_clip is not None:
         raise UserError(
             f"delta ({delta}) and dual_clip ({dual_clip}) both bound the loss at negative "
-            f"advantages, and only the smaller would act: leave one out."
+            f"advantages, and only the smaller would have an effect: set only one."
         )
     high = next((x for x in (epsilon_high, epsilon) if x is not None), DEFAULT_EPSILON)
     for name, value in (("delta", delta), ("dual_clip", dual_clip)):
         if value is not None and not 1 + high < value < math.inf:
             raise UserError(
-                f"{name} is {value} and epsilon_high {high}: it must be finite and above "
+                f"{name} is {value} and epsilon_high is {high}: {name} must be finite and above "
                 f"1 + epsilon_high."
             )
 
@@ -75,7 +75,7 @@ def check_cispo(
     if epsilon_high is None:
         raise UserError(
             "loss_type is cispo and epsilon_high is not set: it is the cap on the ratio itself, "
-            "for which no small default would do; set it, for example to 5.0."
+            "for which the default, epsilon, is too small; set it, for example to 5.0."
         )
     if epsilon_high < 1:
         raise UserError(
@@ -85,7 +85,7 @@ def check_cispo(
     if importance_sampling_level == "sequence_token":
         raise UserError(
             "importance_sampling_level is sequence_token with loss_type cispo, whose ratios carry "
-            "no gradient, so that it would be sequence: use that, or token."
+            "no gradient, which makes it the same as sequence: use sequence or token."
         )
 
 
@@ -106,13 +106,13 @@ def check_kl(
         )
     if kl_estimator == "k1" and use_bias_correction_kl is False:
         raise UserError(
-            "kl_estimator is k1 without use_bias_correction_kl, where its gradient has mean zero: "
+            "kl_estimator is k1 without use_bias_correction_kl, so its gradient has mean zero: "
             "set use_bias_correction_kl, or use k2 or k3."
         )
     if kl_estimator == "k2" and use_bias_correction_kl:
         raise UserError(
             "use_bias_correction_kl is True with kl_estimator k2, whose gradient is unbiased "
-            "without it and would not be with it: leave it unset (None)."
+            "without it and would be biased with it: leave it unset (None)."
         )
 
 
@@ -140,8 +140,8 @@ def check_reference(
     every = ref_model_sync_steps or DEFAULT_REF_MODEL_SYNC_STEPS
     if sync_ref_model and every >= steps:
         raise UserError(
-            f"ref_model_sync_steps is {every} and the run has {steps} steps, so that the "
-            f"reference model would never move in time to matter: lower it."
+            f"ref_model_sync_steps is {every} and the run has {steps} steps, so the "
+            f"reference model would never move in time to have an effect: lower it."
         )
 
 
@@ -155,14 +155,14 @@ def check_advantages(
     if estimator != "grpo" and aggregation != "sum_then_normalize":
         raise UserError(
             f"multi_objective_aggregation is normalize_then_sum with advantage_estimator "
-            f"{estimator}: it is defined for grpo; use that, or sum_then_normalize."
+            f"{estimator}: it is defined only for grpo; use grpo or sum_then_normalize."
         )
     if scales_rewards(estimator, aggregation):
         return
     if estimator == "grpo":
-        because = "with multi_objective_aggregation normalize_then_sum, which has its own"
+        because = "with multi_objective_aggregation normalize_then_sum, which scales by itself"
     elif estimator.startswith("reinforce_plus_plus"):
-        because = f"with advantage_estimator {estimator}, which has its own"
+        because = f"with advantage_estimator {estimator}, which scales by itself"
     else:
         because = f"with advantage_estimator {estimator}, which is not scaled"
     _refuse_given(because, "leave it unset (None)", scale_rewards=scale_rewards)
@@ -190,8 +190,8 @@ def check_dynamic_sampling(
         return
     if advantage_estimator in ("reinforce", "reinforce_plus_plus"):
         raise UserError(
-            f"dynamic_sampling is on with advantage_estimator {advantage_estimator}, for which "
-            f"groups with equal rewards teach as well: leave it off, or use an estimator with a "
+            f"dynamic_sampling is on with advantage_estimator {advantage_estimator}, which "
+            f"also learns from groups with equal rewards: turn it off, or use an estimator with a "
             f"group baseline."
         )
     if max_generation_batches == 1:
@@ -217,13 +217,13 @@ def check_sampler_correction(
         )
     if low is not None and not 0 < low < 1:
         raise UserError(
-            f"importance_sampling_clip_min is {low}: it must be between 0 and 1, the weight of a "
-            f"sampler that is the trainer."
+            f"importance_sampling_clip_min is {low}: it must be between 0 and 1, the weight "
+            f"where the sampler and the trainer agree."
         )
     if high is not None and not 1 < high < math.inf:
         raise UserError(
-            f"importance_sampling_clip_max is {high}: it must be finite and above 1, the weight of "
-            f"a sampler that is the trainer."
+            f"importance_sampling_clip_max is {high}: it must be finite and above 1, the "
+            f"weight where the sampler and the trainer agree."
         )
 
 
@@ -238,7 +238,8 @@ def check_updates(
     if prompts_per_step % steps_per_generation:
         raise UserError(
             f"steps_per_generation is {steps_per_generation}, and prompts_per_step "
-            f"({prompts_per_step}) cannot be split evenly over as many updates: use a divisor."
+            f"({prompts_per_step}) cannot be split evenly into that many updates: use a divisor of "
+            f"prompts_per_step."
         )
     updates = steps * num_iterations * steps_per_generation
     if warmup_steps > updates:

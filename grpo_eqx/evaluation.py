@@ -32,7 +32,7 @@ class Evaluation:
         """
         num_samples = self.solved.shape[1]
         if not 1 <= k <= num_samples:
-            raise ValueError(f"pass@{k} needs 1 <= k <= {num_samples}, the samples of a problem.")
+            raise ValueError(f"pass@{k} needs 1 <= k <= {num_samples}, the samples per problem.")
         wrong = num_samples - self.solved.sum(axis=1)
         # C(wrong, k) / C(samples, k), as a product of k ratios
         draws = np.arange(k)

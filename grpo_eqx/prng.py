@@ -63,7 +63,9 @@ def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " size"]:
     Raises `ValueError` for a key of any other generator.
     """
     if jax.random.key_impl(key) != _GENERATOR:
-        raise ValueError(f"a key of {jax.random.key_impl(key)}: use one of {make_key.__name__}")
+        raise ValueError(
+            f"the key uses {jax.random.key_impl(key)}: make keys with {make_key.__name__}"
+        )
     high, low = _threefry(jax.random.key_data(key), jnp.arange(size, dtype=jnp.uint32))
     # Processors convert signed integers to floats faster than unsigned ones.
     coarse, fine = ((word >> 8).astype(jnp.int32).astype(jnp.float32) for word in (high, low))

@@ -193,7 +193,7 @@ class RunSpec:
         if available is not None and available < wanted:
             raise UserError(
                 f"{self.cfg.data} has {available} problems, and prompts_per_step is {wanted}: "
-                f"lower it or bring more problems."
+                f"lower it or add problems."
             )
         _check_batches(self.cfg, mesh, self.rollout_sharding)
 
@@ -268,7 +268,7 @@ def _prompt_lengths(cfg: GRPOConfig, model: ModelConfig) -> PromptLengths:
         is_local(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()
     )
     if not has_tokenizer or any(map(is_hub_name, data)):
-        check_positions(cfg, model, "a prompt without text", 0)
+        check_positions(cfg, model, "an empty prompt", 0)
         return PromptLengths.longest(cfg)
     inputs = load_inputs(cfg)
     inputs.check_belong_to(model, cfg)
@@ -281,8 +281,8 @@ def _stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Sto
     for string in cfg.stop_strings:
         if special := [t for t in tokenizer.tokenizer.all_special_tokens if t in string]:
             raise UserError(
-                f"stop string {string!r} contains {special[0]!r}, a special token, which the text "
-                f"of completions leaves out: leave it to the tokenizer's end-of-sequence tokens."
+                f"stop string {string!r} contains the special token {special[0]!r}, which the text "
+                f"of completions omits: rely on the tokenizer's end-of-sequence tokens instead."
             )
     token_bytes = tokenizer.token_bytes(vocab_size)
     return Stopping.of_strings(tokenizer.eos_ids, cfg.stop_strings, token_bytes)
@@ -297,8 +297,8 @@ def _program_options(
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     if on_cpu and cfg.dtype == "bfloat16":
         raise UserError(
-            "dtype is bfloat16, and these devices are CPUs, whose compiler lacks its products with "
-            "a float32 result: use auto or float32."
+            "dtype is bfloat16, but the devices are CPUs, whose compiler lacks bfloat16 products "
+            "with float32 results: use auto or float32."
         )
     dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     return ProgramOptions(

@@ -160,7 +160,7 @@ class GRPOTrainer:
         cfg = self.cfg
         if self.state.step >= cfg.steps:
             raise UserError(
-                f"this trainer has done its {cfg.steps} steps: make a new one for more."
+                f"this trainer has finished its {cfg.steps} steps: create a new one to continue."
             )
         layout = self.layout()
         with RunRecord(cfg, layout, self.trackers, only_history=not is_main()) as record:
@@ -263,7 +263,7 @@ class GRPOTrainer:
         return (
             f"{self.cfg.model} ({size:,} parameters) on {data.name}: "
             f"{len(data):,} problems"
-            + (f" ({data.num_dropped:,} over-long ones dropped)" if data.num_dropped else "")
+            + (f" ({data.num_dropped:,} overlong ones dropped)" if data.num_dropped else "")
             + f", {len(self.heldout):,} held out"
         )
 
@@ -353,7 +353,7 @@ class GRPOTrainer:
     def _complete(
         self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int
     ) -> Completions:
-        """`num_samples` completions of each tokenised prompt, in batches of one shape."""
+        """`num_samples` completions of each tokenized prompt, in batches of one shape."""
         rows = evaluation_rows(len(tokens), num_samples, self.mesh.size)
         parts = []
         starts = range(0, len(tokens), rows)

@@ -47,7 +47,7 @@ class PretrainConfig:
     output_dir: Path = Path("grpo_eqx/assets/tiny_qwen2")
     """Folder for weights, config and tokenizer."""
     steps: int = 1400
-    """Optimiser steps."""
+    """Optimizer steps."""
     problems_per_step: int = 24
     """Problems in a batch."""
     writers_per_problem: int = 4

@@ -55,7 +55,7 @@ def test_problems_on_the_hub_are_as_long_as_the_settings_allow() -> None:
 
 
 def test_problems_that_are_missing_are_one_line(tmp_path) -> None:
-    with pytest.raises(UserError, match="is not a file"):
+    with pytest.raises(UserError, match="is neither a file"):
         RunSpec.describe(GRPOConfig(data=str(tmp_path / "none.jsonl")))
 
 

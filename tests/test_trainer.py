@@ -281,7 +281,7 @@ def test_a_kl_term_holds_the_policy_near_the_reference(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_reference_follows_where_it_is_synchronised(tmp_path: Path) -> None:
+def test_the_reference_follows_where_it_is_synchronized(tmp_path: Path) -> None:
     cfg = GRPOConfig(
         **{**SMALL, "steps": 3}, beta=0.1, sync_ref_model=True, ref_model_sync_steps=2,
         ref_model_mixup_alpha=1.0, learning_rate=1e-3, lr_scheduler_type="constant",
@@ -367,7 +367,7 @@ def test_evaluation_samples_and_counts(run: tuple[GRPOTrainer, Path]) -> None:
 @pytest.mark.slow
 def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) -> None:
     assert run[0].state.step == 2
-    with pytest.raises(UserError, match="has done its 2 steps"):
+    with pytest.raises(UserError, match="has finished its 2 steps"):
         run[0].fit()
     assert not (run[1] / "previous-2").exists()
 
@@ -376,13 +376,13 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
     ("fields", "message"),
     [
         ({"mesh": "3,1,1"}, "needs 3 devices"),
-        ({"dtype": "bfloat16"}, "these devices are CPUs"),
+        ({"dtype": "bfloat16"}, "the devices are CPUs"),
         ({"prompts_per_step": 6}, "cannot be split evenly"),
         (
             {"max_num_seqs": 12, "rollout_sharding": "legacy"},
-            r"legacy splits 12 slots \(max_num_seqs\).*a multiple of 8",
+            r"legacy must split 12 slots \(max_num_seqs\).*a multiple of 8",
         ),
-        ({"stop_strings": ("<|im_end|>",)}, "contains '<|im_end|>', a special token"),
+        ({"stop_strings": ("<|im_end|>",)}, "contains the special token '<|im_end|>'"),
         ({"micro_batch_size_per_device": 3}, "micro_batch_size_per_device is 3"),
         # Updates of 2 prompts: over 8 devices they do not go, though the rollout's 8 do.
         ({"steps_per_generation": 4}, "2 prompts with 2 completions each cannot be split evenly"),
@@ -390,7 +390,7 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
         ({"reward_funcs": ("correct", "correct")}, "have the same name"),
         ({"reward_funcs": ("nice",)}, "no reward function named 'nice'"),
         ({"reward_weights": (1.0, 2.0)}, "1 reward functions and 2 reward_weights"),
-        ({"data": "nowhere.jsonl"}, "'nowhere.jsonl' is not a file"),
+        ({"data": "nowhere.jsonl"}, "'nowhere.jsonl' is neither a file"),
         ({"prompts_per_step": 8192 + 8}, "has 8192 problems, and prompts_per_step is 8200"),
     ],
 )

@@ -94,7 +94,7 @@ class Work:
 
 
 def reward(completions: list[str], **columns: Any) -> list[float]:
-    """The share of a letter: it varies within groups, and favours no length, which would drift."""
+    """The share of a letter: it varies within groups, and favors no length, which would drift."""
     return [text.count("a") / max(len(text), 1) for text in completions]
 
 

@@ -67,9 +67,11 @@ def _any_subcommand(arguments: Sequence[str]) -> Any:
 
 def _check(subcommand: Subcommand, command: Sequence[str]) -> None:
     if subcommand.takes_command and not command:
-        raise UserError("there is no COMMAND: give one after --, as in -- python train.py.")
+        raise UserError("COMMAND is missing: give one after --, as in -- python train.py.")
     if command and not subcommand.takes_command:
-        raise UserError(f"nothing runs {command[0]!r} here: leave out -- and what follows it.")
+        raise UserError(
+            f"this subcommand takes no COMMAND, but got {command[0]!r}: remove -- and all after it."
+        )
     if command and (not command[0] or command[0].startswith("-")):
         raise UserError(f"COMMAND starts with {command[0]!r}: it must start with a program.")
 

@@ -59,8 +59,8 @@ class TokenizedPrompts:
         }
         if reserved:
             raise UserError(
-                f"{name} has a column {min(reserved)!r}, which is what reward functions call their "
-                f"own argument: rename it."
+                f"{name} has a column {min(reserved)!r}, the name of an argument of every reward "
+                f"function: rename it."
             )
         try:
             tokens = tokenizer.encode([prompt.text for prompt in prompts])
@@ -79,8 +79,8 @@ class TokenizedPrompts:
         self.prompts = [prompt for i, prompt in enumerate(prompts) if i not in dropped]
         self.tokens = [ids[-max_length:] for i, ids in enumerate(tokens) if i not in dropped]
         if not self.prompts:
-            without = f" ({self.num_dropped} over-long ones dropped)" if dropped else ""
-            raise UserError(f"{name} has no problems to use{without}: bring more.")
+            without = f" ({self.num_dropped} overlong ones dropped)" if dropped else ""
+            raise UserError(f"{name} has no usable problems{without}: add some.")
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -118,10 +118,10 @@ class PromptBatches:
         self.seed = seed
         self._epoch, self._order = 0, self._shuffled(0)
         if len(data) < batch_size:
-            without = f" ({data.num_dropped} over-long ones dropped)" if data.num_dropped else ""
+            without = f" ({data.num_dropped} overlong ones dropped)" if data.num_dropped else ""
             raise UserError(
                 f"{data.name} has {len(data)} problems{without}, and prompts_per_step is "
-                f"{batch_size}: lower it or bring more problems."
+                f"{batch_size}: lower it or add problems."
             )
 
     def batch(self, step: int) -> PromptBatch:

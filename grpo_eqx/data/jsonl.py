@@ -48,13 +48,14 @@ def read_jsonl(path: Path) -> Records:
         if line.strip():
             rows[number] = _parse(line, path, number)
     if not rows:
-        raise UserError(f"data {str(path)!r} is empty: it needs one JSON object a line.")
+        raise UserError(f"data {str(path)!r} is empty: it needs one JSON object per line.")
     columns = next(iter(rows.values())).keys()
     for number, row in rows.items():
         if row.keys() != columns:
             raise UserError(
-                f"{path}, line {number}: the columns are {', '.join(sorted(row))}, and those of "
-                f"the first problem {', '.join(sorted(columns))}: give every problem the same."
+                f"{path}, line {number}: the columns are {', '.join(sorted(row))}, but the "
+                f"first problem has {', '.join(sorted(columns))}: give every problem the same "
+                f"columns."
             )
     return Records(rows=list(rows.values()), name=path.name)
 
@@ -65,16 +66,16 @@ def _parse(line: bytes, path: Path, number: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number}: not valid JSON ({error}).") from error
     if not isinstance(row, dict):
-        raise UserError(f"{path}, line {number}: not a JSON object but {type(row).__name__}.")
+        raise UserError(f"{path}, line {number}: expected a JSON object, got {type(row).__name__}.")
     for name in (QUESTION, ANSWER):
         if name not in row:
             raise UserError(f"{path}, line {number}: the field {name!r} is missing.")
     if not isinstance(row[QUESTION], str) or not row[QUESTION].strip():
-        raise UserError(f"{path}, line {number}: the field {QUESTION!r} must be a text.")
+        raise UserError(f"{path}, line {number}: the field {QUESTION!r} must be non-empty text.")
     try:
         row[QUESTION].encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{path}, line {number}: the field {QUESTION!r} has half a character."
+            f"{path}, line {number}: the field {QUESTION!r} has an unpaired surrogate."
         ) from error
     return row

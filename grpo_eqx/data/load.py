@@ -46,7 +46,8 @@ def _load(name: str, split: str) -> PromptSource:
     path = Path(name)
     if not path.is_file():
         raise UserError(
-            f"data {name!r} is not a file, nor {EMBEDDED_DATA!r}, nor a hub name like openai/gsm8k."
+            f"data {name!r} is neither a file, nor {EMBEDDED_DATA!r}, nor a hub name such as "
+            f"openai/gsm8k."
         )
     return read_jsonl(path)
 
@@ -64,7 +65,7 @@ def _load_hub(name: str, split: str) -> PromptSource:
         rows = datasets.load_dataset(name, config, split=split)
     except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
         raise UserError(
-            f"data {name!r} is no file here, and could not be loaded from the Hugging Face hub "
+            f"data {name!r} is not a local file and could not be loaded from the Hugging Face hub "
             f"({type(error).__name__}: {first_line(error)})."
         ) from error
     for column in (QUESTION, ANSWER):

@@ -100,8 +100,8 @@ def check_answers(prompts: Sequence[Prompt]) -> None:
     for prompt in prompts:
         if "answer" not in prompt.columns:
             raise UserError(
-                "the problems have no column 'answer' to compare with: bring one, or pass "
-                "reward_funcs and eval_func of your own."
+                "the problems have no column 'answer' to compare with: add one, or pass your own "
+                "reward_funcs and eval_func."
             )
         try:
             gsm8k.gold_number(prompt.columns["answer"])

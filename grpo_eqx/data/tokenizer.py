@@ -28,7 +28,7 @@ class ChatTokenizer:
         self.tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids) or (() if own is None else (own,))
         if not self.eos_ids:
-            raise UserError("the tokenizer names no eos_token: set one, so that completions end.")
+            raise UserError("the tokenizer has no eos_token: set one, so that completions can end.")
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.system_prompt = system_prompt
@@ -54,7 +54,7 @@ class ChatTokenizer:
         except Exception as error:  # the tokenizers library raises nothing more precise
             # It also reads config.json, and may name the field at fault on its second line.
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(f"{folder} holds no usable tokenizer: {reason}") from error
+            raise UserError(f"{folder} contains no usable tokenizer: {reason}") from error
         if of_config and tokenizer.eos_token_id is not None:
             of_config = tuple(dict.fromkeys((*of_config, tokenizer.eos_token_id)))
         chat = cls(tokenizer, eos_ids or of_config, system_prompt)
@@ -65,8 +65,8 @@ class ChatTokenizer:
         """Raises `UserError` if the tokenizer has more tokens than a model's vocabulary."""
         if len(self.tokenizer) > vocab_size:
             raise UserError(
-                f"the tokenizer has {len(self.tokenizer)} tokens, and the model's vocabulary "
-                f"{vocab_size}: they do not belong together."
+                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's vocabulary "
+                f"has {vocab_size}: use the model's own tokenizer."
             )
 
     def fingerprint(self) -> str:
@@ -105,8 +105,8 @@ class ChatTokenizer:
         tokens: list[list[int]] = self.tokenizer(rendered, add_special_tokens=special)["input_ids"]
         if empty := [i for i, ids in enumerate(tokens) if not ids]:
             raise UserError(
-                f"prompt {empty[0]} ({texts[empty[0]][:40]!r}) has no tokens, and there is nothing "
-                f"to complete: give it a text that the tokenizer knows."
+                f"prompt {empty[0]} ({texts[empty[0]][:40]!r}) has no tokens to complete: use a "
+                f"text that the tokenizer can encode."
             )
         return tokens
 
@@ -168,7 +168,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}.") from error
     if not isinstance(fields, dict):
-        raise UserError(f"{path} holds no JSON object.")
+        raise UserError(f"{path} does not contain a JSON object.")
     return fields
 
 
@@ -177,5 +177,7 @@ def _eos_ids(fields: dict[str, Any], path: Path) -> tuple[int, ...]:
     named = fields.get("eos_token_id")
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if not all(type(i) is int and i >= 0 for i in ids):
-        raise UserError(f"{path}: eos_token_id={named!r} is no token id, nor a list of token ids.")
+        raise UserError(
+            f"{path}: eos_token_id={named!r} is neither a token id nor a list of token ids."
+        )
     return tuple(ids)

@@ -36,7 +36,7 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
     metadata server. Raises `UserError` where they contradict themselves, or name several slices.
     """
     if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
-        raise UserError("several TPU slices in one run are not supported: start it on one slice.")
+        raise UserError("several TPU slices in one run are not supported: use one slice.")
     for find in (_of_jax, _of_tpu_workers, _of_slurm):
         if (cluster := find(environment)) is not None:
             return _checked(cluster) if cluster.num_processes > 1 else None
@@ -54,7 +54,7 @@ def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
     if missing := [name for name, value in zip(names, given, strict=True) if not value]:
         raise UserError(
             f"{' and '.join(missing)} must be set too: the address of process 0, the number of "
-            f"processes and this one's number, from 0, go together."
+            f"processes and the number of this one (from 0) go together."
         )
     return Cluster(given[0], _number(NUM_PROCESSES, environment), _number(PROCESS_ID, environment))
 
@@ -110,7 +110,7 @@ def _checked(cluster: Cluster) -> Cluster:
         )
     if cluster.process_id >= cluster.num_processes:
         raise UserError(
-            f"this is process {cluster.process_id} of {cluster.num_processes}, and they count "
-            f"from 0: raise the number of processes, or lower its own."
+            f"this is process {cluster.process_id} of {cluster.num_processes}, but processes "
+            f"count from 0: raise the number of processes, or lower the number of this one."
         )
     return cluster

@@ -101,7 +101,7 @@ def disagreement(facts: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str
             if other != first:
                 return (
                     f"the hosts disagree on {name}: {first} on {named(0)}, {other} on "
-                    f"{named(process_id)}. Start all with the same."
+                    f"{named(process_id)}. Start all with the same value."
                 )
     return ""
 

@@ -135,7 +135,7 @@ def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> str:
         time.sleep(_RETRY_SECONDS)
     return (
         f"process {cluster.process_id} of {cluster.num_processes} found no process 0 at "
-        f"{cluster.coordinator} within {timeout:.0f} s: start it there too, with the same "
+        f"{cluster.coordinator} within {timeout:.0f} s: start process 0 there, with the same "
         f"address, and open the port."
     )
 
@@ -146,8 +146,8 @@ def _wrong(
     if twin is not None:
         first = hellos[twin.process_id]
         return (
-            f"two processes say that they are process {twin.process_id}, on {first.host} and "
-            f"{twin.host}: give each its own number."
+            f"two processes have the number {twin.process_id}, on {first.host} and {twin.host}: "
+            f"give each its own."
         )
     facts = {process_id: hello.facts for process_id, hello in hellos.items()}
     names = {process_id: hello.host for process_id, hello in hellos.items()}
@@ -155,7 +155,7 @@ def _wrong(
         return difference
     if len(hellos) < cluster.num_processes:
         return (
-            f"{_present(cluster, hellos)}, which did not come within {timeout:.0f} s. Start the "
+            f"{_present(cluster, hellos)}, which did not join within {timeout:.0f} s. Start the "
             f"same command on every host."
         )
     return ""
@@ -178,8 +178,8 @@ def _listening(port: int) -> Iterator[socket.socket]:
         server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
     except OSError as error:
         raise UserError(
-            f"process 0 cannot listen on port {port} ({error.strerror}): another run may have it, "
-            f"so end that or choose another port."
+            f"process 0 cannot listen on port {port} ({error.strerror}): another run may be using "
+            f"it, so stop that run or choose another port."
         ) from error
     with server:
         yield server

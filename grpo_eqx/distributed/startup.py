@@ -79,7 +79,7 @@ def _join(cluster: Cluster, timeout: float) -> None:
         if "must be called before" not in str(error):
             raise
         raise UserError(
-            f"this process cannot join the others any more ({error}): make the GRPOTrainer before "
+            f"this process can no longer join the others ({error}): create the GRPOTrainer before "
             f"any array, or call grpo_eqx.distributed.initialize() first."
         ) from error
 
@@ -108,8 +108,8 @@ def check_even(num_devices: Mapping[int, int]) -> None:
     if len(set(num_devices.values())) > 1:
         raise UserError(
             f"the hosts have different numbers of devices, by process: "
-            f"{dict(sorted(num_devices.items()))}. Give every host the same, or leave out the one "
-            f"that differs."
+            f"{dict(sorted(num_devices.items()))}. Give every host the same number, or leave out "
+            f"the one that differs."
         )
 
 
@@ -123,6 +123,6 @@ def _number_of(variable: str) -> float:
 def _check_number(found: int, required: int | None) -> None:
     if required is not None and found != required:
         raise UserError(
-            f"{found} {'process is' if found == 1 else 'processes are'} started, and "
+            f"{found} {'process was' if found == 1 else 'processes were'} started, but "
             f"{required} are required: start the same command on every host."
         )

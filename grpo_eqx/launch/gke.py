@@ -13,7 +13,9 @@ from grpo_eqx.launch.quoting import kubernetes_argument, yaml_text
 from grpo_eqx.planner.topologies import find_slice
 
 _LABEL = "[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
-_LABEL_RULE = "at most 40 lower-case letters, digits and '-', first a letter and last no '-'"
+_LABEL_RULE = (
+    "at most 40 lowercase letters, digits and '-', starting with a letter and not ending with '-'"
+)
 _SECRET = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
 
 
@@ -64,7 +66,7 @@ class Gke(Subcommand):
     def _secret_lines(self) -> str:
         if self.secret is None:
             return ""
-        check_name("secret", self.secret, _SECRET, "lower-case letters, digits, '-' and '.'")
+        check_name("secret", self.secret, _SECRET, "lowercase letters, digits, '-' and '.'")
         return (
             "                  envFrom:\n"
             "                    - secretRef:\n"

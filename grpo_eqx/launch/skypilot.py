@@ -52,12 +52,12 @@ class SkyPilot(Subcommand):
         if (self.accelerator is None) == (self.gpus is None):
             raise UserError("give either --type, for a TPU slice, or --gpus.")
         check_name(
-            "name", self.name, "[a-z]([-a-z0-9]*[a-z0-9])?", "lower-case letters, digits and '-'"
+            "name", self.name, "[a-z]([-a-z0-9]*[a-z0-9])?", "lowercase letters, digits and '-'"
         )
         check_at_least("nodes", self.nodes, 1)
         if not all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", secret) for secret in self.secrets):
             # The message omits the input, which may hold a secret's value.
-            raise UserError("--secrets takes the names of variables alone, as HF_TOKEN.")
+            raise UserError("--secrets takes only names of variables, such as HF_TOKEN.")
         of_kind = self._tpu() if self.accelerator is not None else self._gpu()
         task = render(
             "skypilot.yaml",
@@ -75,7 +75,7 @@ class SkyPilot(Subcommand):
         wanted = find_slice(self.accelerator)
         if self.nodes != 1:
             raise UserError(
-                f"--nodes is {self.nodes}, and a run has one slice: choose a larger --type."
+                f"--nodes is {self.nodes}, but a run has one slice: choose a larger --type."
             )
         return {
             "resources": f"  accelerators: tpu-{wanted.name}\n"
@@ -88,7 +88,7 @@ class SkyPilot(Subcommand):
     def _gpu(self) -> dict[str, str | int]:
         assert self.gpus is not None
         check_name(
-            "gpus", self.gpus, r"[A-Za-z0-9][A-Za-z0-9-]*:\d+", "a name and a number: H100:8"
+            "gpus", self.gpus, r"[A-Za-z0-9][A-Za-z0-9-]*:\d+", "a name and a count, such as H100:8"
         )
         return {
             "resources": f"  accelerators: {yaml_text(self.gpus)}\n{self._spot()}",

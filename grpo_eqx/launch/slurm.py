@@ -10,7 +10,7 @@ from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.,-]*"
-_WORD_RULE = "letters, digits, '_', '.', ',' and '-', and not start with '-'"
+_WORD_RULE = "letters, digits, '_', '.', ',' and '-', not starting with '-'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,7 +54,7 @@ class LossBackend(eqx.Module):
         if hidden.shape != (*ids.shape, head.shape[1]):
             raise UserError(
                 f"hidden states {list(hidden.shape)}, ids {list(ids.shape)} and head "
-                f"{list(head.shape)} do not fit: they must be [..., T, H], [..., T] and [V, H]."
+                f"{list(head.shape)} do not match: they must be [..., T, H], [..., T] and [V, H]."
             )
         temperature = checked_temperature(temperature)
         counted = in_vocabulary(ids, len(head))
@@ -82,7 +82,7 @@ def in_vocabulary(ids: Int[Array, "*batch T"], vocabulary: int) -> Bool[Array, "
 def checked_temperature(temperature: float) -> float:
     """Returns the temperature as a float; raises `UserError` unless it is positive and finite."""
     if isinstance(temperature, jax.core.Tracer):
-        raise UserError("temperature is traced: it must be a Python number, fixed when compiled.")
+        raise UserError("temperature is traced: it must be a Python number, fixed at compile time.")
     if isinstance(temperature, jax.Array | numbers.Real):
         temperature = float(temperature)
         if 0 < temperature < math.inf:

@@ -77,10 +77,10 @@ def _check(
     if logits.shape[:-1] != ids.shape or ids.shape[:1] != advantages.shape:
         raise UserError(
             f"logits {list(logits.shape)}, ids {list(ids.shape)} and advantages "
-            f"{list(advantages.shape)} do not fit: they must be [B, T, V], [B, T] and [B]."
+            f"{list(advantages.shape)} do not match: they must be [B, T, V], [B, T] and [B]."
         )
     if (objective.beta == 0) != (ref_logps is None):
-        fix = "give ref_logps" if ref_logps is None else "leave ref_logps out"
-        raise UserError(f"beta of the objective is {objective.beta:g}: {fix}, or change it.")
+        fix = "pass ref_logps" if ref_logps is None else "leave ref_logps out"
+        raise UserError(f"the objective's beta is {objective.beta:g}: {fix}, or change beta.")
     if objective.loss_type == "dr_grpo" and objective.max_completion_length is None:
         raise UserError("dr_grpo divides by max_completion_length: set it in the Objective.")

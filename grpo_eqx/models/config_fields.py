@@ -77,7 +77,7 @@ def used_fields(
     """
     if fields.get("model_type") != "qwen2":
         raise UserError(
-            f"{path}: model_type={fields.get('model_type')!r} is not supported, only 'qwen2': take "
+            f"{path}: model_type={fields.get('model_type')!r} is not supported, only 'qwen2': use "
             "a Qwen2 or Qwen2.5 model."
         )
     for name, computed in _COMPUTED.items():
@@ -96,7 +96,7 @@ def used_fields(
         # Python shows a warning once per line it is attributed to: here the same line for every
         # reader, as a run reads the file twice.
         warnings.warn(
-            f"{path}: fields that are not known here are ignored: {', '.join(unknown)}. "
+            f"{path}: unknown fields are ignored: {', '.join(unknown)}. "
             "Make sure that they do not change what the model computes.",
             stacklevel=2,
         )
@@ -159,6 +159,6 @@ def _unsupported(path: str | Path, name: str, value: Any, wanted: str) -> UserEr
     found = repr(value)
     found = found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
     return UserError(
-        f"{path}: {name}={found} is not supported, only {wanted}: write that into the file if the "
-        "model can do without, or take another model."
+        f"{path}: {name}={found} is not supported, only {wanted}: set it so in the file if the "
+        "model does not depend on it, or use another model."
     )

@@ -49,8 +49,8 @@ def model_folder(name_or_path: str | Path) -> Path:
         return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
     except (OSError, HFValidationError, ValueError) as error:
         raise UserError(
-            f"model {str(name_or_path)!r} is not a folder, nor {EMBEDDED_MODEL!r}, and could not "
-            f"be downloaded from the Hugging Face hub ({type(error).__name__}: "
+            f"model {str(name_or_path)!r} is neither a folder nor {EMBEDDED_MODEL!r}, and could "
+            f"not be downloaded from the Hugging Face hub ({type(error).__name__}: "
             f"{first_line(error)})."
         ) from error
 
@@ -216,7 +216,9 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
         try:
             files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(f"{folder / _INDEX} is no index of tensors: {error!r}.") from error
+            raise WeightsError(
+                f"{folder / _INDEX} is not an index of tensors: {error!r}."
+            ) from error
     else:
         files = ["model.safetensors"]
     tensors: dict[str, Any] = {}
@@ -225,7 +227,7 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
         if not path.exists():
             pickles = sorted(p.name for p in folder.glob("*.bin"))
             hint = f" ({pickles[0]} is a pickle, which is never loaded)" if pickles else ""
-            raise WeightsError(f"{folder} holds no {file}{hint}: only safetensors are read.")
+            raise WeightsError(f"{folder} has no {file}{hint}: only safetensors are loaded.")
         try:
             handle = stack.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:
@@ -268,7 +270,7 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
         found = tuple(tensors[name].get_shape())
         if found != shape:
             raise WeightsError(
-                f"{folder}: tensor {name!r} has shape {found}, and config.json says {shape}."
+                f"{folder}: tensor {name!r} has shape {found}, but config.json says {shape}."
             )
     known = {*expected}
     head = template.tensor_name("lm_head")
@@ -278,7 +280,7 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
     extra = sorted(name for name in tensors.keys() - known if not _FREQUENCIES.fullmatch(name))
     if extra:
         raise WeightsError(
-            f"{folder}: tensor {extra[0]!r} does not belong to the model of config.json."
+            f"{folder}: tensor {extra[0]!r} does not belong to the model in config.json."
         )
 
 
@@ -294,6 +296,6 @@ def _check_tied_head(
         same = same and head[rows].tobytes() == embedding[rows].tobytes()
     if not same:
         raise WeightsError(
-            f"{folder}: tensor {head_name!r} is not the same as {embedding_name!r}, and "
+            f"{folder}: tensor {head_name!r} differs from {embedding_name!r}, but "
             "config.json ties them: set tie_word_embeddings to false there, or remove the tensor."
         )

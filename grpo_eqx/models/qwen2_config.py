@@ -103,13 +103,13 @@ class Qwen2Config(ModelConfig):
         except (OSError, ValueError) as error:
             raise UserError(f"{path} is not a readable config.json: {error}.") from error
         if not isinstance(fields, dict):
-            raise UserError(f"{path} is not a readable config.json: it holds no object.")
+            raise UserError(f"{path} is not a readable config.json: it is not a JSON object.")
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}
         # Defaults of absent fields are the same as in Hugging Face, except for this one.
         values = {"tie_word_embeddings": False, **used_fields(fields, kinds, path)}
         for field in dataclasses.fields(cls):
             if field.default is dataclasses.MISSING and field.name not in values:
-                raise UserError(f"{path} misses a field: {field.name}.")
+                raise UserError(f"{path} lacks the field {field.name}.")
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:

@@ -176,7 +176,7 @@ class Objective:
         For token ratios, the correction is that of DeepSeek-V3.2 (arXiv 2512.02556, eq. 7); at
         level `sequence` it is TRL's, with the sequence's ratio for each of its tokens.
         """
-        assert batch.ref_logps is not None, "beta is not 0, and ref_logps are None"
+        assert batch.ref_logps is not None, "beta is not 0, but ref_logps is None"
         kl = kl_estimates(batch.logps, batch.ref_logps, self.kl_estimator, self.kl_clamp)
         return kl * ratios if self.use_bias_correction_kl else kl
 

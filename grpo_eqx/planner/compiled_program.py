@@ -103,8 +103,8 @@ def _compile(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
     memory, text = compiled.memory_analysis(), compiled.as_text() or ""
     if memory is None:
         raise UserError(
-            f"the compiler for {target.device_kind} does not say how much memory programs take: "
-            f"plan for another device, with --topology."
+            f"the compiler for {target.device_kind} does not report how much memory programs "
+            f"need: plan for another device, with --topology."
         )
     code = memory.generated_code_size_in_bytes
     outputs = memory.output_size_in_bytes - memory.alias_size_in_bytes

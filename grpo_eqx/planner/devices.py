@@ -82,7 +82,9 @@ def _described_bytes(device: jax.Device) -> int:
         if match := _LIMIT.search(str(error)):
             return parse_size(match[1] or match[2])
         raise
-    raise UserError(f"the memory of {device.device_kind} is not known: its compiler does not say.")
+    raise UserError(
+        f"the memory of {device.device_kind} is unknown: its compiler does not report it."
+    )
 
 
 def parse_size(text: str) -> int:
@@ -98,7 +100,7 @@ def _local_bytes(devices: Sequence[jax.Device]) -> int:
     stats = [device.memory_stats() for device in own]
     limits = [each["bytes_limit"] for each in stats if each and "bytes_limit" in each]
     if not limits:
-        raise UserError(f"the memory of {own[0].device_kind} is not known: JAX does not say.")
+        raise UserError(f"the memory of {own[0].device_kind} is unknown: JAX does not report it.")
     return min(limits)
 
 

@@ -43,7 +43,9 @@ def explains_out_of_memory(
 
 def _explanation(error: Exception, make_plan: Callable[[], Plan]) -> str:
     said = first_line(error).rstrip(".")
-    print(f"out of memory ({said}): planning what fits", file=sys.stderr, flush=True)
+    print(
+        f"out of memory ({said}): planning the run to find what fits", file=sys.stderr, flush=True
+    )
     try:
         plan = make_plan()
     except Exception:  # a failure here must not hide the first one
@@ -51,8 +53,8 @@ def _explanation(error: Exception, make_plan: Callable[[], Plan]) -> str:
     if not plan.fits:
         return f"the devices are out of memory ({said}). The plan of the run: {plan.verdict}"
     return (
-        f"the devices are out of memory ({said}), though by its plan the run would fit if nothing "
-        f"else did take memory there. The plan: {plan.verdict} End what else runs, or lower "
-        f"micro_batch_size_per_device ({plan.settings['micro_batch_size_per_device'] or 'all'} "
-        f"now) or max_num_seqs."
+        f"the devices are out of memory ({said}), although the run should fit if no other process "
+        f"uses their memory. The plan: {plan.verdict} Stop other processes on these devices, or "
+        f"lower micro_batch_size_per_device "
+        f"(now {plan.settings['micro_batch_size_per_device'] or 'all'}) or max_num_seqs."
     )

@@ -63,8 +63,8 @@ class Found:
 
     def __str__(self) -> str:
         if self.largest is None:
-            return f"No {self.setting} fits: {min(self.tried)} is the least there is."
-        last = ", the largest there is to try" if self.largest == self.most else ""
+            return f"No {self.setting} fits, not even the smallest, {min(self.tried)}."
+        last = ", the upper limit of the search" if self.largest == self.most else ""
         return f"The largest {self.setting} that fits is {self.largest}{last}."
 
 
@@ -158,18 +158,26 @@ class Plan:
         }
         largest = max(peaks, key=lambda name: peaks[name])
         need, usable = readable_bytes(peaks[largest]), readable_bytes(self.hbm_bytes)
-        on = "the devices here" if self.topology == LOCAL else self.topology
+        on = "the local devices" if self.topology == LOCAL else self.topology
         if self.fits:
-            said = f"It fits {on}: at its peak, in {largest}, a device holds {need} of {usable}."
+            said = (
+                f"The run fits {on}: memory peaks at {need} of {usable} per device, in {largest}."
+            )
         else:
-            said = f"It does not fit {on}: {largest} needs {need} of each device's {usable}."
+            said = (
+                f"The run does not fit {on}: {largest} needs {need} per device, but only "
+                f"{usable} is usable."
+            )
         if self.change is not None:
             eased = readable_bytes(self.change.plan.peak_bytes)
-            said += f" With {self.change.flags} it fits: {eased}."
+            said += f" It fits with {self.change.flags}, at {eased} per device."
         elif self.found is None and not self.fits:
-            said += " No setting that was tried helps: use more devices, or shorter texts."
+            said += (
+                " No setting that was tried makes it fit: use more devices, or shorter prompts or "
+                "completions."
+            )
         if self.fits and EVALUATE in self.too_large:
-            said += " Evaluations do not: lower max_num_seqs or max_prompt_length for them."
+            said += " Evaluation does not fit: lower max_num_seqs or max_prompt_length."
         return said if self.found is None else f"{said} {self.found}"
 
     def to_json(self) -> dict[str, Any]:

@@ -38,22 +38,20 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     if plan.num_devices > 1:
         yield Text(f"rollout sharding {plan.rollout_sharding}", style="dim")
     yield Text(", ".join(f"{name} {_setting(plan, name)}" for name in _SHOWN_SETTINGS), style="dim")
-    of = "of the problems" if plan.prompt_length_known else "max_prompt_length"
-    yield Text(f"prompts of {plan.prompt_length} tokens ({of})", style="dim")
+    source = "from the data" if plan.prompt_length_known else "max_prompt_length"
+    yield Text(f"prompts padded to {plan.prompt_length} tokens ({source})", style="dim")
     yield _memory(plan)
     resident = (f"{readable_bytes(size)} of {name}" for name, size in plan.resident.items() if size)
-    yield Text(f"All the time a device holds {', '.join(resident)}.\n", style="dim")
+    yield Text(f"Resident on each device throughout: {', '.join(resident)}.\n", style="dim")
     yield _buffers(plan.programs)
     if any(program.compiled.exchanges for program in plan.programs.values()):
         yield _exchanges(plan.programs)
     yield _floors(plan)
     seconds = plan.floor_seconds
     if seconds is None:
-        said = f"The peaks of {plan.device_kind} are not known, so no least time is either."
+        said = f"The peak rates of {plan.device_kind} are unknown, and so is the minimum step time."
     else:
-        said = (
-            f"At the devices' peaks, and if nothing had to be sent, a step takes {seconds:.2f} s."
-        )
+        said = f"At the devices' peak rates, without communication, a step takes {seconds:.2f} s."
     yield Text(f"{said}\n", style="dim")
 
 
@@ -65,7 +63,7 @@ def _setting(plan: Plan, name: str) -> str:
 def _memory(plan: Plan) -> Table:
     unit, name = (GiB, "GiB") if plan.peak_bytes >= GiB else (MiB, "MiB")
     usable = f"{plan.hbm_bytes / unit:,.2f}"
-    table = Table(title=f"Memory of a device in {name}, of which {usable} can be used")
+    table = Table(title=f"Memory per device in {name} ({usable} usable)")
     _columns(
         table, "program", "arguments", "results", "temporary", "code", "elsewhere", "peak", "used"
     )
@@ -83,7 +81,7 @@ def _memory(plan: Plan) -> Table:
 
 
 def _buffers(programs: Mapping[str, PlannedProgram]) -> Table:
-    table = Table(title="Largest arrays that programs make, on each device")
+    table = Table(title="Largest arrays that programs allocate, per device")
     _columns(table, "program", "MiB", "array", "operation", "source", right={1})
     for name, program in programs.items():
         for i, buffer in enumerate(program.compiled.buffers):
@@ -98,8 +96,8 @@ def _buffers(programs: Mapping[str, PlannedProgram]) -> Table:
 
 
 def _exchanges(programs: Mapping[str, PlannedProgram]) -> Table:
-    table = Table(title="Collectives, each instruction once, however often loops repeat it")
-    _columns(table, "program", "kind", "instructions", "MiB on a device", right={2, 3})
+    table = Table(title="Collectives (each instruction counts once, even inside a loop)")
+    _columns(table, "program", "kind", "instructions", "MiB per device", right={2, 3})
     for name, program in programs.items():
         for i, each in enumerate(program.compiled.exchanges):
             size = f"{each.num_bytes / MiB:,.1f}"
@@ -108,8 +106,8 @@ def _exchanges(programs: Mapping[str, PlannedProgram]) -> Table:
 
 
 def _floors(plan: Plan) -> Table:
-    table = Table(title="Least work of a step on all devices, with completions of full length")
-    _columns(table, "program", "TFLOP", "GB decoding reads", "seconds at least")
+    table = Table(title="Minimum work of a step over all devices, with full-length completions")
+    _columns(table, "program", "TFLOP", "GB read in decoding", "min. seconds")
     for name, program in plan.programs.items():
         if program.floor is not None:
             seconds = program.floor.seconds
@@ -123,7 +121,7 @@ def _floors(plan: Plan) -> Table:
 
 
 def _tried(setting: str, tried: Mapping[int, bool]) -> Table:
-    table = Table(title="Values that were compiled")
+    table = Table(title="Values tried")
     _columns(table, setting, "fits", right={0})
     for value, fits in tried.items():
         table.add_row(str(value), "yes" if fits else "no", style=None if fits else "red")

@@ -70,7 +70,7 @@ def ask(
     described_slice(topology)  # raises for an unknown one
     if importlib.util.find_spec("libtpu") is None:
         raise UserError(
-            f"planning for {topology} needs the compiler for TPUs, which is not installed: "
+            f"planning for {topology} needs the TPU compiler, which is not installed: run "
             f'pip install "grpo_eqx[plan]".'
         )
     known = {**question, **_what_answers_depend_on(cfg)}
@@ -110,7 +110,7 @@ def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:
             process.kill()
         noise.seek(0)
         last = noise.read().splitlines()[-_LAST_LINES:]
-    raise PlanningError("\n  ".join([f"the planning process ended with {code}:", *last]))
+    raise PlanningError("\n  ".join([f"the planning process exited with code {code}:", *last]))
 
 
 def _what_answers_depend_on(cfg: GRPOConfig) -> dict[str, Any]:

@@ -228,7 +228,7 @@ def fitting(run: RunSpec, devices: Sequence[jax.Device], say: Say) -> RunSpec:
     largest = _least(raise_on_all_hosts(lambda: largest_micro_batch(run, target, say)) or 0)
     if largest == 0:
         plan = make_plan(run.changed(**{MICRO_BATCH: 1}), target, say, only=UPDATING)
-        raise UserError(f"{MICRO_BATCH} is auto, and nothing fits. {plan.verdict}")
+        raise UserError(f"{MICRO_BATCH} is auto, and no size fits. {plan.verdict}")
     say(f"{MICRO_BATCH} auto: {largest}")
     return run.changed(**{MICRO_BATCH: largest})
 

@@ -66,13 +66,13 @@ def find_slice(name: str) -> Slice:
     generation = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or generation not in _GENERATIONS:
         raise UserError(
-            f"the type {name!r} is not known: use one of {_names('v4')}; {_names('v5litepod')} "
+            f"unknown TPU type {name!r}: use one of {_names('v4')}; {_names('v5litepod')} "
             f"(or v5e-N); {_names('v5p')}; {_names('v6e')}."
         )
     for known in _slices(generation):
         if known.name == f"{generation}-{match[2]}":
             return known
-    raise UserError(f"there is no {name}: use one of {_names(generation)}.")
+    raise UserError(f"TPU type {name} does not exist: use one of {_names(generation)}.")
 
 
 def larger_slices(name: str) -> list[Slice]:
@@ -129,7 +129,7 @@ def described_devices(name: str) -> Sequence[jax.Device]:
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"TPU type {known.name} cannot be described ({first_line(error)}): "
-            f'pip install "grpo_eqx[plan]" brings the compiler.'
+            f'install the compiler with pip install "grpo_eqx[plan]".'
         ) from error
 
 

@@ -10,9 +10,9 @@ import jax
 from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 _SPLIT_OVER = {
-    "dp": "the batch is split; parameters and optimiser are copied",
-    "fsdp": "batch, parameters and optimiser are split",
-    "tp": "heads, MLP and vocabulary are split, where they divide",
+    "dp": "the batch is split; parameters and optimizer state are replicated",
+    "fsdp": "the batch, parameters and optimizer state are split",
+    "tp": "attention heads, MLP and vocabulary are split where they divide evenly",
 }
 
 
@@ -51,12 +51,12 @@ class LayoutReport:
 
     def __str__(self) -> str:
         lines = [
-            f"{self.devices} x {self.device_kind} on {_counted(self.hosts, 'host')}; each holds "
+            f"{self.devices} x {self.device_kind} on {_counted(self.hosts, 'host')}; per device: "
             f"{readable_bytes(self.parameter_bytes)} of parameters, "
-            f"{readable_bytes(self.optimizer_bytes)} of optimiser state"
+            f"{readable_bytes(self.optimizer_bytes)} of optimizer state"
         ]
         if self.reference_bytes:
-            lines[0] += f", {readable_bytes(self.reference_bytes)} of reference"
+            lines[0] += f", {readable_bytes(self.reference_bytes)} of reference model"
         lines += [f"  {name}={n}: {_SPLIT_OVER[name]}" for name, n in self.axes.items() if n > 1]
         if self.devices > 1:
             lines.append(f"  rollout sharding {self.rollout_sharding}")

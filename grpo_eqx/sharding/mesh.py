@@ -67,7 +67,8 @@ class ExplicitMesh(Mesh):
         sizes = (self.dp, self.fsdp, self.tp)
         if any(size == 0 or size < -1 for size in sizes) or sizes.count(-1) > 1:
             raise UserError(
-                f"mesh {self}: axis sizes are positive, and at most one of them is -1 (the rest)."
+                f"mesh {self}: axis sizes must be positive, except that one may be -1 (all "
+                f"remaining devices)."
             )
 
     def __str__(self) -> str:
@@ -81,9 +82,9 @@ class ExplicitMesh(Mesh):
         if int(np.prod(sizes)) != len(devices):
             needed = f"a multiple of {fixed}" if -1 in sizes else str(fixed)
             raise UserError(
-                f"mesh {self} (dp,fsdp,tp) needs {needed} devices, and {len(devices)} "
-                f"{'is' if len(devices) == 1 else 'are'} present: use --mesh auto, or axis sizes "
-                f"with the product {len(devices)}."
+                f"mesh {self} (dp,fsdp,tp) needs {needed} devices, but {len(devices)} "
+                f"{'is' if len(devices) == 1 else 'are'} available: use --mesh auto, or axis sizes "
+                f"whose product is {len(devices)}."
             )
         return sizes[0], sizes[1], sizes[2]
 
@@ -102,7 +103,7 @@ class HostLocalMesh(Mesh):
         per_host = Counter(device.process_index for device in devices)
         if len(set(per_host.values())) > 1:
             raise UserError(
-                f"mesh host_local needs the same number of devices on every host, and they have "
+                f"mesh host_local needs the same number of devices on every host, but they have "
                 f"{dict(sorted(per_host.items()))}: use --mesh auto."
             )
         return len(per_host), len(devices) // len(per_host), 1
@@ -124,7 +125,7 @@ def parse_mesh(text: str) -> Mesh:
     if sizes and set(names) <= set(AXES) and len(set(names)) == len(names):
         return ExplicitMesh(**dict(zip(names, sizes, strict=True)))
     raise UserError(
-        f"mesh {text!r} is not understood: use auto, host_local, three sizes (1,-1,1) or named "
+        f"mesh {text!r} cannot be parsed: use auto, host_local, three sizes (1,-1,1) or named "
         f"sizes (dp:2,fsdp:-1,tp:1)."
     )
 
@@ -135,5 +136,5 @@ def check_hosts(mesh: jax.sharding.Mesh) -> None:
     if idle := sorted(set(range(jax.process_count())) - hosts):
         raise UserError(
             f"the mesh has no device of process {', '.join(map(str, idle))}: give every host a "
-            f"part, or start fewer."
+            f"part of it, or start fewer hosts."
         )

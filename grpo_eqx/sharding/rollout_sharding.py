@@ -109,7 +109,7 @@ class LegacySharding(RolloutSharding):
         num_generations: int,
         num_slots: int | None = None,
     ) -> RolloutLayout:
-        why = f"legacy: each of {mesh.size} devices decodes completions of its own"
+        why = f"legacy: each of the {mesh.size} devices decodes its own completions"
         return _split("legacy", mesh, AXES, (num_prompts, num_generations, num_slots), why)
 
 
@@ -126,8 +126,8 @@ class MaxTextSharding(RolloutSharding):
         num_generations: int,
         num_slots: int | None = None,
     ) -> RolloutLayout:
-        same = f"the {mesh.shape['fsdp']} devices of fsdp decode the same completions"
-        why = f"maxtext: each part of dp decodes completions of its own, and {same}"
+        same = f"the {mesh.shape['fsdp']} fsdp devices in it decode the same ones"
+        why = f"maxtext: each dp shard decodes its own completions, and {same}"
         return _split("maxtext", mesh, ("dp",), (num_prompts, num_generations, num_slots), why)
 
 
@@ -148,9 +148,11 @@ class AutoSharding(RolloutSharding):
             try:
                 layout = MaxTextSharding().layout(mesh, *batch)
             except UserError as other:
-                raise UserError(f"{error} Nor does the other: {other}") from other
-            return layout._replace(why=f"{layout.why} (auto; {error})")
-        return layout._replace(why=f"{layout.why} (auto: this takes the least memory)")
+                raise UserError(f"{error} The alternative fails too: {other}") from other
+            return layout._replace(
+                why=f"{layout.why} (auto, because legacy is not possible: {error})"
+            )
+        return layout._replace(why=f"{layout.why} (auto: this uses the least memory)")
 
 
 def parse_rollout_sharding(name: str) -> RolloutSharding:
@@ -196,10 +198,11 @@ def _does_not_divide(name: str, shards: int, batch: tuple[int, int, int | None])
     num_prompts, num_generations, num_slots = batch
     if num_slots is not None:
         return (
-            f"rollout_sharding {name} splits {num_slots} slots (max_num_seqs) and {num_prompts} "
-            f"prompts over {shards} devices: make both a multiple of {shards}."
+            f"rollout_sharding {name} must split {num_slots} slots (max_num_seqs) and "
+            f"{num_prompts} prompts evenly over {shards} devices: make both a multiple of {shards}."
         )
     return (
-        f"rollout_sharding {name} splits {num_prompts} prompts with {num_generations} completions "
-        f"each over {shards} devices: make the prompts of a step a multiple of {shards}."
+        f"rollout_sharding {name} must split {num_prompts} prompts, with {num_generations} "
+        f"completions each, evenly over {shards} devices: make the number of prompts per step a "
+        f"multiple of {shards}."
     )

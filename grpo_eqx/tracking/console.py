@@ -40,7 +40,7 @@ class TrainingDisplay:
             TextColumn("[bold]reward {task.fields[reward]}[/]  length {task.fields[length]}"),
             TextColumn("·"),
             TimeElapsedColumn(),
-            TextColumn("gone,"),
+            TextColumn("elapsed,"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=self.console,

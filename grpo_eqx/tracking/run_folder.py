@@ -56,8 +56,8 @@ class RunFolder:
             return
         if not self.metrics.exists():
             raise UserError(
-                f"output_dir {str(self.path)!r} already holds {present[0].name!r}, and is no run's "
-                f"folder: choose another."
+                f"output_dir {str(self.path)!r} already contains {present[0].name!r}, but is not a "
+                f"run folder: choose another."
             )
         number = 1
         while (self.path / f"previous-{number}").exists():

@@ -48,8 +48,8 @@ def use_compilation_cache() -> str | None:
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError) as error:
         warnings.warn(
-            f"compiled programs are not kept ({error}): set JAX_COMPILATION_CACHE_DIR to a folder "
-            "that can be written, or JAX_ENABLE_COMPILATION_CACHE=false.",
+            f"compiled programs are not cached ({error}): set JAX_COMPILATION_CACHE_DIR to a "
+            "writable folder, or JAX_ENABLE_COMPILATION_CACHE=false.",
             stacklevel=2,
         )
         return None

@@ -38,8 +38,8 @@ class MicroBatches:
         parts = _parts(prompts, group)
         if size not in parts:
             raise UserError(
-                f"micro_batch_size_per_device is {size}, and a device has {prompts} x {group} "
-                f"completions a step: use one of {', '.join(map(str, sorted(parts)))}."
+                f"micro_batch_size_per_device is {size}, but each device has {prompts} x {group} "
+                f"completions to split: use one of {', '.join(map(str, sorted(parts)))}."
             )
         prompt_parts, group_parts = parts[size]
         return cls(prompt_shards, prompt_parts, group_shards, group_parts)

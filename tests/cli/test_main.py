@@ -21,13 +21,13 @@ def error_of(
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["launch", "local"], "there is no COMMAND"),
-        (["launch", "local", "--"], "there is no COMMAND"),
+        (["launch", "local"], "COMMAND is missing"),
+        (["launch", "local", "--"], "COMMAND is missing"),
         (["launch", "local", "--", "--processes", "2"], "COMMAND starts with '--processes'"),
         (["launch", "local", "--", ""], "COMMAND starts with ''"),
         (
             ["launch", "tpu-vm", "delete", "--name", "n", "--zone", "z", "--", "rm"],
-            "nothing runs 'rm'",
+            "this subcommand takes no COMMAND, but got 'rm'",
         ),
     ],
 )

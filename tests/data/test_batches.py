@@ -91,12 +91,12 @@ def test_over_long_prompts_follow_the_policy() -> None:
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(UserError, match=r"letters: prompt 1 \(''\) has no tokens, and there is"):
+    with pytest.raises(UserError, match=r"letters: prompt 1 \(''\) has no tokens to complete"):
         batches("ab", "", "cd")
 
 
 def test_nothing_usable_and_reserved_columns_are_refused() -> None:
-    with pytest.raises(UserError, match=r"no problems to use \(1 over-long"):
+    with pytest.raises(UserError, match=r"no usable problems \(1 overlong"):
         batches("a" * 50, overlong="drop")
     rows = Records(rows=[{"question": "a", "answer": "1", "prompts": "x"}], name="rows")
     with pytest.raises(UserError, match="rows has a column 'prompts'"):
@@ -106,5 +106,5 @@ def test_nothing_usable_and_reserved_columns_are_refused() -> None:
 def test_too_few_problems_are_refused_with_both_numbers() -> None:
     with pytest.raises(UserError, match=r"letters has 3 problems, and prompts_per_step is 4"):
         batches(*"abc", batch_size=4)
-    with pytest.raises(UserError, match=r"1 problems \(2 over-long ones dropped\)"):
+    with pytest.raises(UserError, match=r"1 problems \(2 overlong ones dropped\)"):
         batches("a", "b" * 50, "c" * 50, overlong="drop")

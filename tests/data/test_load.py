@@ -46,12 +46,15 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
     ("lines", "message"),
     [
         ([row(1), "{oops"], r"p\.jsonl, line 2: not valid JSON"),
-        ([row(1), "", "[1]"], r"line 3: not a JSON object but list"),
+        ([row(1), "", "[1]"], r"line 3: expected a JSON object, got list"),
         ([row(1), '{"question": "x"}'], r"line 2: the field 'answer' is missing"),
-        (['{"question": 3, "answer": "4"}'], r"line 1: the field 'question' must be a text"),
+        (
+            ['{"question": 3, "answer": "4"}'],
+            r"line 1: the field 'question' must be non-empty text",
+        ),
         ([row(1), "", row(2, level=3)], r"line 3: the columns are .*level"),
         ([row(1), "[" * 100_000], r"line 2: not valid JSON"),
-        ([r'{"question": "\ud800", "answer": "1"}'], r"line 1: .* half a character"),
+        ([r'{"question": "\ud800", "answer": "1"}'], r"line 1: .* an unpaired surrogate"),
         ([], r"is empty"),
         (["", " "], r"is empty"),
     ],
@@ -66,7 +69,7 @@ def test_a_bad_file_is_refused_with_its_line(
 def test_binary_and_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "binary.jsonl").write_bytes(b"\n\xff\xfe\x00")
     for name in ("binary.jsonl", "missing.jsonl", "."):
-        with pytest.raises(UserError, match=r"line 2: not valid JSON|is not a file"):
+        with pytest.raises(UserError, match=r"line 2: not valid JSON|is neither a file"):
             load_data(str(tmp_path / name), None, 1)
 
 
@@ -77,7 +80,7 @@ def test_an_unreachable_hub_name_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
         raise ConnectionError("no route")
 
     monkeypatch.setattr(datasets, "get_dataset_config_names", unreachable)
-    with pytest.raises(UserError, match=r"'openai/gsm8k' is no file here.*no route"):
+    with pytest.raises(UserError, match=r"'openai/gsm8k' is not a local file.*no route"):
         load_data("openai/gsm8k", None, 1)
 
 

@@ -185,13 +185,16 @@ def test_ends_are_those_of_generation_else_of_the_model_and_its_own(
 def test_ends_that_are_no_ids_are_refused(tmp_path: Path, file: str, named: Any) -> None:
     fields = {"eos_token_id": named}
     folder = folder_with(tmp_path, *((fields, {}) if file == GENERATION else ({}, fields)))
-    with pytest.raises(UserError, match=r"is no token id, nor a list of token ids\.$") as error:
+    with pytest.raises(
+        UserError, match=r"is neither a token id nor a list of token ids\.$"
+    ) as error:
         ChatTokenizer.from_pretrained(folder)
     assert f"{folder / file}: eos_token_id={named!r}" in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("content", "complaint"), [("{", "cannot be read as JSON"), ("[2]", "holds no JSON object")]
+    ("content", "complaint"),
+    [("{", "cannot be read as JSON"), ("[2]", "does not contain a JSON object")],
 )
 def test_a_file_that_is_no_generation_config_is_named(
     tmp_path: Path, content: str, complaint: str
@@ -204,7 +207,7 @@ def test_a_file_that_is_no_generation_config_is_named(
 
 def test_a_folder_that_transformers_refuses_is_one_sentence(tmp_path: Path) -> None:
     folder = folder_with(tmp_path, None, {"rms_norm_eps": None})
-    with pytest.raises(UserError, match="holds no usable tokenizer") as error:
+    with pytest.raises(UserError, match="contains no usable tokenizer") as error:
         ChatTokenizer.from_pretrained(folder)
     assert "'rms_norm_eps' expected float" in str(error.value)
     assert "\n" not in str(error.value)

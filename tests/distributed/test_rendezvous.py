@@ -49,7 +49,7 @@ def test_all_that_agree_go_on_and_leave_the_port_free() -> None:
 def test_missing_hosts_are_named_in_all_that_are_there() -> None:
     found = outcomes([0, 1, 3], 4, timeout=1.0)
     assert len(set(found)) == 1
-    assert found[0].startswith("3 of 4 hosts present: waiting for process 2, which did not come")
+    assert found[0].startswith("3 of 4 hosts present: waiting for process 2, which did not join")
     assert "Start the same command on every host" in found[0]
 
 
@@ -75,7 +75,7 @@ def test_what_hosts_disagree_on_is_named() -> None:
 def test_two_processes_with_one_number_are_refused() -> None:
     found = outcomes([0, 1, 1], 3)
     assert len(set(found)) == 1
-    assert "two processes say that they are process 1" in found[0]
+    assert "two processes have the number 1" in found[0]
 
 
 def test_a_process_that_died_while_it_waited_is_missing_and_can_come_back() -> None:

@@ -14,13 +14,13 @@ def test_a_process_alone_needs_nothing() -> None:
 
 
 def test_fewer_processes_than_required_are_refused() -> None:
-    with pytest.raises(UserError, match="1 process is started, and 4 are required"):
+    with pytest.raises(UserError, match="1 process was started, but 4 are required"):
         initialize({}, require_processes=4)
 
 
 def test_the_launcher_can_say_how_many_there_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRPO_EQX_REQUIRE_PROCESSES", "4")
-    with pytest.raises(UserError, match="1 process is started, and 4 are required"):
+    with pytest.raises(UserError, match="1 process was started, but 4 are required"):
         initialize()
     initialize(require_processes=1)
     monkeypatch.setenv("GRPO_EQX_REQUIRE_PROCESSES", "four")

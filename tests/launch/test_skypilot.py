@@ -90,7 +90,7 @@ def test_secrets_are_named_and_hold_no_value(
         (["--type", "v6e-8", "--nodes", "2"], "--nodes is 2"),
         (["--gpus", "H100"], "--gpus is 'H100'"),
         (["--gpus", "H100:8", "--nodes", "0"], "--nodes is 0"),
-        (["--type", "v6e-8", "--secrets", "HF_TOKEN=abc"], "the names of variables alone"),
+        (["--type", "v6e-8", "--secrets", "HF_TOKEN=abc"], "only names of variables"),
         (["--type", "v6e-8", "--name", "a b"], "--name is 'a b'"),
     ],
 )

@@ -135,7 +135,7 @@ def test_masks_of_numbers_are_masks() -> None:
 @pytest.mark.parametrize(
     ("objective", "arguments", "message"),
     [
-        (Objective(beta=0.1), {}, "beta of the objective is 0.1: give ref_logps"),
+        (Objective(beta=0.1), {}, "the objective's beta is 0.1: pass ref_logps"),
         (Objective(), {"ref_logps": jnp.zeros((B, T))}, "is 0: leave ref_logps out"),
         (Objective(loss_type="dr_grpo"), {}, "set it in the Objective"),
         (Objective(), {"temperature": 0.0}, "temperature is 0.0: it must be a positive number"),

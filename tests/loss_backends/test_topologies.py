@@ -137,7 +137,7 @@ def test_others_are_refused_with_the_valid_ones() -> None:
     mesh = mesh_of("v4-16")
     for backend, message in [
         (PallasLoss(token_block=100), "token_block is 100: on a TPU it must be a multiple of 128"),
-        (PallasLoss(vocabulary_block=2048, token_block=2048), "MiB of vector memory, and TPU v4"),
+        (PallasLoss(vocabulary_block=2048, token_block=2048), "MiB of vector memory, but TPU v4"),
         (PallasLoss(kernels="gpu"), "cannot run on TPU v4: leave it None"),
     ]:
         with pytest.raises(UserError, match=message):

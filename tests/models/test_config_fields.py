@@ -261,7 +261,7 @@ NOT_COMPUTED = {
 def test_what_is_not_computed_is_refused_by_its_name(tmp_path: Path, name: str):
     message = refusal(tmp_path, {**AN_INSTRUCT, name: NOT_COMPUTED[name]})
     assert f": {name}=" in message
-    assert "or take another model" in message or "take a Qwen2" in message
+    assert "or use another model" in message or "use a Qwen2" in message
 
 
 @pytest.mark.parametrize("name", sorted(NOT_COMPUTED.keys() - {"model_type"}))
@@ -325,7 +325,7 @@ def rotary(**fields: Any) -> dict[str, Any]:
 def test_other_rotary_positions_are_refused(tmp_path: Path, fields: dict[str, Any], named: str):
     message = refusal(tmp_path, rotary(**fields))
     assert f": {named}=" in message
-    assert "or take another model" in message
+    assert "or use another model" in message
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""One model, four ways through it: plain, grouped, decoded and rematerialised all agree."""
+"""One model, four ways through it: plain, grouped, decoded and rematerialized all agree."""
 
 import dataclasses
 import functools
@@ -245,7 +245,7 @@ def test_transposed_weights_are_the_same_model():
     jax.tree.map(np.testing.assert_array_equal, again, model)
 
 
-# Rematerialisation.
+# Rematerialization.
 
 
 @functools.cache
@@ -264,8 +264,8 @@ def gradient(remat: Remat) -> tuple[Qwen2, int]:
 
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_remat_changes_no_gradient(remat: Remat):
-    (plain, _), (rematerialised, _) = gradient("none"), gradient(remat)
-    for x, y in zip(jax.tree.leaves(rematerialised), jax.tree.leaves(plain), strict=True):
+    (plain, _), (rematerialized, _) = gradient("none"), gradient(remat)
+    for x, y in zip(jax.tree.leaves(rematerialized), jax.tree.leaves(plain), strict=True):
         assert_close(x, y)
         assert np.abs(y).max() > 0
 

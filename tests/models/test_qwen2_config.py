@@ -228,7 +228,7 @@ def test_rope_scaling_is_refused_in_the_newer_place_too(tmp_path: Path):
 @pytest.mark.parametrize("name", ["hidden_size", "num_hidden_layers", "num_key_value_heads"])
 def test_a_missing_field_is_named(tmp_path: Path, name: str):
     path = write(tmp_path, without(TRANSFORMERS_4, name))
-    with pytest.raises(UserError, match=f"config.json misses a field: .*{name}"):
+    with pytest.raises(UserError, match=f"config.json lacks the field .*{name}"):
         Qwen2Config.from_json(path)
 
 

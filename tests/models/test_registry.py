@@ -31,7 +31,7 @@ def test_a_config_is_read_by_its_model_type(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("{", "not a readable config.json"),
-        ("[]", "it holds no object"),
+        ("[]", "it is not a JSON object"),
         ("{}", "model_type=None is not supported, only 'qwen2'"),
         ('{"model_type": "llama"}', "model_type='llama' is not supported, only 'qwen2'"),
         ('{"model_type": ["qwen2"]}', "is not supported, only 'qwen2'"),

@@ -31,7 +31,7 @@ def test_uneven_hosts_are_refused(pod) -> None:
 def test_too_few_processes_are_refused(pod) -> None:
     for outcome in pod.run(EXAMPLE, [1], "--require-processes", 4).values():
         assert outcome.code == 2
-        assert "error: 1 process is started, and 4 are required" in outcome.output
+        assert "error: 1 process was started, but 4 are required" in outcome.output
 
 
 def test_a_process_that_fails_ends_and_so_does_the_run(pod) -> None:

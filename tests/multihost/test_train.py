@@ -1,6 +1,8 @@
 """A run is the same run on one device, on many, and over several hosts."""
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,20 @@ def trained(
     return made
 
 
+@pytest.fixture(scope="module")
+def on_one_device(
+    pod: Any, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[float], Any]:
+    """Makes the run with a weight of the KL term on one device; once for each weight."""
+
+    @functools.cache
+    def make(beta: float) -> Any:
+        out = tmp_path_factory.mktemp("alone") / "out"
+        return trained(pod, model, out, [1], beta, ["auto"])[0]
+
+    return make
+
+
 @pytest.mark.parametrize(
     ("devices", "beta", "meshes"),
     [
@@ -59,9 +75,15 @@ def trained(
     ids=["1 host", "2 hosts", "4 hosts"],
 )
 def test_devices_and_hosts_leave_a_run_unchanged(
-    pod: Any, model: Path, tmp_path: Path, devices: list[int], beta: float, meshes: list[str]
+    pod: Any,
+    model: Path,
+    on_one_device: Callable[[float], Any],
+    tmp_path: Path,
+    devices: list[int],
+    beta: float,
+    meshes: list[str],
 ) -> None:
-    alone, *_ = trained(pod, model, tmp_path / "alone", [1], beta, ["auto"])
+    alone = on_one_device(beta)
     assert len(np.unique([metrics["reward"] for metrics in alone["history"]])) == 3
     for made in trained(pod, model, tmp_path / "out", devices, beta, meshes):
         assert made["tokens"] == alone["tokens"]

@@ -83,7 +83,7 @@ def test_estimators_by_hand(variant: str, expected: Any) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
-def test_gdpo_normalises_every_function_then_sums_then_whitens_by_hand() -> None:
+def test_gdpo_normalizes_every_function_then_sums_then_whitens_by_hand() -> None:
     first = np.array([0.5, -0.5, -0.5, 0.5]) / (np.sqrt(1 / 3) + 1e-4)
     second = np.array([-1.0, -1.0, 1.0, 1.0]) / (np.sqrt(4 / 3) + 1e-4)
     lower = np.array([1.5, -0.5, -0.5, -0.5]) / (1 + 1e-4)
@@ -188,7 +188,7 @@ def test_groups_with_different_rewards_are_informative() -> None:
     assert found.tolist() == [True, False, True, False, False]
 
 
-def test_groups_are_judged_by_what_is_normalised() -> None:
+def test_groups_are_judged_by_what_is_normalized() -> None:
     """Sums that are equal because two functions cancel hide a difference only from the sum."""
     each = [[[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]], [[2.0, 0.0], [3.0, 3.0], [4.0, 4.0]]]
     rewards = rewards_of(each, (1.0, 0.5))

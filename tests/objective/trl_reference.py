@@ -239,7 +239,7 @@ def _ratios(objective: Objective, new: Sequence[Tensor], old: Sequence[Tensor]) 
 
 
 def _policy_term(objective: Objective, ratio: Tensor, logp: Tensor, advantage: float) -> Tensor:
-    """What is maximised for one token."""
+    """What is maximized for one token."""
     if objective.loss_type == "cispo":
         # CISPO (arXiv 2506.13585), eq. 4 and 5, where epsilon_high is the bound itself.
         return min(ratio.item(), objective.epsilon_high) * advantage * logp

@@ -269,8 +269,8 @@ def their_advantages(
     weights = torch.tensor(rewards.weights, dtype=torch.float64)
     missing = torch.isnan(grouped).all(dim=-1).flatten()
     if aggregation == "normalize_then_sum":
-        centred = grouped - torch.nanmean(grouped, dim=1, keepdim=True)
-        grouped = centred / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
+        centered = grouped - torch.nanmean(grouped, dim=1, keepdim=True)
+        grouped = centered / (nanstd(grouped, dim=1, keepdim=True) + 1e-4)
     summed = (grouped * weights).nansum(dim=-1).flatten()
     summed[missing] = torch.nan
     by_group = summed.view(P, G)

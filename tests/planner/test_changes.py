@@ -20,7 +20,7 @@ def test_smaller_micro_batches_for_an_update(tiny_run, with_memory) -> None:
     assert plan.change is not None
     assert plan.change.settings == {"micro_batch_size_per_device": 8}
     assert plan.change.plan.peak_bytes == needed
-    assert "With --micro-batch-size-per-device 8 it fits" in plan.verdict
+    assert "It fits with --micro-batch-size-per-device 8" in plan.verdict
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_nothing_where_nothing_helps(tiny_run, with_memory, weigh) -> None:
     plan = plan_run(tiny_run(), with_memory(10), quiet)
     assert not plan.fits
     assert plan.change is None
-    assert "No setting that was tried helps" in plan.verdict
+    assert "No setting that was tried makes it fit" in plan.verdict
 
 
 def test_no_help_where_none_is_wanted(tiny_run, with_memory, weigh) -> None:

@@ -51,9 +51,9 @@ def test_what_the_compiler_refuses_is_an_answer(tiny_run, said) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mesh": "3,1,1"}, "needs 3 devices, and 8 are present"),
+        ({"mesh": "3,1,1"}, "needs 3 devices, but 8 are available"),
         ({"mesh": "1,8,1", "prompts_per_step": 3}, "cannot be split evenly over dp=1 x fsdp=8"),
-        ({"mesh": "1,8,1", "rollout_sharding": "legacy", "max_num_seqs": 3}, "splits 3 slots"),
+        ({"mesh": "1,8,1", "rollout_sharding": "legacy", "max_num_seqs": 3}, "must split 3 slots"),
     ],
 )
 def test_what_does_not_fit_the_devices_is_one_line(tiny_run, said, settings, message) -> None:

@@ -38,14 +38,15 @@ def test_with_the_plan_and_what_to_change(plan_of, with_memory) -> None:
         Run(FULL, dataclasses.replace(plan, change=change)).fit()
     assert str(error.value) == (
         "the devices are out of memory (RESOURCE_EXHAUSTED: Out of memory allocating 123 bytes). "
-        "The plan of the run: It does not fit the devices here: update needs 2.00 GiB of each "
-        "device's 1.00 GiB. With --micro-batch-size-per-device 2 it fits: 0.00 MiB."
+        "The plan of the run: The run does not fit the local devices: update needs 2.00 GiB per "
+        "device, but only 1.00 GiB is usable. It fits with --micro-batch-size-per-device 2, at "
+        "0.00 MiB per device."
     )
     assert isinstance(error.value, UserError)
 
 
 def test_where_by_the_plan_it_fits_something_else_takes_memory(plan_of, with_memory) -> None:
-    with pytest.raises(OutOfMemoryError, match="End what else runs, or lower"):
+    with pytest.raises(OutOfMemoryError, match="Stop other processes on these devices, or lower"):
         Run(FULL, plan_of({"update": 1}, with_memory(2**30))).fit()
 
 

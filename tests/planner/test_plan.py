@@ -35,7 +35,7 @@ def test_training_can_do_without_evaluations(plan_of, with_memory) -> None:
     plan = plan_of({"update": GiB, "evaluate": 9 * GiB}, with_memory(4 * GiB))
     assert (plan.fits, plan.too_large, plan.peak_bytes) == (True, ("evaluate",), GiB)
     assert plan.verdict.endswith(
-        "Evaluations do not: lower max_num_seqs or max_prompt_length for them."
+        "Evaluation does not fit: lower max_num_seqs or max_prompt_length."
     )
 
 
@@ -54,15 +54,16 @@ def test_what_the_compiler_refuses_does_not_fit(fitting) -> None:
 
 def test_the_verdict(fitting, failing) -> None:
     assert fitting.verdict == (
-        "It fits the devices here: at its peak, in update, a device holds 3.00 GiB of 4.00 GiB."
+        "The run fits the local devices: memory peaks at 3.00 GiB of 4.00 GiB per device, in "
+        "update."
     )
     assert failing.verdict == (
-        "It does not fit the devices here: update needs 5.00 GiB of each device's 4.00 GiB. "
-        "With --micro-batch-size-per-device 2 it fits: 3.00 GiB."
+        "The run does not fit the local devices: update needs 5.00 GiB per device, but only "
+        "4.00 GiB is usable. It fits with --micro-batch-size-per-device 2, at 3.00 GiB per device."
     )
     found = Found("num_generations", 8, {8: True, 9: False}, 1024)
     searched = dataclasses.replace(fitting, found=found, topology="v6e-8")
-    assert searched.verdict.startswith("It fits v6e-8: ")
+    assert searched.verdict.startswith("The run fits v6e-8: ")
     assert searched.verdict.endswith("The largest num_generations that fits is 8.")
 
 

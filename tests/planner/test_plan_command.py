@@ -34,7 +34,7 @@ def plan(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 def test_it_ends_with_0_where_a_run_fits_and_with_3_where_not(asked, monkeypatch, capsys) -> None:
     assert plan(monkeypatch) == 0
-    assert "It fits the devices here" in capsys.readouterr().out
+    assert "The run fits the local devices" in capsys.readouterr().out
     assert plan(monkeypatch, "--topology", "v6e-8") == 3
     out = capsys.readouterr()
     assert "does not fit" in out.out

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.planner import separate_process
+from grpo_eqx.planner import planning_process
 from grpo_eqx.planner.planning_process import PlanningError, ask
 
 SMALL = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
@@ -15,14 +15,14 @@ SMALL = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8
 def answers(plan_of, with_memory, monkeypatch, tmp_path) -> list[dict]:
     """The questions that reach the other process, which is none here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(separate_process.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(planning_process.importlib.util, "find_spec", lambda name: object())
     questions = []
 
     def compute(question, say):
         questions.append(question)
         return plan_of({"update": 100}, with_memory(1000)).to_json()
 
-    monkeypatch.setattr(separate_process, "_compute", compute)
+    monkeypatch.setattr(planning_process, "_compute", compute)
     return questions
 
 
@@ -46,15 +46,15 @@ def test_another_model_under_the_same_name_is_another_question(answers, tmp_path
 
 
 def test_without_the_compiler_it_says_how_to_get_it(monkeypatch) -> None:
-    monkeypatch.setattr(separate_process.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(planning_process.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r'pip install "grpo_eqx\[plan\]"') as error:
         ask(GRPOConfig(), "v6e-8", print)
     assert "\n" not in str(error.value)
 
 
 def test_an_unknown_topology_is_told_first(monkeypatch) -> None:
-    monkeypatch.setattr(separate_process.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match="there is no v6e-7: use one of"):
+    monkeypatch.setattr(planning_process.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="TPU type v6e-7 does not exist: use one of"):
         ask(GRPOConfig(), "v6e-7", print)
 
 

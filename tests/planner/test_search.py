@@ -100,7 +100,7 @@ def test_micro_batches_that_are_auto_may_be_of_one(tiny_run, with_memory, said) 
 def test_the_largest_there_is(tiny_run, with_memory, said) -> None:
     found, _ = search(tiny_run(), with_memory(2**40), "micro_batch_size_per_device", said.append)
     assert (found.largest, found.tried) == (16, {16: True})
-    assert str(found).endswith("that fits is 16, the largest there is to try.")
+    assert str(found).endswith("that fits is 16, the upper limit of the search.")
 
 
 @pytest.mark.usefixtures("growing")
@@ -108,7 +108,7 @@ def test_where_nothing_fits(tiny_run, with_memory, said) -> None:
     found, best = search(tiny_run(), with_memory(1000), "micro_batch_size_per_device", said.append)
     assert found.largest is None
     assert best.cfg.micro_batch_size_per_device == 1
-    assert "No micro_batch_size_per_device fits: 1 is the least there is" in str(found)
+    assert "No micro_batch_size_per_device fits, not even the smallest, 1" in str(found)
 
 
 def test_of_a_mesh_that_is_not_there(tiny_run, one_device, said) -> None:
@@ -139,5 +139,5 @@ def test_auto_is_the_largest_that_fits_here(tiny_run, one_device, monkeypatch, s
 def test_auto_is_refused_where_nothing_fits(tiny_run, one_device, monkeypatch, said) -> None:
     monkeypatch.setattr("grpo_eqx.planner.devices._local_bytes", lambda devices: 1000)
     run = tiny_run(micro_batch_size_per_device="auto")
-    with pytest.raises(UserError, match="is auto, and nothing fits"):
+    with pytest.raises(UserError, match="is auto, and no size fits"):
         fitting(run, one_device.devices, said.append)

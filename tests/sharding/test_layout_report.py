@@ -29,10 +29,10 @@ def test_it_counts_what_each_device_holds() -> None:
 
 def test_it_reads_as_a_person_would_ask() -> None:
     assert str(report("2,4,1", 8)).splitlines() == [
-        "8 x cpu on 1 host; each holds 1.00 MiB of parameters, 512.00 MiB of optimiser state",
-        "  dp=2: the batch is split; parameters and optimiser are copied",
-        "  fsdp=4: batch, parameters and optimiser are split",
-        "  rollout sharding legacy: each of 8 devices decodes completions of its own (auto: this "
-        "takes the least memory)",
+        "8 x cpu on 1 host; per device: 1.00 MiB of parameters, 512.00 MiB of optimizer state",
+        "  dp=2: the batch is split; parameters and optimizer state are replicated",
+        "  fsdp=4: the batch, parameters and optimizer state are split",
+        "  rollout sharding legacy: each of the 8 devices decodes its own completions (auto: this "
+        "uses the least memory)",
     ]
     assert "\n" not in str(report("auto", 1))

@@ -51,16 +51,16 @@ def test_host_local_refuses_uneven_hosts() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("3,1,1", "needs 3 devices, and 8 are present"),
-        ("3,-1,1", "needs a multiple of 3 devices, and 8"),
+        ("3,1,1", "needs 3 devices, but 8 are available"),
+        ("3,-1,1", "needs a multiple of 3 devices, but 8"),
         ("16,1,1", "needs 16 devices"),
-        ("-1,-1,1", "at most one"),
+        ("-1,-1,1", "except that one may be -1"),
         ("0,1,1", "positive"),
-        ("2,4", "not understood"),
-        ("pod", "not understood"),
-        ("dp:2,dp:4", "not understood"),
-        ("dp:two", "not understood"),
-        ("", "not understood"),
+        ("2,4", "cannot be parsed"),
+        ("pod", "cannot be parsed"),
+        ("dp:2,dp:4", "cannot be parsed"),
+        ("dp:two", "cannot be parsed"),
+        ("", "cannot be parsed"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_the_reason(text: str, message: str) -> None:
@@ -69,5 +69,5 @@ def test_what_does_not_fit_is_refused_with_the_reason(text: str, message: str) -
 
 
 def test_one_device_is_spoken_of_in_the_singular() -> None:
-    with pytest.raises(UserError, match="needs 2 devices, and 1 is present"):
+    with pytest.raises(UserError, match="needs 2 devices, but 1 is available"):
         ExplicitMesh(dp=2).shape(hosts(1))

@@ -38,17 +38,38 @@ def test_what_completions_are_split_over(
 @pytest.mark.parametrize(
     ("name", "mesh", "batch", "message"),
     [
-        ("legacy", "auto", (3, 2), "legacy splits 3 prompts with 2 completions each over 8 dev"),
-        ("maxtext", "2,4,1", (3, 3), "maxtext splits 3 prompts with 3 completions each over 2 dev"),
+        (
+            "legacy",
+            "auto",
+            (3, 2),
+            "legacy must split 3 prompts, with 2 completions each, evenly over 8 dev",
+        ),
+        (
+            "maxtext",
+            "2,4,1",
+            (3, 3),
+            "maxtext must split 3 prompts, with 3 completions each, evenly over 2 dev",
+        ),
         (
             "auto",
             "2,4,1",
             (3, 3),
-            "legacy splits 3 prompts.* Nor does the other",
+            "legacy must split 3 prompts.* The alternative fails too",
         ),
-        ("legacy", "auto", (8, 4, 12), "legacy splits 12 slots .* and 8 prompts over 8 devices"),
-        ("legacy", "auto", (2, 2, 5), "legacy splits 5 slots"),  # more than completions, but odd
-        ("legacy", "auto", (4, 8, 16), "legacy splits 16 slots .* and 4 prompts over 8 devices"),
+        (
+            "legacy",
+            "auto",
+            (8, 4, 12),
+            "legacy must split 12 slots .* and 8 prompts evenly over 8 devices",
+        ),
+        # More slots than completions, but odd.
+        ("legacy", "auto", (2, 2, 5), "legacy must split 5 slots"),
+        (
+            "legacy",
+            "auto",
+            (4, 8, 16),
+            "legacy must split 16 slots .* and 4 prompts evenly over 8 devices",
+        ),
     ],
 )
 def test_what_does_not_divide_is_refused_with_the_reason(
@@ -59,13 +80,13 @@ def test_what_does_not_divide_is_refused_with_the_reason(
 
 
 def test_auto_says_what_it_chose_and_why() -> None:
-    assert layout("auto", "auto", 8, 4).why.startswith("legacy: each of 8 devices decodes")
-    assert "(auto: this takes the least memory)" in layout("auto", "auto", 8, 4).why
+    assert layout("auto", "auto", 8, 4).why.startswith("legacy: each of the 8 devices decodes")
+    assert "(auto: this uses the least memory)" in layout("auto", "auto", 8, 4).why
     chosen = layout("auto", "auto", 3, 2).why
     assert chosen.startswith(
-        "maxtext: each part of dp decodes completions of its own, and the 8 dev"
+        "maxtext: each dp shard decodes its own completions, and the 8 fsdp dev"
     )
-    assert "legacy splits 3 prompts with 2 completions each over 8 devices" in chosen
+    assert "legacy must split 3 prompts, with 2 completions each, evenly over 8 devices" in chosen
 
 
 def test_heads_and_weights_are_split_over_tp_where_the_batch_is_not() -> None:

@@ -63,7 +63,7 @@ def test_devices_that_hold_whole_weights_each_read_them() -> None:
     assert copied - split == pytest.approx(3 * 2 * 564 / (4 * 4 * 100))
 
 
-def test_unknown_devices_have_no_utilisation() -> None:
+def test_unknown_devices_have_no_utilization() -> None:
     assert device_peaks(jax.devices("cpu")[0].device_kind) is None
     assert tiny_metrics(None).keys() == {
         "perf/tokens_per_second/rollout",

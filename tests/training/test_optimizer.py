@@ -1,4 +1,4 @@
-"""The optimiser that a config describes."""
+"""The optimizer that a config describes."""
 
 import pytest
 

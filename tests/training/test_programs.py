@@ -469,7 +469,7 @@ def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
 
 def test_micro_batches_that_do_not_divide_are_refused_with_those_that_do(batch: Batch) -> None:
     with pytest.raises(
-        UserError, match=r"is 3, and a device has 8 x 4 .* one of 1, 2, 4, 8, 16, 32"
+        UserError, match=r"is 3, but each device has 8 x 4 .* one of 1, 2, 4, 8, 16, 32"
     ):
         step_of(programs(micro=3), batch)
 

@@ -45,7 +45,7 @@ class Bootstrap(Subcommand):
             found = (finished.output.split() or ["none"])[-1]
             if found != commit:
                 raise CommandError(
-                    f"{pod.worker_name(worker)} has commit {found}, and not {commit}: run "
+                    f"{pod.worker_name(worker)} has commit {found} instead of {commit}: run "
                     f"bootstrap again."
                 )
         print(f"all {len(done)} workers have commit {commit}")

@@ -33,8 +33,8 @@ def _check_url(repo: str) -> None:
     url = urlsplit(repo)
     if url.scheme in ("http", "https") and "@" in url.netloc:
         raise UserError(
-            "--repo holds a user name or a token, which a command line would show to others: "
-            "leave it out of the URL, and let git on the workers find it."
+            "--repo contains a user name or a token, which command lines would show to others: "
+            "remove it from the URL, and let git on the workers supply it."
         )
 
 
@@ -53,10 +53,10 @@ def _plain(url: str) -> str:
 
 def _check_pushed(remote: str, commit: str) -> None:
     if commit == _git("rev-parse", "HEAD") and _git("status", "--porcelain", "-uno"):
-        raise UserError("there are uncommitted changes, which no worker would get: commit them.")
+        raise UserError("there are uncommitted changes, which workers would not get: commit them.")
     if not _git("for-each-ref", "--count=1", f"--contains={commit}", f"refs/remotes/{remote}"):
         raise UserError(
-            f"commit {commit} is on no branch of {remote} that is known here: push it, or fetch."
+            f"commit {commit} is on no branch of {remote} that git knows of: push it, or fetch."
         )
 
 

@@ -59,12 +59,12 @@ class Create(Subcommand):
                 return 0
             self._check_room(zone, done)
             refusals.append(f"\n  {zone}:\n{done.tail()}")
-        raise CommandError(f"no zone has room for {self.name}: try others.{''.join(refusals)}")
+        raise CommandError(f"no zone has capacity for {self.name}: try others.{''.join(refusals)}")
 
     def _command(self, zone: str) -> list[str]:
         wanted = find_slice(self.accelerator)
         version = self.version or wanted.runtime_version
-        check_name("version", version, "[a-z0-9][a-z0-9.-]*", "a version, as v2-alpha-tpuv6e")
+        check_name("version", version, "[a-z0-9][a-z0-9.-]*", "a version, such as v2-alpha-tpuv6e")
         vm = Vm(name=self.name, zone=zone, project=self.project)
         spot = ["--spot"] if self.spot else []
         return vm.gcloud(
@@ -74,4 +74,4 @@ class Create(Subcommand):
     def _check_room(self, zone: str, done: Finished) -> None:
         if not _NO_ROOM.search(done.errors + done.output):
             raise CommandError(f"{self.name} was not created in {zone}:\n{done.tail()}")
-        print(f"{zone} has no room", file=sys.stderr)
+        print(f"{zone} has no capacity", file=sys.stderr)

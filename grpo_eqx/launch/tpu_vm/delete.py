@@ -21,7 +21,7 @@ class Delete(Subcommand):
             show(arguments)
             return 0
         if not self.yes and not self._confirmed():
-            print(f"{self.vm.name} is left as it is")
+            print(f"{self.vm.name} was not deleted")
             return 1
         done = execute(arguments)
         if done.code:
@@ -33,5 +33,5 @@ class Delete(Subcommand):
         try:
             answer = input(f"Delete {self.vm.name} in {self.vm.zone}, with its disks? [y/N] ")
         except EOFError:
-            raise UserError("nobody is here to be asked: say --yes.") from None
+            raise UserError("there is no input to confirm with: pass --yes.") from None
         return answer.strip().lower() in ("y", "yes")

@@ -20,9 +20,11 @@ def check_env_file(path: Path) -> Path:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise UserError(f"cannot read {path} ({reason}): choose another --env-file.") from None
     if mode & 0o077:
-        raise UserError(f"{path} can be read by others: chmod 600 it, for it holds secrets.")
+        raise UserError(f"{path} holds secrets and can be read by others: chmod 600 it.")
     if ":" in str(path.absolute()):
-        raise UserError(f"{path} has a ':' in its path, which gcloud takes for a host: move it.")
+        raise UserError(
+            f"{path} has a ':' in its path, which gcloud would take for a host: move it."
+        )
     # Not splitlines: a value may contain a character that only Python treats as a line break.
     for number, line in enumerate(text.split("\n"), start=1):
         if line and not line.startswith("#") and (wrong := _wrong(line)):
@@ -34,12 +36,10 @@ def _wrong(line: str) -> str:
     """Returns what is wrong with a line; empty if nothing is."""
     match = re.fullmatch("([A-Za-z_][A-Za-z0-9_]*)=(.*)", line, re.DOTALL)
     if match is None:
-        return "is not NAME=VALUE: write it so, without export and spaces before."
+        return "is not NAME=VALUE: write it that way, without export or leading spaces."
     value = match[2]
     if "\0" in value or value != value.strip():
-        return f"has white space around the value of {match[1]}, or a zero byte: take it out."
+        return f"has whitespace around the value of {match[1]}, or a null byte: remove it."
     if value[:1] in ("'", '"'):
-        return (
-            f"has quotes around the value of {match[1]}, which would be part of it: take them off."
-        )
+        return f"has quotes around the value of {match[1]}, which would be part of it: remove them."
     return ""

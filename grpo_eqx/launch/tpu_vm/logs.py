@@ -35,7 +35,7 @@ class Logs(Subcommand):
         workers = list(range(pod.slice.hosts)) if self.worker is None else [self.worker]
         if not 0 <= workers[0] < pod.slice.hosts:
             raise UserError(
-                f"--worker is {self.worker}, and there are {pod.slice.hosts}, from 0 on."
+                f"--worker is {self.worker}: it must be from 0 to {pod.slice.hosts - 1}."
             )
         if self.follow:
             return self._follow(pod, workers)

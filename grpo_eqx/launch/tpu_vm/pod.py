@@ -54,7 +54,7 @@ class Pod:
         check_type(vm, wanted, found)
         if len(found.addresses) != wanted.hosts:
             raise CommandError(
-                f"{vm.name} has {len(found.addresses)} workers, and a {wanted.name} has "
+                f"{vm.name} has {len(found.addresses)} workers, but a {wanted.name} has "
                 f"{wanted.hosts}: delete it and create it again."
             )
         return cls(vm, wanted, found.addresses)
@@ -121,7 +121,7 @@ def describe(vm: Vm) -> Description:
     # One endpoint per network of each worker; ssh uses the first.
     endpoints = node.get("networkEndpoints", [])[:: max(1, len(node.get("networkConfigs", [])))]
     return Description(
-        state=node.get("state", "in no known state"),
+        state=node.get("state", "in an unknown state"),
         type=node.get("acceleratorType"),
         addresses=tuple(
             end.get("accessConfig", {}).get("externalIp") or end.get("ipAddress", "")
@@ -133,7 +133,9 @@ def describe(vm: Vm) -> Description:
 def check_type(vm: Vm, wanted: Slice, found: Description) -> None:
     """Raises `UserError` if the VM has another type: some of its workers would be left out."""
     if found.type is not None and found.type != wanted.name:
-        raise UserError(f"--type is {wanted.name}, and {vm.name} is a {found.type}: give its own.")
+        raise UserError(
+            f"--type is {wanted.name}, but {vm.name} is a {found.type}: give that type."
+        )
 
 
 def script(*names: str) -> str:

@@ -44,7 +44,7 @@ class Run(Subcommand):
         pod = Pod.ready(self.vm, self.accelerator)
         # All workers are asked before any starts: half a pod would wait for the other half.
         replace = "yes" if self.replace else "no"
-        pod.ssh("get ready for the run", script("prepare_run"), name, replace)
+        pod.ssh("prepare for the run", script("prepare_run"), name, replace)
         pod.say(f"starting {name}")
         pod.ssh(
             "start the run",
@@ -65,5 +65,5 @@ def check_run_name(name: str) -> None:
         "run-name",
         name,
         "[A-Za-z0-9][A-Za-z0-9._-]{0,99}",
-        "letters, digits, '.', '_' and '-', the first a letter or a digit",
+        "letters, digits, '.', '_' and '-', starting with a letter or a digit",
     )

@@ -29,14 +29,14 @@ class SyncEnv(Subcommand):
         pod = Pod.ready(self.vm, self.accelerator)
         pod.say("copying the environment file")
         # Into a folder that is private already: nobody else can read the file, even for a moment.
-        pod.ssh("make a folder", script("make_folder"))
+        pod.ssh("create the folder", script("make_folder"))
         pod.on_all(
-            "take the environment file",
+            "receive the environment file",
             lambda worker: self.vm.gcloud(
                 "scp", f"--worker={worker}", str(source), f"{self.vm.name}:grpo-eqx/env.new"
             ),
         )
-        pod.ssh("place the environment file", script("place_env"))
+        pod.ssh("install the environment file", script("place_env"))
         if not self.vm.dry_run:
             print(f"all {len(pod.addresses)} workers have the environment file")
         return 0

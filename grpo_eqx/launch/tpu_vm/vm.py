@@ -37,16 +37,19 @@ class Vm:
             "name",
             self.name,
             "[a-z]([-a-z0-9]{0,61}[a-z0-9])?",
-            "at most 63 lower-case letters, digits and '-', first a letter and last no '-'",
+            "at most 63 lowercase letters, digits and '-', "
+            "starting with a letter and not ending with '-'",
         )
-        check_name("zone", self.zone, r"[a-z]+(-[a-z]+)+\d+-[a-z0-9]+", "a zone, as us-east5-b")
+        check_name(
+            "zone", self.zone, r"[a-z]+(-[a-z]+)+\d+-[a-z0-9]+", "a zone, such as us-east5-b"
+        )
         address = [self.name, f"--zone={self.zone}"]
         if self.project is not None:
             check_name(
                 "project",
                 self.project,
                 r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]",
-                "a project's ID: 6 to 30 lower-case letters, digits and '-'",
+                "a project's ID: 6 to 30 lowercase letters, digits and '-'",
             )
             address.append(f"--project={self.project}")
         return ["gcloud", "compute", "tpus", "tpu-vm", action, *address, "--quiet", *flags]

@@ -60,7 +60,7 @@ class PallasLoss(LossBackend):
         interpret = device.platform == "cpu"
         platform = (self.kernels or "tpu") if interpret else device.platform
         if platform not in KERNELS:
-            raise UserError(f"There are no kernels for {device.device_kind}: use chunked.")
+            raise UserError(f"there are no kernels for {device.device_kind}: use chunked.")
         if self.kernels not in (platform, None):
             raise UserError(
                 f"kernels={self.kernels!r} cannot run on {device.device_kind}: leave it None."

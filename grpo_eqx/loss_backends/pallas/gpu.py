@@ -48,14 +48,14 @@ class TritonKernels(Kernels):
         if blocks.tokens * blocks.vocabulary > MOST_SCORES:
             raise UserError(
                 f"token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} is too much "
-                f"for a GPU's registers: make the product at most {MOST_SCORES}, as of 128 x 256."
+                f"for a GPU's registers: make the product at most {MOST_SCORES} (128 x 256)."
             )
         if _num_stages(blocks, kib, problem.dtype) < 2:
             needed = 2 * _stage(blocks, problem.dtype) // 1024
             raise UserError(
                 f"blocks of token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} x "
                 f"hidden_block={blocks.hidden} in {problem.dtype} need {needed} KiB of shared "
-                f"memory, and {self.device_kind} has {kib}: use a hidden_block of at most "
+                f"memory, but {self.device_kind} has {kib}: use a hidden_block of at most "
                 f"{_largest_hidden_block(blocks, kib, problem.dtype)}."
             )
         return blocks

@@ -59,7 +59,7 @@ class MosaicKernels(Kernels):
             raise UserError(
                 f"blocks of token_block={blocks.tokens} x vocabulary_block={blocks.vocabulary} x "
                 f"hidden_block={blocks.hidden} in {problem.dtype} need about "
-                f"{needed / MIB:.0f} MiB of vector memory, and {self.device_kind} has "
+                f"{needed / MIB:.0f} MiB of vector memory, but {self.device_kind} has "
                 f"{capacity // MIB}: use multiples of {LANES} up to about {defaults.tokens}, "
                 f"{defaults.vocabulary} and {defaults.hidden}."
             )

@@ -116,8 +116,8 @@ def test_a_commit_that_cannot_be_had_fails_on_all(launch: Launch, repo: Path) ->
 @pytest.mark.parametrize(
     ("vm", "error", "code"),
     [
-        (("v4-8", 1), "--type is v4-16, and my-vm is a v4-8", 2),
-        (("v4-16", 1), "my-vm has 1 workers, and a v4-16 has 2", 1),
+        (("v4-8", 1), "--type is v4-16, but my-vm is a v4-8", 2),
+        (("v4-16", 1), "my-vm has 1 workers, but a v4-16 has 2", 1),
         (("v4-16", 2, "PREEMPTED"), "my-vm is PREEMPTED, not READY", 1),
     ],
 )

@@ -92,7 +92,7 @@ def test_what_is_no_revision_is_refused(
 
 @pytest.mark.parametrize("user", ["canary", "user:canary"])
 def test_a_token_in_the_url_is_refused_and_not_shown(user: str) -> None:
-    with pytest.raises(UserError, match="--repo holds") as error:
+    with pytest.raises(UserError, match="--repo contains") as error:
         resolve_commit(f"https://{user}@example.com/x.git", "main")
     assert "canary" not in str(error.value)
 

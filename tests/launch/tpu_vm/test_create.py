@@ -48,7 +48,7 @@ def test_when_no_zone_has_room_every_zone_is_named(launch: Launch, cloud: Any) -
     cloud.fail("create", errors=STOCK_OUT)
     done = launch(*ARGUMENTS)
     assert (done.code, done.out) == (1, "")
-    assert "no zone has room for my-vm" in done.err
+    assert "no zone has capacity for my-vm" in done.err
     assert all(f"  {zone}:\n" in done.err for zone in ZONES.split(","))
 
 

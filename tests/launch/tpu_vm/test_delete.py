@@ -35,7 +35,7 @@ def test_with_nobody_to_ask_it_is_refused(
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     done = launch("tpu-vm", "delete", *ADDRESS)
     assert done.code == 2
-    assert "say --yes" in done.err
+    assert "pass --yes" in done.err
     assert cloud.calls() == []
 
 

@@ -55,7 +55,7 @@ def test_a_worker_without_a_log_is_named_after_the_others(launch: Launch, cloud:
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (("--worker", "2"), "--worker is 2, and there are 2, from 0 on"),
+        (("--worker", "2"), "--worker is 2: it must be from 0 to 1"),
         (("--worker=-1",), "--worker is -1"),
         (("--lines=-1",), "--lines is -1"),
         (("--run-name", "../.."), "--run-name is"),

@@ -86,8 +86,8 @@ def test_a_second_run_is_refused_on_all_while_one_is_running(launch: Launch, clo
     pid = cloud.pod_folder(1) / "runs/first/pid"
     done = run(launch, "second", "true")
     assert (done.code, done.out) == (1, "")
-    assert "2 of 2 workers failed to get ready for the run" in done.err
-    assert f"the run first is running (process {pid.read_text().strip()})" in done.err
+    assert "2 of 2 workers failed to prepare for the run" in done.err
+    assert f"run first is in progress (process {pid.read_text().strip()})" in done.err
     assert "--replace" in done.err
     assert not list(cloud.folder.glob("worker*/grpo-eqx/runs/second"))
 
@@ -100,7 +100,7 @@ def test_where_one_worker_is_busy_none_starts(launch: Launch, cloud: Any) -> Non
         done = run(launch, "first", "true")
         process.kill()
     assert done.code == 1
-    assert "1 of 2 workers failed to get ready for the run: worker 1 (203.0.113.1)." in done.err
+    assert "1 of 2 workers failed to prepare for the run: worker 1 (203.0.113.1)." in done.err
     assert not (cloud.pod_folder(0) / "runs/first").exists()
 
 
@@ -117,7 +117,7 @@ def test_after_one_ended_the_next_may_start_under_another_name(launch: Launch, c
     cloud.wait_for("first")
     again = run(launch, "first", "true")
     assert again.code == 1
-    assert "there is a run first already: choose another --run-name" in again.err
+    assert "run first already exists: choose another --run-name" in again.err
     assert run(launch, "second", "true").code == 0
 
 

@@ -57,4 +57,4 @@ def test_another_type_is_refused(launch: Launch, cloud: Any) -> None:
     cloud.vm("v4-16", 2)
     done = launch("tpu-vm", "status", *ADDRESS)
     assert done.code == 2
-    assert "--type is v4-32, and my-vm is a v4-16" in done.err
+    assert "--type is v4-32, but my-vm is a v4-16" in done.err

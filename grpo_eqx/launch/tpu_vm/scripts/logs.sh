@@ -3,7 +3,7 @@ set -eu
 run=$1 lines=$2 follow=$3
 folder=$HOME/grpo-eqx/runs/$run
 if [ ! -f "$folder/log" ]; then
-    echo "there is no log: no run started here under that name" >&2
+    echo "there is no log: no run of that name was started on this worker" >&2
     exit 3
 fi
 if [ "$follow" = yes ]; then

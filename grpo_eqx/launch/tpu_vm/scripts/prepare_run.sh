@@ -7,7 +7,7 @@ cd "$HOME/grpo-eqx" 2>/dev/null && [ -x venv/bin/python ] && [ -d repo ] || {
     exit 3
 }
 if [ -e "runs/$run" ]; then
-    echo "there is a run $run already: choose another --run-name" >&2
+    echo "run $run already exists: choose another --run-name" >&2
     exit 3
 fi
 # A run is all of its session: a process that it left behind still holds the TPU.
@@ -20,7 +20,7 @@ for file in runs/*/pid; do
     alive "$pid" || continue
     name=$(basename "$(dirname "$file")")
     if [ "$replace" = no ]; then
-        echo "the run $name is running (process $pid): wait for it, or end it with --replace" >&2
+        echo "run $name is in progress (process $pid): wait for it, or end it with --replace" >&2
         exit 3
     fi
     pkill -TERM -s "$pid" || true
