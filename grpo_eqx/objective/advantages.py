@@ -113,7 +113,11 @@ def _whitened(rewards: Grouped) -> Grouped:
     return (rewards - np.nanmean(rewards)) / _deviation(rewards, axis=None)
 
 
-def _normalized_then_summed(total: Grouped, each: Grouped, weights: Sequence[float]) -> Grouped:
+def _normalized_then_summed(
+    total: Float[np.ndarray, "P G"],
+    each: Float[np.ndarray, "funcs P G"],
+    weights: Sequence[float],
+) -> Float[np.ndarray, "P G"]:
     normalized = _centered(each) / _deviation(each, axis=-1)
     summed = np.nansum(np.asarray(weights)[:, None, None] * normalized, axis=0)
     summed = np.where(np.isnan(total), np.nan, summed)
