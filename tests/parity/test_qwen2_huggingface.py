@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import Stopping, generate
+from grpo_eqx.generation import Prompts, Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
@@ -245,7 +245,7 @@ def test_greedy_completions_are_theirs(few: Pair, side: str):
     assert len(np.unique(theirs)) > 4  # not one token again and again
     rollout, _ = jitted_generate(
         few.ours,
-        *padded_rows(few.ours.config.vocab_size, side),
+        Prompts(*padded_rows(few.ours.config.vocab_size, side)),
         sample_keys(0, jnp.asarray(0), jnp.arange(len(LENGTHS)), num_generations=2),
         sampling=GREEDY,
         max_length=12,
@@ -266,7 +266,7 @@ def test_greedy_completions_end_where_theirs_do(few: Pair, side: str):
     theirs = their_completions(few.theirs, eos_id, max_length=12)
     rollout, _ = jitted_generate(
         few.ours,
-        *padded_rows(few.ours.config.vocab_size, side),
+        Prompts(*padded_rows(few.ours.config.vocab_size, side)),
         sample_keys(0, jnp.asarray(0), jnp.arange(len(LENGTHS)), num_generations=1),
         sampling=GREEDY,
         max_length=12,
