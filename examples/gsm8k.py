@@ -1,4 +1,4 @@
-"""Trains a language model on grade-school maths by GRPO, and shows what it learnt.
+"""Trains a language model on grade-school math with GRPO, and shows what it learned.
 
 python examples/gsm8k.py --mesh auto
 python examples/gsm8k.py --mesh auto --model Qwen/Qwen2.5-3B-Instruct --data openai/gsm8k
@@ -9,7 +9,7 @@ from grpo_eqx.distributed import is_main
 
 
 def main(cfg: GRPOConfig) -> None:
-    """Train a language model on grade-school maths by GRPO."""
+    """Train a language model on grade-school math with GRPO."""
     if cfg == GRPOConfig(mesh=cfg.mesh, seed=cfg.seed, output_dir=cfg.output_dir):
         say(
             "Training the embedded model on the embedded problems; for the real thing: "

@@ -232,7 +232,7 @@ class GRPOTrainer:
         return [texts[0] for texts in completions.texts]
 
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
-        """Whether this run fits a TPU slice that need not be there, or the devices at hand.
+        """Plans whether this run fits a described TPU slice, or the devices at hand.
 
         **Arguments:** a TPU type (`v6e-16`) or grid (`v6e:4x4`), for which the `plan` extra brings
         the compiler, or `local`; a setting, to look for the largest value with which it fits.
@@ -240,7 +240,7 @@ class GRPOTrainer:
         Compiles the run's programs, with the objects that were passed for its settings. Raises
         `UserError` where the mesh, the batches or the model do not fit the devices.
         """
-        # Of several processes each plans for itself, and may stop doing so at another time.
+        # Each process plans on its own and may stop at a different time.
         alone = jax.process_count() == 1
         return plan_run(self._run, find_target(topology), _say, search, help_if_not=alone)
 

@@ -70,8 +70,8 @@ def make_plan(
     reference = reference_shapes(programs, model, frozen=frozen) if run.cfg.beta > 0 else None
     resident = {
         "parameters": bytes_per_device(model),
-        "optimizer": bytes_per_device(optimizer_shapes(programs, model)),
-        "reference": bytes_per_device(reference),
+        "optimizer_state": bytes_per_device(optimizer_shapes(programs, model)),
+        "reference_model": bytes_per_device(reference),
     }
     layout = programs.rollout_layout(run.cfg.prompts_per_step, run.cfg.num_generations)
     floors = step_floors(run, programs.options, layout, device_peaks(target.device_kind))
@@ -124,7 +124,7 @@ def _programs(
             run.passes.batch_fields,
             is_share=num_shares > 1,
         ),
-        ("parameters", "optimizer"),
+        ("parameters", "optimizer_state"),
     )
     yield _Program(
         "generate", lambda: lower_generate(programs, model, P, G, prompt), ("parameters",)
@@ -135,7 +135,7 @@ def _programs(
         yield _Program(
             "score_reference",
             lambda: lower_score(programs, reference, P, G, prompt),
-            ("reference",),
+            ("reference_model",),
         )
     rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
     greedy = Sampling(temperature=0.0)

@@ -41,7 +41,11 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     source = "from the data" if plan.prompt_length_known else "max_prompt_length"
     yield Text(f"prompts padded to {plan.prompt_length} tokens ({source})", style="dim")
     yield _memory(plan)
-    resident = (f"{readable_bytes(size)} of {name}" for name, size in plan.resident.items() if size)
+    resident = (
+        f"{readable_bytes(size)} of {name.replace('_', ' ')}"
+        for name, size in plan.resident.items()
+        if size
+    )
     yield Text(f"Resident on each device throughout: {', '.join(resident)}.\n", style="dim")
     yield _buffers(plan.programs)
     if any(program.compiled.exchanges for program in plan.programs.values()):

@@ -106,7 +106,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         prompt_length=16,
         prompt_length_known=True,
         hbm_bytes=target.usable_bytes,
-        resident={"parameters": 1, "optimizer": 2, "reference": 0},
+        resident={"parameters": 1, "optimizer_state": 2, "reference_model": 0},
         programs=programs,
         **fields,
     )

@@ -54,18 +54,18 @@ def test_of_micro_batches(tiny_run, with_memory, said) -> None:
 
 @pytest.fixture
 def growing(weighed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs take a KiB for each token that is generated, and for each that is learnt at a time."""
+    """Runs take a KiB for each token that is generated, and for each that is trained on at a time."""
 
     def generated(run) -> int:
         cfg = run.cfg
         return 1024 * cfg.prompts_per_step * cfg.num_generations * cfg.max_completion_length
 
-    def learnt(run) -> int:
+    def trained(run) -> int:
         cfg = run.cfg
         size = cfg.micro_batch_size_per_device or cfg.prompts_per_step * cfg.num_generations
         return 1024 * size * cfg.max_completion_length
 
-    plan = weighed(update=learnt, generate=generated)
+    plan = weighed(update=trained, generate=generated)
     monkeypatch.setattr("grpo_eqx.planner.search.make_plan", plan)
 
 
