@@ -54,7 +54,7 @@ def test_of_micro_batches(tiny_run, with_memory, said) -> None:
 
 @pytest.fixture
 def growing(weighed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs take a KiB for each token that is generated, and for each that is trained on at a time."""
+    """Runs take a KiB for each token generated, and for each trained on at a time."""
 
     def generated(run) -> int:
         cfg = run.cfg
