@@ -35,7 +35,7 @@ from grpo_eqx.training.state import TrainState
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passed:
-    """Objects passed in place of what a config names; `None`: what it names."""
+    """Objects passed in place of what the config names; where `None`, the config decides."""
 
     model: CausalLM | None = None
     tokenizer: ChatTokenizer | Any | None = None

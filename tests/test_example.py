@@ -54,7 +54,8 @@ def run(
 
 
 def test_a_short_run_prints_accuracies_and_leaves_a_folder(run: Run, tmp_path: Path) -> None:
-    code, out, err = run("--mesh", "auto", "--output-dir", "out", *SHORT)
+    fewer = ["--prompts-per-step", "8", "--num-generations", "2"]
+    code, out, err = run("--mesh", "auto", "--output-dir", "out", *SHORT, *fewer)
     assert (code, err) == (0, "")
     assert re.search(r"^accuracy before: 0\.\d+ ", out, re.MULTILINE)
     assert re.search(r"^accuracy after: 0\.\d+ ", out, re.MULTILINE)
@@ -129,8 +130,9 @@ def test_an_unknown_flag_is_refused(run: Run) -> None:
 @pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K file is not beside this checkout")
 def test_the_real_problems_in_a_process_of_its_own(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "gsm8k.py"), "--mesh", "auto"]
-    command += ["--data", str(GSM8K), "--steps", "3", "--eval-problems", "16"]
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    command += ["--data", str(GSM8K), *SHORT, "--prompts-per-step", "4", "--num-generations", "2"]
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
+    environment = os.environ | {"XLA_FLAGS": " ".join(flags)}
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,12 @@ from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.experience import Experience
 from grpo_eqx.tracking.metrics import StepClock
 
-SMALL: dict[str, Any] = {"prompts_per_step": 8, "num_generations": 2}
+SMALL: dict[str, Any] = {
+    "data": str(Path(__file__).with_name("problems.jsonl")),
+    "prompts_per_step": 8,
+    "num_generations": 2,
+    "eval_problems": 8,
+}
 
 
 class Scripted:

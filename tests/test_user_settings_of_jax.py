@@ -13,7 +13,8 @@ from grpo_eqx import GRPOConfig, GRPOTrainer
 pytestmark = pytest.mark.slow
 
 SETTINGS: dict[str, Any] = {
-    "steps": 3,
+    "data": str(Path(__file__).with_name("problems.jsonl")),
+    "steps": 2,
     "prompts_per_step": 8,
     "num_generations": 4,
     "max_num_seqs": 8,  # fewer than completions, so that slots are refilled
@@ -46,7 +47,7 @@ def make_run(folder: Path) -> Run:
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = make_run(tmp_path_factory.mktemp("usual"))
-    assert len(run.completion_ids) == 3 * 32
+    assert len(run.completion_ids) == 2 * 32
     assert len({len(ids) for ids in run.completion_ids}) > 5
     return run
 

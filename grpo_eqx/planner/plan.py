@@ -138,7 +138,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the devices can train."""
+        """Whether every program of a training step fits the devices."""
         return not set(self.too_large) - {EVALUATE}
 
     @property

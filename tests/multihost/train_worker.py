@@ -15,6 +15,9 @@ import jax
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.experience import Experience
 from grpo_eqx.sharding import Mesh, parse_mesh
+from grpo_eqx.tracking import run_record
+
+PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 
 
 class FirstDevices(Mesh):
@@ -40,8 +43,8 @@ def run(model: str, out: Path, beta: float, described_mesh: str, rollout_shardin
     cfg = GRPOConfig(
         model=model, output_dir=out / "run", rollout_sharding=rollout_sharding, steps=3,
         prompts_per_step=16, num_generations=4, max_completion_length=5, learning_rate=1e-3,
-        beta=beta, micro_batch_size_per_device=4, log_completions_steps=0, seed=3,
-        start_timeout=120.0, eval_problems=8, mesh=mesh,
+        beta=beta, micro_batch_size_per_device=4, log_completions_steps=0, seed=6,
+        start_timeout=120.0, eval_problems=8, mesh=mesh, data=str(PROBLEMS),
     )  # fmt: skip
     chosen = FirstDevices(parse_mesh(mesh), int(devices)) if devices else None
     trainer = GRPOTrainer(cfg, mesh=chosen, reward_funcs=[distinct_words])

@@ -1,6 +1,7 @@
 """Plans of another process, and those that are known already."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,7 +9,8 @@ from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.planner import planning_process
 from grpo_eqx.planner.planning_process import PlanningError, ask
 
-SMALL = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
+PROBLEMS = str(Path(__file__).parents[1] / "problems.jsonl")
+SMALL = {"data": PROBLEMS, "prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
 
 
 @pytest.fixture

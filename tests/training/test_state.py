@@ -1,6 +1,7 @@
 """What training changes of a model is what its filter says."""
 
 import dataclasses
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -8,6 +9,14 @@ import numpy as np
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.models.qwen2 import Qwen2
+
+SMALL = {
+    "data": str(Path(__file__).parents[1] / "problems.jsonl"),
+    "prompts_per_step": 8,
+    "num_generations": 2,
+    "max_completion_length": 16,
+    "eval_problems": 8,
+}
 
 
 class HeadOnly(Qwen2):
@@ -20,13 +29,11 @@ class HeadOnly(Qwen2):
 
 
 def test_only_what_is_trainable_changes_and_has_moments(tmp_path) -> None:
-    whole = GRPOTrainer(
-        GRPOConfig(output_dir=tmp_path / "whole", steps=1, prompts_per_step=8, eval_problems=8)
-    )
+    whole = GRPOTrainer(GRPOConfig(**SMALL))
     fields = {f.name: getattr(whole.state.model, f.name) for f in dataclasses.fields(Qwen2)}
     before = jax.tree.map(np.asarray, fields)
     trainer = GRPOTrainer(
-        GRPOConfig(output_dir=tmp_path / "part", steps=1, prompts_per_step=8, eval_problems=8),
+        GRPOConfig(**SMALL, output_dir=tmp_path, steps=1),
         model=HeadOnly(**fields),
         tokenizer=whole.tokenizer,
     )
@@ -42,9 +49,7 @@ def test_only_what_is_trainable_changes_and_has_moments(tmp_path) -> None:
 
 
 def test_it_counts_steps_batches_and_tokens(tmp_path) -> None:
-    trainer = GRPOTrainer(
-        GRPOConfig(output_dir=tmp_path, steps=2, prompts_per_step=8, eval_problems=8)
-    )
+    trainer = GRPOTrainer(GRPOConfig(**SMALL, output_dir=tmp_path, steps=2))
     assert (trainer.state.step, trainer.state.next_batch, trainer.state.num_tokens) == (0, 0, 0)
     history = trainer.fit().history
     assert (trainer.state.step, trainer.state.next_batch) == (2, 2)
