@@ -428,16 +428,8 @@ def test_prompts_that_leave_too_few_positions_are_refused(tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_micro_batches_that_are_auto_are_of_a_number_from_then_on(tmp_path: Path) -> None:
     """That number is all of a device's completions, where these fit."""
-    settings = {
-        "prompts_per_step": 8,
-        "num_generations": 4,
-        "eval_problems": 8,
-        "steps": 1,
-        "data": str(PROBLEMS),
-    }
-    cfg = GRPOConfig(
-        micro_batch_size_per_device="auto", max_completion_length=8, output_dir=tmp_path, **settings
-    )
+    settings = {**SMALL, "num_generations": 4, "max_completion_length": 8, "steps": 1}
+    cfg = GRPOConfig(**settings, micro_batch_size_per_device="auto", output_dir=tmp_path)
     trainer = GRPOTrainer(cfg)
     assert trainer.cfg.micro_batch_size_per_device == 4
     trainer.fit()

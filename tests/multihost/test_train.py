@@ -39,11 +39,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(
-    pod: Any, model: Path, out: Path, devices: list[int], beta: float, meshes: list[str]
+    pod: Any, model: Path, out: Path, devices: list[int], beta: float, runs: list[str]
 ) -> list[Any]:
-    """What every process made of a run on every mesh with every rollout sharding."""
+    """What every process made of every run, each a mesh and a rollout sharding."""
     out.mkdir()
-    runs = [f"{mesh}/{style}" for mesh in meshes for style in ("legacy", "maxtext")]
     for outcome in pod.run("train_worker.py", devices, model, out, beta, *runs).values():
         assert outcome.code == 0, outcome.output
     made = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
@@ -60,17 +59,21 @@ def on_one_device(
     @functools.cache
     def make(beta: float) -> Any:
         out = tmp_path_factory.mktemp("alone") / "out"
-        return trained(pod, model, out, [1], beta, ["auto"])[0]
+        return trained(pod, model, out, [1], beta, ["auto/legacy"])[0]
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("devices", "beta", "meshes"),
+    ("devices", "beta", "runs"),
     [
-        ([8], 0.0, ["auto", "2,4,1", "1,4,2", "1,1,2 of 2"]),
-        ([4, 4], 0.05, ["auto"]),
-        ([4] * 4, 0.0, ["auto", "host_local"]),
+        (
+            [8],
+            0.0,
+            ["auto/legacy", "2,4,1/maxtext", "1,4,2/legacy", "1,4,2/maxtext", "1,1,2 of 2/legacy"],
+        ),
+        ([4, 4], 0.05, ["auto/legacy", "auto/maxtext"]),
+        ([4] * 4, 0.0, ["auto/maxtext", "host_local/legacy"]),
     ],
     ids=["1 host", "2 hosts", "4 hosts"],
 )
@@ -81,11 +84,11 @@ def test_devices_and_hosts_leave_a_run_unchanged(
     tmp_path: Path,
     devices: list[int],
     beta: float,
-    meshes: list[str],
+    runs: list[str],
 ) -> None:
     alone = on_one_device(beta)
     assert len(np.unique([metrics["reward"] for metrics in alone["history"]])) == 3
-    for made in trained(pod, model, tmp_path / "out", devices, beta, meshes):
+    for made in trained(pod, model, tmp_path / "out", devices, beta, runs):
         assert made["tokens"] == alone["tokens"]
         for metrics, expected in zip(made["history"], alone["history"], strict=True):
             assert metrics.keys() == expected.keys()
