@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.prompts import PromptSource
-from grpo_eqx.data.run_inputs import check_answers, check_positions
+from grpo_eqx.data.run_inputs import check_positions
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
@@ -139,8 +139,8 @@ class GRPOTrainer:
             seed=cfg.seed,
         )
         if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
-            check_answers(data.prompts)
-            check_answers(self.heldout.prompts)
+            gsm8k.check_answers(data.prompts)
+            gsm8k.check_answers(self.heldout.prompts)
         self.mesh = self._run.build_mesh()
         if cfg.micro_batch_size_per_device == "auto":
             self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), _say)
@@ -207,7 +207,7 @@ class GRPOTrainer:
         """
         problems = self.heldout.prompts
         if self.eval_func is gsm8k.correct:
-            check_answers(problems)
+            gsm8k.check_answers(problems)
         sampling = Sampling(temperature=temperature)
         completions = self._complete(self.heldout.tokens, sampling, num_samples)
         accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})

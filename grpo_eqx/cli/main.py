@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import tyro
 
 from grpo_eqx.cli.plan import Plan
-from grpo_eqx.cli.subcommand import CommandError, Group, Subcommand
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_USER_ERROR, UserError
 from grpo_eqx.launch import Launch
+from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 from grpo_eqx.planner.planning_process import PlanningError
 
 

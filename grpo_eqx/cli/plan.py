@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from grpo_eqx.cli.flags import ConfigFlags
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.planner.devices import LOCAL
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan_report import print_plan

@@ -3,9 +3,9 @@
 import dataclasses
 
 from grpo_eqx.cli.flags import RunFlags, start
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.trainer import GRPOTrainer
 
 

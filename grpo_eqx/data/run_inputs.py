@@ -1,17 +1,15 @@
 """The inputs of a run besides weights: tokenizer and problems, read and checked."""
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts
 from grpo_eqx.data.load import load_data
-from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.pretrained import model_folder
-from grpo_eqx.rewards import gsm8k
 
 
 class Inputs(NamedTuple):
@@ -93,17 +91,3 @@ def check_positions(cfg: GRPOConfig, model: ModelConfig, prompt: str, length: in
         f"the {limit} positions of the model (max_position_embeddings): lower "
         f"max_completion_length{shorter if room > 0 else ''}."
     )
-
-
-def check_answers(prompts: Sequence[Prompt]) -> None:
-    """Refuses problems that `gsm8k.correct` cannot score, before anything is generated."""
-    for prompt in prompts:
-        if "answer" not in prompt.columns:
-            raise UserError(
-                "the problems have no column 'answer' to compare with: add one, or pass your own "
-                "reward_funcs and eval_func."
-            )
-        try:
-            gsm8k.gold_number(prompt.columns["answer"])
-        except RewardError as error:
-            raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error

@@ -5,11 +5,11 @@ from typing import Annotated
 
 import tyro
 
-from grpo_eqx.cli.subcommand import Group
 from grpo_eqx.launch.gke import Gke
 from grpo_eqx.launch.local import Local
 from grpo_eqx.launch.skypilot import SkyPilot
 from grpo_eqx.launch.slurm import Slurm
+from grpo_eqx.launch.subcommand import Group
 from grpo_eqx.launch.tpu_vm import TpuVm
 
 

@@ -6,10 +6,10 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import kubernetes_argument, yaml_text
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.planner.topologies import find_slice
 
 _LABEL = "[a-z]([-a-z0-9]{0,38}[a-z0-9])?"

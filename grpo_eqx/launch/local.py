@@ -5,10 +5,10 @@ import os
 import socket
 from typing import ClassVar
 
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.launch.checks import check_at_least
 from grpo_eqx.launch.processes import Process, run_together
+from grpo_eqx.launch.subcommand import Subcommand
 
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line, yaml_text
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.planner.topologies import find_slice
 
 _TPU_CLUSTER = "  # TPU VMs of one slice learn of each other from Google's metadata server."

@@ -4,10 +4,10 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line
+from grpo_eqx.launch.subcommand import Subcommand
 
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.,-]*"
 _WORD_RULE = "letters, digits, '_', '.', ',' and '-', not starting with '-'"

@@ -13,7 +13,8 @@ from fractions import Fraction
 from numbers import Number
 from typing import Final
 
-from grpo_eqx.errors import RewardError
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.rewards.numbers import MAX_EXPONENT, only_number, opening_number
 from grpo_eqx.rewards.numbers import last_number as last_number
 
@@ -132,6 +133,20 @@ def gold_number(answer: object) -> Fraction:
             f"got {answer!r}"
         )
     return number
+
+
+def check_answers(prompts: Sequence[Prompt]) -> None:
+    """Refuses problems that `correct` cannot score, before anything is generated."""
+    for prompt in prompts:
+        if "answer" not in prompt.columns:
+            raise UserError(
+                "the problems have no column 'answer' to compare with: add one, or pass your own "
+                "reward_funcs and eval_func."
+            )
+        try:
+            gold_number(prompt.columns["answer"])
+        except RewardError as error:
+            raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error
 
 
 def _gold_numbers(answer: Sequence[object]) -> Iterator[Fraction]:

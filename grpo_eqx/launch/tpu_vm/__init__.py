@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from grpo_eqx.cli.subcommand import Group
+from grpo_eqx.launch.subcommand import Group
 from grpo_eqx.launch.tpu_vm.bootstrap import Bootstrap
 from grpo_eqx.launch.tpu_vm.create import Create
 from grpo_eqx.launch.tpu_vm.delete import Delete

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from grpo_eqx.cli.subcommand import CommandError, Subcommand
+from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.commit import resolve_commit
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm

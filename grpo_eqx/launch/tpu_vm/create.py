@@ -5,8 +5,8 @@ import re
 import shlex
 import sys
 
-from grpo_eqx.cli.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.checks import check_name
+from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.vm import Finished, TypeFlag, Vm, execute
 from grpo_eqx.planner.topologies import find_slice
 

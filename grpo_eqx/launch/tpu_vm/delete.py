@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from grpo_eqx.cli.subcommand import CommandError, Subcommand
 from grpo_eqx.errors import UserError
+from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
 
 

@@ -3,10 +3,10 @@
 import dataclasses
 import os
 
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.checks import check_at_least
 from grpo_eqx.launch.processes import Process, run_together
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show

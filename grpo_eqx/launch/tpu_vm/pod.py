@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
-from grpo_eqx.cli.subcommand import CommandError
 from grpo_eqx.errors import UserError
+from grpo_eqx.launch.subcommand import CommandError
 from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
 from grpo_eqx.planner.topologies import Slice, find_slice
 

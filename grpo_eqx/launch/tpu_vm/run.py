@@ -4,9 +4,9 @@ import dataclasses
 import datetime
 from typing import ClassVar
 
-from grpo_eqx.cli.subcommand import Subcommand
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.checks import check_name
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from grpo_eqx.cli.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import (
     Pod,
     check_type,

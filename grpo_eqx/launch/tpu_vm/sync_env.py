@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from grpo_eqx.cli.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.env_file import check_env_file
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
