@@ -50,13 +50,13 @@ class Scores(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """The lengths of everything that was generated for a step, and the decoding it took."""
+    """Lengths of everything generated for a step, and the decoding steps that it took."""
 
     prompt_lengths: Int[np.ndarray, " Q"]
     completion_lengths: Int[np.ndarray, "Q G"]
     num_decode_steps: int
     num_slots: int
-    """Slots of all those steps together."""
+    """Slots summed over those steps, idle ones included."""
 
     @property
     def num_tokens(self) -> int:
@@ -203,7 +203,7 @@ class ExperienceCollector:
     def _teaches(self, groups: Groups) -> Bool[np.ndarray, " P"]:
         """True for groups that say which of their completions are better.
 
-        A penalty on length alone is no such thing, nor are completions that the loss leaves out.
+        A length penalty alone does not count, nor do completions that the loss leaves out.
         """
         rewards = groups.rewards.without(SOFT_OVERLONG)
         informative = informative_groups(

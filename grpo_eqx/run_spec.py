@@ -87,8 +87,7 @@ class Passes(NamedTuple):
     """The forward passes over a step's completions besides those of its updates."""
 
     old_policy: bool
-    """For the log-probs that ratios are against. A single update is on-policy: its ratios are 1 by
-    definition."""
+    """For the log-probs that ratios divide by. A single update is on-policy: its ratios are 1."""
     reference: bool
     """For the log-probs of the KL term."""
     entropies: bool
@@ -145,7 +144,7 @@ class RunSpec:
 
     @classmethod
     def load(cls, cfg: GRPOConfig, passed: Passed) -> tuple["RunSpec", Inputs]:
-        """Reads the inputs of a run on the devices of JAX, and describes it.
+        """Reads a run's inputs and describes the run, for all devices that JAX sees.
 
         Raises `UserError`, in all processes, where batches do not fit the devices, or where inputs
         are missing, do not belong together or differ between processes.
@@ -167,6 +166,10 @@ class RunSpec:
     def passes(self) -> Passes:
         """The forward passes of a step besides its updates."""
         return Passes.of(self.cfg)
+
+    def without_passed_model(self) -> "RunSpec":
+        """Returns the run without the model that was passed, whose arrays can then be freed."""
+        return dataclasses.replace(self, passed=dataclasses.replace(self.passed, model=None))
 
     @property
     def rollout_sharding(self) -> RolloutSharding:

@@ -149,6 +149,7 @@ class GRPOTrainer:
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
         self.programs = self._run.programs(self.mesh, self.tokenizer)
         self.state = self._initial_state()
+        self._run = self._run.without_passed_model()
         self.experiences = ExperienceCollector(
             self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg, self._run.passes
         )
@@ -215,7 +216,7 @@ class GRPOTrainer:
 
     @explains_out_of_memory
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
-        """One completion of each user message, by default greedy."""
+        """Completes each user message once, by default greedily."""
         tokens = self.tokenizer.encode(prompts)
         limit = self.cfg.max_prompt_length
         for text, ids in zip(prompts, tokens, strict=True):
@@ -257,7 +258,7 @@ class GRPOTrainer:
         return LayoutReport.of(rollout, state.model, state.opt_state, state.reference)
 
     def describe(self) -> str:
-        """One line on what is trained, on what."""
+        """Describes the model and the data in one line."""
         size = sum(x.size for x in jax.tree.leaves(self.state.model))
         data = self.prompts.data
         return (

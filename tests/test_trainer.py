@@ -1,8 +1,10 @@
 """`GRPOTrainer` from outside: what it takes, what it leaves, and that it can be repeated."""
 
 import dataclasses
+import gc
 import itertools
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, shard_model
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run_spec import Passes, RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.training.programs import Programs, TokenScores
@@ -166,6 +168,18 @@ def test_everything_can_be_passed_as_an_object(tmp_path: Path) -> None:
     assert not eqx.tree_equal(model, trainer.state.model)  # and the passed model still lives
 
 
+def test_a_passed_model_can_be_freed() -> None:
+    """The trainer has a copy of its own; two may not fit the devices."""
+    model = from_pretrained("tiny_qwen2", ExplicitMesh(fsdp=-1).build())
+    tokenizer = ChatTokenizer.from_pretrained(model_folder("tiny_qwen2"))
+    passed = weakref.ref(model.embed_tokens)
+    trainer = GRPOTrainer(GRPOConfig(**SMALL), model=model, tokenizer=tokenizer)
+    del model
+    gc.collect()
+    assert passed() is None
+    assert trainer.state.model.embed_tokens.size > 0
+
+
 class Calls:
     """Stands in for the programs of an update, and keeps what they were called with."""
 
@@ -226,6 +240,8 @@ def test_no_forward_pass_is_made_that_is_not_needed(
 ) -> None:  # fmt: skip
     calls, _ = calls_of_a_step(monkeypatch, tmp_path, **fields)
     assert len(calls.scored) == scores
+    cfg = GRPOConfig(**fields)
+    assert sum(Passes.of(cfg).num_scores(cfg).values()) == scores  # as a plan counts them
     assert calls.tokens_per_update == [None] * updates
 
 

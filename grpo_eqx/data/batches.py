@@ -35,9 +35,9 @@ class PromptBatch:
 
 
 class TokenizedPrompts:
-    """Problems with their tokens, after the policy for over-long prompts is applied.
+    """Problems with their tokens, after the policy for overlong prompts is applied.
 
-    Raises `UserError` for an over-long prompt under the policy `error`, for columns that reward
+    Raises `UserError` for an overlong prompt under the policy `error`, for columns that reward
     functions cannot receive, and where no problem is left.
     """
 

@@ -19,7 +19,7 @@ class TokenStats(NamedTuple):
     logps: Float[Array, "*batch T"]
     """Log-probability of the token."""
     entropies: Float[Array, "*batch T"]
-    """Entropy of the distribution the token was drawn from, in nats."""
+    """Entropy of the softmax, in nats."""
     logsumexps: Float[Array, "*batch T"]
     """Log of the softmax's denominator: the logsumexp of the logits over the temperature."""
 

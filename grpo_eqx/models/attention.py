@@ -32,7 +32,7 @@ class Past(NamedTuple):
     layer: Int[Array, ""]
     position: Int[Array, "P G"]
     num_written: Int[Array, ""]
-    """Blocks from this position on are not read: no query that matters has a larger `place`."""
+    """Blocks from this position on are not read; no live query has a larger `position`."""
 
     def block(self, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
         """Returns the segment of one block, in `dtype`."""

@@ -67,7 +67,7 @@ def make_plan(
     programs = run.programs(mesh)
     model = model_shapes(run.model, mesh)
     frozen = not run.cfg.sync_ref_model
-    reference = reference_shapes(programs, model, frozen=frozen) if run.cfg.beta > 0 else None
+    reference = reference_shapes(programs, model, frozen=frozen) if run.passes.reference else None
     resident = {
         "parameters": bytes_per_device(model),
         "optimizer_state": bytes_per_device(optimizer_shapes(programs, model)),

@@ -12,7 +12,7 @@ SOFT_OVERLONG = "soft_overlong"
 def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardFunc:
     """Builds a reward that falls from 0 to -1 over the last `buffer` tokens before the limit.
 
-    Soft over-long punishment (DAPO, arXiv 2503.14476, eq. 13). **Arguments:** the limit and the
+    Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13). **Arguments:** the limit and the
     buffer in tokens, `0 < buffer <= max_completion_length`.
     """
 

@@ -1,4 +1,4 @@
-"""Order, padding and the policy for over-long prompts."""
+"""Order, padding and the policy for overlong prompts."""
 
 from collections import Counter
 

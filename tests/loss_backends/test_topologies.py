@@ -1,4 +1,4 @@
-"""Compiled for TPUs that are not there: kernels pass Mosaic, and programs hold no logits."""
+"""Compiled for described TPUs: kernels pass Mosaic, and programs hold no logits."""
 
 import math
 import re

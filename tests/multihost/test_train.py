@@ -73,7 +73,7 @@ def on_one_device(
             ["auto/legacy", "2,4,1/maxtext", "1,4,2/legacy", "1,4,2/maxtext", "1,1,2 of 2/legacy"],
         ),
         ([4, 4], 0.05, ["auto/legacy", "auto/maxtext"]),
-        ([4] * 4, 0.0, ["auto/maxtext", "host_local/legacy"]),
+        ([4] * 4, 0.0, ["host_local/legacy", "host_local/maxtext"]),
     ],
     ids=["1 host", "2 hosts", "4 hosts"],
 )

@@ -1,4 +1,4 @@
-"""A small model planned for TPUs that are not there."""
+"""A small model planned for described TPUs."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The soft over-long punishment against DAPO's equation 13."""
+"""The soft overlong punishment against DAPO's equation 13."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The kernels compile for TPUs that are not there."""
+"""The kernels compile for described TPUs."""
 
 import jax
 import jax.numpy as jnp
