@@ -108,7 +108,7 @@ class Plan:
     hbm_bytes: int
     """Bytes that programs can use."""
     resident: Mapping[str, int]
-    """Bytes resident all the time: parameters, optimizer, reference."""
+    """Bytes resident throughout, by name: `parameters`, `optimizer_state`, `reference_model`."""
     programs: Mapping[str, PlannedProgram]
     """Programs of a training step, in order: `generate`, `score` (the model, before its updates),
     `score_reference`, `update`; and `evaluate`, which training can do without."""
