@@ -53,6 +53,7 @@ def run(
     return run
 
 
+@pytest.mark.slow
 def test_a_short_run_prints_accuracies_and_leaves_a_folder(run: Run, tmp_path: Path) -> None:
     fewer = ["--prompts-per-step", "8", "--num-generations", "2"]
     code, out, err = run("--mesh", "auto", "--output-dir", "out", *SHORT, *fewer)

@@ -143,6 +143,7 @@ def test_without_it_a_step_is_one_rollout() -> None:
     assert [prompt.text for prompt in experience.groups.prompts] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 11, 16])
 def test_small_data_give_no_prompt_twice_in_a_step(size: int) -> None:
     """Eight rollouts of eight prompts go through the data several times."""

@@ -262,6 +262,7 @@ def gradient(remat: Remat) -> tuple[Qwen2, int]:
     return compiled(random_model()), compiled.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_remat_changes_no_gradient(remat: Remat):
     (plain, _), (rematerialized, _) = gradient("none"), gradient(remat)
@@ -270,6 +271,7 @@ def test_remat_changes_no_gradient(remat: Remat):
         assert np.abs(y).max() > 0
 
 
+@pytest.mark.slow
 def test_the_more_is_recomputed_the_less_memory_a_gradient_takes():
     (_, full), (_, dots), (_, none) = gradient("full"), gradient("dots"), gradient("none")
     assert full < dots < none

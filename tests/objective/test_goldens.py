@@ -103,7 +103,14 @@ def assert_golden(case: Case, loss: Array, gradients: tuple[Array, Array]) -> No
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_name)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case.name.endswith(MIXED) else pytest.mark.slow)
+        for case in CASES
+    ],
+    ids=case_name,
+)
 def test_loss_and_gradients_are_the_golden_ones(case: Case):
     batch = make_batch(case)
     totals = make_totals(batch)

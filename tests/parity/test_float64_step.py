@@ -31,7 +31,7 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = [pytest.mark.parity, pytest.mark.slow]
 
-torch.set_num_threads(2)
+torch.set_num_threads(1)
 
 TOLERANCES = {
     "rewards": 0.0,

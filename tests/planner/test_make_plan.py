@@ -14,6 +14,7 @@ def quiet(_: str) -> None:
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "programs"),
     [
@@ -33,6 +34,7 @@ def test_the_programs_are_those_that_the_run_executes(
     assert list(make_plan(tiny_run(**settings), one_device, quiet).programs) == programs
 
 
+@pytest.mark.slow
 def test_what_lies_beside_a_program_counts(tiny_run, one_device) -> None:
     plan = make_plan(tiny_run(beta=0.1, num_iterations=2), one_device, quiet)
     parameters, optimizer, reference = plan.resident.values()
@@ -86,6 +88,7 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     assert memory.argument_size_in_bytes == pytest.approx(planned.argument_bytes, rel=0.01)
 
 
+@pytest.mark.slow
 def test_the_sharded_share_of_a_device(tiny_run) -> None:
     whole = make_plan(tiny_run(), local_target(jax.devices()[:1]), quiet, only=["update"])
     parts = make_plan(tiny_run(), local_target(jax.devices()[:4]), quiet, only=["update"])
@@ -117,6 +120,7 @@ def test_what_cannot_be_laid_out_is_one_line(tiny_run, one_device, settings, mes
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_floors_count_every_pass(tiny_run, one_device) -> None:
     one = make_plan(tiny_run(beta=0.1), one_device, quiet).programs
     two = make_plan(tiny_run(beta=0.1, num_iterations=2), one_device, quiet).programs

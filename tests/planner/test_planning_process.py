@@ -70,6 +70,7 @@ def test_of_this_machine(said) -> None:
     assert said == [f"compiling {name} for local" for name in ("update", "generate", "evaluate")]
 
 
+@pytest.mark.slow
 def test_a_users_mistake_comes_back_as_one(said) -> None:
     with pytest.raises(UserError, match="mesh 3,1,1"):
         ask(GRPOConfig(mesh="3,1,1"), "local", said.append)

@@ -69,6 +69,7 @@ def growing(weighed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("grpo_eqx.planner.search.make_plan", plan)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("growing")
 @pytest.mark.parametrize(
     ("setting", "step"),

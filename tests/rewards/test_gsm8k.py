@@ -557,6 +557,7 @@ def tenth_added(number: str) -> str:
     return f"{number}.1"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("corrupt", [plus_one, minus_one, digit_added, digit_dropped, tenth_added])
 def test_every_corrupted_gsm8k_solution_is_wrong(

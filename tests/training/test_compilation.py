@@ -63,6 +63,7 @@ def run(cache_home: Path, **variables: str) -> tuple[str | None, dict[str, float
     return folder, metrics
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
     folder, first = run(tmp_path)
     assert folder == str(tmp_path / "grpo_eqx" / "jax")

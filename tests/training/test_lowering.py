@@ -60,7 +60,7 @@ def programs(
     return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
 
 
-@pytest.mark.parametrize("mesh_name", ["auto", "2,2,2"])
+@pytest.mark.parametrize("mesh_name", ["auto", pytest.param("2,2,2", marks=pytest.mark.slow)])
 def test_shapes_give_the_programs_that_arrays_do(mesh_name: str) -> None:
     mesh = parse_mesh(mesh_name).build()
     runner, model = programs(TINY, mesh, 8), model_shapes(TINY, mesh)
@@ -81,6 +81,7 @@ def on_v6e_16(program: str, mesh_name: str, rollout_sharding: str = "auto") -> l
     return collectives(lowered.compile().as_text())
 
 
+@pytest.mark.slow
 def test_no_table_of_embeddings_nor_its_gradient_is_ever_whole() -> None:
     mesh, config = parse_mesh("2,4,1").build(), dataclasses.replace(TINY, vocab_size=2**14)
     lowered = lower_update(programs(config, mesh, 8), model_shapes(config, mesh), 8, 4, 16)

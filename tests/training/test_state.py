@@ -6,6 +6,7 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import numpy as np
+import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.models.qwen2 import Qwen2
@@ -28,6 +29,7 @@ class HeadOnly(Qwen2):
         return eqx.tree_at(lambda m: m.embed_tokens, nothing, True)
 
 
+@pytest.mark.slow
 def test_only_what_is_trainable_changes_and_has_moments(tmp_path) -> None:
     whole = GRPOTrainer(GRPOConfig(**SMALL))
     fields = {f.name: getattr(whole.state.model, f.name) for f in dataclasses.fields(Qwen2)}
@@ -48,6 +50,7 @@ def test_only_what_is_trainable_changes_and_has_moments(tmp_path) -> None:
     assert moments == 2 * model.embed_tokens.size  # of AdamW
 
 
+@pytest.mark.slow
 def test_it_counts_steps_batches_and_tokens(tmp_path) -> None:
     trainer = GRPOTrainer(GRPOConfig(**SMALL, output_dir=tmp_path, steps=2))
     assert (trainer.state.step, trainer.state.next_batch, trainer.state.num_tokens) == (0, 0, 0)

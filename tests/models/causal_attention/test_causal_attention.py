@@ -143,7 +143,7 @@ def test_sequences_that_share_a_row_do_not_see_each_other(T: int) -> None:
     check(BlockedAttention(BLOCK), case(T, 16), random_spans(T), seed=1)
 
 
-@pytest.mark.parametrize(("T", "S"), [(5, 3), (150, 140)])
+@pytest.mark.parametrize(("T", "S"), [(5, 3), pytest.param(150, 140, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [mosaic, cudnn])
 def test_kernels_give_the_textbooks_values_and_gradients(
     make: Callable[[jax.sharding.Mesh], CausalAttention], T: int, S: int
@@ -154,7 +154,9 @@ def test_kernels_give_the_textbooks_values_and_gradients(
     check(attention, case(T, S), random_spans(T), seed=3)
 
 
-@pytest.mark.parametrize(("query_block", "T"), [(96, 150), (400, 300)])
+@pytest.mark.parametrize(
+    ("query_block", "T"), [(96, 150), pytest.param(400, 300, marks=pytest.mark.slow)]
+)
 def test_blocks_of_queries_and_keys_need_not_divide_each_other(query_block: int, T: int) -> None:
     check(mosaic(mesh_of(), query_block), case(T, 10), random_spans(T), seed=5)
 
