@@ -55,12 +55,12 @@ def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
     ),
 )  # fmt: skip
 def _run(
-    ids: jax.Array, mask: jax.Array, stopping: Stopping, *, sampling: Sampling, group: int,
-    max_length: int, **options: Any,
+    model: Qwen2, ids: jax.Array, mask: jax.Array, stopping: Stopping, *, sampling: Sampling,
+    group: int, max_length: int, **options: Any,
 ) -> tuple[Rollout, SlotCounts]:  # fmt: skip
     keys = sample_keys(0, jnp.int32(5), jnp.arange(len(ids)), group)
     return generate(
-        MODEL, Prompts(ids, mask), keys,
+        model, Prompts(ids, mask), keys,
         sampling=sampling, max_length=max_length, stopping=stopping, pad_id=PAD, **options,
     )  # fmt: skip
 
@@ -76,7 +76,7 @@ def run_counted(
 ) -> tuple[Rollout, SlotCounts]:
     """Generates with a program that equal shapes and options share."""
     return _run(
-        ids, mask, stopping, sampling=sampling, group=group, max_length=max_length, **options
+        MODEL, ids, mask, stopping, sampling=sampling, group=group, max_length=max_length, **options
     )
 
 
@@ -140,7 +140,7 @@ def check_logps(rollout: Rollout, temperature: float) -> None:
 
 def test_padding_of_prompts_changes_nothing() -> None:
     first = run(*prompts())
-    for width, side in [(7, "left"), (20, "left"), (20, "right")]:
+    for width, side in [(16, "right"), (7, "left"), (20, "left")]:
         other = run(*prompts(width, side))
         assert (first.completion_ids == other.completion_ids).all()
         np.testing.assert_allclose(first.sampler_logps, other.sampler_logps, atol=1e-5)
@@ -174,7 +174,7 @@ def test_greedy_needs_no_keys_and_repeats_within_a_group() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("num_slots", "refill_at"), [(1, None), (3, 1), (8, 8), (20, 5), (100, None)]
+    ("num_slots", "refill_at"), [(1, None), (3, 1), (3, 3), (8, None), (8, 8), (20, 5), (100, None)]
 )
 def test_slots_change_nothing(num_slots: int, refill_at: int | None) -> None:
     """However few they are, and whenever they are refilled."""

@@ -139,8 +139,12 @@ def step_of(runner: Programs, batch: Batch) -> tuple[list[np.ndarray], dict[str,
     ("mesh", "num_devices", "micro"),
     [
         ("auto", 1, 16),  # two micro-batches of whole groups
+        pytest.param("auto", 1, 8, marks=pytest.mark.slow),  # four
         pytest.param("auto", 1, 2, marks=pytest.mark.slow),  # sixteen, each half a group
+        pytest.param("auto", 8, None, marks=pytest.mark.slow),
+        pytest.param("auto", 8, 2, marks=pytest.mark.slow),
         ("2,2,2", 8, 4),
+        pytest.param("1,4,1", 4, None, marks=pytest.mark.slow),
     ],
 )
 def test_micro_batches_and_devices_leave_the_update_unchanged(
@@ -156,7 +160,7 @@ def test_micro_batches_and_devices_leave_the_update_unchanged(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
-    [("auto", 1, 8), ("auto", 8, 2), ("1,4,1", 4, None)],
+    [("auto", 1, 16), ("auto", 1, 2), ("auto", 8, 2), ("2,2,2", 8, 4)],
 )
 def test_so_they_do_with_every_term_and_mask_of_the_objective(
     mesh: str,
@@ -236,8 +240,9 @@ def test_tokens_that_the_model_did_not_write_are_context_and_no_more(batch: Batc
     counted = np.asarray(mixed.loss_mask)
     assert (counted == np.asarray(rollout.completion_mask) & written).all()
     np.testing.assert_allclose(step[1]["loss"], losses[counted].mean(), rtol=1e-4, atol=1e-6)
-    split = step_of(programs("2,2,2", 8, 4), dataclasses.replace(batch, rollout=mixed))
-    assert_same_step(split, step)
+    for mesh, num_devices, micro in (("auto", 1, 2), ("2,2,2", 8, None)):
+        runner = programs(mesh, num_devices, micro)
+        assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=mixed)), step)
 
 
 def test_scores_equal_what_the_sampler_reported(rollout: Rollout) -> None:
