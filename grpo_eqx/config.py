@@ -242,6 +242,15 @@ class GRPOConfig:
     """Output folder of the run. None: runs/MODEL-DATA-seedSEED."""
     log_completions_steps: NonNegativeInt = 10
     """Steps between tables of prompts, completions and rewards; 0: none are written."""
+    save_minutes: PositiveFloat | None = 10.0
+    """Minutes between checkpoints. None: they are saved by save_steps alone, and at the end."""
+    save_steps: PositiveInt | None = None
+    """Steps between checkpoints. None: they are saved by save_minutes alone, and at the end."""
+    save_total_limit: PositiveInt | None = 2
+    """Checkpoints to keep; older ones are deleted. None: all."""
+    resume: str = "auto"
+    """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
+    or a run folder or checkpoint by its path."""
     wandb: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: stream, write locally, or off."""
     wandb_project: str | None = None

@@ -26,6 +26,7 @@ from grpo_eqx.objective import Objective
 from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
 from grpo_eqx.sharding.rollout_sharding import RolloutSharding, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding
+from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
 from grpo_eqx.training.micro_batches import MicroBatches
 from grpo_eqx.training.optimizer import make_optimizer
 from grpo_eqx.training.options import ProgramOptions
@@ -235,6 +236,16 @@ class RunSpec:
             return state
         reference = programs.reference(model, frozen=not self.cfg.sync_ref_model)
         return dataclasses.replace(state, reference=reference)
+
+    def state_shapes(self, programs: Programs) -> TrainState:
+        """Returns the shapes and shardings of the state, without anything on the devices."""
+        model = model_shapes(self.model, programs.mesh)
+        frozen = not self.cfg.sync_ref_model
+        return TrainState(
+            model,
+            optimizer_shapes(programs, model),
+            reference_shapes(programs, model, frozen=frozen) if self.passes.reference else None,
+        )
 
 
 def _build_mesh(

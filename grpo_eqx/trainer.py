@@ -7,11 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from grpo_eqx.checkpoint.checkpoints import Checkpoints
+from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.prompts import PromptSource
@@ -43,6 +46,7 @@ from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
+from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
@@ -131,6 +135,7 @@ class GRPOTrainer:
         self.rewards = make_rewards(cfg, reward_funcs)
         self._run, inputs = RunSpec.load(cfg, passed)
         self.tokenizer, data, self.heldout = inputs
+        self._fingerprints = inputs.fingerprints()
         self.prompts = PromptBatches(
             data,
             batch_size=cfg.prompts_per_step,
@@ -156,21 +161,31 @@ class GRPOTrainer:
         self.trackers = trackers
 
     @explains_out_of_memory
-    def fit(self) -> FitResult:
-        """Trains for the remaining of `cfg.steps` steps, and writes the run folder."""
-        cfg = self.cfg
+    def fit(self, resume_from_checkpoint: str | Path | None = None) -> FitResult:
+        """Trains for the remaining of `cfg.steps` steps, and writes the run folder.
+
+        **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`.
+
+        Raises `UserError` where the checkpoint is of another run, or cannot be read.
+        """
+        cfg, checkpoints = self.cfg, self._checkpoints()
         if self.state.step >= cfg.steps:
             raise UserError(
                 f"this trainer has finished its {cfg.steps} steps: create a new one to continue."
             )
-        layout = self.layout()
-        with RunRecord(cfg, layout, self.trackers, only_history=not is_main()) as record:
+        self._resume(checkpoints, resume_from_checkpoint)
+        layout, kept = self.layout(), self.state.step
+        with (
+            RunRecord(cfg, layout, self.trackers, only_history=not is_main(), step=kept) as record,
+            checkpoints,
+        ):
             record.note(self.describe())
             record.note(str(layout))
             if self._note is not None:
                 record.note(self._note)
             clock, compiled = StepClock(), CompilationCounter()
-            started = self.experiences.start(self.state)
+            if self.state.step < cfg.steps:
+                started = self.experiences.start(self.state)
             while self.state.step < cfg.steps:
                 experience = self.experiences.collect(started, self.state, clock)
                 groups = experience.groups
@@ -190,6 +205,7 @@ class GRPOTrainer:
                 clock.next_step()
                 compiled = CompilationCounter()
                 record.step(self.state.step, metrics)
+                checkpoints.after_step(self.state)
                 if record.wants_completions(self.state.step):
                     write_completions(
                         record.folder.completions_of(self.state.step), self.state.step,
@@ -267,6 +283,25 @@ class GRPOTrainer:
             + (f" ({data.num_dropped:,} overlong ones dropped)" if data.num_dropped else "")
             + f", {len(self.heldout):,} held out"
         )
+
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.cfg, RunFacts.of(self.cfg, self._fingerprints), _say)
+
+    def _resume(self, checkpoints: Checkpoints, source: str | Path | None) -> None:
+        """Replaces the state by that of a checkpoint, if there is one to resume from."""
+        found = checkpoints.find(source) if self.state.step == 0 or source is not None else None
+        if found is None:
+            return
+        folder = found.folder.parent
+        if found.steps[0] >= self.cfg.steps and RunFolder(folder).is_complete:
+            _say(
+                f"the run in {str(folder)!r} has finished its {found.steps[0]} steps, and this is "
+                f"a new one: raise steps to continue that one."
+            )
+            return
+        for array in jax.tree.leaves(eqx.filter(self.state, eqx.is_array)):
+            array.delete()  # two states may not fit the devices
+        self.state = checkpoints.restore(found, self._run.state_shapes(self.programs))
 
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:

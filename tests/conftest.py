@@ -3,6 +3,7 @@
 import os
 import tempfile
 from importlib.metadata import version
+from pathlib import Path
 
 # Before jax is imported: tests of sharding need more than one device, and nearly all of the tests'
 # time is compilation, which less optimization halves. XLA's older emitters, which jaxlib 0.12 no
@@ -29,6 +30,11 @@ import jax
 import pytest
 from hypothesis import settings
 
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.models.pretrained import model_folder, save_pretrained
+from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.qwen2_config import Qwen2Config
+
 # Many tests compile the same programs. The folder is this process' own, and goes with it.
 _COMPILED = tempfile.TemporaryDirectory(prefix="grpo_eqx_tests_")
 
@@ -45,6 +51,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 settings.register_profile("grpo_eqx", deadline=None, derandomize=True)
 settings.load_profile("grpo_eqx")
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random model that compiles and steps quickly, in sizes that 16 devices divide."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = ChatTokenizer.from_pretrained(model_folder("tiny_qwen2"))
+    config = Qwen2Config(
+        vocab_size=len(tokenizer.tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
+    save_pretrained(Qwen2.init(config, jax.random.key(0), std=0.2), folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 @pytest.fixture

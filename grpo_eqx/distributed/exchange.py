@@ -49,6 +49,11 @@ def own_share(number: int) -> slice:
     return slice(number * index // count, number * (index + 1) // count)
 
 
+def from_main(value: T) -> T:
+    """Returns process 0's value, which JSON must be able to hold, in every process."""
+    return json.loads(gather_bytes(json.dumps(value).encode())[0])  # type: ignore[no-any-return]
+
+
 def raise_on_all_hosts(work: Callable[[], T]) -> T:
     """Returns what `work` returns, unless it raises in any process: then all raise.
 

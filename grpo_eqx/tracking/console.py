@@ -30,8 +30,10 @@ def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
 class TrainingDisplay:
     """Live bar with reward, length and time left; without a terminal, a line every few seconds."""
 
-    def __init__(self, steps: int, console: Console | None = None):
+    def __init__(self, steps: int, console: Console | None = None, *, done: int = 0):
+        """**Arguments:** the steps of the run; the console; how many were done before."""
         self.steps = steps
+        self.done = done
         self.console = Console() if console is None else console
         self._progress = Progress(
             TextColumn("training"),
@@ -45,7 +47,9 @@ class TrainingDisplay:
             TextColumn("left"),
             console=self.console,
         )
-        self._task = self._progress.add_task("", total=steps, reward="   -", length="  -")
+        self._task = self._progress.add_task(
+            "", total=steps, completed=done, reward="   -", length="  -"
+        )
         self._start = self._last_line = time.monotonic()
 
     def __enter__(self) -> "TrainingDisplay":
@@ -73,10 +77,10 @@ class TrainingDisplay:
             self._progress.update(self._task, completed=step, reward=reward, length=length)
             return
         now = time.monotonic()
-        if step not in (1, self.steps) and now - self._last_line < _LINE_EVERY_S:
+        if step not in (self.done + 1, self.steps) and now - self._last_line < _LINE_EVERY_S:
             return
         self._last_line = now
-        left = (now - self._start) / step * (self.steps - step)
+        left = (now - self._start) / (step - self.done) * (self.steps - step)
         self.note(
             f"step {step}/{self.steps}  reward {reward}  length {length}  "
             f"{metrics['step_time']:.2f} s/step  {left:.0f} s left"

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
@@ -23,16 +25,20 @@ class RunFolder:
         self.completions = path / "completions"
         self.learning_curve = path / "learning_curve.png"
         self.model = path / "model"
+        self.checkpoints = path / "checkpoints"
 
-    def start(self, cfg: GRPOConfig, layout: LayoutReport) -> None:
+    def start(self, cfg: GRPOConfig, layout: LayoutReport, step: int = 0) -> None:
         """Creates the folder and writes the run's config and its layout on devices.
 
-        Raises `UserError` if it cannot be written.
+        A run that is resumed after a `step` keeps what it wrote up to it, and loses what it wrote
+        later. Raises `UserError` if the folder cannot be written.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._keep_previous()
-            self.completions.mkdir()
+            if step == 0:
+                self._keep_previous()
+            self.completions.mkdir(exist_ok=True)
+            self._forget_after(step)
             for path, facts in ((self.config, cfg), (self.layout, layout)):
                 fields = json.dumps(dataclasses.asdict(facts), indent=2, default=str)
                 path.write_text(fields + "\n")
@@ -46,10 +52,47 @@ class RunFolder:
         """Returns the path of a step's table of completions."""
         return self.completions / f"step_{step:06d}.parquet"
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the run has written its model, which is the last thing that it does."""
+        return self.model.exists()
+
+    def history(self, last: int) -> list[dict[str, float]]:
+        """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
+        rows = self._rows(last)
+        return [
+            {name: math.nan if x is None else x for name, x in row.items() if name != "step"}
+            for row in rows
+        ]
+
+    def _rows(self, last: int) -> list[dict[str, Any]]:
+        if not self.metrics.exists():
+            return []
+        rows = []
+        for line in self.metrics.read_text(encoding="utf-8").splitlines():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError:  # a process was killed while it wrote its last line
+                break
+            if row["step"] <= last:
+                rows.append(row)
+        return rows
+
+    def _forget_after(self, step: int) -> None:
+        """Deletes the records of later steps, which a resumed run makes again."""
+        for table in self.completions.glob("step_*.parquet"):
+            if int(table.stem.removeprefix("step_")) > step:
+                table.unlink()
+        if self.metrics.exists():
+            kept = self.metrics.with_suffix(".tmp")
+            lines = [json.dumps(row) + "\n" for row in self._rows(step)]
+            kept.write_text("".join(lines), encoding="utf-8")
+            kept.replace(self.metrics)
+
     def _keep_previous(self) -> None:
         entries = [
             self.config, self.layout, self.metrics, self.completions, self.learning_curve,
-            self.model, self.path / "wandb",
+            self.model, self.checkpoints, self.path / "wandb",
         ]  # fmt: skip
         present = [entry for entry in entries if entry.exists()]
         if not present:

@@ -25,19 +25,22 @@ class RunRecord:
         trackers: Sequence[Tracker] = (),
         *,
         only_history: bool = False,
+        step: int = 0,
     ):
         """**Arguments:** the run's settings; its layout on devices; trackers besides the folder's;
-        whether to write and show nothing, because another process does.
+        whether to write and show nothing, because another process does; the step after which the
+        run in the folder is resumed, 0 for a new run.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
         self.layout = layout
         self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
-        self.history: list[Mapping[str, float]] = []
+        self.history: list[Mapping[str, float]] = list(self.folder.history(step)) if step else []
+        self._resumed_after = step
         self._extra_trackers = trackers
         self._trackers: list[Tracker] = []
-        self._display = TrainingDisplay(cfg.steps)
+        self._display = TrainingDisplay(cfg.steps, done=step)
         self._warned = False
 
     def __enter__(self) -> "RunRecord":
@@ -48,7 +51,7 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        self.folder.start(cfg, self.layout)
+        self.folder.start(cfg, self.layout, self._resumed_after)
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
             assert cfg.wandb_project is not None  # resolved

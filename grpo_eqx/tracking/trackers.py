@@ -25,11 +25,12 @@ class Tracker(abc.ABC):
 class JsonlTracker(Tracker):
     """Tracker that writes one line of JSON per step, with null for values that are not finite.
 
-    Every line is flushed at once, so that a killed run keeps its record.
+    Every line is flushed at once, so that a killed run keeps its record. Lines that the file has
+    already stay: a resumed run continues it.
     """
 
     def __init__(self, path: Path):
-        self._file = path.open("w", encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}

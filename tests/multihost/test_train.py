@@ -6,36 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
-
-from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.models.pretrained import model_folder, save_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 
 pytestmark = pytest.mark.slow
 
 OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two heads of keys, and sizes that 16 devices divide; small, for all is compiled often."""
-    folder = tmp_path_factory.mktemp("model")
-    tokenizer = ChatTokenizer.from_pretrained(model_folder("tiny_qwen2"))
-    config = Qwen2Config(
-        vocab_size=len(tokenizer.tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    )
-    save_pretrained(Qwen2.init(config, jax.random.key(0), std=0.2), folder)
-    tokenizer.save_pretrained(folder)
-    return folder
 
 
 def trained(
@@ -52,14 +28,14 @@ def trained(
 
 @pytest.fixture(scope="module")
 def on_one_device(
-    pod: Any, model: Path, tmp_path_factory: pytest.TempPathFactory
+    pod: Any, small_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[float], Any]:
     """Makes the run with a weight of the KL term on one device; once for each weight."""
 
     @functools.cache
     def make(beta: float) -> Any:
         out = tmp_path_factory.mktemp("alone") / "out"
-        return trained(pod, model, out, [1], beta, ["auto/legacy"])[0]
+        return trained(pod, small_model, out, [1], beta, ["auto/legacy"])[0]
 
     return make
 
@@ -79,7 +55,7 @@ def on_one_device(
 )
 def test_devices_and_hosts_leave_a_run_unchanged(
     pod: Any,
-    model: Path,
+    small_model: Path,
     on_one_device: Callable[[float], Any],
     tmp_path: Path,
     devices: list[int],
@@ -88,7 +64,7 @@ def test_devices_and_hosts_leave_a_run_unchanged(
 ) -> None:
     alone = on_one_device(beta)
     assert len(np.unique([metrics["reward"] for metrics in alone["history"]])) == 3
-    for made in trained(pod, model, tmp_path / "out", devices, beta, runs):
+    for made in trained(pod, small_model, tmp_path / "out", devices, beta, runs):
         assert made["tokens"] == alone["tokens"]
         for metrics, expected in zip(made["history"], alone["history"], strict=True):
             assert metrics.keys() == expected.keys()

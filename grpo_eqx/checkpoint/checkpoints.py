@@ -1,0 +1,124 @@
+"""Checkpoints of one run: saved when they are due, and found again to resume from."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.store import CheckpointStore, complete_steps
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
+from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.training.state import TrainState
+
+FOLDER = "checkpoints"
+"""Name of the folder within the run's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Resumable:
+    """Checkpoints to resume from."""
+
+    folder: Path
+    steps: list[int]
+    """Steps of the complete checkpoints, newest first; not empty."""
+
+
+class Checkpoints:
+    """Checkpoints of one run.
+
+    On several processes, all must make the same calls; process 0 decides what is found and when a
+    checkpoint is due.
+    """
+
+    def __init__(self, cfg: GRPOConfig, facts: RunFacts, say: Callable[[str], None]):
+        """**Arguments:** the resolved settings; what identifies the run; shows the user a line."""
+        assert cfg.output_dir is not None  # resolved
+        self.cfg = cfg
+        self.facts = facts
+        self.say = say
+        self.folder = Path(cfg.output_dir) / FOLDER
+        self._store: CheckpointStore | None = None
+        self._last_save = time.monotonic()
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Waits until everything is written."""
+        if self._store is not None:
+            self._store.close()
+
+    def find(self, source: str | Path | None = None) -> Resumable | None:
+        """Returns the checkpoints to resume from, `None` where there are none.
+
+        **Arguments:** the run folder or the checkpoint, by default what `cfg.resume` says.
+        """
+        wanted = self.cfg.resume if source is None else str(source)
+        if wanted == "never":
+            return None
+        folder, only = self.folder, None
+        if wanted != "auto":
+            folder, only = raise_on_all_hosts(lambda: _located(Path(wanted)))
+        steps = from_main(complete_steps(folder) if only is None else [only])
+        return Resumable(folder, steps) if steps else None
+
+    def restore(self, found: Resumable, like: TrainState) -> TrainState:
+        """Restores the newest checkpoint that can be read.
+
+        **Arguments:** what `find` found; the state's shapes, with shardings.
+
+        A checkpoint that cannot be read is named, and the one before it is used. Raises
+        `UserError` where none can be read, or where it is of another run.
+        """
+        failures = []
+        with CheckpointStore(found.folder) as store:
+            for step in found.steps:
+                path = found.folder / f"step_{step}"
+                try:
+                    changes = self.facts.changes_since(RunFacts.saved(store, step), path)
+                    state = store.restore(step, like)
+                except UserError:
+                    raise
+                except Exception as error:  # whatever Orbax and TensorStore find wrong with it
+                    failures.append(f"{path}: {first_line(error)}")
+                    self.say(f"warning: cannot read the checkpoint {failures[-1]}")
+                    continue
+                self.say(f"resuming from {path}, after step {step} of {self.cfg.steps}")
+                if changes:
+                    self.say(f"settings changed since then: {'; '.join(changes)}")
+                return state
+        raise UserError(
+            f"none of the {len(failures)} checkpoints in {str(found.folder)!r} can be read "
+            f"({failures[0]}): restore one from a backup, or start anew with --resume never."
+        )
+
+    def after_step(self, state: TrainState) -> None:
+        """Saves the state if a checkpoint is due."""
+        cfg, step = self.cfg, state.step
+        due = step >= cfg.steps or (cfg.save_steps is not None and step % cfg.save_steps == 0)
+        if not due and cfg.save_minutes is not None:
+            due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)
+        if due:
+            self.save(state)
+
+    def save(self, state: TrainState) -> None:
+        """Saves the state in the background; returns when its arrays may change again."""
+        if self._store is None:
+            self._store = CheckpointStore(self.folder, save_total_limit=self.cfg.save_total_limit)
+        self._store.save(state, dataclasses.asdict(self.facts))
+        self._last_save = time.monotonic()
+
+
+def _located(path: Path) -> tuple[Path, int | None]:
+    """Returns the folder of checkpoints that a path names, and the step, if it names one."""
+    prefix, _, number = path.name.rpartition("_")
+    if prefix == "step" and number.isdigit() and path.is_dir():
+        return path.parent, int(number)
+    if complete_steps(path / FOLDER):
+        return path / FOLDER, None
+    raise UserError(
+        f"resume is {str(path)!r}, which is neither a run folder with checkpoints nor a "
+        f"checkpoint: use auto, never, a run folder or a checkpoint such as RUN/{FOLDER}/step_100."
+    )

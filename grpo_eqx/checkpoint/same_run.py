@@ -1,0 +1,70 @@
+"""Decides whether a config continues the run of a checkpoint."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_eqx.checkpoint.store import CheckpointStore
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.errors import UserError
+
+MAY_CHANGE = frozenset(
+    {
+        # how long the run is, and what is kept of it
+        "steps", "output_dir", "log_completions_steps", "wandb", "wandb_project", "eval_problems",
+        "save_steps", "save_minutes", "save_total_limit", "resume",
+        # where the problems are read from: their fingerprints are compared instead
+        "data", "eval_data",
+        # how the work is laid out: the results are the same up to rounding
+        "mesh", "rollout_sharding", "micro_batch_size_per_device", "max_num_seqs", "loss_backend",
+        "remat", "require_processes", "start_timeout",
+    }
+)  # fmt: skip
+"""Settings that may differ between a checkpoint and the run that continues it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """What makes a run the run that it is, besides its arrays."""
+
+    config: Mapping[str, Any]
+    fingerprints: Mapping[str, str]
+    """Hashes of the tokenizer and the problems, by name."""
+
+    @classmethod
+    def of(cls, cfg: GRPOConfig, fingerprints: Mapping[str, str]) -> "RunFacts":
+        """Describes a run as a checkpoint records it."""
+        return cls(json.loads(json.dumps(dataclasses.asdict(cfg), default=str)), fingerprints)
+
+    @classmethod
+    def saved(cls, store: CheckpointStore, step: int) -> "RunFacts":
+        """Reads the facts that were saved with a step."""
+        facts = store.facts(step)
+        return cls(facts["config"], facts["fingerprints"])
+
+    def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
+        """Lists the settings that have changed since a checkpoint, as `name: old -> new`.
+
+        Raises `UserError`, with the names, where they make it another run.
+        """
+        values = {
+            name: (saved.config.get(name), self.config.get(name))
+            for name in {**saved.config, **self.config}
+        }
+        changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
+        described = {name: f"{name}: {old} -> {new}" for name, (old, new) in changed.items()}
+        refused = [described[name] for name in changed if name not in MAY_CHANGE]
+        refused += [
+            f"{name} are others" if name.endswith("s") else f"{name} is another"
+            for name, value in self.fingerprints.items()
+            if saved.fingerprints.get(name) != value
+        ]
+        if refused:
+            raise UserError(
+                f"the checkpoint {str(checkpoint)!r} is of another run ({'; '.join(refused)}): set "
+                f"these back to continue it, or use another output_dir or --resume never to start "
+                f"a new run."
+            )
+        return list(described.values())

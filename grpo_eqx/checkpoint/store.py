@@ -1,0 +1,135 @@
+"""Checkpoints of a run: one folder per saved step, written by Orbax."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from grpo_eqx.checkpoint.checksums import checksums
+from grpo_eqx.training.state import TrainState
+
+_STATE, _FACTS = "state", "facts"
+_COUNTERS = ("step", "next_batch", "num_tokens")
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Returns the steps with a complete checkpoint in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(ocp.utils.checkpoint_steps(folder.absolute()), reverse=True)
+
+
+class CheckpointStore:
+    """Checkpoints in a folder, numbered by the steps after which they were saved.
+
+    A checkpoint appears under its number only when all processes have written their parts of it;
+    what an interrupted save leaves behind is deleted when the folder is opened again.
+    """
+
+    def __init__(self, folder: Path, *, save_total_limit: int | None = None):
+        """**Arguments:** the folder, created where missing; the number of checkpoints to keep, of
+        which the oldest goes first, `None` for all.
+        """
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=save_total_limit,
+            step_prefix="step",
+            cleanup_tmp_directories=True,
+            enable_async_checkpointing=True,
+        )
+        with _quiet():
+            self._manager = ocp.CheckpointManager(
+                folder.absolute(), options=options, item_names=(_STATE, _FACTS)
+            )
+
+    def __enter__(self) -> "CheckpointStore":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Waits for the last save. Raises what went wrong while it was written."""
+        self._manager.wait_until_finished()
+        self._manager.close()
+
+    def save(self, state: TrainState, facts: Mapping[str, Any]) -> None:
+        """Saves the state of a run, and what must be known of it to resume it.
+
+        Returns as soon as the arrays are copied to host memory; the rest is written in the
+        background. A save that is still being written is waited for first.
+        """
+        arrays = _arrays(state)
+        counters = {name: getattr(state, name) for name in _COUNTERS}
+        facts = {"counters": counters, "checksums": checksums(arrays), **facts}
+        self._manager.save(
+            state.step,
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(arrays),
+                facts=ocp.args.JsonSave({"facts": facts, "sha256": _digest(facts)}),
+            ),
+        )
+
+    def facts(self, step: int) -> dict[str, Any]:
+        """Reads the facts that were saved with a step. Raises `DamagedError` if they changed."""
+        args = ocp.args.Composite(facts=ocp.args.JsonRestore())
+        restored = self._manager.restore(step, args=args)[_FACTS]
+        if _digest(restored["facts"]) != restored["sha256"]:
+            raise DamagedError("its facts are not as they were saved")
+        return dict(restored["facts"])
+
+    def restore(self, step: int, like: TrainState) -> TrainState:
+        """Reads the state after a step onto the devices, and verifies its checksums.
+
+        **Arguments:** the step; a state of `jax.ShapeDtypeStruct`s, whose shardings the arrays get.
+        The mesh and the number of processes may differ from those that saved.
+
+        Raises `DamagedError` if an array is not as it was saved, and Orbax's errors.
+        """
+        facts = self.facts(step)
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(_arrays(like)))
+        arrays = self._manager.restore(step, args=args)[_STATE]
+        for name, value in checksums(arrays).items():
+            if value != facts["checksums"][name]:
+                raise DamagedError(f"the values of {name} are not as they were saved")
+        leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+        state = jax.tree_util.tree_unflatten(
+            structure, [arrays.get(_name(path), leaf) for path, leaf in leaves]
+        )
+        return dataclasses.replace(state, **{name: facts["counters"][name] for name in _COUNTERS})
+
+
+class DamagedError(RuntimeError):
+    """A checkpoint's files have changed since they were written."""
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _arrays(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a state, or their shapes, by name."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {_name(path): leaf for path, leaf in leaves if not isinstance(leaf, int)}
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Orbax's notes on every folder that it reads out of the log of the run."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,200 @@
+"""A run that is interrupted and started again is the run that was not interrupted."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.checkpoint.same_run import MAY_CHANGE
+from grpo_eqx.sharding import ExplicitMesh, Mesh
+
+pytestmark = pytest.mark.slow
+
+PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
+STEPS = 6
+OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+
+
+class InterruptionError(Exception):
+    """Stands for whatever ends a process between two steps."""
+
+
+def distinct_words(*, completions: list[str], **columns: Any) -> list[float]:
+    """A reward that an untrained model does not always get alike."""
+    return [float(len(set(text.split()))) for text in completions]
+
+
+@pytest.fixture
+def settings(small_model: Path) -> dict[str, Any]:
+    return {
+        "model": str(small_model), "data": str(PROBLEMS), "steps": STEPS, "prompts_per_step": 8,
+        "num_generations": 4, "max_completion_length": 6, "eval_problems": 8, "save_steps": 1,
+        "learning_rate": 1e-3, "log_completions_steps": 1,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def train(settings: dict[str, Any]) -> Callable[..., GRPOTrainer]:
+    """Runs the settings in a folder, with changes, until after a step or to the end."""
+
+    def run(
+        folder: Path, until: int | None = None, mesh: Mesh | None = None, **changes: Any
+    ) -> GRPOTrainer:
+        cfg = GRPOConfig(**{**settings, **changes}, output_dir=folder)
+        trainer = GRPOTrainer(cfg, reward_funcs=[distinct_words], mesh=mesh)
+        collect = trainer.experiences.collect
+
+        def interrupted(*arguments: Any) -> Any:
+            if trainer.state.step == until:
+                raise InterruptionError
+            return collect(*arguments)
+
+        trainer.experiences.collect = interrupted  # type: ignore[method-assign]
+        if until is None:
+            trainer.fit()
+        else:
+            with pytest.raises(InterruptionError):
+                trainer.fit()
+        return trainer
+
+    return run
+
+
+def records(folder: Path) -> list[dict[str, float]]:
+    """The metrics of every step, times aside."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {name: x for name, x in row.items() if not name.startswith(OF_THE_MACHINE)} for row in rows
+    ]
+
+
+def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The completions of every step."""
+    paths = (folder / "completions").iterdir()
+    return {path.name: pq.read_table(path).to_pylist() for path in paths}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"num_iterations": 2, "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2},
+        {"dynamic_sampling": True, "steps_per_generation": 1, "epsilon_high": 0.28},
+    ],
+    ids=["plain", "reference", "dynamic sampling"],
+)
+def test_it_is_the_same_in_every_bit(
+    train: Callable[..., GRPOTrainer], tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    whole = train(tmp_path / "whole", **changes)
+    for until in (2, 5):
+        train(tmp_path / "parts", until, **changes)
+    parts = train(tmp_path / "parts", **changes)
+    assert eqx.tree_equal(parts.state, whole.state)
+    assert records(tmp_path / "parts") == records(tmp_path / "whole")
+    assert [row["step"] for row in records(tmp_path / "parts")] == [1, 2, 3, 4, 5, 6]
+    assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
+    assert not (tmp_path / "parts" / "previous-1").exists()
+
+
+def test_it_goes_on_from_the_last_checkpoint_and_forgets_what_came_after(
+    train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    """As after a kill: there are records of steps 3 and 4, and half a line, but no checkpoint."""
+    train(tmp_path / "run", until=4, save_steps=2)
+    folder = tmp_path / "run" / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["step_2", "step_4"]
+    (folder / "step_4").rename(tmp_path / "lost")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 5, "rew')
+    train(tmp_path / "run", save_steps=2)
+    train(tmp_path / "whole")
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+
+def test_it_continues_on_another_mesh(
+    train: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", until=3)
+    train(tmp_path / "run", mesh=ExplicitMesh(dp=2, fsdp=2, tp=2), micro_batch_size_per_device=2)
+    assert "changed since then: micro_batch_size_per_device: None -> 2" in capsys.readouterr().err
+    train(tmp_path / "whole")
+    assert [t["completion"] for x in tables(tmp_path / "run").values() for t in x] == [
+        t["completion"] for x in tables(tmp_path / "whole").values() for t in x
+    ]
+    for found, expected in zip(records(tmp_path / "run"), records(tmp_path / "whole"), strict=True):
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_a_finished_run_is_kept_and_more_steps_continue_it(
+    train: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", steps=2, lr_scheduler_type="constant")
+    train(tmp_path / "run", steps=2, lr_scheduler_type="constant")
+    assert "has finished its 2 steps, and this is a new one" in capsys.readouterr().err
+    assert (tmp_path / "run" / "previous-1" / "checkpoints" / "step_2").is_dir()
+    train(tmp_path / "run", steps=4, lr_scheduler_type="constant")
+    assert "step_2, after step 2 of 4" in capsys.readouterr().err
+    train(tmp_path / "whole", steps=4, lr_scheduler_type="constant")
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+
+def test_never_starts_anew_and_a_path_continues_elsewhere(
+    train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    train(tmp_path / "run", until=3)
+    train(tmp_path / "copy", resume=str(tmp_path / "run"))
+    assert [row["step"] for row in records(tmp_path / "copy")] == [4, 5, 6]
+    train(tmp_path / "older", resume=str(tmp_path / "run" / "checkpoints" / "step_2"))
+    assert [row["step"] for row in records(tmp_path / "older")] == [3, 4, 5, 6]
+    train(tmp_path / "run", resume="never")
+    assert [row["step"] for row in records(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+    assert (tmp_path / "run" / "previous-1" / "checkpoints" / "step_3").is_dir()
+    with pytest.raises(UserError, match="neither a run folder with checkpoints nor a checkpoint"):
+        train(tmp_path / "new", resume=str(tmp_path / "nowhere"))
+
+
+def test_another_run_is_refused_by_the_names_of_its_settings(
+    train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    train(tmp_path / "run", until=1)
+    with pytest.raises(UserError, match=r"of another run \(num_generations: 4 -> 2; seed: 0 -> 1"):
+        train(tmp_path / "run", seed=1, num_generations=2)
+    others = tmp_path / "others.jsonl"
+    others.write_text("".join(reversed(PROBLEMS.read_text().splitlines(keepends=True))))
+    with pytest.raises(UserError, match=r"of another run \(the training problems are others; the"):
+        train(tmp_path / "run", data=str(others))
+
+
+def spoil(checkpoint: Path) -> None:
+    """Cuts the files of a checkpoint's arrays in half."""
+    for file in checkpoint.glob("state/**/d/*"):
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's threads
+def test_a_spoilt_checkpoint_is_named_and_the_one_before_it_used(
+    train: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path / "run", until=4)
+    spoil(tmp_path / "run" / "checkpoints" / "step_4")
+    train(tmp_path / "run", until=5)
+    said = capsys.readouterr().err
+    assert "warning: cannot read the checkpoint" in said
+    assert "step_3, after step 3 of 6" in said
+    for path in (tmp_path / "run" / "checkpoints").iterdir():
+        spoil(path)
+    with pytest.raises(UserError, match=r"none of the 2 checkpoints .* or start anew"):
+        train(tmp_path / "run")
+
+
+def test_what_may_change_are_settings() -> None:
+    assert {field.name for field in dataclasses.fields(GRPOConfig)} >= MAY_CHANGE
