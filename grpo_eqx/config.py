@@ -248,6 +248,8 @@ class GRPOConfig:
     """Steps between checkpoints. None: they are saved by save_minutes alone, and at the end."""
     save_total_limit: PositiveInt | None = 2
     """Checkpoints to keep; older ones are deleted. None: all."""
+    preemption_deadline: PositiveFloat = 25.0
+    """Seconds after SIGTERM within which the process ends, with or without a new checkpoint."""
     resume: str = "auto"
     """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
     or a run folder or checkpoint by its path."""

@@ -3,6 +3,8 @@
 EXIT_USER_ERROR = 2
 EXIT_DOES_NOT_FIT = 3
 """Exit code of a plan whose run does not fit its devices."""
+EXIT_PREEMPTED = 75
+"""Exit code of a run that was asked to stop: the same command continues it (`EX_TEMPFAIL`)."""
 
 
 def first_line(error: Exception) -> str:

@@ -5,10 +5,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.store import CheckpointStore, complete_steps
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.training.state import TrainState
 
@@ -39,16 +40,21 @@ class Checkpoints:
         self.facts = facts
         self.say = say
         self.folder = Path(cfg.output_dir) / FOLDER
+        self._stop = StopRequest(cfg.preemption_deadline, say)
         self._store: CheckpointStore | None = None
         self._last_save = time.monotonic()
 
     def __enter__(self) -> "Checkpoints":
+        self._stop.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         """Waits until everything is written."""
-        if self._store is not None:
-            self._store.close()
+        try:
+            if self._store is not None:
+                self._store.close()
+        finally:
+            self._stop.__exit__()
 
     def find(self, source: str | Path | None = None) -> Resumable | None:
         """Returns the checkpoints to resume from, `None` where there are none.
@@ -95,8 +101,15 @@ class Checkpoints:
         )
 
     def after_step(self, state: TrainState) -> None:
-        """Saves the state if a checkpoint is due."""
+        """Saves the state if a checkpoint is due; raises `Preempted` if any process is to stop."""
         cfg, step = self.cfg, state.step
+        if step < cfg.steps and on_any_host(self._stop.received is not None):
+            self.save(state)
+            self.say(
+                f"stopped after step {step} of {cfg.steps}, saved in {self.folder}: the same "
+                f"command continues from there"
+            )
+            raise Preempted
         due = step >= cfg.steps or (cfg.save_steps is not None and step % cfg.save_steps == 0)
         if not due and cfg.save_minutes is not None:
             due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)

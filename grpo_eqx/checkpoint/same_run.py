@@ -14,7 +14,7 @@ MAY_CHANGE = frozenset(
     {
         # how long the run is, and what is kept of it
         "steps", "output_dir", "log_completions_steps", "wandb", "wandb_project", "eval_problems",
-        "save_steps", "save_minutes", "save_total_limit", "resume",
+        "save_steps", "save_minutes", "save_total_limit", "preemption_deadline", "resume",
         # where the problems are read from: their fingerprints are compared instead
         "data", "eval_data",
         # how the work is laid out: the results are the same up to rounding
@@ -27,7 +27,7 @@ MAY_CHANGE = frozenset(
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What makes a run the run that it is, besides its arrays."""
+    """Settings and inputs that identify a run."""
 
     config: Mapping[str, Any]
     fingerprints: Mapping[str, str]

@@ -6,7 +6,7 @@ All processes must call each of these, in the same order.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import jax
 import numpy as np
@@ -51,7 +51,12 @@ def own_share(number: int) -> slice:
 
 def from_main(value: T) -> T:
     """Returns process 0's value, which JSON must be able to hold, in every process."""
-    return json.loads(gather_bytes(json.dumps(value).encode())[0])  # type: ignore[no-any-return]
+    return cast(T, json.loads(gather_bytes(json.dumps(value).encode())[0]))
+
+
+def on_any_host(flag: bool) -> bool:
+    """Returns whether the flag is set in any process."""
+    return any(part == b"1" for part in gather_bytes(b"1" if flag else b"0"))
 
 
 def raise_on_all_hosts(work: Callable[[], T]) -> T:

@@ -1,0 +1,70 @@
+"""Runs in processes of their own, to be killed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
+OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+FLAGS = {
+    "data": PROBLEMS, "steps": 8, "prompts_per_step": 8, "num_generations": 4, "save_steps": 1,
+    "max_completion_length": 8, "eval_problems": 8, "log_completions_steps": 1,
+    "learning_rate": 1e-3, "entropy_coef": 0.1,  # learns something, though no answer is right
+}  # fmt: skip
+
+
+class Command:
+    """`grpo-eqx train` with a small model, in a folder."""
+
+    def __init__(self, model: Path, cache: Path, folder: Path, **flags: Any):
+        self.folder = folder
+        named = {**FLAGS, "model": model, "output_dir": folder, **flags}
+        self.arguments = [sys.executable, "-W", "ignore", "-m", "grpo_eqx.cli.main", "train"]
+        for name, value in named.items():
+            self.arguments += [f"--{name.replace('_', '-')}", str(value)]
+        devices = [x for x in os.environ["XLA_FLAGS"].split() if "device_count" not in x]
+        self.environment = os.environ | {
+            "XLA_FLAGS": " ".join(devices),
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+
+    def start(self) -> subprocess.Popen[str]:
+        """Starts the command; its output can be read line by line."""
+        return subprocess.Popen(
+            self.arguments, env=self.environment, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+    def finish(self) -> str:
+        """Runs the command to its end; returns what it printed."""
+        process = self.start()
+        output, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, output
+        return output
+
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics of every step that is recorded, times aside."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [
+            {name: x for name, x in json.loads(line).items() if not name.startswith(OF_THE_MACHINE)}
+            for line in lines
+            if line.endswith("\n")
+        ]
+
+    def model(self) -> bytes:
+        """The trained weights, as a file."""
+        return (self.folder / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="session")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Cache of compiled programs, so that a process that starts again is soon at work."""
+    return tmp_path_factory.mktemp("programs")

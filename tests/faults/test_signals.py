@@ -1,0 +1,72 @@
+"""A run that is killed or asked to stop continues as if nothing had been."""
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from grpo_eqx.errors import EXIT_PREEMPTED
+
+from .conftest import Command
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def unbroken(
+    small_model: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Command:
+    command = Command(small_model, programs, tmp_path_factory.mktemp("unbroken") / "run")
+    command.finish()
+    return command
+
+
+@pytest.fixture
+def command(small_model: Path, programs: Path, tmp_path: Path) -> Command:
+    return Command(small_model, programs, tmp_path / "run")
+
+
+def wait_for_step(command: Command, process, step: int) -> None:
+    """Waits until a process has recorded a step, or ended."""
+    deadline = time.monotonic() + 120
+    while len(command.rows()) < step and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_killed_at_random_moments_it_ends_as_the_unbroken_run(
+    command: Command, unbroken: Command
+) -> None:
+    chance = random.Random(0)
+    for step in (1, 3, 6):
+        process = command.start()
+        wait_for_step(command, process, step)
+        time.sleep(chance.uniform(0, 0.3))  # anywhere in a step, or in the writing of one
+        process.kill()
+        process.communicate()
+    assert "resuming from" in command.finish()
+    assert command.rows() == unbroken.rows()
+    assert command.model() == unbroken.model()
+    left = {path.name for path in (command.folder / "checkpoints").iterdir()}
+    assert left == {"step_7", "step_8"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_asked_to_stop_it_saves_the_step_and_the_same_command_continues(
+    command: Command, unbroken: Command, number: signal.Signals
+) -> None:
+    process = command.start()
+    wait_for_step(command, process, 2)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == EXIT_PREEMPTED
+    assert "stopping after this step, with a checkpoint" in output
+    assert "the same command continues from there" in output
+    assert "Traceback" not in output
+    done = len(command.rows())
+    assert 2 <= done < 8
+    assert f"after step {done} of 8" in command.finish()
+    assert command.rows() == unbroken.rows()
+    assert command.model() == unbroken.model()
