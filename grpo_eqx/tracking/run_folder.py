@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ class RunFolder:
         self.learning_curve = path / "learning_curve.png"
         self.model = path / "model"
         self.checkpoints = path / "checkpoints"
+        self._run_id = path / "run_id"
 
     def start(self, cfg: GRPOConfig, layout: LayoutReport, step: int = 0) -> None:
         """Creates the folder and writes the run's config and its layout on devices.
@@ -65,6 +67,12 @@ class RunFolder:
             for row in rows
         ]
 
+    def run_id(self) -> str:
+        """Returns the id of the run at its trackers, made when it is first asked for."""
+        if not self._run_id.exists():
+            self._run_id.write_text(secrets.token_hex(4) + "\n")
+        return self._run_id.read_text().strip()
+
     def _rows(self, last: int) -> list[dict[str, Any]]:
         if not self.metrics.exists():
             return []
@@ -92,7 +100,8 @@ class RunFolder:
     def _keep_previous(self) -> None:
         entries = [
             self.config, self.layout, self.metrics, self.completions, self.learning_curve,
-            self.model, self.checkpoints, self.path / "wandb",
+            self.model, self.checkpoints, self._run_id,
+            self.path / "wandb",
         ]  # fmt: skip
         present = [entry for entry in entries if entry.exists()]
         if not present:

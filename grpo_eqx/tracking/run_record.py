@@ -57,7 +57,9 @@ class RunRecord:
             assert cfg.wandb_project is not None  # resolved
             fields = dataclasses.asdict(cfg) | {"layout": dataclasses.asdict(self.layout)}
             self._trackers.append(
-                WandbTracker(cfg.wandb, cfg.wandb_project, fields, self.folder.path)
+                WandbTracker(
+                    cfg.wandb, cfg.wandb_project, fields, self.folder.path, self.folder.run_id()
+                )
             )
         self._display.__enter__()
 

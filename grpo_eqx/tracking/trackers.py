@@ -50,13 +50,18 @@ class WandbTracker(Tracker):
         project: str,
         config: Mapping[str, Any],
         folder: Path,
+        run_id: str,
     ):
+        """**Arguments:** mode and project; the run's settings; its folder; its id at Weights &
+        Biases, which a run that is resumed keeps.
+        """
         import wandb
 
         try:
             self._run = wandb.init(
-                mode=mode, project=project, name=folder.name, dir=folder, config=dict(config)
-            )
+                mode=mode, project=project, name=folder.name, dir=folder, config=dict(config),
+                id=run_id, resume="allow",
+            )  # fmt: skip
         except wandb.Error as error:
             raise UserError(
                 f"Weights & Biases did not start ({error}): run `wandb login`, or use --wandb "

@@ -162,6 +162,17 @@ def test_never_starts_anew_and_a_path_continues_elsewhere(
         train(tmp_path / "new", resume=str(tmp_path / "nowhere"))
 
 
+def test_it_is_one_run_at_weights_and_biases(
+    train: Callable[..., GRPOTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WANDB_MODE")
+    train(tmp_path / "run", until=2, wandb="offline")
+    train(tmp_path / "run", until=3, wandb="offline")
+    folders = list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+    assert len(folders) == 2
+    assert len({folder.name.rpartition("-")[2] for folder in folders}) == 1
+
+
 def test_another_run_is_refused_by_the_names_of_its_settings(
     train: Callable[..., GRPOTrainer], tmp_path: Path
 ) -> None:
