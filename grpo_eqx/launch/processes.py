@@ -13,10 +13,12 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import NamedTuple
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import EXIT_PREEMPTED, UserError
 
 _GRACE_SECONDS = 5.0
-"""Time that processes have to exit by themselves after a SIGTERM."""
+"""Time that processes have to exit by themselves after one of them failed."""
+_SAVING_SECONDS = 30.0
+"""Time that they have after this process was asked to end: a run saves a checkpoint."""
 _KILL_SECONDS = 1.0
 """Time to wait for processes to disappear after a SIGKILL."""
 _COPY_SECONDS = 5.0
@@ -51,7 +53,8 @@ def run_together(processes: Sequence[Process]) -> int:
 
     If one fails, or this process gets a SIGINT, SIGTERM or SIGHUP, all are ended, with everything
     that they started in their process groups. The code of a process ended by a signal is 128 plus
-    the signal's number, as in a shell.
+    the signal's number, as in a shell; but `EXIT_PREEMPTED` if a signal to this process had all of
+    them exit with that.
     """
     events: _Events = SimpleQueue()
     ended = threading.Event()
@@ -63,9 +66,13 @@ def run_together(processes: Sequence[Process]) -> int:
                 hosts.append(_start(process))
                 threads.append(_thread(_report_end, index, hosts[-1], events))
                 threads.append(_thread(_copy_lines, process.name, hosts[-1], events, ended))
-            return _wait(hosts, processes, events)
+            code, told = _wait(hosts, processes, events)
+            if told:
+                _end(hosts, events, _SAVING_SECONDS)
+            saved = told and all(host.wait() == EXIT_PREEMPTED for host in hosts)
+            return EXIT_PREEMPTED if saved else code
         finally:
-            _end(hosts, events)
+            _end(hosts, events, _GRACE_SECONDS)
             ended.set()
             for thread in threads:
                 thread.join(_COPY_SECONDS)
@@ -148,8 +155,11 @@ def _write(text: bytes, events: _Events) -> None:
 
 def _wait(
     hosts: Sequence[subprocess.Popen[bytes]], processes: Sequence[Process], events: _Events
-) -> int:
-    """Waits until all have ended, and returns 0, or until one fails, and returns its code."""
+) -> tuple[int, bool]:
+    """Waits until all have ended, one fails, or this process is told to end.
+
+    **Returns:** the exit code, 0 if all have ended well; whether this process was told to end.
+    """
     running = set(range(len(hosts)))
     while running:
         index, code = events.get()
@@ -162,13 +172,16 @@ def _wait(
                 file=sys.stderr,
             )
         if code:
-            return code
-    return 0
+            return code, index is None
+    return 0, False
 
 
-def _end(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> None:
-    """Ends what is left of every process group; at once if this process is told to end again."""
-    for number, seconds in ((signal.SIGTERM, _GRACE_SECONDS), (signal.SIGKILL, _KILL_SECONDS)):
+def _end(hosts: Sequence[subprocess.Popen[bytes]], events: _Events, grace: float) -> None:
+    """Ends what is left of every process group; at once if this process is told to end again.
+
+    **Arguments:** the processes; the events; the seconds that they have to exit by themselves.
+    """
+    for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _KILL_SECONDS)):
         for host in hosts:
             _signal(host, number)
         deadline = time.monotonic() + seconds

@@ -21,10 +21,14 @@ FLAGS = {
 class Command:
     """`grpo-eqx train` with a small model, in a folder."""
 
-    def __init__(self, model: Path, cache: Path, folder: Path, **flags: Any):
+    def __init__(self, model: Path, cache: Path, folder: Path, *, processes: int = 1, **flags: Any):
         self.folder = folder
         named = {**FLAGS, "model": model, "output_dir": folder, **flags}
-        self.arguments = [sys.executable, "-W", "ignore", "-m", "grpo_eqx.cli.main", "train"]
+        command = [sys.executable, "-W", "ignore", "-m", "grpo_eqx.cli.main"]
+        self.arguments = [*command, "train"]
+        if processes > 1:
+            pod = ["--processes", str(processes), "--devices-per-process", "2"]
+            self.arguments = [*command, "launch", "local", *pod, "--", *self.arguments]
         for name, value in named.items():
             self.arguments += [f"--{name.replace('_', '-')}", str(value)]
         devices = [x for x in os.environ["XLA_FLAGS"].split() if "device_count" not in x]

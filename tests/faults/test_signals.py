@@ -70,3 +70,19 @@ def test_asked_to_stop_it_saves_the_step_and_the_same_command_continues(
     assert f"after step {done} of 8" in command.finish()
     assert command.rows() == unbroken.rows()
     assert command.model() == unbroken.model()
+
+
+def test_on_two_hosts_both_save_the_same_step(
+    small_model: Path, programs: Path, tmp_path: Path
+) -> None:
+    whole = Command(small_model, programs, tmp_path / "whole", processes=2)
+    whole.finish()
+    parts = Command(small_model, programs, tmp_path / "parts", processes=2)
+    process = parts.start()
+    wait_for_step(parts, process, 2)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == EXIT_PREEMPTED, output
+    assert "resuming from" in parts.finish()
+    assert parts.rows() == whole.rows()
+    assert parts.model() == whole.model()
