@@ -34,6 +34,7 @@ from grpo_eqx.setting_ranges import (
     Share,
     ShareBelowOne,
     check_ranges,
+    parse_duration,
 )
 
 EMBEDDED_MODEL = "tiny_qwen2"
@@ -250,6 +251,9 @@ class GRPOConfig:
     """Checkpoints to keep; older ones are deleted. None: all."""
     preemption_deadline: PositiveFloat = 25.0
     """Seconds after SIGTERM within which the process ends, with or without a new checkpoint."""
+    stop_after: str | None = None
+    """Time from the start, such as 11h50m, by which the run stops with a checkpoint, before a batch
+    queue ends it. None: no limit."""
     resume: str = "auto"
     """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
     or a run folder or checkpoint by its path."""
@@ -274,6 +278,8 @@ class GRPOConfig:
 
     def _check_values(self) -> None:
         """Checks what no range says."""
+        if self.stop_after is not None:
+            parse_duration("stop_after", self.stop_after)
         if self.seed >= NUM_SEEDS:
             raise UserError(f"seed is {self.seed}: it must be below 2^32 ({NUM_SEEDS}).")
         if self.epsilon is not None and not 0 < self.epsilon < 1:

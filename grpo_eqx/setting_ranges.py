@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import re
 from collections.abc import Callable
 from numbers import Integral
 from types import NoneType, UnionType
@@ -26,6 +27,19 @@ NonNegativeFloat = Annotated[float, Range(lambda x: 0 <= x < math.inf, "finite a
 Share = Annotated[float, Range(lambda x: 0 <= x <= 1, "at least 0 and at most 1")]
 PositiveShare = Annotated[float, Range(lambda x: 0 < x <= 1, "above 0 and at most 1")]
 ShareBelowOne = Annotated[float, Range(lambda x: 0 <= x < 1, "at least 0 and below 1")]
+
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def parse_duration(name: str, text: str) -> float:
+    """Returns the seconds of a duration such as `11h50m`. **Arguments:** its name in messages."""
+    match = _DURATION.fullmatch(text)
+    parts = [int(part or 0) for part in match.groups()] if match else []
+    seconds = float(sum(part * size for part, size in zip(parts, (3600, 60, 1), strict=False)))
+    if not seconds:
+        raise UserError(f"{name} is {text!r}: give hours, minutes and seconds, as in 11h50m.")
+    return seconds
 
 
 def check_ranges(settings: Any) -> None:

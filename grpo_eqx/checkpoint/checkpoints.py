@@ -1,6 +1,7 @@
 """Checkpoints of one run: saved when they are due, and found again to resume from."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ from grpo_eqx.checkpoint.store import CheckpointStore, complete_steps
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
 from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.setting_ranges import parse_duration
 from grpo_eqx.training.state import TrainState
 
 FOLDER = "checkpoints"
@@ -42,7 +44,10 @@ class Checkpoints:
         self.folder = Path(cfg.output_dir) / FOLDER
         self._stop = StopRequest(cfg.preemption_deadline, say)
         self._store: CheckpointStore | None = None
-        self._last_save = time.monotonic()
+        self._last_save = self._last_step = time.monotonic()
+        limit = cfg.stop_after
+        seconds = math.inf if limit is None else parse_duration("stop_after", limit)
+        self._end, self._longest_step = self._last_step + seconds, 0.0
 
     def __enter__(self) -> "Checkpoints":
         self._stop.__enter__()
@@ -103,7 +108,8 @@ class Checkpoints:
     def after_step(self, state: TrainState) -> None:
         """Saves the state if a checkpoint is due; raises `Preempted` if any process is to stop."""
         cfg, step = self.cfg, state.step
-        if step < cfg.steps and on_any_host(self._stop.received is not None):
+        stop = self._stop.received is not None or self._has_no_time_for_another_step()
+        if step < cfg.steps and on_any_host(stop):
             self.save(state)
             self.say(
                 f"stopped after step {step} of {cfg.steps}, saved in {self.folder}: the same "
@@ -115,6 +121,12 @@ class Checkpoints:
             due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)
         if due:
             self.save(state)
+
+    def _has_no_time_for_another_step(self) -> bool:
+        now = time.monotonic()
+        self._longest_step = max(self._longest_step, now - self._last_step)
+        self._last_step = now
+        return now + self._longest_step > self._end
 
     def save(self, state: TrainState) -> None:
         """Saves the state in the background; returns when its arrays may change again."""

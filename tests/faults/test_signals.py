@@ -86,3 +86,15 @@ def test_on_two_hosts_both_save_the_same_step(
     assert "resuming from" in parts.finish()
     assert parts.rows() == whole.rows()
     assert parts.model() == whole.model()
+
+
+def test_it_stops_before_the_time_that_it_has(
+    small_model: Path, programs: Path, unbroken: Command, tmp_path: Path
+) -> None:
+    command = Command(small_model, programs, tmp_path / "run", stop_after="1s")
+    process = command.start()
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == EXIT_PREEMPTED, output
+    assert "stopped after step 1 of 8" in output
+    Command(small_model, programs, tmp_path / "run").finish()
+    assert command.rows() == unbroken.rows()
