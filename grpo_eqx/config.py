@@ -211,6 +211,9 @@ class GRPOConfig:
     """Decay rate of the second moment (Lion: of the momentum)."""
     max_grad_norm: PositiveFloat = 1.0
     """Global norm that the gradient is clipped to."""
+    max_skipped_updates: NonNegativeInt = 3
+    """Updates in a row that may be skipped because their loss or gradient is not finite; one more
+    ends the run."""
 
     # Devices and memory
     mesh: str = "auto"
@@ -249,6 +252,9 @@ class GRPOConfig:
     """Steps between checkpoints. None: they are saved by save_minutes alone, and at the end."""
     save_total_limit: PositiveInt | None = 2
     """Checkpoints to keep; older ones are deleted. None: all."""
+    hang_timeout: PositiveFloat | None = 1800.0
+    """Seconds without any progress, compilation included, after which a run ends itself, with the
+    stacks of all threads in its output. None: it waits for ever."""
     preemption_deadline: PositiveFloat = 25.0
     """Seconds after SIGTERM within which the process ends, with or without a new checkpoint."""
     stop_after: str | None = None

@@ -1,5 +1,7 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
+EXIT_FAULT = 1
+"""Exit code of a run that failed."""
 EXIT_USER_ERROR = 2
 EXIT_DOES_NOT_FIT = 3
 """Exit code of a plan whose run does not fit its devices."""
@@ -33,3 +35,10 @@ class RewardError(UserError):
 
 class PeerError(UserError):
     """Another process of the run failed; the message says which one, and with which error."""
+
+
+class RunError(RuntimeError):
+    """A run cannot continue, through no fault of its input; the message says what to try.
+
+    Commands print the message alone, without a traceback, and exit with `EXIT_FAULT`.
+    """

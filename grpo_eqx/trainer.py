@@ -20,8 +20,10 @@ from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.run_inputs import check_positions
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.distributed.watchdog import Watchdog
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation import Evaluation, evaluation_rows
 from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
@@ -51,8 +53,10 @@ from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates
+from grpo_eqx.training.programs import SKIPPED
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
+from grpo_eqx.training.update_guard import UpdateGuard
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
@@ -118,9 +122,12 @@ class GRPOTrainer:
         """
         given = GRPOConfig() if cfg is None else cfg
         join_processes(given)
+        self._watchdog = Watchdog(given.hang_timeout)
         use_compilation_cache()
         self._note = given.without_effect()
         self.cfg = cfg = given.resolved()
+        assert cfg.output_dir is not None  # resolved
+        raise_on_all_hosts(RunFolder(cfg.output_dir).check_writable)
         passed = Passed(
             model=model,
             tokenizer=tokenizer,
@@ -176,6 +183,7 @@ class GRPOTrainer:
         self._resume(checkpoints, resume_from_checkpoint)
         layout, kept = self.layout(), self.state.step
         with (
+            self._watchdog,
             RunRecord(cfg, layout, self.trackers, only_history=not is_main(), step=kept) as record,
             checkpoints,
         ):
@@ -183,7 +191,8 @@ class GRPOTrainer:
             record.note(str(layout))
             if self._note is not None:
                 record.note(self._note)
-            clock, compiled = StepClock(), CompilationCounter()
+            clock, compiled = StepClock(self._note_progress), CompilationCounter()
+            guard = UpdateGuard(cfg.max_skipped_updates, checkpoints.describe_last)
             if self.state.step < cfg.steps:
                 started = self.experiences.start(self.state)
             while self.state.step < cfg.steps:
@@ -201,7 +210,7 @@ class GRPOTrainer:
                 if self.state.step < cfg.steps:
                     # Before the update's end, so that devices need not wait for the host.
                     started = self.experiences.start(self.state)
-                metrics = self._metrics(experience, updates, clock) | compiled.metrics()
+                metrics = self._metrics(experience, updates, clock, guard) | compiled.metrics()
                 clock.next_step()
                 compiled = CompilationCounter()
                 record.step(self.state.step, metrics)
@@ -347,16 +356,25 @@ class GRPOTrainer:
         self.state = dataclasses.replace(state, reference=reference)
 
     def _metrics(
-        self, experience: Experience, updates: list[dict[str, Array]], clock: StepClock
+        self,
+        experience: Experience,
+        updates: list[dict[str, Array]],
+        clock: StepClock,
+        guard: UpdateGuard,
     ) -> dict[str, float]:
         """Waits for a step's updates; returns the metrics of the step."""
-        metrics = {**experience.metrics, **merge_updates(fetch(updates))}
+        fetched = fetch(updates)
         clock.lap("update")
+        metrics = {**experience.metrics, **merge_updates(fetched)}
+        metrics[SKIPPED] = float(guard.after_step(fetched))
         if self.learning_rates is not None:
             last_update = self.state.step * self.cfg.updates_per_step - 1
             metrics["learning_rate"] = float(self.learning_rates[last_update])
         metrics["num_tokens"] = float(self.state.num_tokens)
         return metrics | clock.metrics() | self._performance(experience, clock)
+
+    def _note_progress(self, lap: str) -> None:
+        self._watchdog.progress(f"the {lap} of step {self.state.step}")
 
     def _performance(self, experience: Experience, clock: StepClock) -> dict[str, float]:
         """Returns how well a step used the devices, and how many shapes were compiled."""
@@ -393,16 +411,18 @@ class GRPOTrainer:
         rows = evaluation_rows(len(tokens), num_samples, self.mesh.size)
         parts = []
         starts = range(0, len(tokens), rows)
-        for start in track_on_terminal(starts, "completing prompts"):
-            chosen = tokens[start : start + rows]
-            padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
-            prompts = Prompts(
-                *pad_prompts(padded, self.tokenizer.pad_id, self.cfg.max_prompt_length)
-            )
-            rollout, _ = self.programs.generate(
-                self.state.model, prompts, _EVAL_STEP,
-                num_generations=num_samples, first_row=start, sampling=sampling,
-            )  # fmt: skip
-            parts.append(Completions.of(rollout, self.tokenizer))
+        with self._watchdog:
+            for start in track_on_terminal(starts, "completing prompts"):
+                chosen = tokens[start : start + rows]
+                padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
+                prompts = Prompts(
+                    *pad_prompts(padded, self.tokenizer.pad_id, self.cfg.max_prompt_length)
+                )
+                rollout, _ = self.programs.generate(
+                    self.state.model, prompts, _EVAL_STEP,
+                    num_generations=num_samples, first_row=start, sampling=sampling,
+                )  # fmt: skip
+                parts.append(Completions.of(rollout, self.tokenizer))
+                self._watchdog.progress(f"{start + len(chosen)} of {len(tokens)} prompts")
         # The last batch was filled up.
         return functools.reduce(Completions.joined, parts).of_prompts(np.arange(len(tokens)))

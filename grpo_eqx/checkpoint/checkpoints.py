@@ -122,6 +122,15 @@ class Checkpoints:
         if due:
             self.save(state)
 
+    def describe_last(self) -> str:
+        """Describes the newest checkpoint in a sentence."""
+        if self._store is not None:
+            self._store.wait()
+        steps = complete_steps(self.folder)
+        if not steps:
+            return "No checkpoint has been saved."
+        return f"The last checkpoint is {self.folder / f'step_{steps[0]}'}."
+
     def _has_no_time_for_another_step(self) -> bool:
         now = time.monotonic()
         self._longest_step = max(self._longest_step, now - self._last_step)

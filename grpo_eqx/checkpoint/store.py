@@ -54,9 +54,13 @@ class CheckpointStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def close(self) -> None:
+    def wait(self) -> None:
         """Waits for the last save. Raises what went wrong while it was written."""
         self._manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Waits for the last save, and frees what writing it took."""
+        self.wait()
         self._manager.close()
 
     def save(self, state: TrainState, facts: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import leave_soon
-from grpo_eqx.errors import EXIT_USER_ERROR, UserError
+from grpo_eqx.errors import EXIT_FAULT, EXIT_USER_ERROR, RunError, UserError
 from grpo_eqx.recipes import RECIPES, RecipeName
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
@@ -70,8 +70,8 @@ class RunFlags(ConfigFlags):
 def run(main: Callable[[GRPOConfig], None]) -> None:
     """Calls `main` with the config that the command line describes, every field a flag.
 
-    `--recipe` names a recipe, whose settings become the flags' defaults. A
-    `UserError` ends the process with one line and `EXIT_USER_ERROR`.
+    `--recipe` names a recipe, whose settings become the flags' defaults. A `UserError` ends the
+    process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line and `EXIT_FAULT`.
     """
     default = RunFlags.of_recipe(sys.argv[1:])
     start(tyro.cli(RunFlags, description=main.__doc__, default=default), main)
@@ -84,7 +84,8 @@ def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
         cfg = flags.config()
         join_processes(cfg)
         main(cfg)
-    except UserError as error:
+    except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        leave_soon(EXIT_USER_ERROR)
-        sys.exit(EXIT_USER_ERROR)
+        code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAULT
+        leave_soon(code)
+        sys.exit(code)

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import SupportsFloat
 
@@ -20,7 +20,9 @@ class StepClock:
     left out.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_lap: Callable[[str], None] = lambda name: None) -> None:
+        """**Arguments:** called with the name of every lap when it ends."""
+        self._on_lap = on_lap
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
 
@@ -29,6 +31,7 @@ class StepClock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
+        self._on_lap(name)
         name = f"time/train/{name}_s"
         self._laps[name] = self._laps.get(name, 0.0) + now - self._last
         self._last = now

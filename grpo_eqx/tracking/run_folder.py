@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ class RunFolder:
         A run that is resumed after a `step` keeps what it wrote up to it, and loses what it wrote
         later. Raises `UserError` if the folder cannot be written.
         """
+        self.check_writable()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             if step == 0:
@@ -45,10 +47,22 @@ class RunFolder:
                 fields = json.dumps(dataclasses.asdict(facts), indent=2, default=str)
                 path.write_text(fields + "\n")
         except OSError as error:
-            raise UserError(
-                f"output_dir {str(self.path)!r} cannot be written ({error.strerror}): choose "
-                f"another."
-            ) from error
+            raise self._unwritable(error.strerror) from error
+
+    def check_writable(self) -> None:
+        """Raises `UserError` if the folder cannot be written; creates nothing."""
+        existing = next(
+            path for path in (self.path, *self.path.absolute().parents) if path.exists()
+        )
+        if not existing.is_dir():
+            raise self._unwritable(f"{existing} is a file")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            raise self._unwritable(f"{existing} is read-only")
+
+    def _unwritable(self, reason: str | None) -> UserError:
+        return UserError(
+            f"output_dir {str(self.path)!r} cannot be written ({reason}): choose another."
+        )
 
     def completions_of(self, step: int) -> Path:
         """Returns the path of a step's table of completions."""

@@ -50,6 +50,8 @@ from grpo_eqx.training.reference import copied, mixed
 from grpo_eqx.training.state import TrainState
 
 Placed = TypeVar("Placed", Rollout, Batch)
+SKIPPED = "skipped_updates"
+"""Metric of an update: 1 where it was skipped, because it was not finite."""
 
 
 class TokenScores(NamedTuple):
@@ -191,9 +193,10 @@ class Programs:
     ) -> tuple[TrainState, dict[str, Array]]:
         """Takes one optimizer step on the batch; model and moments of `state` are donated.
 
-        Everything is counted over the whole batch, so the step is the same for any number of
-        micro-batches and devices. A share of a rollout comes with the rollout's
-        `tokens_per_update`.
+        A step whose loss, gradient or change is not finite is skipped: model and moments stay as
+        they are, and `skipped_updates` of the metrics is 1. Everything is counted over the whole
+        batch, so the step is the same for any number of micro-batches and devices. A share of a
+        rollout comes with the rollout's `tokens_per_update`.
         """
         batch = jax.tree.map(self._on_devices, batch)
         P, G = batch.advantages.shape
@@ -383,19 +386,22 @@ class Programs:
             return jax.tree.map(jnp.add, gradient, part_gradient), metrics
 
         zeros = jax.tree.map(jnp.zeros_like, params)
-        gradient, metrics = jax.lax.scan(accumulate, zeros, micro_batches.split(batch))
-        updates, opt_state = self.optimizer.update(gradient, opt_state, params)
-        model = eqx.combine(optax.apply_updates(params, updates), frozen)
-        model = jax.lax.with_sharding_constraint(model, model.shardings(self.mesh))
-        return (
-            model,
-            opt_state,
-            {
-                **metrics.merged(),
-                "grad_norm": optax.tree.norm(gradient),
-                "update_norm": optax.tree.norm(updates),
-            },
+        gradient, parts = jax.lax.scan(accumulate, zeros, micro_batches.split(batch))
+        metrics = {**parts.merged(), "grad_norm": optax.tree.norm(gradient)}
+        updates, next_opt_state = self.optimizer.update(gradient, opt_state, params)
+        metrics["update_norm"] = optax.tree.norm(updates)
+        next_params = optax.apply_updates(params, updates)
+        # A selection and no branch: what is selected fuses with the optimizer's arithmetic.
+        names = "loss", "grad_norm", "update_norm"
+        finite = jnp.isfinite(jnp.stack([metrics[name] for name in names])).all()
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            (next_params, next_opt_state),
+            (params, opt_state),
         )
+        model = eqx.combine(params, frozen)
+        model = jax.lax.with_sharding_constraint(model, model.shardings(self.mesh))
+        return model, opt_state, {**metrics, SKIPPED: 1.0 - finite.astype(jnp.float32)}
 
 
 def _trimmed_width(lengths: Int[np.ndarray, "P G"], limit: int) -> int:

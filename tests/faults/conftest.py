@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
 FLAGS = {
@@ -19,13 +20,26 @@ FLAGS = {
 
 
 class Command:
-    """`grpo-eqx train` with a small model, in a folder."""
+    """`grpo-eqx train`, or `faulty_run.py`, with a small model, in a folder."""
 
-    def __init__(self, model: Path, cache: Path, folder: Path, *, processes: int = 1, **flags: Any):
+    def __init__(
+        self,
+        model: Path,
+        cache: Path,
+        folder: Path,
+        *,
+        processes: int = 1,
+        fault: str | None = None,
+        **flags: Any,
+    ):
+        """**Arguments:** the model; the cache of compiled programs; the folder of the run; the
+        number of processes; what the reward function of `faulty_run.py` does; other flags.
+        """
         self.folder = folder
         named = {**FLAGS, "model": model, "output_dir": folder, **flags}
-        command = [sys.executable, "-W", "ignore", "-m", "grpo_eqx.cli.main"]
-        self.arguments = [*command, "train"]
+        python = [sys.executable, "-W", "ignore"]
+        command = [*python, "-m", "grpo_eqx.cli.main"]
+        self.arguments = [*command, "train"] if fault is None else [*python, str(FAULTY_RUN)]
         if processes > 1:
             pod = ["--processes", str(processes), "--devices-per-process", "2"]
             self.arguments = [*command, "launch", "local", *pod, "--", *self.arguments]
@@ -37,6 +51,7 @@ class Command:
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "FAULT": fault or "",
         }
 
     def start(self) -> subprocess.Popen[str]:
@@ -46,11 +61,11 @@ class Command:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def finish(self) -> str:
-        """Runs the command to its end; returns what it printed."""
+    def finish(self, code: int = 0) -> str:
+        """Runs the command to its end, which has the exit code; returns what it printed."""
         process = self.start()
         output, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, output
+        assert process.returncode == code, output
         return output
 
     def rows(self) -> list[dict[str, float]]:

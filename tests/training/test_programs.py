@@ -473,6 +473,21 @@ def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
     assert metrics["grad_norm"] == 0
 
 
+@pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("2,2,2", 8)])
+def test_an_update_that_is_not_finite_is_skipped(mesh: str, num_devices: int, batch: Batch) -> None:
+    """Parameters and moments stay as they are; the next update counts on from them."""
+    built = parse_mesh(mesh).build(jax.devices()[:num_devices])
+    runner = Programs(OPTIONS, built, CHUNKED, optax.adam(1e-3))
+    state, metrics = runner.update(runner.init(model_on(built)), batch)
+    assert metrics["skipped_updates"] == 0
+    before = jax.tree.map(np.asarray, (state.model, state.opt_state))
+    advantages = batch.advantages.copy()
+    advantages[2, 1] = np.inf
+    state, metrics = runner.update(state, dataclasses.replace(batch, advantages=advantages))
+    assert metrics["skipped_updates"] == 1
+    jax.tree.map(np.testing.assert_array_equal, (state.model, state.opt_state), before)
+
+
 def test_micro_batches_that_do_not_divide_are_refused_with_those_that_do(batch: Batch) -> None:
     with pytest.raises(
         UserError, match=r"is 3, but each device has 8 x 4 .* one of 1, 2, 4, 8, 16, 32"

@@ -1,0 +1,64 @@
+"""Ends a process that hangs, instead of leaving its accelerators idle for days."""
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+
+from grpo_eqx.errors import EXIT_FAULT
+
+_BACKSTOP_SECONDS = 5.0
+"""Seconds after which C code ends the process, if a hang keeps Python's threads from running."""
+
+
+class Watchdog:
+    """Timer that ends this process where, while it is entered, nothing progresses for too long.
+
+    The stacks of all threads go to standard error first. In a run of several processes, all of them
+    wait for the one that hangs, so each ends itself.
+    """
+
+    def __init__(self, timeout: float | None):
+        """**Arguments:** the longest time without progress, in seconds; `None` for any."""
+        self.timeout = timeout
+        self._last = 0.0
+        self._done_last = ""
+        self._left = threading.Event()
+
+    def __enter__(self) -> "Watchdog":
+        if self.timeout is not None:
+            self._left = threading.Event()
+            self.progress("the start")
+            threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.timeout is not None:
+            self._left.set()
+            faulthandler.cancel_dump_traceback_later()
+
+    def progress(self, done: str) -> None:
+        """Notes that something has been done, such as "the rollout of step 3"."""
+        if self.timeout is not None:
+            self._last, self._done_last = time.monotonic(), done
+            backstop = self.timeout + _BACKSTOP_SECONDS
+            faulthandler.dump_traceback_later(backstop, exit=True, file=sys.__stderr__ or 2)
+
+    def _watch(self, left: threading.Event) -> None:
+        assert self.timeout is not None
+        while not left.wait(max(0.0, self._last + self.timeout - time.monotonic())):
+            if time.monotonic() - self._last >= self.timeout:
+                self._end()
+
+    def _end(self) -> None:
+        stderr = sys.__stderr__ or sys.stderr
+        print(
+            f"error: no progress for {self.timeout:g} s (hang_timeout) after {self._done_last}: "
+            f"ending this process. The same command continues from the last checkpoint. The stacks "
+            f"of its threads:",
+            file=stderr,
+            flush=True,
+        )
+        faulthandler.dump_traceback(stderr, all_threads=True)
+        os._exit(EXIT_FAULT)
