@@ -34,7 +34,7 @@ class RewardError(UserError):
 
 
 class PeerError(UserError):
-    """Another process of the run failed; the message says which one, and with which error."""
+    """Another process found that the input cannot work; the message says which one, and why."""
 
 
 class RunError(RuntimeError):
@@ -42,3 +42,7 @@ class RunError(RuntimeError):
 
     Commands print the message alone, without a traceback, and exit with `EXIT_FAULT`.
     """
+
+
+class PeerRunError(RunError):
+    """Another process of the run failed; the message says which one, and with which error."""

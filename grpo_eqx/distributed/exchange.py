@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from grpo_eqx.errors import PeerError, UserError
+from grpo_eqx.errors import PeerError, PeerRunError, UserError
 
 T = TypeVar("T")
 
@@ -71,12 +71,14 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     said = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_LONGEST_MESSAGE]
-    all_said = [message.decode(errors="replace") for message in gather_bytes(said.encode())]
+    own = json.dumps([said, isinstance(failure, UserError)]).encode()
+    everyone = [json.loads(each) for each in gather_bytes(own)]
     if failure is not None:
         raise failure
-    for index, message in enumerate(all_said):
+    for index, (message, of_input) in enumerate(everyone):
         if message:
-            raise PeerError(f"process {index} failed: {message}")
+            kind = PeerError if of_input else PeerRunError
+            raise kind(f"process {index} failed: {message}")
     return result
 
 

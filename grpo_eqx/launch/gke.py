@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from grpo_eqx.errors import EXIT_DOES_NOT_FIT, EXIT_USER_ERROR
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import kubernetes_argument, yaml_text
@@ -39,7 +40,8 @@ class Gke(Subcommand):
     """Kubernetes secret whose keys become environment variables, such as HF_TOKEN. Create it with
     kubectl create secret generic NAME --from-env-file .env."""
     max_restarts: int = 0
-    """Maximum number of times that all pods restart after one fails."""
+    """Maximum number of times that all pods restart after one fails; a run then continues from its
+    last checkpoint."""
     output: Path | None = None
     """File to write, instead of standard output."""
 
@@ -52,6 +54,7 @@ class Gke(Subcommand):
             "gke.yaml",
             name=self.name,
             max_restarts=self.max_restarts,
+            final_codes=f"{EXIT_USER_ERROR}, {EXIT_DOES_NOT_FIT}",
             hosts=wanted.hosts,
             chips=wanted.chips_per_host,
             accelerator=wanted.gke_accelerator,

@@ -3,13 +3,17 @@
 import dataclasses
 import os
 import socket
+import sys
 from typing import ClassVar
 
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from grpo_eqx.errors import EXIT_DOES_NOT_FIT, EXIT_USER_ERROR
 from grpo_eqx.launch.checks import check_at_least
-from grpo_eqx.launch.processes import Process, run_together
+from grpo_eqx.launch.processes import Outcome, Process, run_together
 from grpo_eqx.launch.subcommand import Subcommand
 
+_FINAL = (0, EXIT_USER_ERROR, EXIT_DOES_NOT_FIT)
+"""Exit codes after which another start would end the same way."""
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 
 
@@ -21,7 +25,7 @@ class Local(Subcommand):
 
     Every process is told of the others and sees its own CPU devices. Lines of output are prefixed
     with the number of the process. If one fails, all are ended, and this command exits with its
-    exit code.
+    exit code, unless it may start them again.
     """
 
     takes_command: ClassVar[bool] = True
@@ -30,9 +34,26 @@ class Local(Subcommand):
     devices_per_process: int = 4
     """Number of CPU devices per process: the chips of a host."""
 
+    restarts: int = 0
+    """Number of times to start all processes again after one failed or was asked to stop. What the
+    input makes impossible is not tried again."""
+
     def run(self, command: tuple[str, ...]) -> int:
         check_at_least("processes", self.processes, 1)
         check_at_least("devices-per-process", self.devices_per_process, 1)
+        check_at_least("restarts", self.restarts, 0)
+        for restart in range(1, self.restarts + 1):
+            code, told = self._run_once(command)
+            if told or code in _FINAL:
+                return code
+            print(
+                f"exit code {code}: starting all processes again ({restart} of {self.restarts})",
+                file=sys.stderr,
+                flush=True,
+            )
+        return self._run_once(command).code
+
+    def _run_once(self, command: tuple[str, ...]) -> Outcome:
         port = _free_port()
         return run_together(
             [

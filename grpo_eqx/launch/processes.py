@@ -37,6 +37,16 @@ class Process(NamedTuple):
     environment: Mapping[str, str]
 
 
+class Outcome(NamedTuple):
+    """Result of processes that ran together."""
+
+    code: int
+    """First failing exit code, or 0. Where a signal ended the process, 128 plus its number, as in a
+    shell."""
+    told: bool
+    """Whether this process was told to end, rather than a process of its own failing."""
+
+
 class _Event(NamedTuple):
     """Event: a process ended, or this one was told to."""
 
@@ -48,13 +58,12 @@ class _Event(NamedTuple):
 _Events = SimpleQueue[_Event]
 
 
-def run_together(processes: Sequence[Process]) -> int:
-    """Runs all until the last ends or one fails; returns the first failing exit code, or 0.
+def run_together(processes: Sequence[Process]) -> Outcome:
+    """Runs all until the last ends or one fails.
 
     If one fails, or this process gets a SIGINT, SIGTERM or SIGHUP, all are ended, with everything
-    that they started in their process groups. The code of a process ended by a signal is 128 plus
-    the signal's number, as in a shell; but `EXIT_PREEMPTED` if a signal to this process had all of
-    them exit with that.
+    that they started in their process groups. If a signal to this process has all of them exit with
+    `EXIT_PREEMPTED`, that is the outcome's code.
     """
     events: _Events = SimpleQueue()
     ended = threading.Event()
@@ -70,7 +79,7 @@ def run_together(processes: Sequence[Process]) -> int:
             if told:
                 _end(hosts, events, _SAVING_SECONDS)
             saved = told and all(host.wait() == EXIT_PREEMPTED for host in hosts)
-            return EXIT_PREEMPTED if saved else code
+            return Outcome(EXIT_PREEMPTED if saved else code, told)
         finally:
             _end(hosts, events, _GRACE_SECONDS)
             ended.set()

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import EXIT_PREEMPTED, UserError
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line, yaml_text
@@ -28,7 +28,8 @@ class SkyPilot(Subcommand):
 
     grpo-eqx launch skypilot --gpus H100:8 --nodes N [flags] -- COMMAND
 
-    Start it with sky launch.
+    Start it with sky launch, or as a managed job, which comes back after a preemption, with sky
+    jobs launch.
     """
 
     takes_command: ClassVar[bool] = True
@@ -40,6 +41,9 @@ class SkyPilot(Subcommand):
     """Number of nodes with these GPUs. A TPU slice is one node, however many hosts it has."""
     spot: bool = False
     """Request spot machines, which are cheaper but can be preempted at any time."""
+    max_restarts: int = 0
+    """Maximum number of times that a managed job restarts after an error. One that was asked to
+    stop always does, and continues from its last checkpoint."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables to pass on, such as HF_TOKEN. Give their values to sky launch,
     with --secret HF_TOKEN."""
@@ -55,6 +59,7 @@ class SkyPilot(Subcommand):
             "name", self.name, "[a-z]([-a-z0-9]*[a-z0-9])?", "lowercase letters, digits and '-'"
         )
         check_at_least("nodes", self.nodes, 1)
+        check_at_least("max-restarts", self.max_restarts, 0)
         if not all(re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", secret) for secret in self.secrets):
             # The message omits the input, which may hold a secret's value.
             raise UserError("--secrets takes only names of variables, such as HF_TOKEN.")
@@ -63,6 +68,8 @@ class SkyPilot(Subcommand):
             "skypilot.yaml",
             name=yaml_text(self.name),
             nodes=self.nodes,
+            max_restarts=self.max_restarts,
+            preempted=EXIT_PREEMPTED,
             secrets=self._secret_lines(),
             command=shell_line(command),
             **of_kind,

@@ -4,11 +4,18 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
+from grpo_eqx.errors import EXIT_PREEMPTED
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line
 from grpo_eqx.launch.subcommand import Subcommand
 
+_REQUEUE = f"""\
+# A run that is asked to stop saves its step; its exit code, or that of a task which ended with it.
+case $code in
+    {EXIT_PREEMPTED} | 137 | 143) scontrol requeue "$SLURM_JOB_ID" ;;
+esac
+exit $code"""
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.,-]*"
 _WORD_RULE = "letters, digits, '_', '.', ',' and '-', not starting with '-'"
 
@@ -35,6 +42,9 @@ class Slurm(Subcommand):
     """Partition; by default the cluster's default."""
     account: str | None = None
     """Account to charge; by default your own default."""
+    requeue: bool = False
+    """Queue the job again when it is preempted, loses a node or reaches its time limit: it then
+    continues from its last checkpoint."""
     output: Path | None = None
     """File to write, instead of standard output."""
 
@@ -46,13 +56,14 @@ class Slurm(Subcommand):
             name=self.name,
             nodes=self.nodes,
             options="".join(f"#SBATCH {option}\n" for option in self._options()),
+            after=_REQUEUE if self.requeue else "exit $code",
             command=shell_line(command),
         )
         write(script, self.output)
         return 0
 
     def _options(self) -> list[str]:
-        options = []
+        options = ["--requeue", "--open-mode=append"] if self.requeue else ["--no-requeue"]
         if self.gpus_per_node is not None:
             check_at_least("gpus-per-node", self.gpus_per_node, 1)
             options.append(f"--gpus-per-node={self.gpus_per_node}")

@@ -56,7 +56,9 @@ def test_a_pod_on_every_host_with_all_its_chips(
 def test_pods_find_each_other_and_fail_together(launch: Launch) -> None:
     spec = manifest(launch, "--type", "v6e-16", "--name", "my-run", "--max-restarts", "2")["spec"]
     assert spec["network"] == {"enableDNSHostnames": True, "subdomain": "my-run"}
-    assert spec["failurePolicy"] == {"maxRestarts": 2}
+    assert spec["failurePolicy"]["maxRestarts"] == 2
+    rule = {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}
+    assert spec["failurePolicy"]["rules"] == [{"name": "impossible", **rule}]
 
 
 def test_secrets_come_from_a_secret(launch: Launch) -> None:

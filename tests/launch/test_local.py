@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,32 @@ def test_a_pod_of_nothing_is_refused(launch: Launch, flag: str) -> None:
 
 def test_the_exit_code_is_the_commands(launch: Launch) -> None:
     assert launch("local", "--processes", "2", "--", "sh", "-c", "exit 5").code == 5
+
+
+COUNTED = "echo >> $0; exit $(( $(wc -l < $0) < 3 ? $1 : 0 ))"
+"""A shell that succeeds at its third start, and else has the exit code of its argument."""
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "starts", "final"),
+    [
+        (75, 5, 3, 0),  # preempted, and then done
+        (1, 5, 3, 0),
+        (1, 1, 2, 1),
+        (1, 0, 1, 1),
+        (2, 5, 1, 2),  # another start would find the same input
+    ],
+)
+def test_what_fails_is_started_again(
+    launch: Launch, tmp_path: Path, code: int, restarts: int, starts: int, final: int
+) -> None:
+    counted = ["sh", "-c", COUNTED, str(tmp_path / "starts"), str(code)]
+    flags = ["--processes", "1", "--restarts", str(restarts)]
+    done = launch("local", *flags, "--", *counted)
+    assert done.code == final
+    assert (tmp_path / "starts").read_text().count("\n") == starts
+    again = [line for line in done.err.splitlines() if "starting all processes again" in line]
+    assert len(again) == starts - 1
 
 
 def test_a_command_that_does_not_exist_is_one_line(launch: Launch) -> None:

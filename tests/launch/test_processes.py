@@ -19,7 +19,7 @@ FOREVER = "trap '' TERM; while :; do sleep 1000 & wait; done"
 def together(*scripts: str) -> int:
     return run_together(
         [Process(str(i), ["bash", "-c", text], os.environ) for i, text in enumerate(scripts)]
-    )
+    ).code
 
 
 def gone(pid_file: Path) -> bool:
@@ -144,7 +144,7 @@ def test_when_a_later_one_cannot_start_the_others_are_ended(tmp_path: Path) -> N
 def test_when_nobody_reads_on_all_are_ended() -> None:
     program = (
         "import os, sys; from grpo_eqx.launch.processes import Process, run_together;"
-        "sys.exit(run_together([Process('0', ['yes'], os.environ)]))"
+        "sys.exit(run_together([Process('0', ['yes'], os.environ)]).code)"
     )
     done = subprocess.run(
         f'{sys.executable} -c "{program}" | head -n 1; exit ${{PIPESTATUS[0]}}',

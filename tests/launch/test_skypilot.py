@@ -23,6 +23,9 @@ def task(launch: Launch, *flags: str, arguments: tuple[str, ...] = ()) -> Any:
     return yaml.safe_load(done.out)
 
 
+RECOVERY = {"max_restarts_on_errors": 0, "recover_on_exit_codes": [75]}
+
+
 def executed(script: str, home: Path, **variables: str) -> tuple[dict[str, str], list[str]]:
     """The environment and the arguments of the command that the script runs."""
     environment = {"HOME": str(home), "PATH": os.environ["PATH"], "PYTHONUTF8": "1", **variables}
@@ -37,6 +40,7 @@ def test_a_tpu_slice_is_one_node_with_all_its_hosts(launch: Launch, tmp_path: Pa
         "accelerators": "tpu-v5litepod-16",
         "accelerator_args": {"runtime_version": "v2-alpha-tpuv5-lite"},
         "use_spot": True,
+        "job_recovery": RECOVERY,
     }
     assert found["num_nodes"] == 1
     assert '".[tpu]"' in found["setup"]
@@ -47,7 +51,11 @@ def test_a_tpu_slice_is_one_node_with_all_its_hosts(launch: Launch, tmp_path: Pa
 
 def test_gpu_nodes_find_each_other(launch: Launch, tmp_path: Path) -> None:
     found = task(launch, "--gpus", "H100:8", "--nodes", "2")
-    assert found["resources"] == {"accelerators": "H100:8", "use_spot": False}
+    assert found["resources"] == {
+        "accelerators": "H100:8",
+        "use_spot": False,
+        "job_recovery": RECOVERY,
+    }
     assert found["num_nodes"] == 2
     assert '".[cuda]"' in found["setup"]
     environment, _ = executed(

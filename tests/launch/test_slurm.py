@@ -15,7 +15,7 @@ SRUN = """\
 import json, os, sys
 seen = [os.environ["GRPO_EQX_REQUIRE_PROCESSES"], sys.argv[1:]]
 print(json.dumps(seen))
-sys.exit(3)
+sys.exit(int(os.environ.get("SRUN_CODE", "3")))
 """
 
 
@@ -53,6 +53,29 @@ def test_arguments_arrive_as_they_are(
     subprocess.run(["bash", "-n"], input=done.out.encode(), check=True)
     _, arguments = run_with_srun(done.out, tmp_path)
     assert arguments[-len(hostile) :] == list(hostile)
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(75, True), (143, True), (1, False), (0, False)])
+def test_a_run_that_was_asked_to_stop_is_queued_again(
+    launch: Launch, tmp_path: Path, code: int, requeued: bool
+) -> None:
+    script = launch("slurm", "--nodes", "2", "--requeue", "--", "true").out
+    assert "#SBATCH --requeue\n" in script
+    (tmp_path / "srun").write_text(SRUN)
+    (tmp_path / "scontrol").write_text("#!/bin/sh\necho $* > requeued\n")
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SRUN_CODE": str(code),
+        "SLURM_JOB_ID": "17",
+    }  # fmt: skip
+    done = subprocess.run(
+        ["bash"], input=script.encode(), capture_output=True, env=environment, cwd=tmp_path,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == code
+    said = tmp_path / "requeued"
+    assert (said.read_text() if said.exists() else None) == ("requeue 17\n" if requeued else None)
 
 
 def test_options_are_directives_before_the_first_command(launch: Launch) -> None:

@@ -19,7 +19,7 @@ from grpo_eqx.distributed.exchange import (
     raise_on_all_hosts,
 )
 from grpo_eqx.distributed.startup import initialize, is_main
-from grpo_eqx.errors import PeerError, UserError
+from grpo_eqx.errors import PeerError, PeerRunError, UserError
 from grpo_eqx.sharding.arrays import fetch, shard
 
 
@@ -76,8 +76,16 @@ def failures_of_one_are_failures_of_all() -> None:
 
     failed = jax.process_index() == 1
     message = "^no such file" if failed else "^process 1 failed: ValueError: no such file"
-    with pytest.raises(ValueError if failed else PeerError, match=message):
+    with pytest.raises(ValueError if failed else PeerRunError, match=message):
         raise_on_all_hosts(work)
+
+    def refuse() -> None:
+        if jax.process_index() == 0:
+            raise UserError("no such setting")
+
+    message = "^process 0 failed: UserError" if failed else "^no such setting"
+    with pytest.raises(PeerError if failed else UserError, match=message):
+        raise_on_all_hosts(refuse)
     assert raise_on_all_hosts(lambda: 3) == 3
 
 

@@ -14,5 +14,9 @@ set -euo pipefail
 export GRPO_EQX_REQUIRE_PROCESSES=@{nodes}
 export PYTHONUNBUFFERED=1
 
-exec srun --nodes=@{nodes} --ntasks=@{nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 --label \
-    @{command}
+# At the time limit Slurm signals this shell too, which waits for the tasks to save.
+trap : TERM
+code=0
+srun --nodes=@{nodes} --ntasks=@{nodes} --ntasks-per-node=1 --kill-on-bad-exit=1 --label \
+    @{command} || code=$?
+@{after}

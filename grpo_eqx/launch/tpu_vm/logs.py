@@ -58,4 +58,4 @@ class Logs(Subcommand):
             return 0
         return run_together(
             [Process(str(worker), each, os.environ) for worker, each in commands.items()]
-        )
+        ).code
