@@ -80,11 +80,11 @@ def failures_of_one_are_failures_of_all() -> None:
         raise_on_all_hosts(work)
 
     def refuse() -> None:
-        if jax.process_index() == 0:
+        if is_main():
             raise UserError("no such setting")
 
-    message = "^process 0 failed: UserError" if failed else "^no such setting"
-    with pytest.raises(PeerError if failed else UserError, match=message):
+    message = "^no such setting" if is_main() else "^process 0 failed: UserError"
+    with pytest.raises(UserError if is_main() else PeerError, match=message):
         raise_on_all_hosts(refuse)
     assert raise_on_all_hosts(lambda: 3) == 3
 
