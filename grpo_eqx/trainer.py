@@ -216,11 +216,13 @@ class GRPOTrainer:
                 record.step(self.state.step, metrics)
                 checkpoints.after_step(self.state)
                 if record.wants_completions(self.state.step):
-                    write_completions(
-                        record.folder.completions_of(self.state.step), self.state.step,
-                        groups.prompts, groups.completions, groups.rewards, advantages,
-                    )  # fmt: skip
-        self.save_pretrained(record.folder.model)
+                    with record.folder.writing():
+                        write_completions(
+                            record.folder.completions_of(self.state.step), self.state.step,
+                            groups.prompts, groups.completions, groups.rewards, advantages,
+                        )  # fmt: skip
+        with record.folder.writing():
+            self.save_pretrained(record.folder.model)
         seconds = sum(metrics["step_time"] for metrics in record.history)
         return FitResult(record.folder.path, record.history, seconds)
 

@@ -1,5 +1,6 @@
 """Checkpoints of one run: saved when they are due, and found again to resume from."""
 
+import contextlib
 import dataclasses
 import math
 import time
@@ -11,7 +12,7 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.store import CheckpointStore, complete_steps
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
-from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.setting_ranges import parse_duration
 from grpo_eqx.training.state import TrainState
 
@@ -53,11 +54,13 @@ class Checkpoints:
         self._stop.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Waits until everything is written."""
         try:
             if self._store is not None:
-                self._store.close()
+                # A save that fails must not hide why the run ends.
+                with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
+                    self._store.close()
         finally:
             self._stop.__exit__()
 

@@ -13,9 +13,11 @@ import jax
 import orbax.checkpoint as ocp
 
 from grpo_eqx.checkpoint.checksums import checksums
+from grpo_eqx.errors import RunError, first_line
 from grpo_eqx.training.state import TrainState
 
 _STATE, _FACTS = "state", "facts"
+_LONGEST_REASON = 300
 _COUNTERS = ("step", "next_batch", "num_tokens")
 
 
@@ -43,10 +45,11 @@ class CheckpointStore:
             cleanup_tmp_directories=True,
             enable_async_checkpointing=True,
         )
-        with _quiet():
-            self._manager = ocp.CheckpointManager(
-                folder.absolute(), options=options, item_names=(_STATE, _FACTS)
-            )
+        self.folder = folder
+        self._manager = ocp.CheckpointManager(
+            folder.absolute(), options=options, item_names=(_STATE, _FACTS)
+        )
+        self._saving = 0
 
     def __enter__(self) -> "CheckpointStore":
         return self
@@ -55,30 +58,51 @@ class CheckpointStore:
         self.close()
 
     def wait(self) -> None:
-        """Waits for the last save. Raises what went wrong while it was written."""
-        self._manager.wait_until_finished()
+        """Waits for the last save. Raises `RunError` if it could not be written."""
+        with self._explained():
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Waits for the last save, and frees what writing it took."""
-        self.wait()
-        self._manager.close()
+        with self._explained():
+            self._manager.close()
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Turns whatever Orbax and TensorStore raise while they write into a `RunError`."""
+        try:
+            yield
+        except Exception as error:
+            full = "No space left" in str(error)
+            reason = "no space is left there" if full else first_line(error)[:_LONGEST_REASON]
+            steps = complete_steps(self.folder)
+            last = f"the last is step_{steps[0]}" if steps else "there is none yet"
+            raise RunError(
+                f"the checkpoint of step {self._saving} could not be written to "
+                f"{str(self.folder)!r} ({reason}). Earlier ones are intact, {last}: free space or "
+                f"make the folder writable, and the same command continues."
+            ) from error
 
     def save(self, state: TrainState, facts: Mapping[str, Any]) -> None:
         """Saves the state of a run, and what must be known of it to resume it.
 
         Returns as soon as the arrays are copied to host memory; the rest is written in the
-        background. A save that is still being written is waited for first.
+        background. A save that is still being written is waited for first. Raises `RunError` if
+        either cannot be written.
         """
+        self.wait()
+        self._saving = state.step
         arrays = _arrays(state)
         counters = {name: getattr(state, name) for name in _COUNTERS}
         facts = {"counters": counters, "checksums": checksums(arrays), **facts}
-        self._manager.save(
-            state.step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(arrays),
-                facts=ocp.args.JsonSave({"facts": facts, "sha256": _digest(facts)}),
-            ),
-        )
+        with self._explained():
+            self._manager.save(
+                state.step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(arrays),
+                    facts=ocp.args.JsonSave({"facts": facts, "sha256": _digest(facts)}),
+                ),
+            )
 
     def facts(self, step: int) -> dict[str, Any]:
         """Reads the facts that were saved with a step. Raises `DamagedError` if they changed."""
@@ -127,13 +151,12 @@ def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keeps Orbax's notes on every folder that it reads out of the log of the run."""
-    logger = logging.getLogger("absl")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+def _of_others(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is not about Orbax's files."""
+    return "orbax" not in record.pathname and "orbax" not in record.getMessage()
+
+
+# Orbax logs a note on every folder that it reads, and each failure, with a traceback from each of
+# its threads; what matters of them it also raises.
+for _logger in ("absl", "asyncio"):
+    logging.getLogger(_logger).addFilter(_of_others)

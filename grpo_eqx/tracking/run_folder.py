@@ -1,15 +1,17 @@
 """Output folder of a run."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import secrets
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.sharding.layout_report import LayoutReport
 
 
@@ -58,6 +60,18 @@ class RunFolder:
             raise self._unwritable(f"{existing} is a file")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise self._unwritable(f"{existing} is read-only")
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Turns the error of a file that cannot be written into a `RunError`."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"the records of the run could not be written to {str(self.path)!r} "
+                f"({error.strerror or error}): free space or make the folder writable, and the "
+                f"same command continues from the last checkpoint."
+            ) from error
 
     def _unwritable(self, reason: str | None) -> UserError:
         return UserError(

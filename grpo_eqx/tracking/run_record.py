@@ -1,11 +1,13 @@
 """All records of a run, behind one object."""
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
+from grpo_eqx.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
@@ -72,11 +74,17 @@ class RunRecord:
         if self.only_history:
             return
         self._display.__exit__(kind, error, trace)
-        for tracker in self._trackers:
-            tracker.finish()
-        if self.history:
-            title = f"GRPO: {self.cfg.model} on {self.cfg.data}"
-            plot_learning_curve(self.history, title, self.folder.learning_curve)
+        # A record that cannot be written must not hide why the run ends.
+        with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
+            self._finish()
+
+    def _finish(self) -> None:
+        with self.folder.writing():
+            for tracker in self._trackers:
+                tracker.finish()
+            if self.history:
+                title = f"GRPO: {self.cfg.model} on {self.cfg.data}"
+                plot_learning_curve(self.history, title, self.folder.learning_curve)
 
     def note(self, text: str) -> None:
         """Shows the user a message, from one process only."""
@@ -88,8 +96,9 @@ class RunRecord:
         self.history.append(metrics)
         if self.only_history:
             return
-        for tracker in self._trackers:
-            tracker.log(step, metrics)
+        with self.folder.writing():
+            for tracker in self._trackers:
+                tracker.log(step, metrics)
         self._display.step(step, metrics)
         clipped = metrics["completions/clipped_ratio"]
         if clipped > _MANY_CLIPPED and not self._warned:

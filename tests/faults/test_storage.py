@@ -1,0 +1,56 @@
+"""Storage that is full, or cannot be written."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from grpo_eqx.errors import EXIT_FAULT, EXIT_USER_ERROR
+
+from .conftest import Command
+
+pytestmark = pytest.mark.slow
+
+DISK_BYTES = 16 * 2**20
+CHECKPOINTS_BYTES = 2**20
+"""Space left for a few checkpoints of the small model."""
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a file system")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+def test_a_full_disk_ends_the_run_and_leaves_what_was_saved(
+    small_model: Path, programs: Path, small_disk: Path
+) -> None:
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(DISK_BYTES - CHECKPOINTS_BYTES))
+    flags = {"steps": 12, "save_total_limit": None, "log_completions_steps": 0}
+    command = Command(small_model, programs, small_disk / "run", **flags)
+    last = command.finish(EXIT_FAULT).splitlines()[-1]
+    assert last.startswith("error: the ")
+    assert "could not be written to" in last
+    assert "free space or make the folder writable, and the same command continues" in last
+    filler.unlink()
+    output = command.finish()
+    assert "resuming from" in output
+    assert [row["step"] for row in command.rows()] == list(range(1, 13))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_start(
+    small_model: Path, programs: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    command = Command(small_model, programs, tmp_path / "file" / "run")
+    assert command.finish(EXIT_USER_ERROR).splitlines() == [
+        f"error: output_dir '{tmp_path}/file/run' cannot be written ({tmp_path}/file is a file): "
+        f"choose another."
+    ]
