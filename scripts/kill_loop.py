@@ -1,0 +1,119 @@
+"""Kills a run again and again, and checks that it ends as if nothing had happened.
+
+    python scripts/kill_loop.py --kills 100
+
+Each time, SIGKILL hits at a random moment between the start of the process and a few steps later.
+Every start must resume from the newest complete checkpoint, and at the end the model must equal,
+byte for byte, that of a run which nobody disturbed, with every step recorded once and no temporary
+files left.
+"""
+
+import dataclasses
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import tyro
+from rich.progress import track
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    kills: int = 100
+    """Number of times to kill the run."""
+    steps: int = 300
+    """Steps of the run, of which each kill leaves about two more done."""
+    seed: int = 0
+    """Seed of the moments."""
+
+
+class Run:
+    """A short run of the embedded model that saves every step, in a folder."""
+
+    def __init__(self, folder: Path, steps: int):
+        self.folder = folder
+        flags = {
+            "output-dir": folder, "steps": steps, "save-steps": 1, "prompts-per-step": 4,
+            "num-generations": 2, "max-completion-length": 4, "learning-rate": 1e-3,
+            "entropy-coef": 0.1, "log-completions-steps": 1, "eval-problems": 8,
+        }  # fmt: skip
+        pairs = [(f"--{name}", str(value)) for name, value in flags.items()]
+        self.command = [sys.executable, "-m", "grpo_eqx.cli.main", "train", *sum(pairs, ())]
+
+    def start(self) -> subprocess.Popen[str]:
+        """Starts the run, or continues it."""
+        return subprocess.Popen(
+            self.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def finish(self) -> str:
+        """Lets the run end by itself; returns its output."""
+        process = self.start()
+        output, _ = process.communicate()
+        if process.returncode:
+            raise SystemExit(f"the run failed:\n{output}")
+        return output
+
+    def newest(self) -> int:
+        """Returns the step of the newest complete checkpoint, 0 without any."""
+        names = [path.name for path in (self.folder / "checkpoints").glob("step_*")]
+        return max((int(name[5:]) for name in names if name[5:].isdecimal()), default=0)
+
+    def steps(self) -> list[int]:
+        """Returns the recorded steps."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["step"] for line in lines]
+
+    def step_seconds(self) -> float:
+        """Returns the median time of a step."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return statistics.median(json.loads(line)["step_time"] for line in lines)
+
+    def model(self) -> bytes:
+        """Returns the trained weights, as a file."""
+        return (self.folder / "model" / "model.safetensors").read_bytes()
+
+
+def main(settings: Settings) -> None:
+    """Kills a run again and again, and checks that it ends as if nothing had happened."""
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Run(Path(scratch) / "whole", settings.steps)
+        whole.finish()
+        before = time.monotonic()
+        Run(Path(scratch) / "warm", 1).finish()  # from the cache of compiled programs
+        window = time.monotonic() - before + 4 * whole.step_seconds()
+        killed, resumed = Run(Path(scratch) / "killed", settings.steps), 0
+        chance = random.Random(settings.seed)
+        for _ in track(range(settings.kills), "killing"):
+            newest = killed.newest()
+            check(newest < settings.steps - 4, "the run is at its end: give it more --steps")
+            process = killed.start()
+            time.sleep(chance.uniform(0, window))
+            process.kill()
+            output, _ = process.communicate()
+            if found := re.search(r"resuming from .*step_(\d+)", output):
+                resumed += 1
+                check(int(found[1]) == newest, f"resumed from {found[1]}, not from {newest}")
+            check(killed.newest() >= newest, "a complete checkpoint is gone")
+        killed.finish()
+        left = sorted(path.name for path in (killed.folder / "checkpoints").iterdir())
+        check(killed.model() == whole.model(), "the models differ")
+        check(killed.steps() == whole.steps(), "the recorded steps differ")
+        check(all(name[5:].isdecimal() for name in left), f"files are left: {left}")
+    print(f"{settings.kills} kills, {resumed} resumed, and the same model to the last bit")
+
+
+def check(holds: bool, failure: str) -> None:
+    """Ends the script where something does not hold."""
+    if not holds:
+        raise SystemExit(f"failed: {failure}")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Settings))
