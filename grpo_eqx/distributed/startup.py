@@ -21,7 +21,7 @@ START_TIMEOUT = "GRPO_EQX_START_TIMEOUT"
 _START_SECONDS = 30.0
 _LEAVE_SECONDS = 10.0
 """Seconds that a failed process waits for the others to end too."""
-_HEARTBEAT_SECONDS = 30
+HEARTBEAT_SECONDS = 30
 """Seconds of silence from one process after which the others end too."""
 
 
@@ -73,7 +73,7 @@ def _join(cluster: Cluster, timeout: float) -> None:
             # JAX would still look for a scheduler, and under Slurm take one device of each host.
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout) + 1,
-            heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except RuntimeError as error:
         if "must be called before" not in str(error):

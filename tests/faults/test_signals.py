@@ -2,11 +2,15 @@
 
 import random
 import signal
+import socket
+import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from grpo_eqx.checkpoint.store import complete_steps
+from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
 from grpo_eqx.errors import EXIT_PREEMPTED
 
 from .conftest import Command
@@ -70,6 +74,59 @@ def test_asked_to_stop_it_saves_the_step_and_the_same_command_continues(
     assert f"after step {done} of 8" in command.finish()
     assert command.rows() == unbroken.rows()
     assert command.model() == unbroken.model()
+
+
+def test_a_second_sigterm_does_not_stop_the_saving(command: Command, unbroken: Command) -> None:
+    process = command.start()
+    wait_for_step(command, process, 2)
+    for _ in range(5):
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.05)  # in the step, in its saving, or as the process leaves
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == EXIT_PREEMPTED, output
+    done = len(command.rows())
+    assert complete_steps(command.folder / "checkpoints")[0] == done
+    assert f"after step {done} of 8" in command.finish()
+    assert command.rows() == unbroken.rows()
+
+
+def test_a_step_that_outlasts_the_deadline_is_left_to_the_last_checkpoint(
+    small_model: Path, programs: Path, tmp_path: Path
+) -> None:
+    flags = {"fault": "hang", "preemption_deadline": 2}
+    command = Command(small_model, programs, tmp_path / "run", **flags)
+    process = command.start()
+    wait_for_step(command, process, 2)
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=30)
+    assert process.returncode == EXIT_PREEMPTED, output
+    assert "the step was not done 2 s after SIGTERM: ending without another checkpoint" in output
+    assert complete_steps(command.folder / "checkpoints") == [2, 1]
+
+
+def test_a_killed_host_ends_the_other_within_the_heartbeat(
+    small_model: Path, programs: Path, tmp_path: Path
+) -> None:
+    command = Command(small_model, programs, tmp_path / "run", steps=1000)
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    flags = ["--coordinator-address", address, "--num-processes", "2", "--process-id"]
+    hosts = []
+    for index in range(2):
+        hosts.append(
+            subprocess.Popen(
+                [*command.arguments, *flags, str(index)], env=command.environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+        )  # fmt: skip
+    wait_for_step(command, hosts[0], 1)
+    hosts[1].kill()
+    killed = time.monotonic()
+    output, _ = hosts[0].communicate(timeout=60)
+    assert hosts[0].returncode != 0, output
+    assert time.monotonic() - killed < HEARTBEAT_SECONDS + 5
+    hosts[1].communicate()
 
 
 def test_on_two_hosts_both_save_the_same_step(
