@@ -54,10 +54,11 @@ class GRPOConfig:
 
     # Model and data
     model: str = EMBEDDED_MODEL
-    """Model folder, hub name (Qwen/Qwen2.5-3B-Instruct), or tiny_qwen2, the embedded model."""
+    """Model folder, hub name (Qwen/Qwen2.5-3B-Instruct), or tiny_qwen2, the embedded model. A hub
+    name can end in a branch, tag or commit: NAME@REVISION."""
     data: str = EMBEDDED_DATA
     """Training problems: word_problems (embedded), a GSM8K-like JSONL file, or a hub name
-    (openai/gsm8k)."""
+    (openai/gsm8k, or at a branch, tag or commit: openai/gsm8k@REVISION)."""
     eval_data: str | None = None
     """Held-out problems: a name or file as for data. None: the embedded held-out set, the hub's
     test split, or problems held out from the end of the JSONL file."""
@@ -327,10 +328,7 @@ class GRPOConfig:
     def resolved(self) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses."""
         embedded = self.model == EMBEDDED_MODEL
-        names = [
-            str(x).rstrip("/").rsplit("/", 1)[-1].removesuffix(".jsonl")
-            for x in (self.model, self.data)
-        ]
+        names = [_last_part(str(x)).removesuffix(".jsonl") for x in (self.model, self.data)]
         defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
             "learning_rate": 1e-4 if embedded else 1e-6,
@@ -339,6 +337,14 @@ class GRPOConfig:
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
+
+
+def _last_part(name: str) -> str:
+    """Returns the last part of a path or hub name, of the latter with its revision."""
+    repository, at, revision = name.rstrip("/").partition("@")
+    if repository.count("/") == 1:  # a branch may have slashes
+        name = f"{repository}{at}{revision.replace('/', '-')}"
+    return name.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
 from grpo_eqx.data.load import is_hub_name
 from grpo_eqx.data.prompts import PromptSource
-from grpo_eqx.data.run_inputs import Inputs, check_positions, load_inputs
+from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_inputs
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, raise_on_all_hosts
 from grpo_eqx.errors import UserError
@@ -158,7 +158,8 @@ class RunSpec:
             lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
         )
         if jax.process_count() > 1:
-            assert_same_on_all_hosts(inputs.fingerprints())
+            commits = {f"the commit of {name}": x for name, x in hub_commits(cfg).items()}
+            assert_same_on_all_hosts(inputs.fingerprints() | commits)
         inputs.check_belong_to(model, cfg)
         lengths = PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
         return cls(cfg, model, lengths, passed), inputs

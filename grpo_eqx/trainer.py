@@ -18,7 +18,7 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.prompts import PromptSource
-from grpo_eqx.data.run_inputs import check_positions
+from grpo_eqx.data.run_inputs import check_positions, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.join import join_processes
@@ -296,7 +296,8 @@ class GRPOTrainer:
         )
 
     def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.cfg, RunFacts.of(self.cfg, self._fingerprints), _say)
+        facts = RunFacts.of(self.cfg, self._fingerprints, hub_commits(self.cfg))
+        return Checkpoints(self.cfg, facts, _say)
 
     def _resume(self, checkpoints: Checkpoints, source: str | Path | None) -> None:
         """Replaces the state by that of a checkpoint, if there is one to resume from."""

@@ -1,7 +1,9 @@
 """Test set-up: eight CPU devices, and shapes and types checked at every call."""
 
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -26,11 +28,14 @@ from jaxtyping import install_import_hook
 with install_import_hook("grpo_eqx", "beartype.beartype"):
     import grpo_eqx  # noqa: F401
 
+import datasets
+import huggingface_hub
 import jax
 import pytest
 from hypothesis import settings
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.models import hub
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
@@ -69,6 +74,27 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_pretrained(Qwen2.init(config, jax.random.key(0), std=0.2), folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture
+def add_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Adds a commit of a repository to what this machine has of the Hugging Face hub.
+
+    **Arguments:** model or dataset; the repository's name; a folder with its files; the commit;
+    branches and tags that point to it.
+    """
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(hub, "_snapshots", {})  # as in a new process
+
+    def add(kind: str, name: str, files: Path, commit: str, *refs: str) -> None:
+        repository = tmp_path / "hub" / f"{kind}s--{name.replace('/', '--')}"
+        shutil.copytree(files, repository / "snapshots" / commit)
+        for ref in refs:
+            (repository / "refs" / ref).parent.mkdir(parents=True, exist_ok=True)
+            (repository / "refs" / ref).write_text(commit)
+
+    return add
 
 
 @pytest.fixture

@@ -33,22 +33,29 @@ class RunFacts:
     config: Mapping[str, Any]
     fingerprints: Mapping[str, str]
     """Hashes of the tokenizer and the problems, by name."""
+    commits: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Commits of what was loaded from the Hugging Face hub, by setting."""
 
     @classmethod
-    def of(cls, cfg: GRPOConfig, fingerprints: Mapping[str, str]) -> "RunFacts":
+    def of(
+        cls, cfg: GRPOConfig, fingerprints: Mapping[str, str], commits: Mapping[str, str]
+    ) -> "RunFacts":
         """Describes a run as a checkpoint records it."""
-        return cls(json.loads(json.dumps(dataclasses.asdict(cfg), default=str)), fingerprints)
+        config = json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
+        return cls(config, fingerprints, commits)
 
     @classmethod
     def saved(cls, store: CheckpointStore, step: int) -> "RunFacts":
         """Reads the facts that were saved with a step."""
         facts = store.facts(step)
-        return cls(facts["config"], facts["fingerprints"])
+        return cls(facts["config"], facts["fingerprints"], facts["commits"])
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists the settings that have changed since a checkpoint, as `name: old -> new`.
 
-        Raises `UserError`, with the names, where they make it another run.
+        A branch that moved on is listed with its commits: the run continues with the checkpoint's
+        parameters, and fingerprints tell whether tokenizer and problems are the same. Raises
+        `UserError`, with the names, where the changes make it another run.
         """
         values = {
             name: (saved.config.get(name), self.config.get(name))
@@ -68,4 +75,9 @@ class RunFacts:
                 f"these back to continue it, or use another output_dir or --resume never to start "
                 f"a new run."
             )
-        return list(described.values())
+        moved = [
+            f"the commit of {name}: {saved.commits[name]} -> {value}"
+            for name, value in self.commits.items()
+            if name not in changed and saved.commits.get(name, value) != value
+        ]
+        return [*described.values(), *moved]

@@ -7,6 +7,7 @@ from grpo_eqx.data.jsonl import ANSWER, QUESTION, Records, read_jsonl
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.models.hub import HubName, download
 
 _HELDOUT_SHARE = 10  # holds out at most one in ten problems of a file without its own eval data
 
@@ -30,11 +31,13 @@ def load_data(data: str, eval_data: str | None, num_eval: int) -> tuple[PromptSo
 
 def is_hub_name(name: str) -> bool:
     """Returns whether to look a name up on the Hugging Face hub: no file, nor written as one."""
+    repository = name.partition("@")[0]
     return (
         not Path(name).exists()
-        and name.count("/") == 1
-        and not name.startswith((".", "/", "~"))
-        and not name.endswith((".jsonl", ".json"))
+        and not Path(repository).exists()
+        and repository.count("/") == 1
+        and not repository.startswith((".", "/", "~"))
+        and not repository.endswith((".jsonl", ".json"))
     )
 
 
@@ -45,6 +48,7 @@ def _load(name: str, split: str) -> PromptSource:
         return _load_hub(name, split)
     path = Path(name)
     if not path.is_file():
+        HubName.parse("data", name, EMBEDDED_DATA)  # refuses a revision of what has none
         raise UserError(
             f"data {name!r} is neither a file, nor {EMBEDDED_DATA!r}, nor a hub name such as "
             f"openai/gsm8k."
@@ -53,16 +57,22 @@ def _load(name: str, split: str) -> PromptSource:
 
 
 def _load_hub(name: str, split: str) -> PromptSource:
-    """Loads a split of a hub data set with GSM8K's columns, through `datasets`."""
+    """Loads a split of a hub data set with GSM8K's columns, through `datasets`.
+
+    The files are downloaded first: without a network, `datasets` would take whichever revision it
+    loaded last.
+    """
     import datasets
     from huggingface_hub.utils import logging as hub_logging
 
     # Every retry would print a line of its own; the final error is reported below.
     hub_logging.set_verbosity_error()
+    of_hub = HubName.parse("data", name, EMBEDDED_DATA)
     try:
-        configs = datasets.get_dataset_config_names(name)
+        folder = str(download("dataset", of_hub))
+        configs = datasets.get_dataset_config_names(folder)
         config = "main" if "main" in configs else configs[0]
-        rows = datasets.load_dataset(name, config, split=split)
+        rows = datasets.load_dataset(folder, config, split=split)
     except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
         raise UserError(
             f"data {name!r} is not a local file and could not be loaded from the Hugging Face hub "

@@ -9,6 +9,7 @@ from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.hub import commit
 from grpo_eqx.models.pretrained import model_folder
 
 
@@ -33,6 +34,16 @@ class Inputs(NamedTuple):
             "the training problems": self.train.fingerprint(),
             "the held-out problems": self.heldout.fingerprint(),
         }
+
+
+def hub_commits(cfg: GRPOConfig) -> dict[str, str]:
+    """Returns the commits of the settings that this process has loaded from the hub."""
+    found = {
+        "model": commit("model", cfg.model),
+        "data": commit("dataset", cfg.data),
+        "eval_data": None if cfg.eval_data is None else commit("dataset", cfg.eval_data),
+    }
+    return {setting: value for setting, value in found.items() if value is not None}
 
 
 def load_inputs(

@@ -17,6 +17,7 @@ from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
+from grpo_eqx.models.hub import HubName, download
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.arrays import fetch, shard
@@ -33,20 +34,21 @@ _FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_fr
 def model_folder(name_or_path: str | Path) -> Path:
     """Returns the folder of a model: a local one, the embedded one, or a download from the hub.
 
-    Downloads take safetensors, configs and tokenizer files, never pickles or code. Raises
-    `UserError` for a model that is neither available locally nor can be downloaded.
+    A hub name can end in a branch, tag or commit, `owner/name@revision`. Downloads take
+    safetensors, configs and tokenizer files, never pickles or code. Raises `UserError` for a model
+    that is neither available locally nor can be downloaded.
     """
     path = Path(name_or_path)
     if path.is_dir():
         return path
     if str(name_or_path) == EMBEDDED_MODEL:
         return _ASSETS / EMBEDDED_MODEL
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError
 
+    name = HubName.parse("model", str(name_or_path), EMBEDDED_MODEL)
     patterns = ["*.json", "*.safetensors", "merges.txt", "vocab.txt", "*.jinja"]
     try:
-        return Path(snapshot_download(str(name_or_path), allow_patterns=patterns))
+        return download("model", name, allow=patterns)
     except (OSError, HFValidationError, ValueError) as error:
         raise UserError(
             f"model {str(name_or_path)!r} is neither a folder nor {EMBEDDED_MODEL!r}, and could "
@@ -64,15 +66,16 @@ def find_config(name: str) -> ModelConfig:
     """Finds the config of a folder, of a published model by its name, or of any on the hub."""
     if is_local(name):
         return read_config(model_folder(name) / "config.json")
-    return published_config(name) or read_config(_downloaded_config(name))
+    of_hub = HubName.parse("model", name, EMBEDDED_MODEL)
+    return published_config(name) or read_config(_downloaded_config(of_hub, name))
 
 
-def _downloaded_config(name: str) -> str:
+def _downloaded_config(of_hub: HubName, name: str) -> str:
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return hf_hub_download(name, "config.json")
+        return hf_hub_download(of_hub.repository, "config.json", revision=of_hub.revision)
     except (OSError, HFValidationError, ValueError) as error:
         raise UserError(
             f"model {name!r} is not a folder, and its config.json could not be downloaded from the "

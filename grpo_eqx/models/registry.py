@@ -40,10 +40,14 @@ def read_config(path: str | Path) -> ModelConfig:
 
 
 def published_config(name: str) -> ModelConfig | None:
-    """Returns the config of a published model by its hub name, without network access."""
-    if name.startswith("Qwen/"):
+    """Returns the config of a published model by its hub name, without network access.
+
+    It is the same at every revision (`name@revision`).
+    """
+    repository = name.partition("@")[0]
+    if repository.startswith("Qwen/"):
         with suppress(UserError):  # an unknown name
-            return Qwen2Config.from_name(name)
+            return Qwen2Config.from_name(repository)
     return None
 
 

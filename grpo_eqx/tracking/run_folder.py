@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.sharding.layout_report import LayoutReport
 
 
 class RunFolder:
-    """Paths of a run's config, layout, metrics, completions, learning curve and model.
+    """Paths of a run's config, layout, hub commits, metrics, completions, learning curve and model.
 
     A run that is already in the folder is kept: its entries move to `previous-1`, `previous-2`...
     """
@@ -25,6 +26,7 @@ class RunFolder:
         self.path = path = Path(path)
         self.config = path / "config.json"
         self.layout = path / "layout.json"
+        self.hub_commits = path / "hub_commits.json"
         self.metrics = path / "metrics.jsonl"
         self.completions = path / "completions"
         self.learning_curve = path / "learning_curve.png"
@@ -33,7 +35,7 @@ class RunFolder:
         self._run_id = path / "run_id"
 
     def start(self, cfg: GRPOConfig, layout: LayoutReport, step: int = 0) -> None:
-        """Creates the folder and writes the run's config and its layout on devices.
+        """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
         A run that is resumed after a `step` keeps what it wrote up to it, and loses what it wrote
         later. Raises `UserError` if the folder cannot be written.
@@ -45,9 +47,12 @@ class RunFolder:
                 self._keep_previous()
             self.completions.mkdir(exist_ok=True)
             self._forget_after(step)
-            for path, facts in ((self.config, cfg), (self.layout, layout)):
-                fields = json.dumps(dataclasses.asdict(facts), indent=2, default=str)
-                path.write_text(fields + "\n")
+            for path, facts in (
+                (self.config, dataclasses.asdict(cfg)),
+                (self.layout, dataclasses.asdict(layout)),
+                (self.hub_commits, hub_commits(cfg)),
+            ):
+                path.write_text(json.dumps(facts, indent=2, default=str) + "\n")
         except OSError as error:
             raise self._unwritable(error.strerror) from error
 
@@ -127,8 +132,8 @@ class RunFolder:
 
     def _keep_previous(self) -> None:
         entries = [
-            self.config, self.layout, self.metrics, self.completions, self.learning_curve,
-            self.model, self.checkpoints, self._run_id,
+            self.config, self.layout, self.hub_commits, self.metrics, self.completions,
+            self.learning_curve, self.model, self.checkpoints, self._run_id,
             self.path / "wandb",
         ]  # fmt: skip
         present = [entry for entry in entries if entry.exists()]

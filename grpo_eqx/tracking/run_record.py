@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
@@ -57,7 +58,10 @@ class RunRecord:
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
             assert cfg.wandb_project is not None  # resolved
-            fields = dataclasses.asdict(cfg) | {"layout": dataclasses.asdict(self.layout)}
+            fields = dataclasses.asdict(cfg) | {
+                "layout": dataclasses.asdict(self.layout),
+                "hub_commits": hub_commits(cfg),
+            }
             self._trackers.append(
                 WandbTracker(
                     cfg.wandb, cfg.wandb_project, fields, self.folder.path, self.folder.run_id()

@@ -1,6 +1,7 @@
 """Data from names and files, and one clear sentence for what is wrong with them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -73,29 +74,55 @@ def test_binary_and_missing_files_and_folders_are_refused(tmp_path: Path) -> Non
             load_data(str(tmp_path / name), None, 1)
 
 
-def test_an_unreachable_hub_name_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
-
-    def unreachable(name: str) -> None:
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(datasets, "get_dataset_config_names", unreachable)
-    with pytest.raises(UserError, match=r"'openai/gsm8k' is not a local file.*no route"):
+def test_a_hub_name_that_cannot_be_loaded_says_so(add_to_hub: Callable[..., None]) -> None:
+    with pytest.raises(UserError, match=r"'openai/gsm8k' is not a local file.*LocalEntryNotFound"):
         load_data("openai/gsm8k", None, 1)
 
 
-def test_a_hub_data_set_is_read_by_its_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    import datasets
+def gsm8k_like(folder: Path, first: int) -> Path:
+    """A data set as on the hub: two configs, each with two splits."""
+    for config in ("socratic", "main"):
+        for split, count in (("train", 4), ("test", 1)):
+            path = folder / config / f"{split}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, *(row(first + i) for i in range(count)))
+    configs = [
+        f"- config_name: {config}\n  data_files:\n"
+        f"  - split: train\n    path: {config}/train.jsonl\n"
+        f"  - split: test\n    path: {config}/test.jsonl\n"
+        for config in ("socratic", "main")
+    ]
+    (folder / "README.md").write_text(f"---\nconfigs:\n{''.join(configs)}---\n")
+    return folder
 
-    rows = {"train": [json.loads(row(i)) for i in range(4)], "test": [json.loads(row(9))]}
-    monkeypatch.setattr(datasets, "get_dataset_config_names", lambda name: ["main", "socratic"])
-    monkeypatch.setattr(
-        datasets,
-        "load_dataset",
-        lambda name, config, split: datasets.Dataset.from_list(rows[split]),
-    )
-    train, heldout = load_data("openai/gsm8k", None, 512)
-    assert (len(train), heldout[0].text) == (4, "9+9?")
+
+def test_a_hub_data_set_is_read_by_its_splits_at_its_revision(
+    add_to_hub: Callable[..., None], tmp_path: Path
+) -> None:
+    old, new = "0" * 40, "1" * 40
+    add_to_hub("dataset", "openai/gsm8k", gsm8k_like(tmp_path / "old", 10), old, "v1")
+    add_to_hub("dataset", "openai/gsm8k", gsm8k_like(tmp_path / "new", 20), new, "main")
+    for name, first in (
+        ("openai/gsm8k", 20),
+        ("openai/gsm8k@main", 20),
+        ("openai/gsm8k@v1", 10),
+        (f"openai/gsm8k@{old}", 10),
+    ):
+        train, heldout = load_data(name, None, 512)
+        assert (len(train), heldout[0].text) == (4, f"{first}+{first}?")
+    with pytest.raises(UserError, match=r"'openai/gsm8k@v2' is not a local file and could not be"):
+        load_data("openai/gsm8k@v2", None, 512)
+
+
+def test_only_hub_names_have_revisions(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", *map(row, range(4)))
+    for name in (f"{path}@main", "word_problems@main"):
+        with pytest.raises(UserError, match=r"only names on the Hugging Face hub have revisions"):
+            load_data(name, None, 1)
+    with pytest.raises(UserError, match="give a branch, tag or commit after the @"):
+        load_data("openai/gsm8k@", None, 1)
+    at = write(tmp_path / "p@main.jsonl", *map(row, range(4)))
+    assert len(load_data(str(at), "word_problems", 1)[0]) == 4
 
 
 @pytest.mark.skipif(not GSM8K.exists(), reason="the GSM8K file is not beside this checkout")

@@ -442,11 +442,12 @@ def test_a_hub_name_is_downloaded_without_pickles_and_code(
 ):
     asked: dict[str, Any] = {}
 
-    def download(name: str, allow_patterns: list[str]) -> str:
+    def download(name: str, *, allow_patterns: list[str], **settings: object) -> str:
         asked.update(name=name, patterns=allow_patterns)
         return str(folder)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("grpo_eqx.models.hub._snapshots", {})
     assert_same(from_pretrained("somebody/some-model"), random_model())
     assert asked["name"] == "somebody/some-model"
 

@@ -1,0 +1,73 @@
+"""Downloads from the Hugging Face hub: `owner/name`, or `owner/name@revision`."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from grpo_eqx.errors import UserError
+
+Kind = Literal["model", "dataset"]
+_COMMIT = re.compile("[0-9a-f]{40}")
+_snapshots: dict[tuple[Kind, str], Path] = {}
+"""Folders by name, so that a branch that moves is one commit for a whole process."""
+
+
+class HubName(NamedTuple):
+    """A repository on the hub, and the branch, tag or commit to take of it."""
+
+    repository: str
+    revision: str | None
+    """`None`: the newest commit."""
+
+    @classmethod
+    def parse(cls, setting: str, name: str, embedded: str) -> "HubName":
+        """Parses what is no local path. Raises `UserError` for a revision of what has none.
+
+        **Arguments:** the setting that gives the name, for messages; the name; the one that ships
+        with the package, which is not on the hub.
+        """
+        repository, at, revision = name.partition("@")
+        if not at:
+            return cls(repository, None)
+        if repository == embedded or Path(repository).exists():
+            raise UserError(
+                f"{setting} is {name!r}, but only names on the Hugging Face hub have revisions: "
+                f"use {repository!r}."
+            )
+        if not revision:
+            raise UserError(
+                f"{setting} is {name!r}: give a branch, tag or commit after the @, or leave it out."
+            )
+        return cls(repository, revision)
+
+
+def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -> Path:
+    """Returns the folder of a repository's files, downloaded where they are not cached.
+
+    **Arguments:** what the repository holds; its name; patterns of the files to take, by default
+    all that are not Python code.
+
+    Raises the hub's errors. Without a network, or with `HF_HUB_OFFLINE=1`, a revision that is
+    cached is found.
+    """
+    from huggingface_hub import snapshot_download
+
+    key = kind, "@".join(part for part in name if part is not None)
+    if key not in _snapshots:
+        _snapshots[key] = Path(
+            snapshot_download(
+                name.repository,
+                repo_type=kind,
+                revision=name.revision,
+                allow_patterns=None if allow is None else list(allow),
+                ignore_patterns=["*.py"],
+            )
+        )
+    return _snapshots[key]
+
+
+def commit(kind: Kind, name: str) -> str | None:
+    """Returns the commit that this process has downloaded under a name, if it has."""
+    folder = _snapshots.get((kind, name))
+    return folder.name if folder is not None and _COMMIT.fullmatch(folder.name) else None
