@@ -74,7 +74,7 @@ class Checkpoints:
             return None
         folder, only = self.folder, None
         if wanted != "auto":
-            folder, only = raise_on_all_hosts(lambda: _located(Path(wanted)))
+            folder, only = raise_on_all_hosts(lambda: located("resume", Path(wanted)))
         steps = from_main(complete_steps(folder) if only is None else [only])
         return Resumable(folder, steps) if steps else None
 
@@ -148,14 +148,18 @@ class Checkpoints:
         self._last_save = time.monotonic()
 
 
-def _located(path: Path) -> tuple[Path, int | None]:
-    """Returns the folder of checkpoints that a path names, and the step, if it names one."""
+def located(setting: str, path: Path) -> tuple[Path, int | None]:
+    """Returns the folder of checkpoints that a path names, and the step, if it names one.
+
+    **Arguments:** what gives the path, for the message of a `UserError`; the path.
+    """
     prefix, _, number = path.name.rpartition("_")
     if prefix == "step" and number.isdigit() and path.is_dir():
         return path.parent, int(number)
     if complete_steps(path / FOLDER):
         return path / FOLDER, None
+    or_word = "auto, never, " if setting == "resume" else ""
     raise UserError(
-        f"resume is {str(path)!r}, which is neither a run folder with checkpoints nor a "
-        f"checkpoint: use auto, never, a run folder or a checkpoint such as RUN/{FOLDER}/step_100."
+        f"{setting} is {str(path)!r}, which is neither a run folder with checkpoints nor a "
+        f"checkpoint: use {or_word}a run folder or a checkpoint such as RUN/{FOLDER}/step_100."
     )

@@ -14,6 +14,7 @@ import orbax.checkpoint as ocp
 
 from grpo_eqx.checkpoint.checksums import checksums
 from grpo_eqx.errors import RunError, first_line
+from grpo_eqx.models.base import CausalLM
 from grpo_eqx.training.state import TrainState
 
 _STATE, _FACTS = "state", "facts"
@@ -35,15 +36,19 @@ class CheckpointStore:
     what an interrupted save leaves behind is deleted when the folder is opened again.
     """
 
-    def __init__(self, folder: Path, *, save_total_limit: int | None = None):
+    def __init__(
+        self, folder: Path, *, save_total_limit: int | None = None, read_only: bool = False
+    ):
         """**Arguments:** the folder, created where missing; the number of checkpoints to keep, of
-        which the oldest goes first, `None` for all.
+        which the oldest goes first, `None` for all; whether to leave the folder as it is, because
+        a run may be writing to it.
         """
         options = ocp.CheckpointManagerOptions(
             max_to_keep=save_total_limit,
             step_prefix="step",
-            cleanup_tmp_directories=True,
-            enable_async_checkpointing=True,
+            cleanup_tmp_directories=not read_only,
+            enable_async_checkpointing=not read_only,
+            read_only=read_only,
         )
         self.folder = folder
         self._manager = ocp.CheckpointManager(
@@ -121,20 +126,56 @@ class CheckpointStore:
         Raises `DamagedError` if an array is not as it was saved, and Orbax's errors.
         """
         facts = self.facts(step)
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(_arrays(like)))
-        arrays = self._manager.restore(step, args=args)[_STATE]
+        state = self._verified(step, like, ocp.args.StandardRestore(_arrays(like)), facts)
+        return dataclasses.replace(state, **{name: facts["counters"][name] for name in _COUNTERS})
+
+    def restore_model(self, step: int, like: CausalLM) -> CausalLM:
+        """Reads only the parameters after a step, and verifies their checksums.
+
+        **Arguments:** as for `restore`, but a model.
+
+        Raises `OtherModelError` if the checkpoint is of a model with other parameters, and what
+        `restore` raises.
+        """
+        wanted = TrainState(like, opt_state=())
+        arrays = _arrays(wanted)
+        with _quiet(), ocp.StandardCheckpointer() as reader:
+            saved = reader.metadata(self.folder.absolute() / f"step_{step}" / _STATE).item_metadata
+        found = {name: x.shape for name, x in saved.items() if name.startswith("model.")}
+        expected = {name: x.shape for name, x in arrays.items()}
+        for name in sorted(found.keys() | expected.keys()):
+            if found.get(name) != expected.get(name):
+                raise OtherModelError(
+                    f"{name.removeprefix('model.')} is {found.get(name, 'missing')} there, and "
+                    f"{expected.get(name, 'missing')} here"
+                )
+        args = ocp.args.PyTreeRestore(
+            arrays,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(arrays),
+            partial_restore=True,
+        )
+        return self._verified(step, wanted, args, self.facts(step)).model
+
+    def _verified(
+        self, step: int, like: TrainState, args: ocp.args.CheckpointArgs, facts: Mapping[str, Any]
+    ) -> TrainState:
+        """Reads arrays into a state, and compares them with their checksums."""
+        arrays = self._manager.restore(step, args=ocp.args.Composite(state=args))[_STATE]
         for name, value in checksums(arrays).items():
             if value != facts["checksums"][name]:
                 raise DamagedError(f"the values of {name} are not as they were saved")
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-        state = jax.tree_util.tree_unflatten(
+        return jax.tree_util.tree_unflatten(
             structure, [arrays.get(_name(path), leaf) for path, leaf in leaves]
         )
-        return dataclasses.replace(state, **{name: facts["counters"][name] for name in _COUNTERS})
 
 
 class DamagedError(RuntimeError):
     """A checkpoint's files have changed since they were written."""
+
+
+class OtherModelError(RuntimeError):
+    """A checkpoint is of a model with other parameters; the message names the first of them."""
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

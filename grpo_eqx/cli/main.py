@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_USER_ERROR, UserError
@@ -61,6 +62,7 @@ def _any_subcommand(arguments: Sequence[str]) -> Any:
     return (
         Annotated[Train, tyro.conf.subcommand("train", default=train)]
         | Annotated[Plan, tyro.conf.subcommand("plan", default=plan)]
+        | Annotated[Export, tyro.conf.subcommand("export")]
         | Annotated[Launch, tyro.conf.subcommand("launch")]
     )
 

@@ -1,0 +1,142 @@
+"""Writes a checkpoint as a Hugging Face folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from grpo_eqx.checkpoint.checkpoints import located
+from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.store import CheckpointStore, OtherModelError, complete_steps
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.pretrained import model_folder, save_pretrained
+from grpo_eqx.models.registry import read_config
+from grpo_eqx.sharding.mesh import AutoMesh
+from grpo_eqx.training.lowering import model_shapes
+
+
+class Exported(NamedTuple):
+    """Result of an export."""
+
+    checkpoint: Path
+    num_parameters: int
+
+
+class _Loaded(NamedTuple):
+    checkpoint: Path
+    model: CausalLM
+    tokenizer: ChatTokenizer
+
+
+def export(
+    source: Path,
+    output: Path,
+    dtype: jax.typing.DTypeLike,
+    say: Callable[[str], None],
+    model: str | None = None,
+) -> Exported:
+    """Writes the model of a checkpoint, with its tokenizer, as a run writes its final one.
+
+    **Arguments:** a run folder, whose newest readable checkpoint is taken, or a checkpoint; the
+    folder to write, missing or empty; the dtype of the tensors; shows the user a line; a model with
+    the run's architecture and tokenizer, by default the one that the run started from.
+
+    Loads no more than the parameters, onto one device. The output appears when it is complete.
+    Raises `UserError` where anything is missing, damaged or in the way.
+    """
+    unfinished = _unfinished(output)
+    loaded = _load(source, model, say)
+    try:
+        save_pretrained(loaded.model, unfinished, dtype)
+        loaded.tokenizer.save_pretrained(unfinished)
+        unfinished.replace(output)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    size = sum(x.size for x in jax.tree.leaves(loaded.model))
+    return Exported(loaded.checkpoint, size)
+
+
+def _unfinished(output: Path) -> Path:
+    """Creates the folder to write to, which takes its name when all is written."""
+    try:
+        if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            raise UserError(
+                f"output is {str(output)!r}, which exists and is not an empty folder: choose "
+                f"another, or delete it first."
+            )
+        unfinished = output.absolute().with_name(f"{output.absolute().name}.unfinished")
+        unfinished.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    return unfinished
+
+
+def _unwritable(output: Path, error: OSError) -> UserError:
+    return UserError(
+        f"output is {str(output)!r}, which cannot be written ({error.strerror or error}): choose "
+        f"another folder, or make room there."
+    )
+
+
+def _load(source: Path, model: str | None, say: Callable[[str], None]) -> _Loaded:
+    folder, step = located("checkpoint", source)
+    steps = complete_steps(folder) if step is None else [step]
+    failures = []
+    with CheckpointStore(folder, read_only=True) as store:
+        for each in steps:
+            try:
+                return _load_step(store, folder / f"step_{each}", each, model, say)
+            except UserError:
+                raise
+            except Exception as error:  # whatever Orbax and TensorStore find wrong with it
+                failures.append(f"{folder / f'step_{each}'}: {first_line(error)}")
+                if step is None:
+                    say(f"warning: cannot read the checkpoint {failures[-1]}")
+    if step is not None:
+        raise UserError(
+            f"cannot read the checkpoint {failures[0]}. Give the run folder instead of the "
+            f"checkpoint, to export the newest one that can be read."
+        )
+    raise UserError(
+        f"none of the {len(failures)} checkpoints in {str(folder)!r} can be read ({failures[0]}): "
+        f"restore one from a backup."
+    )
+
+
+def _load_step(
+    store: CheckpointStore, path: Path, step: int, model: str | None, say: Callable[[str], None]
+) -> _Loaded:
+    facts = RunFacts.saved(store, step)
+    name = _source(facts) if model is None else model
+    started = "" if model is not None else ", from which the run started,"
+    fix = "Give the folder of the model that the run trains, as --model FOLDER."
+    try:
+        named = model_folder(name)
+        config = read_config(named / "config.json")
+        tokenizer = ChatTokenizer.from_pretrained(named, facts.config["system_prompt"])
+    except UserError as error:
+        raise UserError(f"the checkpoint {str(path)!r} needs its model: {error} {fix}") from error
+    tokenizer.check_belongs_to(config.vocab_size)
+    if tokenizer.fingerprint() != facts.fingerprints["the tokenizer"]:
+        other = f"the tokenizer of {name!r}{started} is not the one that the run used"
+        if model is None:
+            raise UserError(f"{other}: one was passed to GRPOTrainer, or it has changed. {fix}")
+        say(f"warning: {other}")
+    mesh = AutoMesh().build(jax.devices()[:1])
+    try:
+        parameters = store.restore_model(step, model_shapes(config, mesh))
+    except OtherModelError as error:
+        raise UserError(
+            f"the checkpoint {str(path)!r} is of another model than {name!r}{started} ({error}): "
+            f"one was passed to GRPOTrainer, or it has changed. {fix}"
+        ) from error
+    return _Loaded(path, parameters, tokenizer)
+
+
+def _source(facts: RunFacts) -> str:
+    """Names the model that a run started from, with its commit if it is on the hub."""
+    name, commit = facts.config["model"], facts.commits.get("model")
+    return name if commit is None else f"{name.partition('@')[0]}@{commit}"

@@ -1,0 +1,50 @@
+"""The command `grpo-eqx export`."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Literal
+
+import jax
+import tyro
+
+from grpo_eqx.checkpoint.export import export
+from grpo_eqx.launch.subcommand import Subcommand
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Export(Subcommand):
+    """Write a checkpoint as a folder that Hugging Face transformers loads.
+
+    grpo-eqx export CHECKPOINT --output FOLDER
+
+    The folder has the weights (safetensors), config.json and the tokenizer, as the folder `model`
+    that a run writes at its end. Runs on the CPU, also while the run goes on, and reads only the
+    parameters, whatever devices the run had.
+    """
+
+    checkpoint: tyro.conf.Positional[Path]
+    """A run folder, for its newest checkpoint that can be read, or a checkpoint, such as
+    RUN/checkpoints/step_100."""
+    output: Path
+    """Folder to write: missing or empty."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of the tensors. float32: the run's parameters, bit for bit. bfloat16: half the size, as
+    most models are published."""
+    model: str | None = None
+    """Folder or hub name with the run's config.json and tokenizer. None: the model that the run
+    started from. Needed if that has moved, or a model was passed to GRPOTrainer."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        # An accelerator may belong to the run, and is not needed.
+        jax.config.update("jax_platforms", "cpu")
+        written = export(self.checkpoint, self.output, self.dtype, _say, self.model)
+        print(
+            f"wrote {written.num_parameters:,} parameters of {written.checkpoint} in {self.dtype}, "
+            f"and the tokenizer, to {self.output}"
+        )
+        return 0
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
