@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import jax
 import tyro
@@ -23,7 +23,7 @@ class Export(Subcommand):
     parameters, whatever devices the run had.
     """
 
-    checkpoint: tyro.conf.Positional[Path]
+    checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
     """A run folder, for its newest checkpoint that can be read, or a checkpoint, such as
     RUN/checkpoints/step_100."""
     output: Path

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from grpo_eqx.cli.doctor import Doctor
 from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.train import Train
@@ -63,6 +64,7 @@ def _any_subcommand(arguments: Sequence[str]) -> Any:
         Annotated[Train, tyro.conf.subcommand("train", default=train)]
         | Annotated[Plan, tyro.conf.subcommand("plan", default=plan)]
         | Annotated[Export, tyro.conf.subcommand("export")]
+        | Annotated[Doctor, tyro.conf.subcommand("doctor")]
         | Annotated[Launch, tyro.conf.subcommand("launch")]
     )
 

@@ -37,13 +37,19 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
     """
     if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
         raise UserError("several TPU slices in one run are not supported: use one slice.")
-    for find in (_of_jax, _of_tpu_workers, _of_slurm):
+    for find in _DECLARED.values():
         if (cluster := find(environment)) is not None:
             return _checked(cluster) if cluster.num_processes > 1 else None
     worker = tpu_metadata.worker(environment)
     if worker is None or len(worker.hosts) == 1:
         return None
     return _checked(_of_hosts(worker.hosts, worker.number))
+
+
+def declared_by(environment: Mapping[str, str] = os.environ) -> str:
+    """Names what `find_cluster` reads: that which declares the processes of a run."""
+    found = (name for name, find in _DECLARED.items() if find(environment) is not None)
+    return next(found, "the TPU VM's metadata server")
 
 
 def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
@@ -114,3 +120,11 @@ def _checked(cluster: Cluster) -> Cluster:
             f"count from 0: raise the number of processes, or lower the number of this one."
         )
     return cluster
+
+
+_DECLARED = {
+    "JAX's variables": _of_jax,
+    "the TPU's workers": _of_tpu_workers,
+    "Slurm": _of_slurm,
+}
+"""What can declare processes in the environment, by precedence."""

@@ -51,6 +51,8 @@ def test_without_two_dashes_a_command_is_no_flag(
     ("words", "said"),
     [
         ([], "launch"),
+        (["export"], "CHECKPOINT"),
+        (["doctor"], "--output-dir"),
         (["launch"], "skypilot"),
         (["launch", "local"], "--devices-per-process"),
         (["launch", "tpu-vm"], "sync-env"),
