@@ -1,10 +1,12 @@
 """Writes a checkpoint as a Hugging Face folder."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from safetensors import SafetensorError
 
 from grpo_eqx.checkpoint.checkpoints import located
 from grpo_eqx.checkpoint.same_run import RunFacts
@@ -48,12 +50,17 @@ def export(
     Raises `UserError` where anything is missing, damaged or in the way.
     """
     unfinished = _unfinished(output)
-    loaded = _load(source, model, say)
+    try:
+        loaded = _load(source, model, say)
+    except UserError:
+        with suppress(OSError):  # something is in it, from an export that was killed
+            unfinished.rmdir()
+        raise
     try:
         save_pretrained(loaded.model, unfinished, dtype)
         loaded.tokenizer.save_pretrained(unfinished)
         unfinished.replace(output)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise _unwritable(output, error) from error
     size = sum(x.size for x in jax.tree.leaves(loaded.model))
     return Exported(loaded.checkpoint, size)
@@ -74,10 +81,11 @@ def _unfinished(output: Path) -> Path:
     return unfinished
 
 
-def _unwritable(output: Path, error: OSError) -> UserError:
+def _unwritable(output: Path, error: OSError | SafetensorError) -> UserError:
+    reason = error.strerror if isinstance(error, OSError) else first_line(error)
     return UserError(
-        f"output is {str(output)!r}, which cannot be written ({error.strerror or error}): choose "
-        f"another folder, or make room there."
+        f"output is {str(output)!r}, which cannot be written ({reason}): choose another folder, or "
+        f"make room there."
     )
 
 

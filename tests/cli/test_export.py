@@ -1,7 +1,7 @@
 """The command `grpo-eqx export`."""
 
-import gc
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -132,24 +132,32 @@ def test_transformers_loads_the_same_tensors(
     assert transformers.AutoTokenizer.from_pretrained(tmp_path / "model").eos_token is not None
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's threads
+def in_a_process(*arguments: str | Path, shell: str = "true") -> Outcome:
+    """Runs the command after a line of shell, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", "grpo_eqx.cli.main", "export", *arguments]
+    done = subprocess.run(
+        ["sh", "-c", f'{shell}; exec "$@"', "sh", *command],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
 def test_of_a_run_a_damaged_checkpoint_is_named_and_the_one_before_it_taken(
-    export: Export, run: Path, tmp_path: Path
+    run: Path, tmp_path: Path
 ) -> None:
     spoil(run / "checkpoints" / "step_2")
-    refused = export(run / "checkpoints" / "step_2", "--output", tmp_path / "model")
+    refused = in_a_process(run / "checkpoints" / "step_2", "--output", tmp_path / "model")
     assert refused.code == 2
     assert "Give the run folder instead" in refused.err
-    assert not (tmp_path / "model").exists()
-    done = export(run, "--output", tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    done = in_a_process(run, "--output", tmp_path / "model")
     assert done.code == 0
     assert "warning: cannot read the checkpoint" in done.err
     assert "step_1 in float32" in done.out
     spoil(run / "checkpoints" / "step_1")
-    none = export(run, "--output", tmp_path / "other")
+    none = in_a_process(run, "--output", tmp_path / "other")
     assert none.code == 2
     assert "none of the 2 checkpoints" in none.err
-    gc.collect()  # what Orbax gave up warns when it is collected
 
 
 def test_what_an_unfinished_save_has_written_is_left_alone(
@@ -179,6 +187,15 @@ def test_what_cannot_be_exported_is_one_line(
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1)
     (tmp_path / "empty").mkdir()
     assert export(finished, "--output", tmp_path / "empty").code == 0
+
+
+def test_a_disk_without_room_is_one_line(finished: Path, tmp_path: Path) -> None:
+    """Files that may not grow past a size are refused as on a full disk."""
+    done = in_a_process(finished, "--output", tmp_path / "m", shell="ulimit -f 4")
+    assert (done.code, done.out) == (2, "")
+    (line,) = done.err.splitlines()
+    assert "cannot be written (" in line
+    assert not (tmp_path / "m").exists()
 
 
 def test_a_model_that_has_moved_is_given(export: Export, small_model: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.checkpoint.export import export
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.models.hub import commit
@@ -97,3 +98,6 @@ def test_a_run_records_the_commit_and_says_when_it_has_moved(
     hub("model", "someone/small", small_model, "b" * 40, "main")
     train(steps=2)
     assert f"the commit of model: {NEW} -> {'b' * 40}" in capsys.readouterr().err
+    checkpoints = tmp_path / "run" / "checkpoints"
+    export(checkpoints / "step_1", tmp_path / "exported", "float32", print)
+    assert commit("model", f"someone/small@{NEW}") == NEW  # where its tokenizer is from
