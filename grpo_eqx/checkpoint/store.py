@@ -33,7 +33,7 @@ class CheckpointStore:
     """Checkpoints in a folder, numbered by the steps after which they were saved.
 
     A checkpoint appears under its number only when all processes have written their parts of it;
-    what an interrupted save leaves behind is deleted when the folder is opened again.
+    what an interrupted save leaves behind is deleted by the next one.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class CheckpointStore:
         """
         wanted = TrainState(like, opt_state=())
         arrays = _arrays(wanted)
-        with _quiet(), ocp.StandardCheckpointer() as reader:
+        with ocp.StandardCheckpointer() as reader:
             saved = reader.metadata(self.folder.absolute() / f"step_{step}" / _STATE).item_metadata
         found = {name: x.shape for name, x in saved.items() if name.startswith("model.")}
         expected = {name: x.shape for name, x in arrays.items()}

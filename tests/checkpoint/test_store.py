@@ -2,6 +2,7 @@
 
 import gc
 import random
+import dataclasses
 from pathlib import Path
 
 import equinox as eqx
@@ -68,8 +69,10 @@ def test_what_an_interrupted_save_left_is_no_checkpoint_and_is_deleted(
     left = tmp_path / "step_4.orbax-checkpoint-tmp"
     left.mkdir()
     assert complete_steps(tmp_path) == [3]
-    CheckpointStore(tmp_path).close()
+    with CheckpointStore(tmp_path) as store:
+        store.save(dataclasses.replace(state, step=4), {})
     assert not left.exists()
+    assert complete_steps(tmp_path) == [4, 3]
 
 
 @pytest.mark.slow
