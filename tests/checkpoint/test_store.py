@@ -1,8 +1,8 @@
 """What is read from a checkpoint is what was written to it, or an error."""
 
+import dataclasses
 import gc
 import random
-import dataclasses
 from pathlib import Path
 
 import equinox as eqx
