@@ -102,6 +102,20 @@ class GRPOConfig:
     """Built-in rewards: correct, correct_strict, format, tags."""
     reward_weights: tuple[float, ...] | None = None
     """Weight of each reward function. None: 1 each."""
+    reward_timeout: PositiveFloat | None = None
+    """Seconds that a reward function of your own may take for one completion; an async one, or one
+    in reward_workers. None: no limit."""
+    reward_batch_timeout: PositiveFloat | None = None
+    """Seconds that it may take for all completions of a rollout. None: no limit."""
+    reward_workers: NonNegativeInt = 0
+    """Processes that call reward functions of your own that are not async, with one completion at a
+    time. 0: they are called in the run's own process, with all completions."""
+    reward_failures: Literal["stop", "drop"] = "stop"
+    """When a reward function raises, returns a number that is not finite, crashes its worker or
+    runs out of time: stop the run, or drop these completions from advantages and loss."""
+    max_failed_rewards: PositiveShare | None = None
+    """Share of a rollout's completions that reward_failures drop may drop for each function; with
+    more, the run stops. None: 0.1."""
     multi_objective_aggregation: MultiObjectiveAggregation = "sum_then_normalize"
     """Aggregation of several rewards: sum them, then normalize; or normalize each within its group,
     then their sum within the batch (GDPO)."""
@@ -369,6 +383,8 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults["scale_rewards"] = "group"
     if cfg.dynamic_sampling:
         defaults["max_generation_batches"] = 4
+    if cfg.reward_failures == "drop":
+        defaults["max_failed_rewards"] = 0.1
     if cfg.wandb != "disabled":
         defaults["wandb_project"] = "grpo_eqx"
     return defaults

@@ -201,6 +201,27 @@ def check_dynamic_sampling(
         )
 
 
+def check_reward_limits(
+    reward_timeout: float | None,
+    reward_batch_timeout: float | None,
+    reward_failures: str,
+    max_failed_rewards: float | None,
+) -> None:
+    """Refuses a share of failures that stop the run, and a timeout that comes too late."""
+    if reward_failures == "stop":
+        _refuse_given(
+            "while reward_failures is stop",
+            "set reward_failures to drop, or leave it unset (None)",
+            max_failed_rewards=max_failed_rewards,
+        )
+    each, batch = reward_timeout, reward_batch_timeout
+    if each is not None and batch is not None and each >= batch:
+        raise UserError(
+            f"reward_timeout is {each} and reward_batch_timeout is {batch}, which ends every call "
+            f"before: lower reward_timeout, or leave it unset (None)."
+        )
+
+
 def check_sampler_correction(
     importance_sampling_mode: SamplerCorrection | None,
     importance_sampling_clip_min: float | None,
@@ -266,6 +287,7 @@ CHECKS = (
     check_reference,
     check_advantages,
     check_dynamic_sampling,
+    check_reward_limits,
     check_sampler_correction,
     check_updates,
     check_wandb,

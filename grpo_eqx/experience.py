@@ -19,7 +19,12 @@ from grpo_eqx.rewards import RewardRunner, Rewards
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.run_spec import Passes
 from grpo_eqx.sharding.arrays import fetch
-from grpo_eqx.tracking.metrics import StepClock, completion_metrics, reward_metrics
+from grpo_eqx.tracking.metrics import (
+    StepClock,
+    completion_metrics,
+    failure_metrics,
+    reward_metrics,
+)
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import Programs
@@ -162,14 +167,26 @@ class ExperienceCollector:
             scores = self._score(state, kept.rollout, kept.completions)
         rewards = functools.reduce(Rewards.joined, [each.rewards for each in made])
         completions = functools.reduce(Completions.joined, [each.completions for each in made])
-        metrics = reward_metrics(rewards) | completion_metrics(
-            completions.lengths, completions.finished
-        )
+        metrics = {
+            **reward_metrics(rewards),
+            **failure_metrics(rewards),
+            **completion_metrics(completions.lengths, completions.finished),
+        }
         if self.cfg.dynamic_sampling:
             dropped = 1 - self._teaches(kept).sum() / len(rewards.total)
             metrics["dynamic_sampling/num_generation_batches"] = float(len(made))
             metrics["dynamic_sampling/frac_groups_dropped"] = float(dropped)
+        if self.cfg.reward_failures == "drop":  # in every step: another program is compiled for it
+            kept, scores = self._without_dropped(kept, scores)
         return Experience(kept, scores, len(made), _joined(all_generated), metrics)
+
+    def _without_dropped(self, groups: Groups, scores: Scores) -> tuple[Groups, Scores]:
+        """Leaves completions on which a reward function failed out of all that the loss counts."""
+        dropped = groups.rewards.dropped
+        completions = groups.completions.without_written(dropped)
+        rollout = self.programs.without_dropped(scores.rollout, dropped)
+        groups = dataclasses.replace(groups, completions=completions)
+        return groups, scores._replace(rollout=rollout)
 
     def _score(self, state: TrainState, rollout: Rollout, completions: Completions) -> Scores:
         """Prepares a rollout for all updates on it, and starts the passes of other policies."""
@@ -210,7 +227,7 @@ class ExperienceCollector:
             rewards.total, rewards.each, rewards.weights, self.cfg.multi_objective_aggregation
         )
         if self.cfg.mask_truncated_completions:
-            return informative & groups.completions.finished.any(axis=1)
+            return informative & (groups.completions.finished & ~rewards.dropped).any(axis=1)
         return informative
 
     def _replace(self, kept: Groups, fresh: Groups) -> Groups:
@@ -257,19 +274,23 @@ def _replacements(
 def rewarded(runner: RewardRunner, prompts: list[Prompt], completions: Completions) -> Rewards:
     """Each process rewards the completions of its share of the prompts; then all have all rewards.
 
-    What a reward function raises in one process ends all of them.
+    What a reward function raises in one process ends all of them, and the share of its failures is
+    that of all.
     """
     share = np.arange(len(prompts))[own_share(len(prompts))]
     mine = completions if len(share) == len(prompts) else completions.of_prompts(share)
 
-    def rows() -> Float[np.ndarray, "p funcs G"]:
+    def rows() -> Float[np.ndarray, "p twice_funcs G"]:
         if len(share) == 0:
-            return np.zeros((0, len(runner.funcs), completions.finished.shape[1]))
+            return np.zeros((0, 2 * len(runner.funcs), completions.finished.shape[1]))
         own = runner([prompts[i] for i in share], mine.texts, mine.ids)
-        return own.each.swapaxes(0, 1)
+        failed = np.zeros(own.each.shape) if own.failed is None else own.failed.astype(float)
+        return np.concatenate([own.each, failed]).swapaxes(0, 1)
 
-    each = gather_rows(raise_on_all_hosts(rows)).swapaxes(0, 1)
-    return Rewards.of(tuple(runner.funcs), each, runner.weights)
+    each, failed = np.split(gather_rows(raise_on_all_hosts(rows)).swapaxes(0, 1), 2)
+    rewards = runner.combined(each, failed.astype(bool))
+    runner.check_failures(rewards)
+    return rewards
 
 
 def _joined(parts: list[Generated]) -> Generated:

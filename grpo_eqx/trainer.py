@@ -36,9 +36,8 @@ from grpo_eqx.planner import Plan, Searchable
 from grpo_eqx.planner.devices import LOCAL, find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
-from grpo_eqx.rewards import RewardFunc, RewardRunner, gsm8k
-from grpo_eqx.rewards.make_rewards import make_rewards
-from grpo_eqx.rewards.runner import func_name
+from grpo_eqx.rewards import RewardFunc, gsm8k
+from grpo_eqx.rewards.make_rewards import make_eval_reward, make_rewards
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
@@ -112,7 +111,8 @@ class GRPOTrainer:
           transformers or a `ChatTokenizer` (which brings its own system prompt).
         - `reward_funcs`: any callables with TRL's reward signature.
         - `train_data`, `eval_data`: prompt sources; training data come with held-out ones.
-        - `eval_func`: scores an evaluation's completions; 1.0 means solved.
+        - `eval_func`: scores an evaluation's completions; 1.0 means solved. One that it fails on,
+          where failures do not stop the run, is not solved.
         - `optimizer`: any optax transformation, complete with learning rate and clipping.
         - `mesh`, `rollout_sharding`, `loss_backend`: strategy objects.
         - `trackers`: destinations of metrics besides the run folder.
@@ -140,6 +140,7 @@ class GRPOTrainer:
         )
         self.eval_func = eval_func
         self.rewards = make_rewards(cfg, reward_funcs)
+        self._eval_reward = make_eval_reward(cfg, eval_func)
         self._run, inputs = RunSpec.load(cfg, passed)
         self.tokenizer, data, self.heldout = inputs
         self._fingerprints = inputs.fingerprints()
@@ -184,6 +185,7 @@ class GRPOTrainer:
         layout, kept = self.layout(), self.state.step
         with (
             self._watchdog,
+            self.rewards,
             RunRecord(cfg, layout, self.trackers, only_history=not is_main(), step=kept) as record,
             checkpoints,
         ):
@@ -238,8 +240,8 @@ class GRPOTrainer:
             gsm8k.check_answers(problems)
         sampling = Sampling(temperature=temperature)
         completions = self._complete(self.heldout.tokens, sampling, num_samples)
-        accuracy = RewardRunner({func_name(self.eval_func): self.eval_func})
-        return Evaluation(rewarded(accuracy, problems, completions).total == 1.0)
+        with self._eval_reward as reward:
+            return Evaluation(rewarded(reward, problems, completions).total == 1.0)
 
     @explains_out_of_memory
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:

@@ -15,7 +15,10 @@ MAY_CHANGE = frozenset(
         # how long the run is, and what is kept of it
         "steps", "output_dir", "log_completions_steps", "wandb", "wandb_project", "eval_problems",
         "save_steps", "save_minutes", "save_total_limit", "resume",
-        "preemption_deadline", "stop_after", "hang_timeout", "max_skipped_updates",
+        "preemption_deadline", "stop_after", "hang_timeout",
+        # what happens when something fails, which a run that stopped for it may change
+        "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
+        "reward_failures", "max_failed_rewards",
         # where the problems are read from: their fingerprints are compared instead
         "data", "eval_data",
         # how the work is laid out: the results are the same up to rounding

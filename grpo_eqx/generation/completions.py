@@ -53,6 +53,10 @@ class Completions:
         num_written = np.concatenate([self.num_written, other.num_written])
         return Completions(self.ids + other.ids, finished, num_written, self.tokenizer)
 
+    def without_written(self, dropped: Bool[np.ndarray, "P G"]) -> "Completions":
+        """Returns the completions, with no token of the dropped ones counted as written."""
+        return dataclasses.replace(self, num_written=np.where(dropped, 0, self.num_written))
+
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Completions":
         """Returns the completions of the prompts at `indices`, in that order."""
         ids = [self.ids[i] for i in indices]

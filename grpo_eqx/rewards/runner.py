@@ -1,20 +1,25 @@
-"""Calls of reward functions: the arguments they receive, and the returns that are accepted."""
+"""Calls of reward functions, whose rewards are weighted and summed."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.rewards.async_calls import AsyncCalls
+from grpo_eqx.rewards.limits import RewardLimits, is_async, is_plain
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, checked, raised
+from grpo_eqx.rewards.workers import WorkerPool
 
-RewardFunc = Callable[..., Sequence[float | None]]
+RewardFunc = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
 """TRL's reward signature, `f(prompts, completions, **columns)`: lists in, one float per row out.
 
 `columns` holds `completion_ids`, each completion's tokens, and the problems' other columns, each as
-a list. `None` in place of a float means that the function does not apply to that completion.
+a list. `None` in place of a float means that the function does not apply to that completion. An
+`async def` function is awaited.
 """
 
 
@@ -29,48 +34,76 @@ class Rewards:
     """Weighted sum over the functions that apply; NaN where none does."""
     weights: tuple[float, ...]
     """Weight of each function."""
+    failed: Bool[np.ndarray, "funcs P G"] | None = None
+    """True where a function failed; such a completion has no rewards. `None`: no function may."""
 
     @classmethod
     def of(
-        cls, names: Sequence[str], each: Float[np.ndarray, "funcs P G"], weights: Sequence[float]
+        cls,
+        names: Sequence[str],
+        each: Float[np.ndarray, "funcs P G"],
+        weights: Sequence[float],
+        failed: Bool[np.ndarray, "funcs P G"] | None = None,
     ) -> "Rewards":
         """Builds the rewards from each function's own, and adds their weighted sum."""
-        return cls(tuple(names), each, _weighted_sum(each, weights), tuple(weights))
+        if failed is not None:
+            each = np.where(failed.any(axis=0), np.nan, each)
+        return cls(tuple(names), each, _weighted_sum(each, weights), tuple(weights), failed)
+
+    @property
+    def dropped(self) -> Bool[np.ndarray, "P G"]:
+        """True for completions on which a function failed."""
+        nowhere = np.zeros(self.total.shape, bool)
+        return nowhere if self.failed is None else np.any(self.failed, axis=0, out=nowhere)
 
     def joined(self, other: "Rewards") -> "Rewards":
         """Returns the rewards of these prompts, followed by those of the other's."""
+        failed = None
+        if self.failed is not None and other.failed is not None:
+            failed = np.concatenate([self.failed, other.failed], axis=1)
         return dataclasses.replace(
             self,
             each=np.concatenate([self.each, other.each], axis=1),
             total=np.concatenate([self.total, other.total]),
+            failed=failed,
         )
 
     def without(self, name: str) -> "Rewards":
         """Returns the rewards as if there were no function of that name."""
         others = [i for i, own in enumerate(self.names) if own != name]
         weights = tuple(self.weights[i] for i in others)
-        each = self.each[others]
+        failed = None if self.failed is None else self.failed[others]
         names = tuple(self.names[i] for i in others)
-        return Rewards.of(names, each, weights)
+        return Rewards.of(names, self.each[others], weights, failed)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
         """Returns the rewards of only those prompts, in that order."""
-        return dataclasses.replace(self, each=self.each[:, indices], total=self.total[indices])
+        return dataclasses.replace(
+            self,
+            each=self.each[:, indices],
+            total=self.total[indices],
+            failed=None if self.failed is None else self.failed[:, indices],
+        )
 
 
 class RewardRunner:
-    """Runner that calls every reward function on a batch and combines their rewards."""
+    """Runner that calls every reward function on a batch and combines their rewards.
+
+    It owns the workers, and the event loop, of functions that need them: close it, or enter it as a
+    context, so that they end. They start when they are first needed, also after a `close`.
+    """
 
     def __init__(
         self,
         funcs: Mapping[str, RewardFunc],
         weights: Sequence[float] | None = None,
         penalty: str | None = None,
+        limits: RewardLimits | None = None,
     ):
         """**Arguments:** the functions by the name they are logged under; their weights, by
         default 1 each; the name of the function that is a penalty, which applies only where another
-        function does. Raises `UserError` where functions and weights do not match, or all weights
-        are 0.
+        function does; the limits on the functions. Raises `UserError` where functions and weights
+        do not match, all weights are 0, or the limits cannot be kept.
         """
         weights = (1.0,) * len(funcs) if weights is None else weights
         if not funcs or len(weights) != len(funcs):
@@ -83,10 +116,27 @@ class RewardRunner:
             raise UserError("all reward_weights are 0: give at least one function a weight.")
         self.weights = tuple(float(weight) for weight in weights)
         self.penalty = penalty
+        self.limits = limits = RewardLimits() if limits is None else limits
+        limits.check_enforceable(funcs)
+        plain = {name: func for name, func in funcs.items() if is_plain(func)}
+        self._in_workers = plain if limits.workers else {}
+        self._workers = WorkerPool(self._in_workers, limits.workers)
+        self._awaited = AsyncCalls(limits)
 
     def with_penalty(self, name: str, func: RewardFunc) -> "RewardRunner":
         """Returns a runner with a penalty, of weight 1, on completions that have a reward."""
-        return RewardRunner({**self.funcs, name: func}, (*self.weights, 1.0), name)
+        return RewardRunner({**self.funcs, name: func}, (*self.weights, 1.0), name, self.limits)
+
+    def __enter__(self) -> "RewardRunner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers and the event loop."""
+        self._workers.close()
+        self._awaited.close()
 
     def __call__(
         self,
@@ -97,24 +147,87 @@ class RewardRunner:
         """Computes the rewards of `completions[p][g]`, the completions of `prompts[p]`.
 
         Their tokens are `completion_ids[p][g]`. Raises `RewardError`, naming the function, where it
-        returns anything but one finite number or `None` for each completion, or raises that error
-        itself. Its other exceptions pass through.
+        does not return a list with one number or `None` for each completion. Where it raises,
+        returns a number that is not finite, loses its process or runs out of time, it has failed:
+        the error then names the completion too and its cause is the function's own; with
+        `limits.failures` `drop`, the completion has no rewards.
         """
-        group = len(completions[0])
-        rows = [prompt for prompt in prompts for _ in range(group)]
-        texts = [text for of_prompt in completions for text in of_prompt]
-        columns: dict[str, list[Any]] = {
-            "completion_ids": [ids for of_prompt in completion_ids for ids in of_prompt]
-        }
-        columns |= {name: [row.columns[name] for row in rows] for name in rows[0].columns}
-        each = np.stack(
-            [_call(name, func, rows, texts, columns) for name, func in self.funcs.items()]
-        )
+        samples = Samples.of(prompts, completions, completion_ids)
+        shape = len(self.funcs), len(prompts), len(completions[0])
+        by_name = self._outcomes(samples)
+        outcomes = [by_name[name] for name in self.funcs]
+        failed = np.array([[isinstance(x, Failure) for x in own] for own in outcomes])
+        each = np.array([[_number(x) for x in own] for own in outcomes])
         penalties = np.array([name == self.penalty for name in self.funcs])
         unrewarded = np.isnan(each[~penalties]).all(axis=0)
         each[np.ix_(penalties, unrewarded)] = np.nan
-        each = each.reshape(-1, len(prompts), group)
-        return Rewards.of(tuple(self.funcs), each, self.weights)
+        return self.combined(each.reshape(shape), failed.reshape(shape))
+
+    def combined(
+        self, each: Float[np.ndarray, "funcs P G"], failed: Bool[np.ndarray, "funcs P G"]
+    ) -> Rewards:
+        """Combines the functions' own rewards, without the completions on which one failed."""
+        dropped = failed if self.limits.failures == "drop" else None
+        return Rewards.of(tuple(self.funcs), each, self.weights, dropped)
+
+    def check_failures(self, rewards: Rewards) -> None:
+        """Raises `RewardError` where a function failed on more completions than it may."""
+        if rewards.failed is None:
+            return
+        for name, failed in zip(rewards.names, rewards.failed, strict=True):
+            if failed.mean() > self.limits.max_failed:
+                raise RewardError(
+                    f"reward function {name} failed on {failed.sum()} of {failed.size} completions "
+                    f"(the warning above has the first), and max_failed_rewards is "
+                    f"{self.limits.max_failed}: mend the function, or raise it."
+                )
+
+    def _outcomes(self, samples: Samples) -> dict[str, list[Outcome]]:
+        """Calls all functions; those that are awaited run while the others do."""
+        stop = self.limits.failures == "stop"
+        started = {
+            name: self._awaited.start(name, func, samples)  # type: ignore[arg-type]
+            for name, func in self.funcs.items()
+            if is_async(func)
+        }
+        outcomes = {}
+        try:
+            for name, func in self.funcs.items():
+                if name in started:
+                    continue
+                if name in self._in_workers:
+                    outcomes[name] = self._workers.run(
+                        name, samples, self.limits, stop_at_failure=stop
+                    )
+                else:
+                    outcomes[name] = _call(name, func, samples, stop_at_failure=stop)
+                self._note_failures(name, outcomes[name], samples)
+            for name, call in started.items():
+                outcomes[name] = call.wait()
+                self._note_failures(name, outcomes[name], samples)
+            return outcomes
+        finally:
+            for call in started.values():
+                call.outcomes.cancel()
+
+    def _note_failures(self, name: str, outcomes: Sequence[Outcome], samples: Samples) -> None:
+        """Raises the first failure as an error, or warns of it, as the policy says."""
+        failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
+        if not failed:
+            return
+        failure = outcomes[failed[0]]
+        assert isinstance(failure, Failure)
+        first = f"reward function {name} {failure.reason} for {samples.named(failed[0])}"
+        if self.limits.failures == "stop":
+            raise RewardError(
+                f"{first}: mend it, or set reward_failures to drop to leave out the completions "
+                f"that it fails on."
+            ) from failure.cause
+        print(
+            f"warning: {first}; it failed on {len(failed)} completions, which are left out",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _weighted_sum(
@@ -130,36 +243,39 @@ def func_name(func: RewardFunc) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
-def _call(
-    name: str,
-    func: RewardFunc,
-    rows: Sequence[Prompt],
-    texts: list[str],
-    columns: Mapping[str, list[Any]],
-) -> Float[np.ndarray, " PG"]:
+def _number(outcome: Outcome) -> float:
+    return outcome if isinstance(outcome, float) else np.nan
+
+
+def _call(name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: bool) -> list[Outcome]:
+    """Scores a batch in this process, in one call.
+
+    If that raises, a call for each completion finds out for which it does, up to the first if the
+    run stops there.
+    """
     try:
-        returned: Any = func(prompts=[row.text for row in rows], completions=texts, **columns)
+        returned = func(**samples.arguments())
     except RewardError as error:
-        raise RewardError(f"reward function {name}: {error}") from error
-    count = len(returned) if isinstance(returned, (Sequence, np.ndarray)) else None
-    if count != len(texts):
-        got = repr(returned) if count is None else f"{count} values"
-        raise RewardError(
-            f"reward function {name} returned {got} for {len(texts)} completions: return a list "
-            f"with one float (or None) for each."
-        )
-    rewards = np.empty(len(texts))
-    for i, reward in enumerate(returned):
+        if stop_at_failure:  # it says itself what is wrong
+            raise RewardError(f"reward function {name}: {error}") from error
+        failure = raised(error)
+    except Exception as error:
+        failure = raised(error)
+    else:
+        return checked(name, returned, len(samples))
+    outcomes: list[Outcome] = []
+    for i in range(len(samples)):
         try:
-            rewards[i] = np.nan if reward is None else float(reward)
-        except (TypeError, ValueError) as error:
-            raise RewardError(
-                f"reward function {name} returned {reward!r} for completion {i}: return a float, "
-                f"or None where it does not apply."
-            ) from error
-        if reward is not None and not np.isfinite(rewards[i]):
-            raise RewardError(
-                f"reward function {name} returned {reward!r} for completion {i}: return a finite "
-                f"number, or None where it does not apply."
-            )
-    return rewards
+            returned = func(**samples.one(i).arguments())
+        except Exception as error:
+            outcomes.append(raised(error))
+            if stop_at_failure:
+                break
+        else:
+            outcomes += checked(name, returned, 1, first=i)
+    if stop_at_failure and not any(isinstance(outcome, Failure) for outcome in outcomes):
+        raise RewardError(
+            f"reward function {name} {failure.reason} for {len(samples)} completions together, "
+            f"though for none of them alone."
+        ) from failure.cause
+    return outcomes

@@ -61,6 +61,14 @@ def reward_metrics(rewards: Rewards) -> dict[str, float]:
     return metrics
 
 
+def failure_metrics(rewards: Rewards) -> dict[str, float]:
+    """Counts the completions on which each function failed, where that does not stop the run."""
+    if rewards.failed is None:
+        return {}
+    pairs = zip(rewards.names, rewards.failed, strict=True)
+    return {f"rewards/{name}/num_failed": float(failed.sum()) for name, failed in pairs}
+
+
 def completion_metrics(
     lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"]
 ) -> dict[str, float]:

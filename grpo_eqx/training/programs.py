@@ -87,6 +87,7 @@ class Programs:
         )
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
+        self._kept = jax.jit(self._kept_program)
         self._copy_reference = jax.jit(copied, static_argnames=("dtype", "mesh"))
         self._mix_reference = jax.jit(mixed, donate_argnames="reference", static_argnames="mesh")
 
@@ -150,6 +151,11 @@ class Programs:
     ) -> Rollout:
         """Returns a rollout whose prompt `p` is entry `source[p]` of both, concatenated."""
         return self._replace_groups(rollout, fresh, source)
+
+    def without_dropped(self, rollout: Rollout, dropped: Bool[np.ndarray, "P G"]) -> Rollout:
+        """Returns a rollout in which the loss counts no token of the dropped completions."""
+        written = self._kept(rollout.loss_mask, dropped)
+        return dataclasses.replace(rollout, written=written)
 
     def packed(
         self, rollout: Rollout, lengths: Int[np.ndarray, "P G"], num_shares: int = 1
@@ -290,6 +296,13 @@ class Programs:
             fresh.with_prompt_width(width, self.options.pad_id),
         )
         return self._constrain(both, P, G)
+
+    def _kept_program(
+        self, mask: Bool[Array, "P G Tc"], dropped: Bool[Array, "P G"]
+    ) -> Bool[Array, "P G Tc"]:
+        kept = mask & ~dropped[..., None]
+        sharding = batch_sharding(self.mesh, *dropped.shape)
+        return jax.lax.with_sharding_constraint(kept, sharding)
 
     def _share_program(self, batch: Batch, index: int, count: int) -> Batch:
         P, G = batch.advantages.shape

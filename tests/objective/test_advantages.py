@@ -194,3 +194,25 @@ def test_groups_are_judged_by_what_is_normalized() -> None:
     rewards = rewards_of(each, (1.0, 0.5))
     assert informative_groups(*rewards).tolist() == [False, False, True]
     assert informative_groups(*rewards, "normalize_then_sum").tolist() == [True, False, True]
+
+
+@given(batches, arrays(np.bool_, (3, 4)), st.sampled_from(sorted(VARIANTS)))
+def test_missing_completions_are_as_if_they_were_not_there(
+    each: np.ndarray, missing: np.ndarray, variant: str
+) -> None:
+    """Of the first group: the others' advantages are those of a smaller group, and its own are 0."""
+    missing[1:] = False
+    missing[0, 0] = False
+    some = np.where(missing, NAN, each)
+    found = advantages(some, variant)
+    assert (found[missing] == 0).all()
+    if variant in ("grpo by group", "grpo unscaled", "rloo", "reinforce"):
+        smaller = advantages(each[:, :1, ~missing[0]], variant)
+        np.testing.assert_allclose(found[0, ~missing[0]], smaller[0], rtol=1e-6, atol=1e-7)
+    else:  # deviations of the batch: an order of the same rewards is another such batch
+        order = np.argsort(missing[0], kind="stable")
+        moved = some.copy()
+        moved[:, 0] = some[:, 0, order]
+        np.testing.assert_allclose(
+            advantages(moved, variant)[0], found[0, order], rtol=1e-5, atol=1e-6
+        )

@@ -1,0 +1,135 @@
+"""Calls of `async` reward functions, all awaited together."""
+
+import asyncio
+import concurrent.futures
+import dataclasses
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from grpo_eqx.errors import RewardError
+from grpo_eqx.rewards.limits import RewardLimits
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, checked, raised
+
+GRACE = 5.0
+"""Seconds that an event loop has to notice that time is up."""
+
+AsyncFunc = Callable[..., Awaitable[Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class AsyncCall:
+    """A function that is scoring a batch."""
+
+    name: str
+    outcomes: concurrent.futures.Future[list[Outcome]]
+    latest: float | None
+    """Time by which it has an outcome for each completion, if its event loop is not blocked."""
+
+    def wait(self) -> list[Outcome]:
+        """Returns the outcomes; raises `RewardError` if the function blocks its event loop."""
+        left = None if self.latest is None else max(0.0, self.latest - time.monotonic())
+        try:
+            return self.outcomes.result(left)
+        except concurrent.futures.TimeoutError:
+            raise RewardError(
+                f"reward function {self.name} is async and blocks its event loop, so that it "
+                f"cannot be stopped: await whatever it waits for, or make it a plain function and "
+                f"set reward_workers."
+            ) from None
+
+
+class AsyncCalls:
+    """An event loop in a thread, so that functions can keep their connections between batches.
+
+    The thread starts with the first call, and is a daemon: a function that blocks it cannot keep
+    the process from ending.
+    """
+
+    def __init__(self, limits: RewardLimits):
+        self.limits = limits
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self, name: str, func: AsyncFunc, samples: Samples) -> AsyncCall:
+        """Starts to score a batch."""
+        if self._loop is None:
+            ready, self._stop = threading.Event(), asyncio.Event()
+            self._thread = threading.Thread(
+                target=asyncio.run, args=[self._serve(ready)], name="rewards", daemon=True
+            )
+            self._thread.start()
+            ready.wait()
+        assert self._loop is not None
+        seconds = self.limits.shortest
+        latest = None if seconds is None else time.monotonic() + seconds + GRACE
+        scored = _scored(name, func, samples, self.limits)
+        return AsyncCall(name, asyncio.run_coroutine_threadsafe(scored, self._loop), latest)
+
+    def close(self) -> None:
+        """Ends the event loop, with all that still runs in it."""
+        if self._loop is None or self._thread is None:
+            return
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(GRACE)
+        self._loop = self._thread = None
+
+    async def _serve(self, ready: threading.Event) -> None:
+        self._loop = asyncio.get_running_loop()
+        ready.set()
+        await self._stop.wait()
+
+
+async def _scored(
+    name: str, func: AsyncFunc, samples: Samples, limits: RewardLimits
+) -> list[Outcome]:
+    """Scores a batch in one call, as TRL does, or with a timeout per completion in one for each.
+
+    If the one call raises, a call for each finds out for which completions it does.
+    """
+    loop, late = asyncio.get_running_loop(), _late(limits)
+    end = None if limits.shortest is None else loop.time() + limits.shortest
+    if limits.timeout is None:
+        (returned,) = await _returned(func, [samples], end, late)
+        if returned is late:
+            return [late] * len(samples)
+        if not isinstance(returned, Failure):
+            return checked(name, returned, len(samples))
+    each = await _returned(func, [samples.one(i) for i in range(len(samples))], end, late)
+    return [
+        reply if isinstance(reply, Failure) else checked(name, reply, 1, first=i)[0]
+        for i, reply in enumerate(each)
+    ]
+
+
+def _late(limits: RewardLimits) -> Failure:
+    setting = "reward_batch_timeout" if limits.timeout is None else "reward_timeout"
+    return Failure(f"ran out of time ({setting} is {limits.shortest} s)")
+
+
+async def _returned(
+    func: AsyncFunc, calls: Sequence[Samples], end: float | None, late: Failure
+) -> list[Any]:
+    """Awaits calls together; returns what each returned, or its failure."""
+
+    async def call(samples: Samples) -> Any:
+        try:
+            return await func(**samples.arguments())
+        except (Exception, SystemExit) as error:
+            return raised(error)
+
+    def result(task: asyncio.Task[Any]) -> Any:
+        if not task.done():
+            return late
+        return Failure("was cancelled") if task.cancelled() else task.result()
+
+    tasks = [asyncio.create_task(call(samples)) for samples in calls]
+    try:
+        left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
+        await asyncio.wait(tasks, timeout=left)
+        return [result(task) for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()  # and not awaited: it may refuse

@@ -1,0 +1,77 @@
+"""How long reward functions may take, where they run, and what happens when they fail."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from grpo_eqx.errors import UserError
+
+_BUILT_IN = __name__.rpartition(".")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardLimits:
+    """Limits on reward functions, as in the config's fields of the same names.
+
+    They apply to functions that are not built in: these take time linear in the text.
+    """
+
+    timeout: float | None = None
+    """Seconds for one completion."""
+    batch_timeout: float | None = None
+    """Seconds for all completions of a call."""
+    workers: int = 0
+    """Processes that call plain functions; 0: this process does."""
+    failures: Literal["stop", "drop"] = "stop"
+    max_failed: float = 0.1
+    """Share of completions that a function may fail on, with `drop`."""
+
+    @property
+    def shortest(self) -> float | None:
+        """Seconds after which a call for all completions at once must have ended."""
+        return min((x for x in (self.timeout, self.batch_timeout) if x is not None), default=None)
+
+    def check_enforceable(self, funcs: Mapping[str, Callable[..., Any]]) -> None:
+        """Refuses timeouts of plain functions in this process: nothing can stop such a call."""
+        plain = [name for name, func in funcs.items() if is_plain(func)]
+        if self.shortest is None or self.workers or not plain:
+            return
+        name = "reward_timeout" if self.timeout is not None else "reward_batch_timeout"
+        raise UserError(
+            f"{name} is {self.shortest:g} and {plain[0]} is a plain function, which nothing can "
+            f"stop in this process: set reward_workers, or write it as async def."
+        )
+
+    def check_used(self, funcs: Mapping[str, Callable[..., Any]]) -> None:
+        """Refuses limits that would do nothing, because all functions are of another kind."""
+        if self.workers and not any(is_plain(func) for func in funcs.values()):
+            raise UserError(
+                f"reward_workers is {self.workers} and there is no plain function of your own to "
+                f"run in them: it would do nothing; leave it at 0."
+            )
+        for name, seconds in (
+            ("reward_timeout", self.timeout),
+            ("reward_batch_timeout", self.batch_timeout),
+        ):
+            if seconds is not None and all(map(is_built_in, funcs.values())):
+                raise UserError(
+                    f"{name} is {seconds:g} and all reward functions are built in, which need no "
+                    f"timeout: it would do nothing; leave it unset (None)."
+                )
+
+
+def is_async(func: Callable[..., Any]) -> bool:
+    """Returns whether calls of a function are to be awaited."""
+    call = getattr(type(func), "__call__", None)  # noqa: B004
+    return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(call)
+
+
+def is_built_in(func: Callable[..., Any]) -> bool:
+    """Returns whether a function is one of this package."""
+    return (getattr(func, "__module__", None) or "").startswith(_BUILT_IN + ".")
+
+
+def is_plain(func: Callable[..., Any]) -> bool:
+    """Returns whether a function is a user's own and not `async`."""
+    return not is_built_in(func) and not is_async(func)

@@ -1,0 +1,110 @@
+"""What a reward function is given, and what can come of it for each completion."""
+
+import dataclasses
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.errors import RewardError, first_line
+
+_LONGEST_QUOTE = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Samples:
+    """Arguments of a reward function: parallel lists with one entry per completion."""
+
+    prompts: list[str]
+    completions: list[str]
+    columns: Mapping[str, list[Any]]
+
+    @classmethod
+    def of(
+        cls,
+        prompts: Sequence[Prompt],
+        completions: Sequence[Sequence[str]],
+        completion_ids: Sequence[Sequence[Sequence[int]]],
+    ) -> "Samples":
+        """Flattens `completions[p][g]`, with their tokens, and repeats the prompts' columns."""
+        rows = [prompt for prompt in prompts for _ in range(len(completions[0]))]
+        columns: dict[str, list[Any]] = {
+            "completion_ids": [ids for of_prompt in completion_ids for ids in of_prompt]
+        }
+        columns |= {name: [row.columns[name] for row in rows] for name in rows[0].columns}
+        texts = [text for of_prompt in completions for text in of_prompt]
+        return cls([row.text for row in rows], texts, columns)
+
+    def __len__(self) -> int:
+        return len(self.completions)
+
+    def arguments(self) -> dict[str, Any]:
+        """Returns the keyword arguments of a call."""
+        return {
+            "prompts": list(self.prompts),
+            "completions": list(self.completions),
+            **self.columns,
+        }
+
+    def one(self, index: int) -> "Samples":
+        """Returns one completion's, as lists of length one."""
+        columns = {name: [values[index]] for name, values in self.columns.items()}
+        return Samples([self.prompts[index]], [self.completions[index]], columns)
+
+    def named(self, index: int) -> str:
+        """Names a completion in a message."""
+        text, prompt = (
+            repr(full[:_LONGEST_QUOTE]) + ("..." if len(full) > _LONGEST_QUOTE else "")
+            for full in (self.completions[index], self.prompts[index])
+        )
+        return f"completion {index} of {len(self)} ({text}, to the prompt {prompt})"
+
+
+@dataclasses.dataclass(frozen=True)
+class Failure:
+    """What a function did instead of rewarding a completion."""
+
+    reason: str
+    """Continues a sentence that begins with the function's name."""
+    cause: BaseException | None = None
+
+
+Outcome = float | None | Failure
+"""A finite reward, `None` where the function does not apply, or a failure."""
+
+
+def raised(error: BaseException) -> Failure:
+    """Returns the failure of a function that raised an error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    said = first_line(error) if isinstance(error, Exception) else str(error)
+    return Failure(f"raised {type(error).__name__}: {said}{where}", error)
+
+
+def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Outcome]:
+    """Reads what a function returned for `count` completions, of which one is number `first`.
+
+    Raises `RewardError` where that is anything but a list with one number or `None` for each.
+    """
+    length = len(returned) if isinstance(returned, (Sequence, np.ndarray)) else None
+    if length != count:
+        got = repr(returned) if length is None else f"{length} values"
+        raise RewardError(
+            f"reward function {name} returned {got} for {count} completions: return a list "
+            f"with one float (or None) for each."
+        )
+    outcomes: list[Outcome] = []
+    for i, reward in enumerate(returned, first):
+        try:
+            number = None if reward is None else float(reward)
+        except (TypeError, ValueError) as error:
+            raise RewardError(
+                f"reward function {name} returned {reward!r} for completion {i}: return a float, "
+                f"or None where it does not apply."
+            ) from error
+        finite = number is None or np.isfinite(number)
+        outcomes.append(number if finite else Failure(f"returned {reward!r}"))
+    return outcomes

@@ -1,0 +1,161 @@
+"""Reward functions that fail, in a whole run: it goes on or stops as the policy says."""
+
+import importlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.errors import RewardError
+
+PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
+STEPS, PROMPTS, GROUP = 3, 8, 4
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="lists processes in /proc")
+
+MODULE = """
+import asyncio, ctypes, os, time
+
+
+def _score(text, ids):
+    kind = os.environ["GRPO_EQX_TEST_FAULT"]
+    if sum(ids) % 10 == 0:
+        if kind == "sleep":
+            time.sleep(3600)
+        if kind == "segfault":
+            ctypes.string_at(0)
+        if kind == "raise":
+            raise ValueError("no such unit")
+        if kind == "nan":
+            return float("nan")
+    return float(len(text))
+
+
+def faulty(*, completions, completion_ids, **columns):
+    return [_score(text, ids) for text, ids in zip(completions, completion_ids, strict=True)]
+
+
+async def judge(*, completions, completion_ids, **columns):
+    if any(sum(ids) % 10 == 0 for ids in completion_ids):
+        await asyncio.Event().wait()
+    return [float(len(text)) for text in completions]
+"""
+
+
+@pytest.fixture
+def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module whose functions fail on about every tenth completion."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "faulty_rewards.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(folder)
+    sys.modules.pop("faulty_rewards", None)
+    return importlib.import_module("faulty_rewards")
+
+
+def children() -> set[str]:
+    """Processes whose parent is this one, zombies included."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == os.getpid():
+                found.add(folder.name)
+    return found
+
+
+def trainer(model: Path, out: Path, func: Any, **fields: Any) -> GRPOTrainer:
+    cfg = GRPOConfig(
+        model=str(model), data=str(PROBLEMS), output_dir=out, steps=STEPS, prompts_per_step=PROMPTS,
+        num_generations=GROUP, max_completion_length=6, eval_problems=8, log_completions_steps=0,
+        save_minutes=None, learning_rate=1e-3, **fields,
+    )  # fmt: skip
+    return GRPOTrainer(cfg, reward_funcs=[func])
+
+
+CASES = {
+    "sleep": {"reward_workers": 2, "reward_timeout": 0.5},
+    "segfault": {"reward_workers": 2},
+    "raise": {},
+    "nan": {},
+    "hang": {"reward_timeout": 0.5},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES)
+def test_a_run_goes_on_without_the_completions_on_which_a_function_fails(
+    small_model: Path, tmp_path: Path, rewards: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_EQX_TEST_FAULT", kind)
+    func = rewards.judge if kind == "hang" else rewards.faulty
+    before = children()
+    run = trainer(
+        small_model, tmp_path / "run", func,
+        reward_failures="drop", max_failed_rewards=0.5, **CASES[kind],
+    )  # fmt: skip
+    steps = []
+    collect = run.experiences.collect
+
+    def listen(*args: Any) -> Any:
+        steps.append(collect(*args))
+        return steps[-1]
+
+    run.experiences.collect = listen  # type: ignore[method-assign]
+    history = run.fit().history
+    assert children() <= before
+    assert len(history) == STEPS
+    for experience, metrics in zip(steps, history, strict=True):
+        ids = experience.groups.completions.ids
+        tenth = np.array([[sum(tokens) % 10 == 0 for tokens in group] for group in ids])
+        assert metrics[f"rewards/{func.__name__}/num_failed"] == tenth.sum() > 0
+        np.testing.assert_array_equal(experience.groups.rewards.dropped, tenth)
+        rollout = experience.scores.rollout
+        counted, tokens = np.asarray(rollout.loss_mask), np.asarray(rollout.completion_mask)
+        np.testing.assert_array_equal(counted, tokens & ~tenth[..., None])
+        np.testing.assert_array_equal(
+            experience.groups.completions.num_written, counted.sum(axis=-1)
+        )
+        assert all(map(np.isfinite, metrics.values()))
+    # Where a whole group failed there is nothing to learn, and nothing breaks.
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.state.model))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", CASES)
+def test_by_default_the_run_stops_and_names_the_sample(
+    small_model: Path, tmp_path: Path, rewards: Any, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_EQX_TEST_FAULT", kind)
+    func = rewards.judge if kind == "hang" else rewards.faulty
+    before = children()
+    run = trainer(small_model, tmp_path / "run", func, **CASES[kind])
+    start = time.monotonic()
+    with pytest.raises(
+        RewardError, match=rf"reward function {func.__name__} .* for completion \d+"
+    ):
+        run.fit()
+    assert time.monotonic() - start < 30
+    assert children() <= before
+
+
+@pytest.mark.slow
+def test_too_many_failures_stop_the_run_with_the_numbers(
+    small_model: Path, tmp_path: Path, rewards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRPO_EQX_TEST_FAULT", "raise")
+    run = trainer(
+        small_model, tmp_path / "run", rewards.faulty,
+        reward_failures="drop", max_failed_rewards=0.01,
+    )  # fmt: skip
+    with pytest.raises(RewardError, match=r"failed on \d+ of 32 .* max_failed_rewards is 0\.01"):
+        run.fit()

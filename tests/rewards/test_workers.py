@@ -1,0 +1,239 @@
+"""Reward functions in processes of their own: whatever they do, the others' rewards are there."""
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.rewards.limits import RewardLimits
+from grpo_eqx.rewards.outcomes import Failure, Samples
+from grpo_eqx.rewards.workers import WorkerPool
+
+pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="lists processes in /proc")
+
+HERE = Path(__file__).parent
+
+
+def processes_below(parent: int) -> set[int]:
+    """Processes that run a worker, or that one started, zombies included, for a process."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[1]) == parent:
+            found |= {int(folder.name), *processes_below(int(folder.name))}
+    return found
+
+
+def in_sessions(leaders: set[int]) -> set[int]:
+    """Processes of these sessions, whoever is their parent by now."""
+    found = set()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[3]) in leaders:
+                found.add(int(folder.name))
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = processes_below(os.getpid())
+    yield
+    assert processes_below(os.getpid()) <= before
+
+
+def samples(*texts: str) -> Samples:
+    return Samples(["?"] * len(texts), list(texts), {"answer": [1] * len(texts)})
+
+
+def run(func: Any, *texts: str, workers: int = 2, **limits: Any) -> list[Any]:
+    """Scores texts, then one more, and sees to it that no process is left."""
+    pool = WorkerPool({"func": func}, workers)
+    try:
+        outcomes = pool.run("func", samples(*texts), RewardLimits(**limits))
+        own = {worker.process.pid for worker in pool._workers}
+        assert pool.run("func", samples("again"), RewardLimits(**limits)) == [5.0]
+        own |= {worker.process.pid for worker in pool._workers}
+    finally:
+        pool.close()
+    assert not in_sessions(own)
+    return [outcome.reason if isinstance(outcome, Failure) else outcome for outcome in outcomes]
+
+
+def test_each_completion_gets_its_own_reward(reward_module: ModuleType) -> None:
+    texts = ["x" * n for n in range(40)]
+    assert run(reward_module.length, *texts, workers=3) == list(map(float, range(40)))
+
+
+def test_what_is_no_reward_is_a_failure_of_that_completion_alone(reward_module: ModuleType) -> None:
+    outcomes = run(reward_module.faulty, "a", "raise", "nan", "none", "inf", "bb")
+    assert outcomes[0] == 1.0
+    assert outcomes[1].startswith("raised ValueError: no such unit (reward_module.py, line ")
+    assert outcomes[2:] == ["returned nan", None, "returned inf", 2.0]
+
+
+def test_a_crash_costs_only_its_own_completion(reward_module: ModuleType) -> None:
+    outcomes = run(reward_module.faulty, "a", "segfault", "bb", "exit", "ccc")
+    assert outcomes == [1.0, "lost its process (SIGSEGV)", 2.0, "lost its process (exit code 3)", 3]
+
+
+def test_a_process_that_a_function_forked_does_not_hide_its_crash(
+    reward_module: ModuleType,
+) -> None:
+    outcomes = run(reward_module.faulty, "leave a fork that holds the pipe", "a")
+    assert outcomes == ["lost its process (exit code 3)", 1.0]
+
+
+@pytest.mark.parametrize("what", ["sleep", "ignore SIGTERM", "keep the GIL", "start a process"])
+def test_every_tenth_call_sleeps_for_ever_and_is_killed(
+    reward_module: ModuleType, what: str
+) -> None:
+    texts = [what if i % 10 == 9 else "x" for i in range(30)]
+    start = time.monotonic()
+    outcomes = run(reward_module.faulty, *texts, timeout=0.5)
+    assert time.monotonic() - start < 10
+    late = "ran out of time (reward_timeout is 0.5 s)"
+    assert outcomes == [late if text == what else 1.0 for text in texts]
+
+
+def test_a_batch_that_takes_too_long_keeps_what_it_has(reward_module: ModuleType) -> None:
+    outcomes = run(reward_module.faulty, "a", "sleep", "bb", "sleep", "ccc", batch_timeout=1.5)
+    late = "ran out of time (reward_batch_timeout is 1.5 s)"
+    assert outcomes == [1.0, late, 2.0, late, late]
+
+
+def test_the_first_failure_can_end_the_batch(reward_module: ModuleType) -> None:
+    pool = WorkerPool({"func": reward_module.faulty}, 2)
+    try:
+        outcomes = pool.run("func", samples("sleep", "nan"), RewardLimits(), stop_at_failure=True)
+    finally:
+        pool.close()
+    assert outcomes == [None, Failure("returned nan")]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("wrong_number", "func returned 2 values for 1 completions"),
+        ("no_list", r"func returned 3\.0 for completion 0"),
+        ("faulty", "func returned 'yes' for completion 0"),
+    ],
+)
+def test_a_broken_contract_is_an_error(reward_module: ModuleType, name: str, message: str) -> None:
+    pool = WorkerPool({"func": getattr(reward_module, name)}, 1)
+    try:
+        with pytest.raises(RewardError, match=message):
+            pool.run("func", samples("text"), RewardLimits())
+    finally:
+        pool.close()
+
+
+def test_workers_are_replaced_after_a_number_of_calls(reward_module: ModuleType) -> None:
+    pool = WorkerPool({"func": reward_module.process_id}, 1, calls_per_worker=3)
+    try:
+        ids = pool.run("func", samples(*"abcdefg"), RewardLimits())
+    finally:
+        pool.close()
+    assert [ids.count(each) for each in dict.fromkeys(ids)] == [3, 3, 1]
+
+
+def test_an_idle_worker_that_was_killed_is_replaced(reward_module: ModuleType) -> None:
+    pool = WorkerPool({"func": reward_module.length}, 2)
+    try:
+        pool.run("func", samples("a"), RewardLimits())
+        for worker in pool._workers:
+            os.kill(worker.process.pid, signal.SIGKILL)
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        assert pool.run("func", samples("a", "bb", "ccc"), RewardLimits()) == [1.0, 2.0, 3.0]
+    finally:
+        pool.close()
+
+
+def test_workers_see_no_accelerator_and_load_no_jax(reward_module: ModuleType) -> None:
+    pool = WorkerPool({"func": reward_module.sees_accelerators}, 1)
+    try:
+        assert pool.run("func", samples("a"), RewardLimits()) == [0.0]
+    finally:
+        pool.close()
+
+
+def test_functions_must_be_importable(reward_module: ModuleType) -> None:
+    def local(**columns: Any) -> list[float]:
+        return [0.0]
+
+    for func in (lambda **_: [0.0], local):
+        with pytest.raises(UserError, match=r"cannot import the reward function mine .*rewards.py"):
+            WorkerPool({"mine": func}, 1)
+    WorkerPool({"mine": functools.partial(reward_module.length, factor=2)}, 1)
+    program = (
+        "from grpo_eqx.rewards.workers import WorkerPool\n"
+        "def mine(**_): return [0.0]\n"
+        "WorkerPool({'mine': mine}, 1)\n"
+    )
+    run = [sys.executable, "-W", "ignore", "-c", program]
+    result = subprocess.run(run, capture_output=True, text=True, check=False)
+    assert "which is in the script that runs" in result.stderr
+
+
+def test_a_module_that_fails_in_the_worker_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "needs_its_parent.py"
+    module.write_text("import os\nos.environ['ONLY_HERE']\ndef f(**_): return [0.0]\n")
+    monkeypatch.setenv("ONLY_HERE", "1")
+    monkeypatch.syspath_prepend(tmp_path)
+    import needs_its_parent  # type: ignore[import-not-found]
+
+    monkeypatch.delenv("ONLY_HERE")
+    pool = WorkerPool({"func": needs_its_parent.f}, 2)
+    with pytest.raises(UserError, match=r"cannot import the reward functions \(KeyError: 'ONLY_HE"):
+        pool.run("func", samples("a"), RewardLimits())
+    pool.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["sleep", "keep the GIL", "start a process"])
+def test_workers_end_with_a_parent_that_is_killed(what: str) -> None:
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import reward_module\n"
+        "from grpo_eqx.rewards.limits import RewardLimits\n"
+        "from grpo_eqx.rewards.outcomes import Samples\n"
+        "from grpo_eqx.rewards.workers import WorkerPool\n"
+        "pool = WorkerPool({'func': reward_module.faulty}, 2)\n"
+        "pool.run('func', Samples(['?'], ['a'], {}), RewardLimits())\n"
+        "print(*[w.process.pid for w in pool._workers], flush=True)\n"
+        "pool.run('func', Samples(['?'] * 2, ['a', sys.argv[2]], {}), RewardLimits())\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(HERE), what]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    workers = set(map(int, parent.stdout.readline().split()))
+    assert len(workers) == 2
+    expected = 3 if what == "start a process" else 2
+    deadline = time.monotonic() + 30
+    while len(in_sessions(workers)) < expected:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    parent.kill()
+    parent.communicate()
+    while in_sessions(workers):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
