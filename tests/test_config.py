@@ -34,6 +34,7 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
     sapo = GRPOConfig(loss_type="sapo", beta=0.1, advantage_estimator="rloo").resolved()
     assert (sapo.epsilon, sapo.sapo_temperature_neg, sapo.scale_rewards) == (None, 1.05, None)
     assert (sapo.kl_estimator, sapo.use_bias_correction_kl) == ("k3", True)
+    assert GRPOConfig(reward_failures="drop").resolved().max_failed_rewards == 0.1
     masked = GRPOConfig(importance_sampling_mode="token_mask", importance_sampling_clip_min=0.5)
     assert masked.resolved().importance_sampling_clip_max is None
 
@@ -68,6 +69,11 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
         (
             {"dynamic_sampling": True, "advantage_estimator": "reinforce"},
             "also learns from groups with equal rewards",
+        ),
+        ({"max_failed_rewards": 0.2}, "max_failed_rewards is 0.2 while reward_failures is stop"),
+        (
+            {"reward_timeout": 5.0, "reward_batch_timeout": 5.0},
+            "reward_batch_timeout is 5.0, which ends every call before",
         ),
         ({"beta": 0.1, "ref_model_sync_steps": 4}, "while sync_ref_model is off"),
         ({"beta": 0.1, "ref_model_mixup_alpha": 0.5}, "while sync_ref_model is off"),

@@ -3,6 +3,7 @@
 from grpo_eqx.errors import UserError
 from grpo_eqx.rewards import gsm8k as gsm8k
 from grpo_eqx.rewards import numbers as numbers
+from grpo_eqx.rewards.limits import RewardLimits as RewardLimits
 from grpo_eqx.rewards.overlong import soft_overlong_punishment as soft_overlong_punishment
 from grpo_eqx.rewards.runner import RewardFunc as RewardFunc
 from grpo_eqx.rewards.runner import RewardRunner as RewardRunner

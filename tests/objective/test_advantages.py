@@ -200,7 +200,7 @@ def test_groups_are_judged_by_what_is_normalized() -> None:
 def test_missing_completions_are_as_if_they_were_not_there(
     each: np.ndarray, missing: np.ndarray, variant: str
 ) -> None:
-    """Of the first group: the others' advantages are those of a smaller group, and its own are 0."""
+    """In the first group: theirs are 0, and the others' are those of a smaller group."""
     missing[1:] = False
     missing[0, 0] = False
     some = np.where(missing, NAN, each)
