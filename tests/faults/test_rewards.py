@@ -41,6 +41,15 @@ def faulty(*, completions, completion_ids, **columns):
     return [_score(text, ids) for text, ids in zip(completions, completion_ids, strict=True)]
 
 
+def crashes_on_half(*, completions, **columns):
+    seen = os.environ["GRPO_EQX_TEST_CALLS"]
+    with open(seen, "a") as file:
+        file.write("x")
+    if os.path.getsize(seen) % 2 == 0:
+        ctypes.string_at(0)
+    return [1.0] * len(completions)
+
+
 async def judge(*, completions, completion_ids, **columns):
     if any(sum(ids) % 10 == 0 for ids in completion_ids):
         await asyncio.Event().wait()
@@ -159,3 +168,21 @@ def test_too_many_failures_stop_the_run_with_the_numbers(
     )  # fmt: skip
     with pytest.raises(RewardError, match=r"failed on \d+ of 32 .* max_failed_rewards is 0\.01"):
         run.fit()
+
+
+@pytest.mark.slow
+def test_an_evaluation_keeps_to_the_policy_too(
+    small_model: Path, tmp_path: Path, rewards: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A completion that cannot be scored is not solved."""
+    monkeypatch.setenv("GRPO_EQX_TEST_CALLS", str(tmp_path / "calls"))
+    before = children()
+    cfg = GRPOConfig(
+        model=str(small_model), data=str(PROBLEMS), output_dir=tmp_path / "run", eval_problems=8,
+        prompts_per_step=PROMPTS, num_generations=GROUP, max_completion_length=6,
+        reward_workers=1, reward_failures="drop", max_failed_rewards=1.0,
+    )  # fmt: skip
+    run = GRPOTrainer(cfg, reward_funcs=[rewards.faulty], eval_func=rewards.crashes_on_half)
+    solved = run.evaluate().solved
+    assert solved.tolist() == [[i % 2 == 0] for i in range(8)]
+    assert children() <= before
