@@ -12,6 +12,7 @@ import pytest
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
+from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2
@@ -396,6 +397,19 @@ def test_truncated_completions_can_be_left_out(batch: Batch) -> None:
     assert_same_step(
         step_of(runner, dataclasses.replace(batch, advantages=changed)), step_of(runner, batch)
     )
+
+
+@pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("2,2,2", 8)])
+def test_dropped_completions_are_as_if_they_were_not_there(
+    mesh: str, num_devices: int, batch: Batch
+) -> None:
+    """Their tokens count neither in the loss nor in what it is divided by."""
+    runner = programs(mesh, num_devices)
+    dropped = np.broadcast_to(np.arange(G) == 1, (P, G))
+    whole = jax.tree.map(jnp.asarray, batch.rollout)
+    left = dataclasses.replace(batch, rollout=runner.without_dropped(whole, dropped))
+    without = map_prompts_and_completions(lambda x: x, lambda x: x[:, [0, 2, 3]], batch)
+    assert_same_step(step_of(runner, left), step_of(programs(), without))
 
 
 def test_only_tokens_of_high_entropy_learn(batch: Batch) -> None:
