@@ -26,13 +26,14 @@ class Scripted:
 
     __name__ = "scripted"
 
-    def __init__(self) -> None:
+    def __init__(self, dull: tuple[float, float] = (1.0, 1.0)) -> None:
         self.groups = 0
+        self.dull = dull
 
     def __call__(self, *, completions: list[str], **columns: Any) -> list[float]:
         rewards = []
         for _ in range(len(completions) // 2):
-            rewards += [1.0, 0.0] if self.groups % 4 == 0 else [1.0, 1.0]
+            rewards += [1.0, 0.0] if self.groups % 4 == 0 else self.dull
             self.groups += 1
         return rewards
 
@@ -57,10 +58,11 @@ class Few(PromptSource):
 def collect(
     reward_funcs: Sequence[Callable[..., Any]] = (),
     data: PromptSource | None = None,
+    scripted: Scripted | None = None,
     **fields: Any,
 ) -> tuple[Experience, GRPOTrainer, Scripted]:
     """A step's experience under a scripted reward, and others of weight 0.001."""
-    scripted = Scripted()
+    scripted = scripted or Scripted()
     weights = (1.0, *[0.001] * len(reward_funcs))
     cfg = GRPOConfig(**{**SMALL, "max_completion_length": 8, "reward_weights": weights, **fields})
     trainer = GRPOTrainer(
@@ -132,6 +134,20 @@ def test_what_the_bound_leaves_unfilled_stays() -> None:
     assert scripted.groups == 16
     assert (totals.max(axis=1) > totals.min(axis=1)).sum() == 4
     assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
+
+
+@pytest.mark.slow
+def test_groups_that_failures_leave_without_variance_are_replaced() -> None:
+    scripted = Scripted(dull=(float("nan"), 1.0))
+    experience, _, _ = collect(
+        scripted=scripted, dynamic_sampling=True, max_generation_batches=8,
+        reward_failures="drop", max_failed_rewards=0.5,
+    )  # fmt: skip
+    assert experience.num_batches == 4
+    assert experience.metrics["rewards/scripted/num_failed"] == 24  # of all that was generated
+    assert not experience.groups.rewards.dropped.any()
+    totals = experience.groups.rewards.total
+    assert (totals.max(axis=1) > totals.min(axis=1)).all()
 
 
 def test_without_it_a_step_is_one_rollout() -> None:
