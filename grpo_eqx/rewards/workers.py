@@ -148,7 +148,8 @@ class WorkerPool:
                 reason = f"lost its process ({self._end(worker)})"
             elif worker.deadline <= time.monotonic():
                 self._end(worker)
-                reason = f"ran out of time (reward_timeout is {worker.seconds} s)"
+                name_of_limit = "its limit" if index is None else "reward_timeout"
+                reason = f"ran out of time ({name_of_limit} is {worker.seconds} s)"
             else:
                 continue
             if index is None:
@@ -178,7 +179,7 @@ class _Worker:
         self.ready = False
         self.index: int | None = None
         self.calls = 0
-        self.seconds: float | None = None
+        self.seconds: float | None = _START_SECONDS
         self.deadline = time.monotonic() + _START_SECONDS
         with contextlib.suppress(OSError):  # it has died, which `reply` finds out
             self.connection.send({"path": sys.path, "funcs": dict(funcs)})
