@@ -1,7 +1,4 @@
-"""A run whose reward function does what the variable FAULT says, at its third call.
-
-The run has then saved two steps.
-"""
+"""A run that does what the variable FAULT says in its third step, when two are saved."""
 
 import ctypes
 import os
@@ -12,6 +9,8 @@ from typing import Any
 import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, cli
+from grpo_eqx.experience import StartedRollout
+from grpo_eqx.training.state import TrainState
 
 
 def hang() -> None:
@@ -23,11 +22,7 @@ def hang_in_c() -> None:
     ctypes.PyDLL(None).sleep(1000)
 
 
-def fail() -> None:
-    raise ValueError("the judge is broken")
-
-
-FAULTS: dict[str, Callable[[], None]] = {"hang": hang, "hang_in_c": hang_in_c, "fail": fail}
+FAULTS: dict[str, Callable[[], None]] = {"hang": hang, "hang_in_c": hang_in_c}
 
 
 class Reward:
@@ -35,16 +30,16 @@ class Reward:
 
     __name__ = "length"
 
-    def __init__(self, fault: str):
-        self.name, _, self.only = fault.partition("_on_")
+    def __init__(self, name: str, here: bool):
+        self.name, self.here = name, here
         self.calls = 0
 
     def __call__(self, completions: list[str], **columns: Any) -> list[float]:
         self.calls += 1
-        faulty = self.calls >= 3 and self.only in ("", str(jax.process_index()))
+        faulty = self.here and self.calls >= 3
         if self.name.startswith("extreme"):
             return self._extreme(completions, faulty)
-        if faulty:
+        if faulty and self.name in FAULTS:
             FAULTS[self.name]()
         return [float(len(text)) for text in completions]
 
@@ -54,8 +49,25 @@ class Reward:
         return [1e39 * (i % 2) if faulty else float(len(x)) for i, x in enumerate(completions)]
 
 
+def crash(trainer: GRPOTrainer) -> None:
+    """Has the trainer meet a bug in its third step."""
+    start = trainer.experiences.start
+
+    def crashing(state: TrainState, index: int = 0) -> StartedRollout:
+        if state.step == 2:
+            raise ValueError("a bug")
+        return start(state, index)
+
+    trainer.experiences.start = crashing  # type: ignore[method-assign]
+
+
 def train(cfg: GRPOConfig) -> None:
-    GRPOTrainer(cfg, reward_funcs=[Reward(os.environ["FAULT"])]).fit()
+    name, _, only = os.environ["FAULT"].partition("_on_")
+    here = only in ("", str(jax.process_index()))
+    trainer = GRPOTrainer(cfg, reward_funcs=[Reward(name, here)])
+    if name == "crash" and here:
+        crash(trainer)
+    trainer.fit()
 
 
 cli.run(train)
