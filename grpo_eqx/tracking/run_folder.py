@@ -47,12 +47,14 @@ class RunFolder:
                 self._keep_previous()
             self.completions.mkdir(exist_ok=True)
             self._forget_after(step)
-            for path, facts in (
-                (self.config, dataclasses.asdict(cfg)),
-                (self.layout, dataclasses.asdict(layout)),
-                (self.hub_commits, hub_commits(cfg)),
-            ):
-                path.write_text(json.dumps(facts, indent=2, default=str) + "\n")
+            files = {
+                self.config: dataclasses.asdict(cfg),
+                self.layout: dataclasses.asdict(layout),
+                self.hub_commits: hub_commits(cfg),
+            }
+            for path, facts in files.items():
+                if facts:  # nothing may be from the hub
+                    path.write_text(json.dumps(facts, indent=2, default=str) + "\n")
         except OSError as error:
             raise self._unwritable(error.strerror) from error
 
