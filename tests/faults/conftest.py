@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,8 @@ class Command:
             pod = ["--processes", str(processes), "--devices-per-process", "2"]
             self.arguments = [*command, "launch", "local", *pod, "--", *self.arguments]
         for name, value in named.items():
-            self.arguments += [f"--{name.replace('_', '-')}", str(value)]
+            flag = f"--{name.replace('_', '-')}"
+            self.arguments += [flag] if value is True else [flag, str(value)]
         devices = [x for x in os.environ["XLA_FLAGS"].split() if "device_count" not in x]
         self.environment = os.environ | {
             "XLA_FLAGS": " ".join(devices),
@@ -68,6 +71,13 @@ class Command:
         assert process.returncode == code, output
         return output
 
+    def kill(self, process: subprocess.Popen[str]) -> None:
+        """Kills the run, on all of its hosts at once."""
+        listed = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+        for pid in map(int, listed.stdout.split()) if "local" in self.arguments else [process.pid]:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate()
+
     def rows(self) -> list[dict[str, float]]:
         """The metrics of every step that is recorded, times aside."""
         path = self.folder / "metrics.jsonl"
@@ -78,9 +88,21 @@ class Command:
             if line.endswith("\n")
         ]
 
+    def tables(self) -> dict[str, bytes]:
+        """The completions of every step, as files."""
+        return {path.name: path.read_bytes() for path in (self.folder / "completions").iterdir()}
+
     def model(self) -> bytes:
         """The trained weights, as a file."""
         return (self.folder / "model" / "model.safetensors").read_bytes()
+
+
+def wait_for_step(command: Command, process: subprocess.Popen[str], step: int) -> None:
+    """Waits until a process has recorded a step, or ended."""
+    deadline = time.monotonic() + 120
+    while len(command.rows()) < step and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture(scope="session")

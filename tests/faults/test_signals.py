@@ -13,7 +13,7 @@ from grpo_eqx.checkpoint.store import complete_steps
 from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
 from grpo_eqx.errors import EXIT_PREEMPTED
 
-from .conftest import Command
+from .conftest import Command, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -30,14 +30,6 @@ def unbroken(
 @pytest.fixture
 def command(small_model: Path, programs: Path, tmp_path: Path) -> Command:
     return Command(small_model, programs, tmp_path / "run")
-
-
-def wait_for_step(command: Command, process, step: int) -> None:
-    """Waits until a process has recorded a step, or ended."""
-    deadline = time.monotonic() + 120
-    while len(command.rows()) < step and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_killed_at_random_moments_it_ends_as_the_unbroken_run(

@@ -1,0 +1,37 @@
+"""A run with everything on, killed at random steps, is the unbroken run bit for bit."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import Command, wait_for_step
+
+pytestmark = pytest.mark.slow
+
+EVERYTHING: dict[str, Any] = {
+    "steps": 12, "recipe": "dapo", "num_iterations": 2, "beta": 0.05, "sync_ref_model": True,
+    "ref_model_sync_steps": 3, "prompts_per_step": 16, "wandb": "offline",
+}  # fmt: skip
+"""Dynamic sampling, several updates, a reference that moves, a tracker; epochs of 5.5 steps."""
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_killed_three_times_it_is_the_unbroken_run(
+    small_model: Path, programs: Path, tmp_path: Path, processes: int
+) -> None:
+    flags = {**EVERYTHING, "processes": processes}
+    whole = Command(small_model, programs, tmp_path / "whole", **flags)
+    whole.finish()
+    parts = Command(small_model, programs, tmp_path / "parts", **flags)
+    for step in sorted(random.Random(processes).sample(range(1, 12), 3)):
+        process = parts.start()
+        wait_for_step(parts, process, step)
+        parts.kill(process)
+    parts.finish()
+    assert [row["step"] for row in parts.rows()] == list(range(1, 13))
+    assert parts.rows() == whole.rows()
+    assert parts.tables() == whole.tables()
+    assert parts.model() == whole.model()
+    assert (parts.folder / "run_id").read_text() != (whole.folder / "run_id").read_text()
