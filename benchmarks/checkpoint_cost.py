@@ -21,7 +21,6 @@ import tyro
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.tracking import Tracker
 
-
 UNTIMED = 5
 
 

@@ -266,7 +266,12 @@ class GRPOConfig:
     save_steps: PositiveInt | None = None
     """Steps between checkpoints. None: they are saved by save_minutes alone, and at the end."""
     save_total_limit: PositiveInt | None = 2
-    """Checkpoints to keep; older ones are deleted. None: all."""
+    """Newest checkpoints to keep; older ones are deleted. None: all."""
+    metric_for_best_model: str | None = None
+    """Metric, such as reward: of the saved steps, the one with its best value is kept as well.
+    None: only the newest are."""
+    greater_is_better: bool | None = None
+    """Whether more of that metric is better. None: True."""
     hang_timeout: PositiveFloat | None = 1800.0
     """Seconds without any progress, compilation included, after which a run ends itself, with the
     stacks of all threads in its output. None: it waits for ever."""

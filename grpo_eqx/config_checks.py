@@ -279,6 +279,25 @@ def check_wandb(wandb: str, wandb_project: str | None) -> None:
         )
 
 
+def check_best_model(
+    metric_for_best_model: str | None,
+    greater_is_better: bool | None,
+    save_total_limit: int | None,
+) -> None:
+    """Refuses a choice of the best where there is none."""
+    if metric_for_best_model is None:
+        _refuse_given(
+            "without metric_for_best_model",
+            "set that, or leave it unset (None)",
+            greater_is_better=greater_is_better,
+        )
+    elif save_total_limit is None:
+        raise UserError(
+            f"metric_for_best_model is {metric_for_best_model} while all checkpoints are kept: it "
+            f"would do nothing; set save_total_limit, or leave it unset (None)."
+        )
+
+
 CHECKS = (
     check_clipping,
     check_sapo,
@@ -291,6 +310,7 @@ CHECKS = (
     check_sampler_correction,
     check_updates,
     check_wandb,
+    check_best_model,
 )
 
 

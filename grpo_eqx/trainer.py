@@ -216,7 +216,7 @@ class GRPOTrainer:
                 clock.next_step()
                 compiled = CompilationCounter()
                 record.step(self.state.step, metrics)
-                checkpoints.after_step(self.state)
+                checkpoints.after_step(self.state, metrics)
                 if record.wants_completions(self.state.step):
                     with record.folder.writing():
                         write_completions(

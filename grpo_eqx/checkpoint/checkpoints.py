@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
@@ -108,12 +108,16 @@ class Checkpoints:
             f"({failures[0]}): restore one from a backup, or start anew with --resume never."
         )
 
-    def after_step(self, state: TrainState) -> None:
-        """Saves the state if a checkpoint is due; raises `Preempted` if any process is to stop."""
+    def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> None:
+        """Saves the state if a checkpoint is due; raises `Preempted` if any process is to stop.
+
+        **Arguments:** the state; the metrics of its step, by which the best checkpoint is kept.
+        """
+        score = self._score(metrics)
         cfg, step = self.cfg, state.step
         stop = self._stop.received is not None or self._has_no_time_for_another_step()
         if step < cfg.steps and on_any_host(stop):
-            self.save(state)
+            self.save(state, score)
             self.say(
                 f"stopped after step {step} of {cfg.steps}, saved in {self.folder}: the same "
                 f"command continues from there"
@@ -123,7 +127,7 @@ class Checkpoints:
         if not due and cfg.save_minutes is not None:
             due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)
         if due:
-            self.save(state)
+            self.save(state, score)
 
     def describe_last(self) -> str:
         """Describes the newest checkpoint in a sentence."""
@@ -134,17 +138,37 @@ class Checkpoints:
             return "No checkpoint has been saved."
         return f"The last checkpoint is {self.folder / f'step_{steps[0]}'}."
 
+    def _score(self, metrics: Mapping[str, float]) -> float | None:
+        """Returns how good a step is: its metric, with the sign by which more is better."""
+        name = self.cfg.metric_for_best_model
+        if name is None:
+            return None
+        if name not in metrics:
+            raise UserError(
+                f"metric_for_best_model is {name!r}, which this run does not log: use one of "
+                f"{', '.join(sorted(metrics))}."
+            )
+        value = -metrics[name] if self.cfg.greater_is_better is False else metrics[name]
+        return -math.inf if math.isnan(value) else value
+
     def _has_no_time_for_another_step(self) -> bool:
         now = time.monotonic()
         self._longest_step = max(self._longest_step, now - self._last_step)
         self._last_step = now
         return now + self._longest_step > self._end
 
-    def save(self, state: TrainState) -> None:
-        """Saves the state in the background; returns when its arrays may change again."""
+    def save(self, state: TrainState, score: float | None = None) -> None:
+        """Saves the state in the background; returns when its arrays may change again.
+
+        **Arguments:** the state; how good it is, where the best checkpoint is kept.
+        """
         if self._store is None:
-            self._store = CheckpointStore(self.folder, save_total_limit=self.cfg.save_total_limit)
-        self._store.save(state, dataclasses.asdict(self.facts))
+            self._store = CheckpointStore(
+                self.folder,
+                save_total_limit=self.cfg.save_total_limit,
+                keep_best=self.cfg.metric_for_best_model is not None,
+            )
+        self._store.save(state, dataclasses.asdict(self.facts), score)
         self._last_save = time.monotonic()
 
 

@@ -15,6 +15,7 @@ MAY_CHANGE = frozenset(
         # how long the run is, and what is kept of it
         "steps", "output_dir", "log_completions_steps", "wandb", "wandb_project", "eval_problems",
         "save_steps", "save_minutes", "save_total_limit", "resume",
+        "metric_for_best_model", "greater_is_better",
         "preemption_deadline", "stop_after", "hang_timeout",
         # what happens when something fails, which a run that stopped for it may change
         "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",

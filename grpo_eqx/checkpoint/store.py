@@ -11,13 +11,14 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
 from grpo_eqx.checkpoint.checksums import checksums
 from grpo_eqx.errors import RunError, first_line
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.training.state import TrainState
 
-_STATE, _FACTS = "state", "facts"
+_STATE, _FACTS, _SCORE = "state", "facts", "score"
 _LONGEST_REASON = 300
 _COUNTERS = ("step", "next_batch", "num_tokens")
 
@@ -37,14 +38,26 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, folder: Path, *, save_total_limit: int | None = None, read_only: bool = False
+        self,
+        folder: Path,
+        *,
+        save_total_limit: int | None = None,
+        keep_best: bool = False,
+        read_only: bool = False,
     ):
-        """**Arguments:** the folder, created where missing; the number of checkpoints to keep, of
-        which the oldest goes first, `None` for all; whether to leave the folder as it is, because
-        a run may be writing to it.
+        """**Arguments:** the folder, created where missing; the number of newest checkpoints to
+        keep, `None` for all; whether to keep the one of the highest score too; whether to leave the
+        folder as it is, because a run may be writing to it.
         """
+        policies: list[preservation.PreservationPolicy] = [preservation.LatestN(n=save_total_limit)]
+        if keep_best:
+            best = preservation.BestN(
+                get_metric_fn=_score, n=1, keep_checkpoints_without_metrics=False
+            )
+            policies.append(best)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=save_total_limit,
+            best_fn=_score if keep_best else None,
+            preservation_policy=preservation.AnyPreservationPolicy(policies),
             step_prefix="step",
             cleanup_tmp_directories=not read_only,
             enable_async_checkpointing=not read_only,
@@ -88,8 +101,11 @@ class CheckpointStore:
                 f"make the folder writable, and the same command continues."
             ) from error
 
-    def save(self, state: TrainState, facts: Mapping[str, Any]) -> None:
+    def save(self, state: TrainState, facts: Mapping[str, Any], score: float | None = None) -> None:
         """Saves the state of a run, and what must be known of it to resume it.
+
+        **Arguments:** the state; the facts, which JSON must be able to hold; how good it is, for a
+        store that keeps the best.
 
         Returns as soon as the arrays are copied to host memory; the rest is written in the
         background. A save that is still being written is waited for first. Raises `RunError` if
@@ -107,6 +123,7 @@ class CheckpointStore:
                     state=ocp.args.StandardSave(arrays),
                     facts=ocp.args.JsonSave({"facts": facts, "sha256": _digest(facts)}),
                 ),
+                metrics=None if score is None else {_SCORE: score},
             )
 
     def facts(self, step: int) -> dict[str, Any]:
@@ -176,6 +193,10 @@ class DamagedError(RuntimeError):
 
 class OtherModelError(RuntimeError):
     """A checkpoint is of a model with other parameters; the message names the first of them."""
+
+
+def _score(metrics: Mapping[str, float]) -> float:
+    return metrics[_SCORE]
 
 
 def _digest(facts: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.checkpoint.same_run import MAY_CHANGE
+from grpo_eqx.checkpoint.store import complete_steps
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 
 pytestmark = pytest.mark.slow
@@ -205,6 +206,18 @@ def test_a_spoilt_checkpoint_is_named_and_the_one_before_it_used(
         spoil(path)
     with pytest.raises(UserError, match=r"none of the 2 checkpoints .* or start anew"):
         train(tmp_path / "run")
+
+
+def test_the_best_checkpoint_by_a_metric_is_kept(
+    train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    settings = {"save_total_limit": 1, "metric_for_best_model": "grad_norm"}
+    train(tmp_path / "run", greater_is_better=False, **settings)
+    norms = {row["step"]: row["grad_norm"] for row in records(tmp_path / "run")}
+    best = min(norms, key=lambda step: norms[step])
+    assert set(complete_steps(tmp_path / "run" / "checkpoints")) == {6, best}
+    with pytest.raises(UserError, match="'accuracy', which this run does not log: use one of"):
+        train(tmp_path / "other", **{**settings, "metric_for_best_model": "accuracy"})
 
 
 def test_what_may_change_are_settings() -> None:

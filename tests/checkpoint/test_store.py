@@ -61,6 +61,18 @@ def test_the_newest_are_kept(state: TrainState, tmp_path: Path) -> None:
     assert complete_steps(tmp_path) == [10, 2]
 
 
+def test_so_is_the_best(state: TrainState, tmp_path: Path) -> None:
+    """However old it is."""
+    scores = {1: 0.1, 2: 0.9, 3: -np.inf, 4: 0.5, 5: 0.2}
+    with CheckpointStore(tmp_path, save_total_limit=2, keep_best=True) as store:
+        for step, score in scores.items():
+            store.save(eqx.tree_at(lambda s: s.step, state, step), {}, score)
+    assert complete_steps(tmp_path) == [5, 4, 2]
+    with CheckpointStore(tmp_path, save_total_limit=2, keep_best=True) as store:
+        store.save(eqx.tree_at(lambda s: s.step, state, 6), {}, 1.0)
+    assert complete_steps(tmp_path) == [6, 5]
+
+
 def test_what_an_interrupted_save_left_is_no_checkpoint_and_is_deleted(
     state: TrainState, tmp_path: Path
 ) -> None:
