@@ -115,7 +115,7 @@ class Checkpoints:
         """
         score = self._score(metrics)
         cfg, step = self.cfg, state.step
-        stop = self._stop.received is not None or self._has_no_time_for_another_step()
+        stop = self._stop.received or self._has_no_time_for_another_step()
         if step < cfg.steps and on_any_host(stop):
             self.save(state, score)
             self.say(

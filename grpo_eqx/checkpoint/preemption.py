@@ -1,4 +1,4 @@
-"""Requests to end a run early: SIGTERM from a scheduler, Ctrl-C from a person."""
+"""Requests to end a run early: by a scheduler, a person, or the cloud that owns the machine."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from grpo_eqx.distributed.maintenance import MaintenanceWatch
 from grpo_eqx.errors import EXIT_PREEMPTED
 
 
@@ -20,14 +21,16 @@ class StopRequest:
     """Notes SIGTERM and Ctrl-C while it is entered, instead of ending the process.
 
     After SIGTERM, the process ends with `EXIT_PREEMPTED` at a deadline, whatever it is doing: a
-    scheduler would kill it soon after. A second Ctrl-C raises `KeyboardInterrupt`.
+    scheduler would kill it soon after. A second Ctrl-C raises `KeyboardInterrupt`. A notice of
+    Google's metadata server, which comes before SIGTERM, asks for the same without a deadline.
     """
 
     def __init__(self, deadline: float, say: Callable[[str], None]):
         """**Arguments:** the seconds between SIGTERM and the deadline; shows the user a line."""
         self.deadline = deadline
         self.say = say
-        self.received: signal.Signals | None = None
+        self.received = False
+        self._maintenance = MaintenanceWatch(self._note_maintenance)
         self._timer: threading.Timer | None = None
         self._earlier: dict[signal.Signals, object] = {}
 
@@ -35,9 +38,11 @@ class StopRequest:
         if threading.current_thread() is threading.main_thread():  # Python's condition for handlers
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._earlier[number] = signal.signal(number, self._note)
+        self._maintenance.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._maintenance.__exit__()
         for number, handler in self._earlier.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._earlier = {}
@@ -45,7 +50,7 @@ class StopRequest:
             self._timer.cancel()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        first, self.received = self.received is None, signal.Signals(number)
+        first, self.received = not self.received, True
         if number == signal.SIGINT:
             if not first:
                 raise KeyboardInterrupt
@@ -55,6 +60,10 @@ class StopRequest:
             self._timer = threading.Timer(self.deadline, self._leave)
             self._timer.daemon = True
             self._timer.start()
+
+    def _note_maintenance(self, notice: str) -> None:
+        self.say(f"{notice}: stopping after this step, with a checkpoint")
+        self.received = True
 
     def _leave(self) -> None:
         self.say(

@@ -30,18 +30,17 @@ def worker(environment: Mapping[str, str]) -> Worker | None:
 
     Raises `UserError` where the server, on a machine that should have one, does not answer.
     """
-    if not _may_be_one(environment):
+    if not is_expected(environment):
         return None
-    host = environment.get(HOST, _USUAL_HOST)
-    number = _attribute(host, "agent-worker-number")
-    endpoints = _attribute(host, "worker-network-endpoints")
+    number = value("attributes/agent-worker-number", environment)
+    endpoints = value("attributes/worker-network-endpoints", environment)
     if number is None or endpoints is None:
         return None  # a virtual machine without a TPU
     # Each is an address, or name:id:address.
     return Worker([end.split(":")[-1] for end in endpoints.split(",")], int(number))
 
 
-def _may_be_one(environment: Mapping[str, str]) -> bool:
+def is_expected(environment: Mapping[str, str]) -> bool:
     """Returns whether this can be a TPU VM: a machine of Google's with libtpu installed."""
     if "TPU_SKIP_MDS_QUERY" in environment:
         return False
@@ -51,9 +50,14 @@ def _may_be_one(environment: Mapping[str, str]) -> bool:
     return on_google and importlib.util.find_spec("libtpu") is not None
 
 
-def _attribute(host: str, name: str) -> str | None:
+def value(name: str, environment: Mapping[str, str]) -> str | None:
+    """Returns what the server has under a name of this instance, `None` if it has nothing.
+
+    Raises `UserError` where it does not answer.
+    """
+    host = environment.get(HOST, _USUAL_HOST)
     request = urllib.request.Request(
-        f"http://{host}/computeMetadata/v1/instance/attributes/{name}",
+        f"http://{host}/computeMetadata/v1/instance/{name}",
         headers={"Metadata-Flavor": "Google"},
     )
     try:

@@ -10,7 +10,7 @@ import pytest
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
 from grpo_eqx.errors import UserError
 
-PREFIX = "/computeMetadata/v1/instance/attributes/"
+PREFIX = "/computeMetadata/v1/instance/"
 
 
 @contextmanager
@@ -20,7 +20,8 @@ def metadata_server(attributes: Mapping[str, str], status: int = 404) -> Iterato
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             assert self.headers["Metadata-Flavor"] == "Google"
-            value = attributes.get(self.path.removeprefix(PREFIX))
+            name = self.path.removeprefix(PREFIX)
+            value = attributes.get(name.removeprefix("attributes/"))
             self.send_response(status if value is None else 200)
             self.end_headers()
             self.wfile.write((value or "").encode())

@@ -1,0 +1,65 @@
+"""Notices that Google will stop this machine: a spot VM is preempted, or its host is maintained."""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+
+from grpo_eqx.distributed import tpu_metadata
+from grpo_eqx.errors import UserError
+
+_POLL_SECONDS = 5.0
+_NOTICES = {
+    "preempted": ("TRUE", "this machine is being preempted"),
+    "maintenance-event": (
+        "TERMINATE_ON_HOST_MAINTENANCE",
+        "this machine's host will be maintained",
+    ),
+}
+"""What the metadata server then says under a name, and how to tell it."""
+
+
+class MaintenanceWatch:
+    """Thread that asks the metadata server of a TPU VM, while entered, whether a stop is announced.
+
+    What was announced before is not told: a run that starts then has chosen to use the time left.
+    """
+
+    def __init__(
+        self,
+        on_notice: Callable[[str], None],
+        environment: Mapping[str, str] = os.environ,
+        poll_seconds: float = _POLL_SECONDS,
+    ):
+        """**Arguments:** called once, in the thread, with the notice; the environment; the seconds
+        between questions.
+        """
+        self.on_notice = on_notice
+        self.environment = environment
+        self.poll_seconds = poll_seconds
+        self._left = threading.Event()
+
+    def __enter__(self) -> "MaintenanceWatch":
+        if tpu_metadata.is_expected(self.environment):
+            self._left = threading.Event()
+            arguments = self._left, self._announced()
+            threading.Thread(target=self._watch, args=arguments, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+
+    def _watch(self, left: threading.Event, known: set[str]) -> None:
+        while not left.wait(self.poll_seconds):
+            if notices := self._announced() - known:
+                self.on_notice(min(notices))
+                return
+
+    def _announced(self) -> set[str]:
+        try:
+            return {
+                text
+                for name, (announcement, text) in _NOTICES.items()
+                if tpu_metadata.value(name, self.environment) == announcement
+            }
+        except UserError:  # the server does not answer now; SIGTERM will come in any case
+            return set()
