@@ -3,11 +3,13 @@
 import dataclasses
 import json
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
 
 MAY_CHANGE = frozenset(
@@ -29,6 +31,8 @@ MAY_CHANGE = frozenset(
 )  # fmt: skip
 """Settings that may differ between a checkpoint and the run that continues it."""
 
+_COMPUTING = ("jax", "jaxlib", "equinox", "optax")
+
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
@@ -39,6 +43,8 @@ class RunFacts:
     """Hashes of the tokenizer and the problems, by name."""
     commits: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Commits of what was loaded from the Hugging Face hub, by setting."""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Versions of the packages that compute the run, and a hash of this one's code."""
 
     @classmethod
     def of(
@@ -46,20 +52,23 @@ class RunFacts:
     ) -> "RunFacts":
         """Describes a run as a checkpoint records it."""
         config = json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
-        return cls(config, fingerprints, commits)
+        versions = {name: version(name) for name in _COMPUTING}
+        versions["the code of grpo_eqx"] = code_fingerprint()
+        return cls(config, fingerprints, commits, versions)
 
     @classmethod
     def saved(cls, store: CheckpointStore, step: int) -> "RunFacts":
         """Reads the facts that were saved with a step."""
         facts = store.facts(step)
-        return cls(facts["config"], facts["fingerprints"], facts["commits"])
+        return cls(*(facts[field.name] for field in dataclasses.fields(cls)))
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists the settings that have changed since a checkpoint, as `name: old -> new`.
 
         A branch that moved on is listed with its commits: the run continues with the checkpoint's
-        parameters, and fingerprints tell whether tokenizer and problems are the same. Raises
-        `UserError`, with the names, where the changes make it another run.
+        parameters, and fingerprints tell whether tokenizer and problems are the same. So are other
+        versions of packages, which may round otherwise. Raises `UserError`, with the names, where
+        the changes make it another run.
         """
         values = {
             name: (saved.config.get(name), self.config.get(name))
@@ -84,4 +93,9 @@ class RunFacts:
             for name, value in self.commits.items()
             if name not in changed and saved.commits.get(name, value) != value
         ]
-        return [*described.values(), *moved]
+        updated = [
+            f"{name}: {saved.versions[name]} -> {value}"
+            for name, value in self.versions.items()
+            if saved.versions.get(name, value) != value
+        ]
+        return [*described.values(), *moved, *updated]

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import jax
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
-from grpo_eqx.checkpoint.same_run import MAY_CHANGE
+from grpo_eqx.checkpoint.same_run import MAY_CHANGE, RunFacts
 from grpo_eqx.checkpoint.store import complete_steps
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 
@@ -184,6 +185,13 @@ def test_another_run_is_refused_by_the_names_of_its_settings(
     others.write_text("".join(reversed(PROBLEMS.read_text().splitlines(keepends=True))))
     with pytest.raises(UserError, match=r"of another run \(the training problems are others; the"):
         train(tmp_path / "run", data=str(others))
+
+
+def test_other_versions_of_packages_are_said() -> None:
+    now = RunFacts.of(GRPOConfig().resolved(), {}, {})
+    before = dataclasses.replace(now, versions={**now.versions, "jax": "0.0.1"})
+    assert now.changes_since(now, Path("step_1")) == []
+    assert now.changes_since(before, Path("step_1")) == [f"jax: 0.0.1 -> {jax.__version__}"]
 
 
 def spoil(checkpoint: Path) -> None:
