@@ -59,7 +59,7 @@ class Check(NamedTuple):
     status: Literal["ok", "warn", "fail"]
     found: str
     fix: str = ""
-    """What to do about it, unless the status is ok."""
+    """Advice on what to do, unless the status is ok."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -127,4 +127,4 @@ _DECLARED = {
     "the TPU's workers": _of_tpu_workers,
     "Slurm": _of_slurm,
 }
-"""What can declare processes in the environment, by precedence."""
+"""Names of what can declare processes in the environment, by precedence."""

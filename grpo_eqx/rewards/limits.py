@@ -1,4 +1,4 @@
-"""How long reward functions may take, where they run, and what happens when they fail."""
+"""Limits on reward functions: their time, their processes, and what their failures lead to."""
 
 import dataclasses
 import inspect

@@ -1,4 +1,4 @@
-"""What a reward function is given, and what can come of it for each completion."""
+"""Arguments of a reward function, and its outcome for each completion."""
 
 import dataclasses
 import traceback
@@ -65,7 +65,7 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Failure:
-    """What a function did instead of rewarding a completion."""
+    """Failure of a function to reward a completion."""
 
     reason: str
     """Continues a sentence that begins with the function's name."""
