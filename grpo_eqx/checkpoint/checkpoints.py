@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.shared_folder import check_shared
 from grpo_eqx.checkpoint.store import CheckpointStore, complete_steps
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
@@ -68,7 +69,10 @@ class Checkpoints:
         """Returns the checkpoints to resume from, `None` where there are none.
 
         **Arguments:** the run folder or the checkpoint, by default what `cfg.resume` says.
+
+        Raises `UserError` if hosts do not share the run's folder.
         """
+        check_shared(self.folder.parent)
         wanted = self.cfg.resume if source is None else str(source)
         if wanted == "never":
             return None
