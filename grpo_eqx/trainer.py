@@ -216,13 +216,14 @@ class GRPOTrainer:
                 clock.next_step()
                 compiled = CompilationCounter()
                 record.step(self.state.step, metrics)
-                checkpoints.after_step(self.state, metrics)
                 if record.wants_completions(self.state.step):
                     with record.folder.writing():
                         write_completions(
                             record.folder.completions_of(self.state.step), self.state.step,
                             groups.prompts, groups.completions, groups.rewards, advantages,
                         )  # fmt: skip
+                # Last, so that a checkpoint's step has all of its records.
+                checkpoints.after_step(self.state, metrics)
         with record.folder.writing():
             self.save_pretrained(record.folder.model)
         seconds = sum(metrics["step_time"] for metrics in record.history)
@@ -298,20 +299,14 @@ class GRPOTrainer:
         )
 
     def _checkpoints(self) -> Checkpoints:
-        facts = RunFacts.of(self.cfg, self._fingerprints, hub_commits(self.cfg))
+        commits = hub_commits(self.cfg)
+        facts = RunFacts.of(self.cfg, self._fingerprints, commits, self.rewards.funcs)
         return Checkpoints(self.cfg, facts, _say)
 
     def _resume(self, checkpoints: Checkpoints, source: str | Path | None) -> None:
         """Replaces the state by that of a checkpoint, if there is one to resume from."""
         found = checkpoints.find(source) if self.state.step == 0 or source is not None else None
         if found is None:
-            return
-        folder = found.folder.parent
-        if found.steps[0] >= self.cfg.steps and RunFolder(folder).is_complete:
-            _say(
-                f"the run in {str(folder)!r} has finished its {found.steps[0]} steps, and this is "
-                f"a new one: raise steps to continue that one."
-            )
             return
         for array in jax.tree.leaves(eqx.filter(self.state, eqx.is_array)):
             array.delete()  # two states may not fit the devices

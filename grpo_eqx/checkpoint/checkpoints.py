@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
 from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.setting_ranges import parse_duration
+from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 
 FOLDER = "checkpoints"
@@ -70,7 +72,10 @@ class Checkpoints:
 
         **Arguments:** the run folder or the checkpoint, by default what `cfg.resume` says.
 
-        Raises `UserError` if hosts do not share the run's folder.
+        A complete run in the folder is resumed, with nothing left to train, if it is this one, so
+        that a command can always be repeated; any other stays as it is, for a new run to put aside.
+        Raises `UserError` if hosts do not share the run's folder, or if more steps than the run's
+        are done.
         """
         check_shared(self.folder.parent)
         wanted = self.cfg.resume if source is None else str(source)
@@ -80,7 +85,38 @@ class Checkpoints:
         if wanted != "auto":
             folder, only = raise_on_all_hosts(lambda: located("resume", Path(wanted)))
         steps = from_main(complete_steps(folder) if only is None else [only])
-        return Resumable(folder, steps) if steps else None
+        if not steps:
+            return None
+        found = Resumable(folder, steps)
+        if wanted == "auto" and self._is_of_a_complete_other(found):
+            return None
+        if steps[0] > self.cfg.steps:
+            raise UserError(
+                f"{folder / f'step_{steps[0]}'} is a checkpoint after step {steps[0]}, and steps "
+                f"is {self.cfg.steps}: raise steps, or resume from an earlier checkpoint."
+            )
+        return found
+
+    def _is_of_a_complete_other(self, found: Resumable) -> bool:
+        """Returns whether checkpoints are of a complete run, and that is not this one."""
+        done, run = found.steps[0], RunFolder(found.folder.parent)
+        if done < self.cfg.steps or not from_main(run.is_complete):
+            return False
+        if done == self.cfg.steps and self._facts_of(found) == self.facts:
+            return False
+        self.say(
+            f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one: "
+            f"raise steps to continue that one."
+        )
+        return True
+
+    def _facts_of(self, found: Resumable) -> RunFacts | None:
+        """Reads what identifies the run of the newest checkpoint; `None` if that is damaged."""
+        with CheckpointStore(found.folder, read_only=True) as store:
+            try:
+                return raise_on_all_hosts(lambda: RunFacts.saved(store, found.steps[0]))
+            except Exception:  # whatever Orbax finds wrong with it
+                return None
 
     def restore(self, found: Resumable, like: TrainState) -> TrainState:
         """Restores the newest checkpoint that can be read.
@@ -95,8 +131,8 @@ class Checkpoints:
             for step in found.steps:
                 path = found.folder / f"step_{step}"
                 try:
-                    changes = self.facts.changes_since(RunFacts.saved(store, step), path)
-                    state = store.restore(step, like)
+                    read = functools.partial(self._read, store, step, like)
+                    changes, state = raise_on_all_hosts(read)
                 except UserError:
                     raise
                 except Exception as error:  # whatever Orbax and TensorStore find wrong with it
@@ -111,6 +147,14 @@ class Checkpoints:
             f"none of the {len(failures)} checkpoints in {str(found.folder)!r} can be read "
             f"({failures[0]}): restore one from a backup, or start anew with --resume never."
         )
+
+    def _read(
+        self, store: CheckpointStore, step: int, like: TrainState
+    ) -> tuple[list[str], TrainState]:
+        """Reads one checkpoint; returns what has changed since, and its state."""
+        path = store.folder / f"step_{step}"
+        changes = self.facts.changes_since(RunFacts.saved(store, step), path)
+        return changes, store.restore(step, like)
 
     def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> None:
         """Saves the state if a checkpoint is due; raises `Preempted` if any process is to stop.

@@ -1,6 +1,10 @@
 """Decides whether a config continues the run of a checkpoint."""
 
+import contextlib
 import dataclasses
+import functools
+import hashlib
+import inspect
 import json
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -11,6 +15,7 @@ from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
+from grpo_eqx.rewards import RewardFunc
 
 MAY_CHANGE = frozenset(
     {
@@ -44,16 +49,27 @@ class RunFacts:
     commits: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Commits of what was loaded from the Hugging Face hub, by setting."""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Versions of the packages that compute the run, and a hash of this one's code."""
+    """Versions of the packages that compute the run; hashes of this one's and the rewards' code."""
 
     @classmethod
     def of(
-        cls, cfg: GRPOConfig, fingerprints: Mapping[str, str], commits: Mapping[str, str]
+        cls,
+        cfg: GRPOConfig,
+        fingerprints: Mapping[str, str],
+        commits: Mapping[str, str],
+        rewards: Mapping[str, RewardFunc],
     ) -> "RunFacts":
-        """Describes a run as a checkpoint records it."""
-        config = json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
+        """Describes a run as a checkpoint records it.
+
+        **Arguments:** the settings; hashes of the inputs; commits on the hub; the reward functions
+        by name, which need not be those of the settings.
+        """
+        settings = dataclasses.asdict(cfg) | {"reward_funcs": list(rewards)}
+        config = json.loads(json.dumps(settings, default=str))
         versions = {name: version(name) for name in _COMPUTING}
         versions["the code of grpo_eqx"] = code_fingerprint()
+        for name, func in rewards.items():
+            versions[f"the code of reward {name}"] = _code_hash(func)
         return cls(config, fingerprints, commits, versions)
 
     @classmethod
@@ -99,3 +115,15 @@ class RunFacts:
             if saved.versions.get(name, value) != value
         ]
         return [*described.values(), *moved, *updated]
+
+
+def _code_hash(func: RewardFunc) -> str:
+    """Hashes the file that defines a function, with its helpers, or else the function's lines."""
+    while isinstance(func, functools.partial):
+        func = func.func
+    code = func if inspect.isroutine(func) else type(func)
+    for part in (inspect.getmodule(code), code):
+        with contextlib.suppress(OSError, TypeError):  # what is typed has no file
+            source = inspect.getsource(part)  # type: ignore[arg-type]
+            return hashlib.sha256(source.encode()).hexdigest()[:12]
+    return "unknown"

@@ -64,6 +64,8 @@ def initialize(
 
 
 def _join(cluster: Cluster, timeout: float) -> None:
+    # Its handler of SIGTERM would take the signal and do nothing; a run has its own.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             cluster.coordinator,

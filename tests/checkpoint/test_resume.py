@@ -15,6 +15,7 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.checkpoint.same_run import MAY_CHANGE, RunFacts
 from grpo_eqx.checkpoint.store import complete_steps
+from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 
 pytestmark = pytest.mark.slow
@@ -136,17 +137,32 @@ def test_it_continues_on_another_mesh(
             np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-def test_a_finished_run_is_kept_and_more_steps_continue_it(
+def test_a_finished_run_is_finished_and_more_steps_continue_it(
+    train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    """So that a scheduler may repeat a command, whenever it was interrupted."""
+    settings = {"steps": 2, "lr_scheduler_type": "constant"}
+    first = train(tmp_path / "run", **settings)
+    again = train(tmp_path / "run", **settings)
+    assert eqx.tree_equal(again.state, first.state)
+    assert [row["step"] for row in records(tmp_path / "run")] == [1, 2]
+    assert not (tmp_path / "run" / "previous-1").exists()
+    train(tmp_path / "run", **{**settings, "steps": 4})
+    train(tmp_path / "whole", **{**settings, "steps": 4})
+    assert records(tmp_path / "run") == records(tmp_path / "whole")
+
+
+def test_a_finished_run_is_put_aside_for_another(
     train: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    train(tmp_path / "run", steps=2, lr_scheduler_type="constant")
-    train(tmp_path / "run", steps=2, lr_scheduler_type="constant")
+    train(tmp_path / "run", steps=2)
+    train(tmp_path / "run", steps=2, seed=1)
     assert "has finished its 2 steps, and this is a new one" in capsys.readouterr().err
     assert (tmp_path / "run" / "previous-1" / "checkpoints" / "step_2").is_dir()
-    train(tmp_path / "run", steps=4, lr_scheduler_type="constant")
-    assert "step_2, after step 2 of 4" in capsys.readouterr().err
-    train(tmp_path / "whole", steps=4, lr_scheduler_type="constant")
-    assert records(tmp_path / "run") == records(tmp_path / "whole")
+    train(tmp_path / "run", steps=1, seed=1)
+    assert (tmp_path / "run" / "previous-2" / "checkpoints" / "step_2").is_dir()
+    with pytest.raises(UserError, match=r"step_2 is a checkpoint after step 2, and steps is 1"):
+        train(tmp_path / "new", steps=1, resume=str(tmp_path / "run" / "previous-2"))
 
 
 def test_never_starts_anew_and_a_path_continues_elsewhere(
@@ -188,10 +204,22 @@ def test_another_run_is_refused_by_the_names_of_its_settings(
 
 
 def test_other_versions_of_packages_are_said() -> None:
-    now = RunFacts.of(GRPOConfig().resolved(), {}, {})
+    now = RunFacts.of(GRPOConfig().resolved(), {}, {}, {})
     before = dataclasses.replace(now, versions={**now.versions, "jax": "0.0.1"})
     assert now.changes_since(now, Path("step_1")) == []
     assert now.changes_since(before, Path("step_1")) == [f"jax: 0.0.1 -> {jax.__version__}"]
+
+
+def test_another_reward_function_is_refused_and_its_new_code_said() -> None:
+    def facts(**rewards: RewardFunc) -> RunFacts:
+        return RunFacts.of(GRPOConfig().resolved(), {}, {}, rewards)
+
+    saved = facts(distinct_words=distinct_words)
+    assert facts(distinct_words=distinct_words) == saved
+    with pytest.raises(UserError, match=r"reward_funcs: \['distinct_words'\] -> \['correct'\]"):
+        facts(correct=gsm8k.correct).changes_since(saved, Path("step_1"))
+    [said] = facts(distinct_words=gsm8k.correct).changes_since(saved, Path("step_1"))
+    assert said.startswith("the code of reward distinct_words: ")
 
 
 def spoil(checkpoint: Path) -> None:

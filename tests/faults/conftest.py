@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gsm8k.py"
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
 FLAGS = {
@@ -22,7 +23,7 @@ FLAGS = {
 
 
 class Command:
-    """`grpo-eqx train`, or `faulty_run.py`, with a small model, in a folder."""
+    """`grpo-eqx train`, or a script with its flags, with a small model, in a folder."""
 
     def __init__(
         self,
@@ -31,17 +32,19 @@ class Command:
         folder: Path,
         *,
         processes: int = 1,
+        script: Path | None = None,
         fault: str | None = None,
         **flags: Any,
     ):
         """**Arguments:** the model; the cache of compiled programs; the folder of the run; the
-        number of processes; what the reward function of `faulty_run.py` does; other flags.
+        number of processes; the script; what `faulty_run.py`, which it then is, does; other flags.
         """
+        script = FAULTY_RUN if fault is not None else script
         self.folder = folder
         named = {**FLAGS, "model": model, "output_dir": folder, **flags}
         python = [sys.executable, "-W", "ignore"]
         command = [*python, "-m", "grpo_eqx.cli.main"]
-        self.arguments = [*command, "train"] if fault is None else [*python, str(FAULTY_RUN)]
+        self.arguments = [*command, "train"] if script is None else [*python, str(script)]
         if processes > 1:
             pod = ["--processes", str(processes), "--devices-per-process", "2"]
             self.arguments = [*command, "launch", "local", *pod, "--", *self.arguments]

@@ -1,12 +1,13 @@
 """A run with everything on, killed at random steps, is the unbroken run bit for bit."""
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from .conftest import Command, wait_for_step
+from .conftest import EXAMPLE, Command, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -21,15 +22,16 @@ EVERYTHING: dict[str, Any] = {
 def test_killed_three_times_it_is_the_unbroken_run(
     small_model: Path, programs: Path, tmp_path: Path, processes: int
 ) -> None:
-    flags = {**EVERYTHING, "processes": processes}
+    flags = {**EVERYTHING, "processes": processes, "script": EXAMPLE}
     whole = Command(small_model, programs, tmp_path / "whole", **flags)
-    whole.finish()
+    accuracy = re.findall("accuracy .*", whole.finish())
+    assert len(accuracy) == 2  # before and after
     parts = Command(small_model, programs, tmp_path / "parts", **flags)
     for step in sorted(random.Random(processes).sample(range(1, 12), 3)):
         process = parts.start()
         wait_for_step(parts, process, step)
         parts.kill(process)
-    parts.finish()
+    assert re.findall("accuracy .*", parts.finish()) == accuracy
     assert [row["step"] for row in parts.rows()] == list(range(1, 13))
     assert parts.rows() == whole.rows()
     assert parts.tables() == whole.tables()
