@@ -102,7 +102,7 @@ class Checkpoints:
         done, run = found.steps[0], RunFolder(found.folder.parent)
         if done < self.cfg.steps or not from_main(run.is_complete):
             return False
-        if done == self.cfg.steps and self._facts_of(found) == self.facts:
+        if done == self.cfg.steps and self._facts_of(found) in (self.facts, None):
             return False
         self.say(
             f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one: "
@@ -111,12 +111,13 @@ class Checkpoints:
         return True
 
     def _facts_of(self, found: Resumable) -> RunFacts | None:
-        """Reads what identifies the run of the newest checkpoint; `None` if that is damaged."""
+        """Reads what identifies the run of checkpoints; `None` if all are damaged."""
         with CheckpointStore(found.folder, read_only=True) as store:
-            try:
-                return raise_on_all_hosts(lambda: RunFacts.saved(store, found.steps[0]))
-            except Exception:  # whatever Orbax finds wrong with it
-                return None
+            for step in found.steps:
+                # Whatever Orbax finds wrong with one: `restore` says it.
+                with contextlib.suppress(Exception):
+                    return raise_on_all_hosts(functools.partial(RunFacts.saved, store, step))
+        return None
 
     def restore(self, found: Resumable, like: TrainState) -> TrainState:
         """Restores the newest checkpoint that can be read.

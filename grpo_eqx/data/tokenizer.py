@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, first_line
 
 _GENERATION_CONFIG = "generation_config.json"
 _MODEL_CONFIG = "config.json"
@@ -62,12 +62,20 @@ class ChatTokenizer:
         return chat
 
     def check_belongs_to(self, vocab_size: int) -> None:
-        """Raises `UserError` if the tokenizer has more tokens than a model's vocabulary."""
-        if len(self.tokenizer) > vocab_size:
+        """Raises `UserError` if it cannot be the tokenizer of a model with that vocabulary."""
+        size = len(self.tokenizer)
+        if size > vocab_size:
             raise UserError(
-                f"the tokenizer has {len(self.tokenizer)} tokens, but the model's vocabulary "
-                f"has {vocab_size}: use the model's own tokenizer."
+                f"the tokenizer has {size} tokens, but the model's vocabulary has {vocab_size}: "
+                f"use the model's own tokenizer."
             )
+        named = [("eos_token_id", i) for i in self.eos_ids] + [("pad_token_id", self.pad_id)]
+        for field, i in named:
+            if i >= size:
+                raise UserError(
+                    f"{field} is {i}, but the tokenizer's {size} tokens end at {size - 1}: use the "
+                    f"tokenizer, generation_config.json and config.json of one model."
+                )
 
     def fingerprint(self) -> str:
         """Returns a short hash, equal for tokenizers that read and write the same tokens."""
@@ -86,15 +94,25 @@ class ChatTokenizer:
         path.write_text(json.dumps(generation, indent=2) + "\n")
 
     def render(self, text: str) -> str:
-        """Renders the chat up to where the assistant starts, as the model reads it."""
+        """Renders the chat up to where the assistant starts, as the model reads it.
+
+        Raises `UserError` where the chat template fails.
+        """
         if self.tokenizer.chat_template is None:
             return text if self.system_prompt is None else f"{self.system_prompt}\n\n{text}"
         messages = [{"role": "user", "content": text}]
         if self.system_prompt is not None:
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        return self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # whatever a template does, or raises on purpose
+            roles = " and ".join(message["role"] for message in messages)
+            raise UserError(
+                f"the tokenizer's chat template cannot render a {roles} message "
+                f"({first_line(error)}): mend it, or use the model's own tokenizer."
+            ) from error
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Renders and encodes prompts. Raises `UserError` for a prompt without tokens."""

@@ -3,12 +3,15 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
@@ -17,7 +20,7 @@ PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
 FLAGS = {
     "data": PROBLEMS, "steps": 8, "prompts_per_step": 8, "num_generations": 4, "save_steps": 1,
-    "max_completion_length": 8, "eval_problems": 8, "log_completions_steps": 1,
+    "max_completion_length": 8, "eval_problems": 48, "log_completions_steps": 1,
     "learning_rate": 1e-3, "entropy_coef": 0.1,  # learns something, though no answer is right
 }  # fmt: skip
 
@@ -41,6 +44,7 @@ class Command:
         """
         script = FAULTY_RUN if fault is not None else script
         self.folder = folder
+        self.data = flags.get("data", PROBLEMS)
         named = {**FLAGS, "model": model, "output_dir": folder, **flags}
         python = [sys.executable, "-W", "ignore"]
         command = [*python, "-m", "grpo_eqx.cli.main"]
@@ -66,6 +70,24 @@ class Command:
             self.arguments, env=self.environment, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
+
+    def start_hosts(self, *own_flags: Sequence[str], number: int) -> list[subprocess.Popen[str]]:
+        """Starts the command on hosts of its own, as a scheduler does.
+
+        **Arguments:** what each host is told besides; how many hosts there should be, of which
+        only those are started.
+        """
+        with socket.socket() as probe:
+            probe.bind(("localhost", 0))
+            address = f"localhost:{probe.getsockname()[1]}"
+        pod = ["--coordinator-address", address, "--num-processes", str(number), "--process-id"]
+        return [
+            subprocess.Popen(
+                [*self.arguments, *pod, str(index), *own], env=self.environment, text=True,
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )
+            for index, own in enumerate(own_flags)
+        ]  # fmt: skip
 
     def finish(self, code: int = 0) -> str:
         """Runs the command to its end, which has the exit code; returns what it printed."""
@@ -95,6 +117,11 @@ class Command:
         """The completions of every step, as files."""
         return {path.name: path.read_bytes() for path in (self.folder / "completions").iterdir()}
 
+    def prompts(self, table: str) -> list[str]:
+        """The problems of a step, by the name of its table."""
+        rows = pq.read_table(self.folder / "completions" / table).to_pylist()
+        return list(dict.fromkeys(row["prompt"] for row in rows))
+
     def model(self) -> bytes:
         """The trained weights, as a file."""
         return (self.folder / "model" / "model.safetensors").read_bytes()
@@ -111,4 +138,25 @@ def wait_for_step(command: Command, process: subprocess.Popen[str], step: int) -
 @pytest.fixture(scope="session")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Cache of compiled programs, so that a process that starts again is soon at work."""
-    return tmp_path_factory.mktemp("programs")
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent  # for all workers
+    folder = base / "programs"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def unbroken(
+    small_model: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Command:
+    """A run that nothing happened to, of an epoch and a half."""
+    command = Command(small_model, programs, tmp_path_factory.mktemp("unbroken") / "run")
+    command.finish()
+    return command
+
+
+@pytest.fixture
+def command(small_model: Path, programs: Path, tmp_path: Path) -> Command:
+    """The same run, in a folder of its own."""
+    return Command(small_model, programs, tmp_path / "run")
