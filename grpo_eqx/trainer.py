@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import optax
 from jaxtyping import Array, Float
 
 from grpo_eqx.checkpoint.checkpoints import Checkpoints
+from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
@@ -55,7 +57,7 @@ from grpo_eqx.training.optimizer import learning_rates
 from grpo_eqx.training.programs import SKIPPED
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
-from grpo_eqx.training.update_guard import UpdateGuard
+from grpo_eqx.training.update_guard import count_skipped
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
@@ -75,6 +77,12 @@ def _say(text: str) -> None:
     """Prints progress on long work."""
     if is_main():
         print(text, file=sys.stderr)
+
+
+def _say_here(text: str) -> None:
+    """Prints what happens to this process."""
+    where = "" if is_main() else f"process {jax.process_index()}: "
+    print(where + text, file=sys.stderr, flush=True)
 
 
 class GRPOTrainer:
@@ -120,6 +128,7 @@ class GRPOTrainer:
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
         of compiled programs on (`grpo_eqx.training.compilation`).
         """
+        self._started = time.monotonic()
         given = GRPOConfig() if cfg is None else cfg
         join_processes(given)
         self._watchdog = Watchdog(given.hang_timeout)
@@ -176,58 +185,62 @@ class GRPOTrainer:
 
         Raises `UserError` where the checkpoint is of another run, or cannot be read.
         """
-        cfg, checkpoints = self.cfg, self._checkpoints()
+        cfg = self.cfg
         if self.state.step >= cfg.steps:
             raise UserError(
                 f"this trainer has finished its {cfg.steps} steps: create a new one to continue."
             )
-        self._resume(checkpoints, resume_from_checkpoint)
-        layout, kept = self.layout(), self.state.step
-        with (
-            self._watchdog,
-            self.rewards,
-            RunRecord(cfg, layout, self.trackers, only_history=not is_main(), step=kept) as record,
-            checkpoints,
-        ):
-            record.note(self.describe())
-            record.note(str(layout))
-            if self._note is not None:
-                record.note(self._note)
-            clock, compiled = StepClock(self._note_progress), CompilationCounter()
-            guard = UpdateGuard(cfg.max_skipped_updates, checkpoints.describe_last)
-            if self.state.step < cfg.steps:
-                started = self.experiences.start(self.state)
-            while self.state.step < cfg.steps:
-                experience = self.experiences.collect(started, self.state, clock)
-                groups = experience.groups
-                advantages = compute_advantages(
-                    groups.rewards.total,
-                    groups.rewards.each,
-                    groups.rewards.weights,
-                    estimator=cfg.advantage_estimator,
-                    scale_rewards=cfg.scale_rewards or "none",
-                    aggregation=cfg.multi_objective_aggregation,
-                )
-                updates = self._update(experience, advantages)
-                if self.state.step < cfg.steps:
-                    # Before the update's end, so that devices need not wait for the host.
-                    started = self.experiences.start(self.state)
-                metrics = self._metrics(experience, updates, clock, guard) | compiled.metrics()
-                clock.next_step()
-                compiled = CompilationCounter()
-                record.step(self.state.step, metrics)
-                if record.wants_completions(self.state.step):
-                    with record.folder.writing():
-                        write_completions(
-                            record.folder.completions_of(self.state.step), self.state.step,
-                            groups.prompts, groups.completions, groups.rewards, advantages,
-                        )  # fmt: skip
-                # Last, so that a checkpoint's step has all of its records.
-                checkpoints.after_step(self.state, metrics)
-        with record.folder.writing():
-            self.save_pretrained(record.folder.model)
+        with StopRequest(cfg.preemption_deadline, _say_here) as stop, self._watchdog:
+            checkpoints = self._checkpoints(stop, resume_from_checkpoint)
+            again = self.state.step > 0 and resume_from_checkpoint is None  # in this process
+            continued = again or self._resume(checkpoints)
+            record = RunRecord(
+                cfg, self.layout(), self.trackers,
+                only_history=not is_main(), step=self.state.step, continued=continued,
+            )  # fmt: skip
+            with self.rewards, record, checkpoints:
+                self._train(record, checkpoints)
+            with record.folder.writing():
+                self.save_pretrained(record.folder.model)
         seconds = sum(metrics["step_time"] for metrics in record.history)
         return FitResult(record.folder.path, record.history, seconds)
+
+    def _train(self, record: RunRecord, checkpoints: Checkpoints) -> None:
+        """Makes the remaining steps."""
+        cfg = self.cfg
+        for text in (self.describe(), str(record.layout), self._note):
+            if text is not None:
+                record.note(text)
+        clock, compiled, started = StepClock(self._note_progress), CompilationCounter(), None
+        while self.state.step < cfg.steps:
+            started = started or self.experiences.start(self.state)
+            experience = self.experiences.collect(started, self.state, clock)
+            groups = experience.groups
+            advantages = compute_advantages(
+                groups.rewards.total,
+                groups.rewards.each,
+                groups.rewards.weights,
+                estimator=cfg.advantage_estimator,
+                scale_rewards=cfg.scale_rewards or "none",
+                aggregation=cfg.multi_objective_aggregation,
+            )
+            updates = self._update(experience, advantages)
+            # Before the update's end, so that devices need not wait for the host; but a checkpoint
+            # would have to wait for the rollout.
+            ahead = not checkpoints.are_due(self.state.step)
+            started = self.experiences.start(self.state) if ahead else None
+            metrics = self._metrics(experience, updates, clock, checkpoints) | compiled.metrics()
+            clock.next_step()
+            compiled = CompilationCounter()
+            record.step(self.state.step, metrics)
+            if record.wants_completions(self.state.step):
+                with record.folder.writing():
+                    write_completions(
+                        record.folder.completions_of(self.state.step), self.state.step,
+                        groups.prompts, groups.completions, groups.rewards, advantages,
+                    )  # fmt: skip
+            # Last, so that a checkpoint's step has all of its records.
+            checkpoints.after_step(self.state, metrics)
 
     @explains_out_of_memory
     def evaluate(self, *, temperature: float = 0.0, num_samples: int = 1) -> Evaluation:
@@ -241,7 +254,7 @@ class GRPOTrainer:
             gsm8k.check_answers(problems)
         sampling = Sampling(temperature=temperature)
         completions = self._complete(self.heldout.tokens, sampling, num_samples)
-        with self._eval_reward as reward:
+        with self._watchdog, self._eval_reward as reward:
             return Evaluation(rewarded(reward, problems, completions).total == 1.0)
 
     @explains_out_of_memory
@@ -298,19 +311,25 @@ class GRPOTrainer:
             + f", {len(self.heldout):,} held out"
         )
 
-    def _checkpoints(self) -> Checkpoints:
-        commits = hub_commits(self.cfg)
-        facts = RunFacts.of(self.cfg, self._fingerprints, commits, self.rewards.funcs)
-        return Checkpoints(self.cfg, facts, _say)
+    def _checkpoints(self, stop: StopRequest, source: str | Path | None) -> Checkpoints:
+        """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
+        cfg = self.cfg if source is None else dataclasses.replace(self.cfg, resume=str(source))
+        facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
+        return Checkpoints(cfg, facts, stop, _say, self._started)
 
-    def _resume(self, checkpoints: Checkpoints, source: str | Path | None) -> None:
-        """Replaces the state by that of a checkpoint, if there is one to resume from."""
-        found = checkpoints.find(source) if self.state.step == 0 or source is not None else None
+    def _resume(self, checkpoints: Checkpoints) -> bool:
+        """Replaces the state by that of a checkpoint, if there is one to resume from.
+
+        **Returns:** whether the run in the output folder is the one that continues.
+        """
+        found = checkpoints.find()
         if found is None:
-            return
+            return False
         for array in jax.tree.leaves(eqx.filter(self.state, eqx.is_array)):
             array.delete()  # two states may not fit the devices
         self.state = checkpoints.restore(found, self._run.state_shapes(self.programs))
+        self._watchdog.progress("reading the checkpoint")
+        return found.folder == checkpoints.folder
 
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:
@@ -360,13 +379,16 @@ class GRPOTrainer:
         experience: Experience,
         updates: list[dict[str, Array]],
         clock: StepClock,
-        guard: UpdateGuard,
+        checkpoints: Checkpoints,
     ) -> dict[str, float]:
         """Waits for a step's updates; returns the metrics of the step."""
         fetched = fetch(updates)
         clock.lap("update")
         metrics = {**experience.metrics, **merge_updates(fetched)}
-        metrics[SKIPPED] = float(guard.after_step(fetched))
+        before, most = self.state.skipped_in_a_row, self.cfg.max_skipped_updates
+        skipped, in_a_row = count_skipped(fetched, before, most, checkpoints.describe_last)
+        self.state = dataclasses.replace(self.state, skipped_in_a_row=in_a_row)
+        metrics[SKIPPED] = float(skipped)
         if self.learning_rates is not None:
             last_update = self.state.step * self.cfg.updates_per_step - 1
             metrics["learning_rate"] = float(self.learning_rates[last_update])

@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import jax
+
 from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.checkpoint.shared_folder import check_shared
-from grpo_eqx.checkpoint.store import CheckpointStore, complete_steps
+from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
+from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.setting_ranges import parse_duration
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
-
-FOLDER = "checkpoints"
-"""Name of the folder within the run's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Resumable:
     steps: list[int]
     """Steps of the complete checkpoints, newest first; not empty."""
 
+    @property
+    def saved(self) -> list[SavedStep]:
+        """The checkpoints, newest first."""
+        return [SavedStep(self.folder, step) for step in self.steps]
+
 
 class Checkpoints:
     """Checkpoints of one run.
@@ -39,70 +45,87 @@ class Checkpoints:
     checkpoint is due.
     """
 
-    def __init__(self, cfg: GRPOConfig, facts: RunFacts, say: Callable[[str], None]):
-        """**Arguments:** the resolved settings; what identifies the run; shows the user a line."""
+    def __init__(
+        self,
+        cfg: GRPOConfig,
+        facts: RunFacts,
+        stop: StopRequest,
+        say: Callable[[str], None],
+        started: float,
+    ):
+        """**Arguments:** the resolved settings; what identifies the run; the requests to stop it;
+        shows the user a line; the time at which the run started, by `time.monotonic`.
+        """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
         self.facts = facts
         self.say = say
-        self.folder = Path(cfg.output_dir) / FOLDER
-        self._stop = StopRequest(cfg.preemption_deadline, say)
+        self.folder = RunFolder(cfg.output_dir).checkpoints
+        self._requested = stop
+        self._saves = self._stops = False
         self._store: CheckpointStore | None = None
         self._last_save = self._last_step = time.monotonic()
         limit = cfg.stop_after
         seconds = math.inf if limit is None else parse_duration("stop_after", limit)
-        self._end, self._longest_step = self._last_step + seconds, 0.0
+        self._end, self._longest_step = started + seconds, 0.0
 
     def __enter__(self) -> "Checkpoints":
-        self._stop.__enter__()
+        """Creates the folder; raises `RunError` if it cannot be written."""
+        self._store = CheckpointStore(
+            self.folder,
+            save_total_limit=self.cfg.save_total_limit,
+            best=self.cfg.metric_for_best_model,
+        )
+        self._last_save = self._last_step = time.monotonic()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Waits until everything is written."""
-        try:
-            if self._store is not None:
-                # A save that fails must not hide why the run ends.
-                with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
-                    self._store.close()
-        finally:
-            self._stop.__exit__()
+        assert self._store is not None  # entered
+        # A save that fails must not hide why the run ends.
+        with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
+            self._store.close()
 
-    def find(self, source: str | Path | None = None) -> Resumable | None:
+    def find(self) -> Resumable | None:
         """Returns the checkpoints to resume from, `None` where there are none.
 
-        **Arguments:** the run folder or the checkpoint, by default what `cfg.resume` says.
-
-        A complete run in the folder is resumed, with nothing left to train, if it is this one, so
+        A run that started from the path in `cfg.resume` continues from its own checkpoints. A
+        complete run in the folder is resumed, with nothing left to train, if it is this one, so
         that a command can always be repeated; any other stays as it is, for a new run to put aside.
+
         Raises `UserError` if hosts do not share the run's folder, or if more steps than the run's
         are done.
         """
         check_shared(self.folder.parent)
-        wanted = self.cfg.resume if source is None else str(source)
+        wanted = self.cfg.resume
         if wanted == "never":
             return None
-        folder, only = self.folder, None
-        if wanted != "auto":
-            folder, only = raise_on_all_hosts(lambda: located("resume", Path(wanted)))
-        steps = from_main(complete_steps(folder) if only is None else [only])
-        if not steps:
+        found = Resumable(self.folder, from_main(complete_steps(self.folder)))
+        if wanted != "auto" and not self._started_from(wanted, found):
+            folder, step = raise_on_all_hosts(lambda: located("resume", Path(wanted)))
+            steps = complete_steps(folder) if step is None else [step]
+            found = Resumable(folder, from_main(steps))
+        if not found.steps or (wanted == "auto" and self._is_of_a_complete_other(found)):
             return None
-        found = Resumable(folder, steps)
-        if wanted == "auto" and self._is_of_a_complete_other(found):
-            return None
-        if steps[0] > self.cfg.steps:
+        if found.steps[0] > self.cfg.steps:
             raise UserError(
-                f"{folder / f'step_{steps[0]}'} is a checkpoint after step {steps[0]}, and steps "
-                f"is {self.cfg.steps}: raise steps, or resume from an earlier checkpoint."
+                f"{found.saved[0].path} is a checkpoint after step {found.steps[0]}, and steps is "
+                f"{self.cfg.steps}: raise steps, or resume from an earlier checkpoint."
             )
         return found
+
+    def _started_from(self, path: str, found: Resumable) -> bool:
+        """Returns whether checkpoints are of a run that was resumed from a path."""
+        facts = self._facts_of(found)
+        return facts is not None and facts.config["resume"] == path
 
     def _is_of_a_complete_other(self, found: Resumable) -> bool:
         """Returns whether checkpoints are of a complete run, and that is not this one."""
         done, run = found.steps[0], RunFolder(found.folder.parent)
         if done < self.cfg.steps or not from_main(run.is_complete):
             return False
-        if done == self.cfg.steps and self._facts_of(found) in (self.facts, None):
+        facts = self._facts_of(found)
+        if done == self.cfg.steps and (facts is None or self.facts.is_same_run(facts)):
             return False
         self.say(
             f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one: "
@@ -112,11 +135,10 @@ class Checkpoints:
 
     def _facts_of(self, found: Resumable) -> RunFacts | None:
         """Reads what identifies the run of checkpoints; `None` if all are damaged."""
-        with CheckpointStore(found.folder, read_only=True) as store:
-            for step in found.steps:
-                # Whatever Orbax finds wrong with one: `restore` says it.
-                with contextlib.suppress(Exception):
-                    return raise_on_all_hosts(functools.partial(RunFacts.saved, store, step))
+        for saved in found.saved:
+            # Whatever is wrong with one: `restore` says it.
+            with contextlib.suppress(Exception):
+                return raise_on_all_hosts(functools.partial(RunFacts.saved, saved))
         return None
 
     def restore(self, found: Resumable, like: TrainState) -> TrainState:
@@ -124,59 +146,87 @@ class Checkpoints:
 
         **Arguments:** what `find` found; the state's shapes, with shardings.
 
-        A checkpoint that cannot be read is named, and the one before it is used. Raises
-        `UserError` where none can be read, or where it is of another run.
+        A checkpoint that cannot be read is named, and the one before it is used; the run's own
+        later ones are put aside. Raises `UserError` where none can be read, or where it is of
+        another run.
         """
         failures = []
-        with CheckpointStore(found.folder) as store:
-            for step in found.steps:
-                path = found.folder / f"step_{step}"
-                try:
-                    read = functools.partial(self._read, store, step, like)
-                    changes, state = raise_on_all_hosts(read)
-                except UserError:
-                    raise
-                except Exception as error:  # whatever Orbax and TensorStore find wrong with it
-                    failures.append(f"{path}: {first_line(error)}")
-                    self.say(f"warning: cannot read the checkpoint {failures[-1]}")
-                    continue
-                self.say(f"resuming from {path}, after step {step} of {self.cfg.steps}")
-                if changes:
-                    self.say(f"settings changed since then: {'; '.join(changes)}")
-                return state
+        for saved in found.saved:
+            try:
+                read = functools.partial(self._read, saved, like)
+                changes, arrays = raise_on_all_hosts(read)
+                state = saved.verified(arrays, like)
+            except UserError:
+                raise
+            except Exception as error:  # whatever Orbax and TensorStore find wrong with it
+                failures.append(f"{saved.path}: {first_line(error)}")
+                self.say(f"warning: cannot read the checkpoint {failures[-1]}")
+                continue
+            self.say(f"resuming from {saved.path}, after step {state.step} of {self.cfg.steps}")
+            if changes:
+                self.say(f"settings changed since then: {'; '.join(changes)}")
+            if found.folder == self.folder:
+                raise_on_all_hosts(functools.partial(self._put_aside_after, state.step))
+            return state
         raise UserError(
             f"none of the {len(failures)} checkpoints in {str(found.folder)!r} can be read "
             f"({failures[0]}): restore one from a backup, or start anew with --resume never."
         )
 
-    def _read(
-        self, store: CheckpointStore, step: int, like: TrainState
-    ) -> tuple[list[str], TrainState]:
-        """Reads one checkpoint; returns what has changed since, and its state."""
-        path = store.folder / f"step_{step}"
-        changes = self.facts.changes_since(RunFacts.saved(store, step), path)
-        return changes, store.restore(step, like)
+    def _read(self, saved: SavedStep, like: TrainState) -> tuple[list[str], dict[str, jax.Array]]:
+        """Reads one checkpoint; returns what has changed since, and its arrays."""
+        changes = self.facts.changes_since(RunFacts.saved(saved), saved.path)
+        try:
+            return changes, saved.read(like)
+        except OtherArraysError as error:
+            raise UserError(
+                f"the checkpoint {str(saved.path)!r} is of another model or optimizer than this "
+                f"run ({error}): pass those again, or use another output_dir or --resume never."
+            ) from error
+
+    def _put_aside_after(self, step: int) -> None:
+        """Moves later checkpoints, which are damaged or not wanted, out of the run's way."""
+        later = [each for each in complete_steps(self.folder) if each > step]
+        if not later or not is_main():
+            return
+        run = RunFolder(self.folder.parent)
+        kept = run.put_aside([SavedStep(self.folder, each).path for each in later])
+        names = ", ".join(f"step_{each}" for each in later)
+        self.say(f"the later checkpoints ({names}) are kept in {kept}")
+
+    def are_due(self, step: int) -> bool:
+        """Decides, for all processes alike, whether `after_step` will save or stop.
+
+        **Arguments:** the step, which may still be being computed.
+        """
+        cfg = self.cfg
+        stop = self._requested.received or self._has_no_time_for_another_step()
+        self._stops = step < cfg.steps and on_any_host(stop)
+        due = step >= cfg.steps or (cfg.save_steps is not None and step % cfg.save_steps == 0)
+        if not due and cfg.save_minutes is not None:
+            due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)
+        self._saves = due or self._stops
+        return self._saves
 
     def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> None:
-        """Saves the state if a checkpoint is due; raises `Preempted` if any process is to stop.
+        """Saves the state, and raises `Preempted` to stop, as `are_due` has decided.
 
         **Arguments:** the state; the metrics of its step, by which the best checkpoint is kept.
         """
         score = self._score(metrics)
-        cfg, step = self.cfg, state.step
-        stop = self._stop.received or self._has_no_time_for_another_step()
-        if step < cfg.steps and on_any_host(stop):
-            self.save(state, score)
+        if not self._saves:
+            return
+        assert self._store is not None  # entered
+        self._store.save(state, dataclasses.asdict(self.facts), score)
+        self._last_save = time.monotonic()
+        if self._stops:
+            self._store.wait()
+            self._requested.is_served = True
             self.say(
-                f"stopped after step {step} of {cfg.steps}, saved in {self.folder}: the same "
-                f"command continues from there"
+                f"stopped after step {state.step} of {self.cfg.steps}, saved in {self.folder}: the "
+                f"same command continues from there"
             )
             raise Preempted
-        due = step >= cfg.steps or (cfg.save_steps is not None and step % cfg.save_steps == 0)
-        if not due and cfg.save_minutes is not None:
-            due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)
-        if due:
-            self.save(state, score)
 
     def describe_last(self) -> str:
         """Describes the newest checkpoint in a sentence."""
@@ -185,7 +235,7 @@ class Checkpoints:
         steps = complete_steps(self.folder)
         if not steps:
             return "No checkpoint has been saved."
-        return f"The last checkpoint is {self.folder / f'step_{steps[0]}'}."
+        return f"The last checkpoint is {SavedStep(self.folder, steps[0]).path}."
 
     def _score(self, metrics: Mapping[str, float]) -> float | None:
         """Returns how good a step is: its metric, with the sign by which more is better."""
@@ -198,27 +248,15 @@ class Checkpoints:
                 f"{', '.join(sorted(metrics))}."
             )
         value = -metrics[name] if self.cfg.greater_is_better is False else metrics[name]
-        return -math.inf if math.isnan(value) else value
+        # Times differ between processes, which must keep the same checkpoint.
+        return from_main(-math.inf if math.isnan(value) else value) if self._saves else None
 
     def _has_no_time_for_another_step(self) -> bool:
+        """Returns whether a step like the longest so far, with its saves, would end too late."""
         now = time.monotonic()
         self._longest_step = max(self._longest_step, now - self._last_step)
         self._last_step = now
         return now + self._longest_step > self._end
-
-    def save(self, state: TrainState, score: float | None = None) -> None:
-        """Saves the state in the background; returns when its arrays may change again.
-
-        **Arguments:** the state; how good it is, where the best checkpoint is kept.
-        """
-        if self._store is None:
-            self._store = CheckpointStore(
-                self.folder,
-                save_total_limit=self.cfg.save_total_limit,
-                keep_best=self.cfg.metric_for_best_model is not None,
-            )
-        self._store.save(state, dataclasses.asdict(self.facts), score)
-        self._last_save = time.monotonic()
 
 
 def located(setting: str, path: Path) -> tuple[Path, int | None]:
@@ -229,10 +267,12 @@ def located(setting: str, path: Path) -> tuple[Path, int | None]:
     prefix, _, number = path.name.rpartition("_")
     if prefix == "step" and number.isdigit() and path.is_dir():
         return path.parent, int(number)
-    if complete_steps(path / FOLDER):
-        return path / FOLDER, None
+    checkpoints = RunFolder(path).checkpoints
+    example = f"RUN/{checkpoints.name}/step_100"
+    if complete_steps(checkpoints):
+        return checkpoints, None
     or_word = "auto, never, " if setting == "resume" else ""
     raise UserError(
         f"{setting} is {str(path)!r}, which is neither a run folder with checkpoints nor a "
-        f"checkpoint: use {or_word}a run folder or a checkpoint such as RUN/{FOLDER}/step_100."
+        f"checkpoint: use {or_word}a run folder or a checkpoint such as {example}."
     )

@@ -28,6 +28,8 @@ def _checksums(arrays: dict[str, Array]) -> dict[str, UInt32[Array, ""]]:
 
 
 def _checksum(x: Array) -> UInt32[Array, ""]:
+    if x.dtype == bool:
+        x = x.astype(jnp.uint8)
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
     positions = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, dim) for dim in range(x.ndim))
     position = functools.reduce(

@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from grpo_eqx.checkpoint.checkpoints import located
 from grpo_eqx.checkpoint.same_run import RunFacts
-from grpo_eqx.checkpoint.store import CheckpointStore, OtherModelError, complete_steps
+from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import CausalLM
@@ -93,16 +93,15 @@ def _load(source: Path, model: str | None, say: Callable[[str], None]) -> _Loade
     folder, step = located("checkpoint", source)
     steps = complete_steps(folder) if step is None else [step]
     failures = []
-    with CheckpointStore(folder, read_only=True) as store:
-        for each in steps:
-            try:
-                return _load_step(store, folder / f"step_{each}", each, model, say)
-            except UserError:
-                raise
-            except Exception as error:  # whatever Orbax and TensorStore find wrong with it
-                failures.append(f"{folder / f'step_{each}'}: {first_line(error)}")
-                if step is None:
-                    say(f"warning: cannot read the checkpoint {failures[-1]}")
+    for saved in (SavedStep(folder, each) for each in steps):
+        try:
+            return _load_step(saved, model, say)
+        except UserError:
+            raise
+        except Exception as error:  # whatever Orbax and TensorStore find wrong with it
+            failures.append(f"{saved.path}: {first_line(error)}")
+            if step is None:
+                say(f"warning: cannot read the checkpoint {failures[-1]}")
     if step is not None:
         raise UserError(
             f"cannot read the checkpoint {failures[0]}. Give the run folder instead of the "
@@ -114,10 +113,8 @@ def _load(source: Path, model: str | None, say: Callable[[str], None]) -> _Loade
     )
 
 
-def _load_step(
-    store: CheckpointStore, path: Path, step: int, model: str | None, say: Callable[[str], None]
-) -> _Loaded:
-    facts = RunFacts.saved(store, step)
+def _load_step(saved: SavedStep, model: str | None, say: Callable[[str], None]) -> _Loaded:
+    path, facts = saved.path, RunFacts.saved(saved)
     name = _source(facts) if model is None else model
     started = "" if model is not None else ", from which the run started,"
     fix = "Give the folder of the model that the run trains, as --model FOLDER."
@@ -135,8 +132,8 @@ def _load_step(
         say(f"warning: {other}")
     mesh = AutoMesh().build(jax.devices()[:1])
     try:
-        parameters = store.restore_model(step, model_shapes(config, mesh))
-    except OtherModelError as error:
+        parameters = saved.model(model_shapes(config, mesh))
+    except OtherArraysError as error:
         raise UserError(
             f"the checkpoint {str(path)!r} is of another model than {name!r}{started} ({error}): "
             f"one was passed to GRPOTrainer, or it has changed. {fix}"

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
@@ -20,22 +21,35 @@ class Preempted(SystemExit):
 class StopRequest:
     """Notes SIGTERM and Ctrl-C while it is entered, instead of ending the process.
 
-    After SIGTERM, the process ends with `EXIT_PREEMPTED` at a deadline, whatever it is doing: a
-    scheduler would kill it soon after. A second Ctrl-C raises `KeyboardInterrupt`. A notice of
-    Google's metadata server, which comes before SIGTERM, asks for the same without a deadline.
+    After SIGTERM, the process ends with `EXIT_PREEMPTED` at a deadline, whatever it is doing, even
+    if that is compiling: a scheduler would kill it soon after. A second Ctrl-C raises
+    `KeyboardInterrupt`. A notice of Google's metadata server, which comes before SIGTERM, asks for
+    the same without a deadline.
     """
 
     def __init__(self, deadline: float, say: Callable[[str], None]):
-        """**Arguments:** the seconds between SIGTERM and the deadline; shows the user a line."""
+        """**Arguments:** the seconds between SIGTERM and the deadline; shows the user a line, in
+        the process that is asked.
+        """
         self.deadline = deadline
         self.say = say
         self.received = False
+        self.is_served = False
+        """Whether the checkpoint has been written."""
         self._maintenance = MaintenanceWatch(self._note_maintenance)
         self._timer: threading.Timer | None = None
+        self._interrupted = False
         self._earlier: dict[signal.Signals, object] = {}
+        self._wakeup: tuple[socket.socket, int] | None = None
 
     def __enter__(self) -> "StopRequest":
         if threading.current_thread() is threading.main_thread():  # Python's condition for handlers
+            # Handlers run only between Python's own instructions, and compiling takes minutes.
+            reader, writer = socket.socketpair()
+            writer.setblocking(False)
+            earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+            self._wakeup = writer, earlier
+            threading.Thread(target=self._await_sigterm, args=(reader,), daemon=True).start()
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._earlier[number] = signal.signal(number, self._note)
         self._maintenance.__enter__()
@@ -43,31 +57,46 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         self._maintenance.__exit__()
+        if self._timer is not None:
+            return  # the process will end soon, and until then keeps to the deadline
         for number, handler in self._earlier.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         self._earlier = {}
-        if self._timer is not None:
-            self._timer.cancel()
+        if self._wakeup is not None:
+            writer, earlier = self._wakeup
+            signal.set_wakeup_fd(earlier)
+            writer.close()
+            self._wakeup = None
+
+    def _await_sigterm(self, reader: socket.socket) -> None:
+        with reader:
+            while number := reader.recv(1):
+                if number[0] == signal.SIGTERM:
+                    self._timer = threading.Timer(self.deadline, self._leave)
+                    self._timer.daemon = True
+                    self._timer.start()
+                    return
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         first, self.received = not self.received, True
         if number == signal.SIGINT:
-            if not first:
+            if self._interrupted:
                 raise KeyboardInterrupt
+            self._interrupted = True
             self.say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
-        elif self._timer is None:
+        elif first:
             self.say("SIGTERM: stopping after this step, with a checkpoint")
-            self._timer = threading.Timer(self.deadline, self._leave)
-            self._timer.daemon = True
-            self._timer.start()
 
     def _note_maintenance(self, notice: str) -> None:
-        self.say(f"{notice}: stopping after this step, with a checkpoint")
         self.received = True
+        self.say(f"{notice}: stopping after this step, with a checkpoint")
 
     def _leave(self) -> None:
-        self.say(
-            f"the step was not done {self.deadline:g} s after SIGTERM: ending without another "
-            f"checkpoint. The same command continues from the last one."
-        )
-        os._exit(EXIT_PREEMPTED)
+        try:
+            if not self.is_served:
+                self.say(
+                    f"the step was not done {self.deadline:g} s after SIGTERM: ending without "
+                    f"another checkpoint. The same command continues from the last one."
+                )
+        finally:
+            os._exit(EXIT_PREEMPTED)

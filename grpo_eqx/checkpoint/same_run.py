@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.checkpoint.store import CheckpointStore
+from grpo_eqx.checkpoint.saved import SavedStep
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
@@ -36,6 +36,8 @@ MAY_CHANGE = frozenset(
 )  # fmt: skip
 """Settings that may differ between a checkpoint and the run that continues it."""
 
+_HELDOUT = "the held-out problems"
+"""These decide nothing about training."""
 _COMPUTING = ("jax", "jaxlib", "equinox", "optax")
 
 
@@ -49,7 +51,9 @@ class RunFacts:
     commits: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Commits of what was loaded from the Hugging Face hub, by setting."""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Versions of the packages that compute the run; hashes of this one's and the rewards' code."""
+    """Versions of the packages that compute the run, and a hash of this one's code."""
+    reward_code: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Hashes of the code of the reward functions, by name."""
 
     @classmethod
     def of(
@@ -64,57 +68,81 @@ class RunFacts:
         **Arguments:** the settings; hashes of the inputs; commits on the hub; the reward functions
         by name, which need not be those of the settings.
         """
-        settings = dataclasses.asdict(cfg) | {"reward_funcs": list(rewards)}
-        config = json.loads(json.dumps(settings, default=str))
+        config = _as_json(cfg) | {"reward_funcs": list(rewards)}
         versions = {name: version(name) for name in _COMPUTING}
         versions["the code of grpo_eqx"] = code_fingerprint()
-        for name, func in rewards.items():
-            versions[f"the code of reward {name}"] = _code_hash(func)
-        return cls(config, fingerprints, commits, versions)
+        code = {name: _code_hash(func) for name, func in rewards.items()}
+        return cls(config, fingerprints, commits, versions, code)
 
     @classmethod
-    def saved(cls, store: CheckpointStore, step: int) -> "RunFacts":
-        """Reads the facts that were saved with a step."""
-        facts = store.facts(step)
-        return cls(*(facts[field.name] for field in dataclasses.fields(cls)))
+    def saved(cls, checkpoint: SavedStep) -> "RunFacts":
+        """Reads the facts that were saved with a checkpoint."""
+        facts = checkpoint.facts()
+        return cls(*(facts.get(field.name, {}) for field in dataclasses.fields(cls)))
+
+    def is_same_run(self, saved: "RunFacts") -> bool:
+        """Returns whether a checkpoint's run is this one, with the same code of its rewards."""
+        return not self._refused(saved) and saved.reward_code == self.reward_code
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
-        """Lists the settings that have changed since a checkpoint, as `name: old -> new`.
+        """Lists what has changed since a checkpoint, as `name: old -> new`.
 
         A branch that moved on is listed with its commits: the run continues with the checkpoint's
         parameters, and fingerprints tell whether tokenizer and problems are the same. So are other
         versions of packages, which may round otherwise. Raises `UserError`, with the names, where
         the changes make it another run.
         """
-        values = {
-            name: (saved.config.get(name), self.config.get(name))
-            for name in {**saved.config, **self.config}
-        }
-        changed = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
-        described = {name: f"{name}: {old} -> {new}" for name, (old, new) in changed.items()}
-        refused = [described[name] for name in changed if name not in MAY_CHANGE]
-        refused += [
-            f"{name} are others" if name.endswith("s") else f"{name} is another"
-            for name, value in self.fingerprints.items()
-            if saved.fingerprints.get(name) != value
-        ]
-        if refused:
+        if refused := self._refused(saved):
             raise UserError(
                 f"the checkpoint {str(checkpoint)!r} is of another run ({'; '.join(refused)}): set "
                 f"these back to continue it, or use another output_dir or --resume never to start "
                 f"a new run."
             )
-        moved = [
-            f"the commit of {name}: {saved.commits[name]} -> {value}"
-            for name, value in self.commits.items()
-            if name not in changed and saved.commits.get(name, value) != value
+        settings = self._changed(saved.config, self.config)
+        inputs = self._changed(saved.fingerprints, self.fingerprints)  # held-out problems at most
+        commits = {
+            f"the commit of {name}": change
+            for name, change in self._changed(saved.commits, self.commits).items()
+            if name not in settings
+        }
+        versions = self._changed(saved.versions, self.versions)
+        code = {
+            f"the code of reward {name}": change
+            for name, change in self._changed(saved.reward_code, self.reward_code).items()
+        }
+        changed = settings | inputs | commits | versions | code
+        return [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
+
+    def _refused(self, saved: "RunFacts") -> list[str]:
+        """Lists the changes since a checkpoint that make it another run."""
+        newer = _as_json(GRPOConfig())  # defaults of settings that are newer than it
+        settings = self._changed({**newer, **saved.config}, self.config)
+        refused = [
+            f"{name}: {old} -> {new}"
+            for name, (old, new) in settings.items()
+            if name not in MAY_CHANGE
         ]
-        updated = [
-            f"{name}: {saved.versions[name]} -> {value}"
-            for name, value in self.versions.items()
-            if saved.versions.get(name, value) != value
+        inputs = self._changed(saved.fingerprints, self.fingerprints)
+        return refused + [
+            f"{name} are others" if name.endswith("s") else f"{name} is another"
+            for name in inputs
+            if name != _HELDOUT
         ]
-        return [*described.values(), *moved, *updated]
+
+    @staticmethod
+    def _changed(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Returns what has another value than before, where it had one."""
+        return {
+            name: (saved[name], value)
+            for name, value in now.items()
+            if name in saved and saved[name] != value
+        }
+
+
+def _as_json(cfg: GRPOConfig) -> dict[str, Any]:
+    """Returns settings as they are read back from JSON."""
+    settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
+    return settings
 
 
 def _code_hash(func: RewardFunc) -> str:

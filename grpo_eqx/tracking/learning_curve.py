@@ -8,15 +8,21 @@ import numpy as np
 _BLUE, _ORANGE = "#2b6cb0", "#c05621"
 
 
-def plot_learning_curve(history: Sequence[Mapping[str, float]], title: str, path: Path) -> None:
-    """Plots reward and mean completion length by step, with running means, as a PNG."""
+def plot_learning_curve(
+    history: Sequence[Mapping[str, float]], title: str, path: Path, first: int = 1
+) -> None:
+    """Plots reward and mean completion length by step, with running means, as a PNG.
+
+    **Arguments:** the metrics of consecutive steps; the title; the file; the number of the first
+    of these steps.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 6), layout="constrained")
     FigureCanvasAgg(figure)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    steps = np.arange(1, len(history) + 1)
+    steps = np.arange(first, first + len(history))
     for axes, name, label, color in (
         (top, "reward", "mean reward", _BLUE),
         (bottom, "completions/mean_length", "length (tokens)", _ORANGE),
@@ -32,7 +38,7 @@ def plot_learning_curve(history: Sequence[Mapping[str, float]], title: str, path
     top.legend(frameon=False, loc="lower right")
     bottom.set_xlabel("step")
     bottom.set_ylim(bottom=0)
-    bottom.set_xlim(0, len(history) + 1)
+    bottom.set_xlim(first - 1, first + len(history))
     figure.savefig(path, dpi=150)
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,23 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self._run_id = path / "run_id"
 
-    def start(self, cfg: GRPOConfig, layout: LayoutReport, step: int = 0) -> None:
+    def start(
+        self, cfg: GRPOConfig, layout: LayoutReport, step: int = 0, *, continued: bool = False
+    ) -> None:
         """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
-        A run that is resumed after a `step` keeps what it wrote up to it, and loses what it wrote
-        later. Raises `UserError` if the folder cannot be written.
+        **Arguments:** the settings; the layout; the step after which the run is resumed; whether
+        the run in the folder is the one: it keeps what it wrote up to that step, and loses what it
+        wrote later. Any other is put aside.
+
+        Raises `UserError` if the folder cannot be written.
         """
         self.check_writable()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if step == 0:
+            if not continued:
                 self._keep_previous()
+            self.metrics.touch()  # first: it tells a run folder
             self.completions.mkdir(exist_ok=True)
             self._forget_after(step)
             files = {
@@ -104,7 +110,7 @@ class RunFolder:
 
     def run_id(self) -> str:
         """Returns the id of the run at its trackers, made when it is first asked for."""
-        if not self._run_id.exists():
+        if not self._run_id.exists() or not self._run_id.read_text().strip():
             self._run_id.write_text(secrets.token_hex(4) + "\n")
         return self._run_id.read_text().strip()
 
@@ -146,10 +152,17 @@ class RunFolder:
                 f"output_dir {str(self.path)!r} already contains {present[0].name!r}, but is not a "
                 f"run folder: choose another."
             )
+        # The metrics last: without them, this would be no run folder.
+        self.put_aside(sorted(present, key=lambda entry: entry == self.metrics))
+
+    def put_aside(self, entries: Sequence[Path]) -> Path:
+        """Moves entries of the folder to the next `previous-N`, and returns that."""
         number = 1
         while (self.path / f"previous-{number}").exists():
             number += 1
         kept = self.path / f"previous-{number}"
-        kept.mkdir()
-        for entry in present:
-            entry.rename(kept / entry.name)
+        for entry in entries:
+            target = kept / entry.relative_to(self.path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            entry.rename(target)
+        return kept

@@ -29,18 +29,21 @@ class RunRecord:
         *,
         only_history: bool = False,
         step: int = 0,
+        continued: bool = False,
     ):
         """**Arguments:** the run's settings; its layout on devices; trackers besides the folder's;
         whether to write and show nothing, because another process does; the step after which the
-        run in the folder is resumed, 0 for a new run.
+        run is resumed, 0 for a new run; whether the run in the folder is the one that is resumed.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
         self.layout = layout
         self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
-        self.history: list[Mapping[str, float]] = list(self.folder.history(step)) if step else []
-        self._resumed_after = step
+        self.history: list[Mapping[str, float]] = []
+        if continued:
+            self.history += self.folder.history(step)
+        self._resumed_after, self._continued = step, continued
         self._extra_trackers = trackers
         self._trackers: list[Tracker] = []
         self._display = TrainingDisplay(cfg.steps, done=step)
@@ -54,7 +57,7 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        self.folder.start(cfg, self.layout, self._resumed_after)
+        self.folder.start(cfg, self.layout, self._resumed_after, continued=self._continued)
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
             assert cfg.wandb_project is not None  # resolved
@@ -88,7 +91,8 @@ class RunRecord:
                 tracker.finish()
             if self.history:
                 title = f"GRPO: {self.cfg.model} on {self.cfg.data}"
-                plot_learning_curve(self.history, title, self.folder.learning_curve)
+                first = 1 if self._continued else self._resumed_after + 1
+                plot_learning_curve(self.history, title, self.folder.learning_curve, first)
 
     def note(self, text: str) -> None:
         """Shows the user a message, from one process only."""

@@ -20,3 +20,5 @@ class TrainState(eqx.Module):
     """First batch of prompts that no step has used; dynamic sampling may use several per step."""
     num_tokens: int = 0
     """Tokens generated so far, each completion counted with its prompt."""
+    skipped_in_a_row: int = 0
+    """Updates in a row, up to the last one, that were skipped because they were not finite."""

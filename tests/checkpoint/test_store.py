@@ -14,7 +14,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.checkpoint.checksums import checksums
-from grpo_eqx.checkpoint.store import CheckpointStore, complete_steps
+from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
+from grpo_eqx.checkpoint.store import CheckpointStore
+from grpo_eqx.errors import RunError
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.training.state import TrainState
@@ -45,13 +47,32 @@ def shapes(state: TrainState) -> TrainState:
     )
 
 
+def restored(saved: SavedStep, like: TrainState) -> TrainState:
+    return saved.verified(saved.read(shapes(like)), shapes(like))
+
+
 def test_a_state_comes_back_with_its_counters(state: TrainState, tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
         store.save(state, {"config": {"seed": 1}})
     assert complete_steps(tmp_path) == [3]
+    saved = SavedStep(tmp_path, 3)
+    assert saved.facts()["config"] == {"seed": 1}
+    assert eqx.tree_equal(restored(saved, state), state)
+
+
+def test_an_earlier_step_is_not_silently_left_out(state: TrainState, tmp_path: Path) -> None:
     with CheckpointStore(tmp_path) as store:
-        assert store.facts(3)["config"] == {"seed": 1}
-        assert eqx.tree_equal(store.restore(3, shapes(state)), state)
+        store.save(state, {})
+        with pytest.raises(RunError, match="step 3 is saved there already"):
+            store.save(dataclasses.replace(state, step=2), {})
+
+
+def test_other_arrays_are_named(state: TrainState, tmp_path: Path) -> None:
+    with CheckpointStore(tmp_path) as store:
+        store.save(state, {})
+    other = dataclasses.replace(state, opt_state=optax.sgd(1e-3, momentum=0.9).init(state.model))
+    with pytest.raises(OtherArraysError, match=r"opt_state\..* here"):
+        restored(SavedStep(tmp_path, 3), other)
 
 
 def test_the_newest_are_kept(state: TrainState, tmp_path: Path) -> None:
@@ -64,11 +85,11 @@ def test_the_newest_are_kept(state: TrainState, tmp_path: Path) -> None:
 def test_so_is_the_best(state: TrainState, tmp_path: Path) -> None:
     """However old it is."""
     scores = {1: 0.1, 2: 0.9, 3: -np.inf, 4: 0.5, 5: 0.2}
-    with CheckpointStore(tmp_path, save_total_limit=2, keep_best=True) as store:
+    with CheckpointStore(tmp_path, save_total_limit=2, best="reward") as store:
         for step, score in scores.items():
             store.save(eqx.tree_at(lambda s: s.step, state, step), {}, score)
     assert complete_steps(tmp_path) == [5, 4, 2]
-    with CheckpointStore(tmp_path, save_total_limit=2, keep_best=True) as store:
+    with CheckpointStore(tmp_path, save_total_limit=2, best="reward") as store:
         store.save(eqx.tree_at(lambda s: s.step, state, 6), {}, 1.0)
     assert complete_steps(tmp_path) == [6, 5]
 
@@ -102,13 +123,12 @@ def test_a_flipped_bit_is_noticed_wherever_it_matters(state: TrainState, tmp_pat
         spoilt, bit = bytearray(whole), chance.randrange(8 * len(whole))
         spoilt[bit // 8] ^= 1 << bit % 8
         file.write_bytes(bytes(spoilt))
-        with CheckpointStore(tmp_path) as store:
-            try:
-                assert eqx.tree_equal(store.restore(3, shapes(state)), state), (file, bit)
-            except AssertionError:
-                raise
-            except Exception:
-                refused += 1
+        try:
+            assert eqx.tree_equal(restored(SavedStep(tmp_path, 3), state), state), (file, bit)
+        except AssertionError:
+            raise
+        except Exception:
+            refused += 1
         file.write_bytes(whole)
     assert refused > 5
     gc.collect()  # what Orbax gave up warns when it is collected
@@ -126,3 +146,9 @@ def test_a_checksum_tells_any_changed_element(dtype: jnp.dtype) -> None:
         index = tuple(rng.integers(0, x.shape))
         assert checksums({"x": x.at[index].add(1)})["x"] != expected
     assert checksums({"x": x[::-1]})["x"] != expected
+
+
+def test_truth_values_have_checksums() -> None:
+    """Some optimizers keep them."""
+    x = jnp.array([True, False, True])
+    assert checksums({"x": x}) != checksums({"x": ~x})

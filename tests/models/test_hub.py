@@ -10,7 +10,7 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.checkpoint.export import export
 from grpo_eqx.checkpoint.same_run import RunFacts
-from grpo_eqx.checkpoint.store import CheckpointStore
+from grpo_eqx.checkpoint.saved import SavedStep
 from grpo_eqx.models.hub import commit
 from grpo_eqx.models.pretrained import find_config, model_folder
 
@@ -92,8 +92,8 @@ def test_a_run_records_the_commit_and_says_when_it_has_moved(
 
     train(steps=1)
     assert json.loads((tmp_path / "run" / "hub_commits.json").read_text()) == {"model": NEW}
-    with CheckpointStore(tmp_path / "run" / "checkpoints", read_only=True) as store:
-        assert RunFacts.saved(store, 1).commits == {"model": NEW}
+    saved = SavedStep(tmp_path / "run" / "checkpoints", 1)
+    assert RunFacts.saved(saved).commits == {"model": NEW}
     monkeypatch.setattr("grpo_eqx.models.hub._snapshots", {})
     hub("model", "someone/small", small_model, "b" * 40, "main")
     train(steps=2)

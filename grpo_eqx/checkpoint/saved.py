@@ -1,0 +1,139 @@
+"""Checkpoints as they lie in a folder, to be read.
+
+Reading changes no file and exchanges nothing between processes, so it may fail in one of them; the
+checksums are computed by all devices together.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from grpo_eqx.checkpoint.checksums import checksums
+from grpo_eqx.models.base import CausalLM
+from grpo_eqx.training.state import TrainState
+
+STATE, FACTS = "state", "facts"
+"""Names of the two parts of a checkpoint."""
+
+
+class DamagedError(RuntimeError):
+    """A checkpoint's files have changed since they were written."""
+
+
+class OtherArraysError(RuntimeError):
+    """A checkpoint has other arrays than expected; the message names the first of them."""
+
+
+def complete_steps(folder: Path) -> list[int]:
+    """Returns the steps with a complete checkpoint in a folder, newest first."""
+    if not folder.is_dir():
+        return []
+    return sorted(ocp.utils.checkpoint_steps(folder.absolute()), reverse=True)
+
+
+class SavedStep:
+    """The complete checkpoint of one step."""
+
+    def __init__(self, folder: Path, step: int):
+        """**Arguments:** the folder of checkpoints; the step."""
+        self.step = step
+        self.path = folder / f"step_{step}"
+
+    def facts(self) -> dict[str, Any]:
+        """Reads the facts that were saved with it. Raises `DamagedError` if they changed."""
+        saved = json.loads((self.path / FACTS / "metadata").read_text())
+        if digest(saved["facts"]) != saved["sha256"]:
+            raise DamagedError("its facts are not as they were saved")
+        return dict(saved["facts"])
+
+    def read(self, like: TrainState) -> dict[str, jax.Array]:
+        """Reads the arrays of a state, unverified, onto the devices.
+
+        **Arguments:** a state of `jax.ShapeDtypeStruct`s, whose shardings the arrays get. The mesh
+        and the number of processes may differ from those that saved. Only what the state has is
+        read: it may be just a model.
+
+        Raises `OtherArraysError` if the checkpoint has others, and Orbax's errors.
+        """
+        arrays = named_arrays(like)
+        shapes = {name: tuple(shape) for name, shape in self.facts()["shapes"].items()}
+        if not like.opt_state:
+            shapes = {name: shape for name, shape in shapes.items() if name.startswith("model.")}
+        for name in sorted(shapes.keys() | arrays.keys()):
+            expected = arrays[name].shape if name in arrays else "missing"
+            if shapes.get(name, "missing") != expected:
+                raise OtherArraysError(
+                    f"{name.removeprefix('model.')} is {shapes.get(name, 'missing')} there, and "
+                    f"{expected} here"
+                )
+        args = ocp.args.PyTreeRestore(
+            arrays,
+            restore_args=ocp.checkpoint_utils.construct_restore_args(arrays),
+            partial_restore=True,
+        )
+        reader = ocp.PyTreeCheckpointHandler()
+        try:
+            return dict(reader.restore((self.path / STATE).absolute(), args=args))
+        finally:
+            reader.close()
+
+    def verified(self, arrays: Mapping[str, jax.Array], like: TrainState) -> TrainState:
+        """Returns the state with arrays that `read` returned, and its counters.
+
+        Raises `DamagedError`, in all processes alike, if an array is not as it was saved.
+        """
+        facts = self.facts()
+        for name, value in checksums(arrays).items():
+            if value != facts["checksums"][name]:
+                raise DamagedError(f"the values of {name} are not as they were saved")
+        found = {**arrays, **facts["counters"]}
+        leaves, structure = jax.tree_util.tree_flatten_with_path(like)
+        return jax.tree_util.tree_unflatten(
+            structure, [found.get(_name(path), leaf) for path, leaf in leaves]
+        )
+
+    def model(self, like: CausalLM) -> CausalLM:
+        """Reads only the parameters, and verifies their checksums; raises as the steps do."""
+        wanted = TrainState(like, opt_state=())
+        return self.verified(self.read(wanted), wanted).model
+
+
+def digest(facts: Mapping[str, Any]) -> str:
+    """Returns the hash by which changed facts are noticed."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def named_arrays(state: TrainState) -> dict[str, Any]:
+    """Returns the arrays of a state, or their shapes, by name."""
+    return {name: leaf for name, leaf in _named(state) if not isinstance(leaf, int)}
+
+
+def named_counters(state: TrainState) -> dict[str, int]:
+    """Returns the integers of a state by name."""
+    return {name: leaf for name, leaf in _named(state) if isinstance(leaf, int)}
+
+
+def _named(state: TrainState) -> list[tuple[str, Any]]:
+    leaves, _ = jax.tree_util.tree_flatten_with_path(state)
+    return [(_name(path), leaf) for path, leaf in leaves]
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _of_others(record: logging.LogRecord) -> bool:
+    """Returns whether a log record is not about Orbax's files."""
+    return "orbax" not in record.pathname and "orbax" not in record.getMessage()
+
+
+# Orbax logs a note on every folder that it reads, and each failure, with a traceback from each of
+# its threads; what matters of them it also raises.
+for _logger in ("absl", "asyncio"):
+    logging.getLogger(_logger).addFilter(_of_others)
