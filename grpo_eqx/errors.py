@@ -5,6 +5,8 @@ EXIT_FAULT = 1
 EXIT_USER_ERROR = 2
 EXIT_DOES_NOT_FIT = 3
 """Exit code of a plan whose run does not fit its devices."""
+EXIT_INTERRUPTED = 130
+"""Exit code after Ctrl-C, the second one if the first was to end after the step."""
 EXIT_PREEMPTED = 75
 """Exit code of a run that was asked to stop: the same command continues it (`EX_TEMPFAIL`)."""
 

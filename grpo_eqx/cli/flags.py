@@ -13,7 +13,13 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import leave_soon
-from grpo_eqx.errors import EXIT_FAULT, EXIT_USER_ERROR, RunError, UserError
+from grpo_eqx.errors import (
+    EXIT_FAULT,
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    RunError,
+    UserError,
+)
 from grpo_eqx.recipes import RECIPES, RecipeName
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
@@ -89,3 +95,6 @@ def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
         code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAULT
         leave_soon(code)
         sys.exit(code)
+    except KeyboardInterrupt:
+        leave_soon(EXIT_INTERRUPTED)
+        sys.exit(EXIT_INTERRUPTED)

@@ -10,7 +10,7 @@ from grpo_eqx.cli.doctor import Doctor
 from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.train import Train
-from grpo_eqx.errors import EXIT_USER_ERROR, UserError
+from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 from grpo_eqx.planner.planning_process import PlanningError
@@ -30,7 +30,7 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(EXIT_INTERRUPTED)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -63,7 +63,7 @@ def run_together(processes: Sequence[Process]) -> Outcome:
 
     If one fails, or this process gets a SIGINT, SIGTERM or SIGHUP, all are ended, with everything
     that they started in their process groups. If a signal to this process has all of them exit with
-    `EXIT_PREEMPTED`, that is the outcome's code.
+    0, or with `EXIT_PREEMPTED`, that is the outcome's code.
     """
     events: _Events = SimpleQueue()
     ended = threading.Event()
@@ -78,8 +78,10 @@ def run_together(processes: Sequence[Process]) -> Outcome:
             code, told = _wait(hosts, processes, events)
             if told:
                 _end(hosts, events, _SAVING_SECONDS)
-            saved = told and all(host.wait() == EXIT_PREEMPTED for host in hosts)
-            return Outcome(EXIT_PREEMPTED if saved else code, told)
+            for agreed in (0, EXIT_PREEMPTED):
+                if told and all(host.wait() == agreed for host in hosts):
+                    code = agreed
+            return Outcome(code, told)
         finally:
             _end(hosts, events, _GRACE_SECONDS)
             ended.set()

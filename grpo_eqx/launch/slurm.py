@@ -10,10 +10,14 @@ from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line
 from grpo_eqx.launch.subcommand import Subcommand
 
+_MOST_REQUEUES = 100
 _REQUEUE = f"""\
 # A run that is asked to stop saves its step; its exit code, or that of a task which ended with it.
 case $code in
-    {EXIT_PREEMPTED} | 137 | 143) scontrol requeue "$SLURM_JOB_ID" ;;
+    {EXIT_PREEMPTED} | 137 | 143)
+        # Not for ever: a host without enough memory is killed each time.
+        ((${{SLURM_RESTART_COUNT:-0}} >= {_MOST_REQUEUES})) || scontrol requeue "$SLURM_JOB_ID"
+        ;;
 esac
 exit $code"""
 _WORD = r"[A-Za-z0-9_][A-Za-z0-9_.,-]*"

@@ -259,7 +259,7 @@ def _call(name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: boo
         if stop_at_failure:  # it says itself what is wrong
             raise RewardError(f"reward function {name}: {error}") from error
         failure = raised(error)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         failure = raised(error)
     else:
         return checked(name, returned, len(samples))
@@ -267,7 +267,7 @@ def _call(name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: boo
     for i in range(len(samples)):
         try:
             returned = func(**samples.one(i).arguments())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             outcomes.append(raised(error))
             if stop_at_failure:
                 break

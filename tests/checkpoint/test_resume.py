@@ -14,7 +14,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.checkpoint.same_run import MAY_CHANGE, RunFacts
-from grpo_eqx.checkpoint.store import complete_steps
+from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 

@@ -35,12 +35,14 @@ class Command:
         folder: Path,
         *,
         processes: int = 1,
+        devices: int | None = None,
         script: Path | None = None,
         fault: str | None = None,
         **flags: Any,
     ):
         """**Arguments:** the model; the cache of compiled programs; the folder of the run; the
-        number of processes; the script; what `faulty_run.py`, which it then is, does; other flags.
+        number of processes, and of devices of each; the script; what `faulty_run.py`, which it
+        then is, does; other flags.
         """
         script = FAULTY_RUN if fault is not None else script
         self.folder = folder
@@ -50,14 +52,15 @@ class Command:
         command = [*python, "-m", "grpo_eqx.cli.main"]
         self.arguments = [*command, "train"] if script is None else [*python, str(script)]
         if processes > 1:
-            pod = ["--processes", str(processes), "--devices-per-process", "2"]
+            pod = ["--processes", str(processes), "--devices-per-process", str(devices or 1)]
             self.arguments = [*command, "launch", "local", *pod, "--", *self.arguments]
         for name, value in named.items():
             flag = f"--{name.replace('_', '-')}"
             self.arguments += [flag] if value is True else [flag, str(value)]
-        devices = [x for x in os.environ["XLA_FLAGS"].split() if "device_count" not in x]
+        xla_flags = [x for x in os.environ["XLA_FLAGS"].split() if "device_count" not in x]
+        xla_flags.append(f"--xla_force_host_platform_device_count={devices or 1}")
         self.environment = os.environ | {
-            "XLA_FLAGS": " ".join(devices),
+            "XLA_FLAGS": " ".join(xla_flags),
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -117,10 +120,10 @@ class Command:
         """The completions of every step, as files."""
         return {path.name: path.read_bytes() for path in (self.folder / "completions").iterdir()}
 
-    def prompts(self, table: str) -> list[str]:
-        """The problems of a step, by the name of its table."""
+    def samples(self, table: str) -> list[tuple[str, str]]:
+        """The prompts and completions of a step, by the name of its table."""
         rows = pq.read_table(self.folder / "completions" / table).to_pylist()
-        return list(dict.fromkeys(row["prompt"] for row in rows))
+        return [(row["prompt"], row["completion"]) for row in rows]
 
     def model(self) -> bytes:
         """The trained weights, as a file."""

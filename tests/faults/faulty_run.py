@@ -1,6 +1,7 @@
 """A run that does what the variable FAULT says in its third step, when two are saved."""
 
 import ctypes
+import hashlib
 import os
 import threading
 from collections.abc import Callable
@@ -22,7 +23,14 @@ def hang_in_c() -> None:
     ctypes.PyDLL(None).sleep(1000)
 
 
-FAULTS: dict[str, Callable[[], None]] = {"hang": hang, "hang_in_c": hang_in_c}
+def compute_in_c() -> None:
+    """Stays in C for minutes, as compiling does: meanwhile no handler of a signal is called."""
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)
+
+
+FAULTS: dict[str, Callable[[], None]] = {
+    "hang": hang, "hang_in_c": hang_in_c, "compute_in_c": compute_in_c,
+}  # fmt: skip
 
 
 class Reward:

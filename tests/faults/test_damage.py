@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.errors import EXIT_USER_ERROR
 
 from .conftest import Command
@@ -46,6 +47,7 @@ def test_the_checkpoint_is_named_and_the_one_before_it_used(
     spoil(newest)
     shutil.rmtree(copied.folder / "model")
     output = copied.finish()
+    assert complete_steps(copied.folder / "checkpoints") == [8, 7]
     assert f"warning: cannot read the checkpoint {newest}: " in output
     assert "step_7, after step 7 of 8" in output
     assert copied.rows() == unbroken.rows()
@@ -60,3 +62,23 @@ def test_when_all_are_damaged_nothing_starts(copied: Command, unbroken: Command)
     assert last.startswith("error: none of the 2 checkpoints in ")
     assert last.endswith("restore one from a backup, or start anew with --resume never.")
     assert copied.rows() == unbroken.rows()
+
+
+def test_where_only_one_of_two_hosts_cannot_read_it_both_use_the_one_before(
+    small_model: Path, programs: Path, tmp_path: Path
+) -> None:
+    """On storage that both share, but of which each reads its own part."""
+    flags = {"processes": 2, "steps": 3}
+    command = Command(small_model, programs, tmp_path / "run", **flags)
+    command.finish()
+    checkpoint = command.folder / "checkpoints" / "step_3"
+    written = [list((checkpoint / "state" / f"ocdbt.process_{i}" / "d").iterdir()) for i in (0, 1)]
+    sizes = [sum(path.stat().st_size for path in paths) for paths in written]
+    assert min(sizes) > 0.8 * max(sizes)  # each host has written its own half
+    for path in written[1]:
+        path.write_bytes(b"")
+    shutil.rmtree(command.folder / "model")
+    output = command.finish()
+    assert "warning: cannot read the checkpoint" in output
+    assert "step_2, after step 2 of 3" in output
+    assert (command.folder / "previous-1" / "checkpoints" / "step_3").is_dir()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.checkpoint.store import complete_steps
+from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
 from grpo_eqx.errors import EXIT_PREEMPTED
 
-from .conftest import Command, wait_for_step
+from .conftest import EXAMPLE, Command, wait_for_step
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,8 @@ def test_killed_at_random_moments_it_ends_as_the_unbroken_run(
     assert command.model() == unbroken.model()
     left = {path.name for path in (command.folder / "checkpoints").iterdir()}
     assert left == {"step_7", "step_8"}
-    prompts = [prompt for name in sorted(command.tables()) for prompt in command.prompts(name)]
+    steps = [command.samples(name)[::4] for name in sorted(command.tables())]
+    prompts = [prompt for step in steps for prompt, _ in step]
     first, second = prompts[:40], prompts[40:]  # epochs
     assert len(set(first)) == len(first)
     assert len(set(second)) == len(second) == 24
@@ -68,10 +69,11 @@ def test_a_second_sigterm_does_not_stop_the_saving(command: Command) -> None:
     assert complete_steps(command.folder / "checkpoints")[0] == done
 
 
+@pytest.mark.parametrize("fault", ["hang", "compute_in_c"])
 def test_a_step_that_outlasts_the_deadline_is_left_to_the_last_checkpoint(
-    small_model: Path, programs: Path, tmp_path: Path
+    small_model: Path, programs: Path, tmp_path: Path, fault: str
 ) -> None:
-    flags = {"fault": "hang", "preemption_deadline": 2}
+    flags = {"fault": fault, "preemption_deadline": 2}
     command = Command(small_model, programs, tmp_path / "run", **flags)
     process = command.start()
     wait_for_step(command, process, 2)
@@ -82,32 +84,48 @@ def test_a_step_that_outlasts_the_deadline_is_left_to_the_last_checkpoint(
     assert complete_steps(command.folder / "checkpoints") == [2, 1]
 
 
-def test_a_killed_host_ends_the_other_within_the_heartbeat(
+def test_in_an_evaluation_it_ends_at_once_and_the_same_command_only_evaluates(
     small_model: Path, programs: Path, tmp_path: Path
+) -> None:
+    command = Command(small_model, programs, tmp_path / "run", script=EXAMPLE, steps=2)
+    process = command.start()
+    while not (command.folder / "model").exists() and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode in (-signal.SIGTERM, EXIT_PREEMPTED)
+    output = command.finish()
+    assert "step_2, after step 2 of 2" in output
+    assert "accuracy after: " in output
+    assert not (command.folder / "previous-1").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_host_that_is_gone_ends_the_other_within_the_heartbeat(
+    small_model: Path, programs: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     command = Command(small_model, programs, tmp_path / "run", steps=1000)
     hosts = command.start_hosts([], [], number=2)
     wait_for_step(command, hosts[0], 1)
-    hosts[1].kill()
+    hosts[1].send_signal(number)
     killed = time.monotonic()
     output, _ = hosts[0].communicate(timeout=60)
     assert hosts[0].returncode != 0, output
     assert time.monotonic() - killed < HEARTBEAT_SECONDS + 5
+    hosts[1].kill()
     hosts[1].communicate()
 
 
-def test_on_two_hosts_both_save_the_same_step(
-    small_model: Path, programs: Path, tmp_path: Path
-) -> None:
-    command = Command(small_model, programs, tmp_path / "run", processes=2)
-    process = command.start()
-    wait_for_step(command, process, 2)
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == EXIT_PREEMPTED, output
+def test_if_one_of_two_hosts_is_asked_both_save_the_same_step(command: Command) -> None:
+    hosts = command.start_hosts([], [], number=2)
+    wait_for_step(command, hosts[0], 2)
+    hosts[1].send_signal(signal.SIGTERM)
+    outputs = [host.communicate(timeout=60)[0] for host in hosts]
+    assert [host.returncode for host in hosts] == [EXIT_PREEMPTED] * 2, outputs
+    assert "process 1: SIGTERM: stopping after this step, with a checkpoint" in outputs[1]
     done = len(command.rows())
-    assert f"after step {done} of 8" in command.finish()
-    assert [row["step"] for row in command.rows()] == list(range(1, 9))
+    assert f"stopped after step {done} of 8" in outputs[0]
+    assert complete_steps(command.folder / "checkpoints")[0] == done
 
 
 def test_it_stops_before_the_time_that_it_has(
