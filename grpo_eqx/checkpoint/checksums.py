@@ -19,12 +19,15 @@ def checksums(arrays: Mapping[str, Array]) -> dict[str, int]:
     It is the sum, modulo 2^32, of the elements' bits, each times an odd number that its position
     decides. So any single changed element of at most 32 bits changes the sum.
     """
-    return {name: int(value) for name, value in fetch(_checksums(dict(arrays))).items()}
+    return {name: int(value) for name, value in fetch(_compiled(dict(arrays))).items()}
 
 
-@jax.jit
-def _checksums(arrays: dict[str, Array]) -> dict[str, UInt32[Array, ""]]:
+def checksum_arrays(arrays: dict[str, Array]) -> dict[str, UInt32[Array, ""]]:
+    """Computes the checksums on the devices."""
     return {name: _checksum(array) for name, array in arrays.items()}
+
+
+_compiled = jax.jit(checksum_arrays)
 
 
 def _checksum(x: Array) -> UInt32[Array, ""]:

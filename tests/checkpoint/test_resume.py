@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,17 @@ def test_another_run_is_refused_by_the_names_of_its_settings(
     others.write_text("".join(reversed(PROBLEMS.read_text().splitlines(keepends=True))))
     with pytest.raises(UserError, match=r"of another run \(the training problems are others\)"):
         train(tmp_path / "run", data=str(others))
+
+
+def test_another_tokenizer_is_refused(
+    train: Callable[..., GRPOTrainer], small_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(small_model, tmp_path / "model")
+    train(tmp_path / "run", until=1, model=str(model))
+    template = model / "chat_template.jinja"
+    template.write_text("Answer briefly. " + template.read_text())
+    with pytest.raises(UserError, match=r"of another run \(the tokenizer is another"):
+        train(tmp_path / "run", model=str(model))
 
 
 def test_other_versions_of_packages_are_said() -> None:

@@ -1,5 +1,6 @@
 """Storage that is full, or cannot be written."""
 
+import contextlib
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,15 +18,20 @@ CHECKPOINTS_BYTES = 2**20
 """Space left for a few checkpoints of the small model."""
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("only root can mount a file system")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path / "disk", f"size={DISK_BYTES}") as disk:
+        yield disk
 
 
 def test_a_full_disk_ends_the_run_and_leaves_what_was_saved(
@@ -54,3 +60,9 @@ def test_a_folder_that_cannot_be_written_is_refused_at_the_start(
         f"error: output_dir '{tmp_path}/file/run' cannot be written ({tmp_path}/file is a file): "
         f"choose another."
     ]
+    with mounted(tmp_path / "disk", "ro") as disk:
+        command = Command(small_model, programs, disk / "run")
+        assert command.finish(EXIT_USER_ERROR).splitlines() == [
+            f"error: output_dir '{disk}/run' cannot be written ({disk} is read-only): choose "
+            f"another."
+        ]
