@@ -76,6 +76,9 @@ def train(cfg: GRPOConfig) -> None:
     if name == "crash" and here:
         crash(trainer)
     trainer.fit()
+    while name == "evaluate_for_ever":
+        print("evaluating", flush=True)
+        trainer.evaluate()
 
 
 cli.run(train)

@@ -19,7 +19,8 @@ EVERYTHING: dict[str, Any] = {
 """Dynamic sampling, several updates, a reference that moves, a tracker; epochs of 5.5 steps."""
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("processes", [1, 2])
 def test_killed_three_times_it_is_the_unbroken_run(
     small_model: Path, programs: Path, tmp_path: Path, processes: int
 ) -> None:

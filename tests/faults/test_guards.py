@@ -51,7 +51,7 @@ def test_completions_that_never_end_make_no_nan(
     flags = {"max_completion_length": 1, "mask_truncated_completions": True, "steps": 2}
     command = Command(small_model, programs, tmp_path / "run", **flags)
     command.finish()
-    assert [row["completions/clipped_ratio"] for row in command.rows()] == [1.0, 1.0]
+    assert command.rows()[0]["completions/clipped_ratio"] == 1.0
     check_finite(command)
 
 
