@@ -4,8 +4,8 @@
 
 Each time, SIGKILL hits at a random moment between the start of the process and a few steps later.
 Every start must resume from the newest complete checkpoint, and at the end the model must equal,
-byte for byte, that of a run which nobody disturbed, with every step recorded once and no temporary
-files left.
+byte for byte, that of a run which nobody disturbed, with the same metrics and completions for every
+step, recorded once, and no temporary files left.
 """
 
 import dataclasses
@@ -21,6 +21,8 @@ from pathlib import Path
 
 import tyro
 from rich.progress import track
+
+OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,10 +67,17 @@ class Run:
         names = [path.name for path in (self.folder / "checkpoints").glob("step_*")]
         return max((int(name[5:]) for name in names if name[5:].isdecimal()), default=0)
 
-    def steps(self) -> list[int]:
-        """Returns the recorded steps."""
+    def metrics(self) -> list[dict[str, float]]:
+        """Returns what is recorded of every step, except times."""
         lines = (self.folder / "metrics.jsonl").read_text().splitlines()
-        return [json.loads(line)["step"] for line in lines]
+        return [
+            {name: x for name, x in json.loads(line).items() if not name.startswith(OF_THE_MACHINE)}
+            for line in lines
+        ]
+
+    def completions(self) -> dict[str, bytes]:
+        """Returns the tables of completions, as files."""
+        return {path.name: path.read_bytes() for path in (self.folder / "completions").iterdir()}
 
     def step_seconds(self) -> float:
         """Returns the median time of a step."""
@@ -104,7 +113,8 @@ def main(settings: Settings) -> None:
         killed.finish()
         left = sorted(path.name for path in (killed.folder / "checkpoints").iterdir())
         check(killed.model() == whole.model(), "the models differ")
-        check(killed.steps() == whole.steps(), "the recorded steps differ")
+        check(killed.metrics() == whole.metrics(), "the metrics differ")
+        check(killed.completions() == whole.completions(), "the completions differ")
         check(all(name[5:].isdecimal() for name in left), f"files are left: {left}")
     print(f"{settings.kills} kills, {resumed} resumed, and the same model to the last bit")
 

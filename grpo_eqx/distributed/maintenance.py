@@ -15,7 +15,7 @@ _NOTICES = {
         "this machine's host will be maintained",
     ),
 }
-"""What the metadata server then says under a name, and how to tell it."""
+"""Announcements of the metadata server, by the name to ask for, and how to tell them."""
 
 
 class MaintenanceWatch:
