@@ -95,7 +95,7 @@ class Command:
     def finish(self, code: int = 0) -> str:
         """Runs the command to its end, which has the exit code; returns what it printed."""
         process = self.start()
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=600)
         assert process.returncode == code, output
         return output
 
@@ -132,7 +132,7 @@ class Command:
 
 def wait_for_step(command: Command, process: subprocess.Popen[str], step: int) -> None:
     """Waits until a process has recorded a step, or ended."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 300
     while len(command.rows()) < step and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

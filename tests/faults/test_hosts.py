@@ -16,7 +16,7 @@ def test_a_host_that_was_not_launched_is_named(
 ) -> None:
     command = Command(small_model, programs, tmp_path / "run", start_timeout=5)
     [host] = command.start_hosts([], number=2)
-    output, _ = host.communicate(timeout=60)
+    output, _ = host.communicate(timeout=120)
     assert host.returncode == EXIT_USER_ERROR
     assert output.splitlines()[-1].startswith("error: 1 of 2 hosts present: waiting for process 1")
 
@@ -24,13 +24,13 @@ def test_a_host_that_was_not_launched_is_named(
 def test_hosts_that_disagree_are_refused_by_the_setting(command: Command, tmp_path: Path) -> None:
     hosts = command.start_hosts([], ["--seed", "7"], number=2)
     for host in hosts:
-        output, _ = host.communicate(timeout=60)
+        output, _ = host.communicate(timeout=120)
         assert host.returncode == EXIT_USER_ERROR
         assert "error: the hosts disagree on seed: 0 on process 0" in output
     others = tmp_path / "others.jsonl"
     others.write_text("".join(Path(command.data).read_text().splitlines(keepends=True)[1:]))
     hosts = command.start_hosts([], ["--data", str(others)], number=2)
     for host in hosts:
-        output, _ = host.communicate(timeout=60)
+        output, _ = host.communicate(timeout=120)
         assert host.returncode == EXIT_USER_ERROR
         assert "error: the hosts disagree on " in output

@@ -45,7 +45,7 @@ def test_asked_to_stop_it_saves_the_step_and_the_same_command_continues(
     process = command.start()
     wait_for_step(command, process, 2)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == EXIT_PREEMPTED
     assert "stopping after this step, with a checkpoint" in output
     assert "the same command continues from there" in output
@@ -63,7 +63,7 @@ def test_a_second_sigterm_does_not_stop_the_saving(command: Command) -> None:
     for _ in range(5):
         process.send_signal(signal.SIGTERM)
         time.sleep(0.05)  # in the step, in its saving, or as the process leaves
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=120)
     assert process.returncode == EXIT_PREEMPTED, output
     done = len(command.rows())
     assert complete_steps(command.folder / "checkpoints")[0] == done
@@ -109,7 +109,7 @@ def test_a_host_that_is_gone_ends_the_other_within_the_heartbeat(
     wait_for_step(command, hosts[0], 1)
     hosts[1].send_signal(number)
     killed = time.monotonic()
-    output, _ = hosts[0].communicate(timeout=60)
+    output, _ = hosts[0].communicate(timeout=120)
     assert hosts[0].returncode != 0, output
     assert time.monotonic() - killed < HEARTBEAT_SECONDS + 5
     hosts[1].kill()
@@ -120,7 +120,7 @@ def test_if_one_of_two_hosts_is_asked_both_save_the_same_step(command: Command) 
     hosts = command.start_hosts([], [], number=2)
     wait_for_step(command, hosts[0], 2)
     hosts[1].send_signal(signal.SIGTERM)
-    outputs = [host.communicate(timeout=60)[0] for host in hosts]
+    outputs = [host.communicate(timeout=120)[0] for host in hosts]
     assert [host.returncode for host in hosts] == [EXIT_PREEMPTED] * 2, outputs
     assert "process 1: SIGTERM: stopping after this step, with a checkpoint" in outputs[1]
     done = len(command.rows())
