@@ -21,6 +21,8 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.training.state import TrainState
 
+# What Orbax abandons when a read fails raises at any later time.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 CONFIG = Qwen2Config(
     vocab_size=64,
     hidden_size=16,
@@ -109,7 +111,6 @@ def test_what_an_interrupted_save_left_is_no_checkpoint_and_is_deleted(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Orbax's threads
 def test_a_flipped_bit_is_noticed_wherever_it_matters(state: TrainState, tmp_path: Path) -> None:
     """One bit of one file at a time: what is read is equal, or nothing is."""
     with CheckpointStore(tmp_path) as store:
@@ -131,7 +132,7 @@ def test_a_flipped_bit_is_noticed_wherever_it_matters(state: TrainState, tmp_pat
             refused += 1
         file.write_bytes(whole)
     assert refused > 5
-    gc.collect()  # what Orbax gave up warns when it is collected
+    gc.collect()
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32])
