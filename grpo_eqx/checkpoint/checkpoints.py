@@ -163,6 +163,8 @@ class Checkpoints:
                 self.say(f"warning: cannot read the checkpoint {failures[-1]}")
                 continue
             self.say(f"resuming from {saved.path}, after step {state.step} of {self.cfg.steps}")
+            if state.step == self.cfg.steps:
+                self.say("nothing is left to train: --resume never starts a new run")
             if changes:
                 self.say(f"settings changed since then: {'; '.join(changes)}")
             if found.folder == self.folder:

@@ -96,7 +96,8 @@ def test_in_an_evaluation_it_ends_at_once_and_the_same_command_trains_nothing(
     process.communicate(timeout=10)
     assert process.returncode == -signal.SIGTERM
     again = Command(small_model, programs, folder, fault="none", steps=2)
-    assert "step_2, after step 2 of 2" in again.finish()
+    output = again.finish()
+    assert "step_2, after step 2 of 2\nnothing is left to train" in output
     assert not (folder / "previous-1").exists()
 
 
