@@ -101,7 +101,9 @@ def test_in_an_evaluation_it_ends_at_once_and_the_same_command_trains_nothing(
     assert not (folder / "previous-1").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)]
+)
 def test_a_host_that_is_gone_ends_the_other_within_the_heartbeat(
     small_model: Path, programs: Path, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -25,6 +25,7 @@ def test_a_hang_ends_with_the_stacks_of_all_threads(
     assert len(command.rows()) == 2
 
 
+@pytest.mark.long
 def test_so_does_one_that_keeps_python_from_running(
     small_model: Path, programs: Path, tmp_path: Path
 ) -> None:
