@@ -185,6 +185,19 @@ def test_never_starts_anew_and_a_path_continues_elsewhere(
         train(tmp_path / "new", resume=str(tmp_path / "nowhere"))
 
 
+def test_an_earlier_step_can_be_resumed_and_the_same_command_continues_from_there(
+    train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    train(tmp_path / "run", until=4)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    train(tmp_path / "run", until=5, resume=str(checkpoints / "step_3"))
+    assert complete_steps(checkpoints) == [5, 4]
+    assert (tmp_path / "run" / "previous-1" / "checkpoints" / "step_4").is_dir()
+    train(tmp_path / "run", resume=str(checkpoints / "step_3"))
+    assert not (tmp_path / "run" / "previous-2").exists()
+    assert [row["step"] for row in records(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
+
+
 def test_it_is_one_run_at_weights_and_biases(
     train: Callable[..., GRPOTrainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
