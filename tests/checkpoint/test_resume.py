@@ -19,11 +19,7 @@ from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 
-pytestmark = [
-    pytest.mark.slow,
-    # What Orbax abandons when a read fails raises at any later time.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.slow
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 STEPS = 6
