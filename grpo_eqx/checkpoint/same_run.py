@@ -77,8 +77,7 @@ class RunFacts:
     @classmethod
     def saved(cls, checkpoint: SavedStep) -> "RunFacts":
         """Reads the facts that were saved with a checkpoint."""
-        facts = checkpoint.facts()
-        return cls(*(facts.get(field.name, {}) for field in dataclasses.fields(cls)))
+        return cls(*(checkpoint.facts.get(field.name, {}) for field in dataclasses.fields(cls)))
 
     def is_same_run(self, saved: "RunFacts") -> bool:
         """Returns whether a checkpoint's run is this one, with the same code of its rewards."""

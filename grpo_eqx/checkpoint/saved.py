@@ -4,6 +4,7 @@ Reading changes no file and exchanges nothing between processes, so it may fail 
 checksums are computed by all devices together.
 """
 
+import functools
 import hashlib
 import json
 import logging
@@ -45,8 +46,9 @@ class SavedStep:
         self.step = step
         self.path = folder / f"step_{step}"
 
+    @functools.cached_property
     def facts(self) -> dict[str, Any]:
-        """Reads the facts that were saved with it. Raises `DamagedError` if they changed."""
+        """The facts that were saved with it, read once. Raises `DamagedError` if they changed."""
         saved = json.loads((self.path / FACTS / "metadata").read_text())
         if digest(saved["facts"]) != saved["sha256"]:
             raise DamagedError("its facts are not as they were saved")
@@ -62,7 +64,7 @@ class SavedStep:
         Raises `OtherArraysError` if the checkpoint has others, and Orbax's errors.
         """
         arrays = named_arrays(like)
-        shapes = {name: tuple(shape) for name, shape in self.facts()["shapes"].items()}
+        shapes = {name: tuple(shape) for name, shape in self.facts["shapes"].items()}
         if not like.opt_state:
             shapes = {name: shape for name, shape in shapes.items() if name.startswith("model.")}
         for name in sorted(shapes.keys() | arrays.keys()):
@@ -88,11 +90,10 @@ class SavedStep:
 
         Raises `DamagedError`, in all processes alike, if an array is not as it was saved.
         """
-        facts = self.facts()
         for name, value in checksums(arrays).items():
-            if value != facts["checksums"][name]:
+            if value != self.facts["checksums"][name]:
                 raise DamagedError(f"the values of {name} are not as they were saved")
-        found = {**arrays, **facts["counters"]}
+        found = {**arrays, **self.facts["counters"]}
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
         return jax.tree_util.tree_unflatten(
             structure, [found.get(_name(path), leaf) for path, leaf in leaves]

@@ -55,7 +55,7 @@ def test_a_state_comes_back_with_its_counters(state: TrainState, tmp_path: Path)
         store.save(state, {"config": {"seed": 1}})
     assert complete_steps(tmp_path) == [3]
     saved = SavedStep(tmp_path, 3)
-    assert saved.facts()["config"] == {"seed": 1}
+    assert saved.facts["config"] == {"seed": 1}
     assert eqx.tree_equal(restored(saved, state), state)
 
 

@@ -46,7 +46,6 @@ class Command:
         """
         script = FAULTY_RUN if fault is not None else script
         self.folder = folder
-        self.data = flags.get("data", PROBLEMS)
         named = {**FLAGS, "model": model, "output_dir": folder, **flags}
         python = [sys.executable, "-W", "ignore"]
         command = [*python, "-m", "grpo_eqx.cli.main"]

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx.errors import EXIT_USER_ERROR
 
-from .conftest import Command
+from .conftest import PROBLEMS, Command
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +28,7 @@ def test_hosts_that_disagree_are_refused_by_the_setting(command: Command, tmp_pa
         assert host.returncode == EXIT_USER_ERROR
         assert "error: the hosts disagree on seed: 0 on process 0" in output
     others = tmp_path / "others.jsonl"
-    others.write_text("".join(Path(command.data).read_text().splitlines(keepends=True)[1:]))
+    others.write_text("".join(PROBLEMS.read_text().splitlines(keepends=True)[1:]))
     hosts = command.start_hosts([], ["--data", str(others)], number=2)
     for host in hosts:
         output, _ = host.communicate(timeout=120)

@@ -14,6 +14,8 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.errors import RewardError
 
+from ..processes import processes
+
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 STEPS, PROMPTS, GROUP = 3, 8, 4
 
@@ -68,18 +70,9 @@ def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("faulty_rewards")
 
 
-def children() -> set[str]:
+def children() -> set[int]:
     """Processes whose parent is this one, zombies included."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[1]) == os.getpid():
-                found.add(folder.name)
-    return found
+    return {process.pid for process in processes() if process.parent == os.getpid()}
 
 
 def trainer(model: Path, out: Path, func: Any, **fields: Any) -> GRPOTrainer:

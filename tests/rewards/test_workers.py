@@ -18,6 +18,8 @@ from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Samples
 from grpo_eqx.rewards.workers import WorkerPool
 
+from ..processes import processes
+
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="lists processes in /proc")
 
 HERE = Path(__file__).parent
@@ -25,31 +27,13 @@ HERE = Path(__file__).parent
 
 def processes_below(parent: int) -> set[int]:
     """Processes that run a worker, or that one started, zombies included, for a process."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == parent:
-            found |= {int(folder.name), *processes_below(int(folder.name))}
-    return found
+    children = {process.pid for process in processes() if process.parent == parent}
+    return children.union(*map(processes_below, children))
 
 
 def in_sessions(leaders: set[int]) -> set[int]:
     """Processes of these sessions, whoever is their parent by now."""
-    found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                continue
-            if int(fields[3]) in leaders:
-                found.add(int(folder.name))
-    return found
+    return {process.pid for process in processes() if process.session in leaders}
 
 
 @pytest.fixture(autouse=True)
