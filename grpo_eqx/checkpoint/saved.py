@@ -7,7 +7,6 @@ checksums are computed by all devices together.
 import functools
 import hashlib
 import json
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import jax
 import orbax.checkpoint as ocp
 
 from grpo_eqx.checkpoint.checksums import checksums
+from grpo_eqx.checkpoint.orbax_reports import silence_orbax
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.training.state import TrainState
 
@@ -61,7 +61,7 @@ class SavedStep:
         and the number of processes may differ from those that saved. Only what the state has is
         read: it may be just a model.
 
-        Raises `OtherArraysError` if the checkpoint has others, and Orbax's errors.
+        Raises `OtherArraysError` if the checkpoint has others, and TensorStore's errors.
         """
         arrays = named_arrays(like)
         shapes = {name: tuple(shape) for name, shape in self.facts["shapes"].items()}
@@ -79,9 +79,13 @@ class SavedStep:
             restore_args=ocp.checkpoint_utils.construct_restore_args(arrays),
             partial_restore=True,
         )
+        silence_orbax()
         reader = ocp.PyTreeCheckpointHandler()
         try:
             return dict(reader.restore((self.path / STATE).absolute(), args=args))
+        except Exception as error:
+            # Orbax's own message is pages of an array's specification.
+            raise error.__cause__ or error from None
         finally:
             reader.close()
 
@@ -127,14 +131,3 @@ def _named(state: TrainState) -> list[tuple[str, Any]]:
 
 def _name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
-
-
-def _of_others(record: logging.LogRecord) -> bool:
-    """Returns whether a log record is not about Orbax's files."""
-    return "orbax" not in record.pathname and "orbax" not in record.getMessage()
-
-
-# Orbax logs a note on every folder that it reads, and each failure, with a traceback from each of
-# its threads; what matters of them it also raises.
-for _logger in ("absl", "asyncio"):
-    logging.getLogger(_logger).addFilter(_of_others)

@@ -10,6 +10,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as preservation
 
 from grpo_eqx.checkpoint.checksums import checksums
+from grpo_eqx.checkpoint.orbax_reports import silence_orbax
 from grpo_eqx.checkpoint.saved import (
     FACTS,
     STATE,
@@ -60,6 +61,7 @@ class CheckpointStore:
         self.folder = folder
         self.best = best
         self._saving: int | None = None
+        silence_orbax()
         with self._explained():
             self._manager = ocp.CheckpointManager(
                 folder.absolute(), options=options, item_names=(STATE, FACTS)

@@ -1,0 +1,35 @@
+"""What Orbax reports beside the errors that it raises, kept out of a run's output."""
+
+import functools
+import logging
+import sys
+import traceback
+from types import TracebackType
+from typing import Any
+
+
+@functools.cache
+def silence_orbax() -> None:
+    """Drops Orbax's notes on every folder, and the reads that it abandons when one fails.
+
+    Each of these fails in a thread, or when it is collected, with pages of text; the first failure
+    is also raised.
+    """
+    for name in ("absl", "asyncio"):
+        logging.getLogger(name).addFilter(_is_of_others)
+    sys.unraisablehook = functools.partial(_report_others, sys.unraisablehook)
+
+
+def _is_of_others(record: logging.LogRecord) -> bool:
+    return "orbax" not in record.pathname and "orbax" not in record.getMessage()
+
+
+def _report_others(report: Any, unraisable: Any) -> None:
+    """Reports what could not be raised, unless it is of an abandoned read."""
+    late = str(unraisable.exc_value) == "Event loop is closed"  # it was read, and nobody waits
+    if not late and not _passes_orbax(unraisable.exc_traceback):
+        report(unraisable)
+
+
+def _passes_orbax(trace: TracebackType | None) -> bool:
+    return any("orbax" in frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
