@@ -2,14 +2,16 @@
 
     python benchmarks/checkpoint_cost.py --json checkpoint_cost.json
 
-The default run is made in turns with a checkpoint every few steps and with none, so that a machine
-that slows down slows both. The time of a step is that between the ends of two steps: it includes
-the copy to host memory, and the writing in the background. Memory is that of arrays on the devices
-when a save has begun, beyond those before it, and of temporaries of the program that computes the
-checksums. Run it alone on the machine.
+In one run with the default settings, the steps after each save are compared with as many later ones
+that follow none, so that a machine which slows down slows both. The time of a step is that between
+the ends of two steps: it includes the copy to host memory, and the writing in the background. The
+first save, which compiles the program of the checksums, is not among them. Memory is that of the
+buffers on devices while a checkpoint is being written, beyond those before it, and that of
+temporaries while its checksums are computed, which only CPUs need. Run it alone on the machine.
 """
 
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -27,27 +29,23 @@ from grpo_eqx.checkpoint.saved import named_arrays
 from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.tracking import Tracker
 
-UNTIMED = 5
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CheckpointCost:
     """What to time."""
 
     save_steps: int = 10
-    """Steps between checkpoints."""
-    steps: int = 45
-    """Steps of a run, of which the first five are not timed."""
-    repeats: int = 3
-    """Runs of each kind."""
+    """Steps over which the cost of a save is spread. The run itself saves half as often."""
+    saves: int = 12
+    """Saves to time."""
     model: str = GRPOConfig.model
     """Model to train."""
     json: Path | None = None
     """File for the figures."""
 
     def __post_init__(self) -> None:
-        if self.steps < UNTIMED + 2 * self.save_steps:
-            raise UserError(f"steps is {self.steps}: at least two checkpoints must be timed.")
+        if self.saves < 2 or self.save_steps < 1:
+            raise UserError("saves must be at least 2, and save_steps at least 1.")
 
 
 class Times(Tracker):
@@ -63,54 +61,59 @@ class Times(Tracker):
         pass
 
 
-def step_seconds(settings: CheckpointCost, folder: Path, save_steps: int | None) -> float:
-    """Returns the mean time of a step of a run, after the first ones."""
-    times = Times()
+def step_seconds(settings: CheckpointCost, folder: Path) -> tuple[list[float], list[float]]:
+    """Returns the mean time of the steps after each save, and of as many later ones."""
+    times, each = Times(), settings.save_steps
     cfg = GRPOConfig(
-        model=settings.model, steps=settings.steps, save_steps=save_steps, save_minutes=None,
-        output_dir=folder, resume="never", log_completions_steps=0,
+        model=settings.model, steps=2 * each * (settings.saves + 2), save_steps=2 * each,
+        save_minutes=None, output_dir=folder, resume="never", log_completions_steps=0,
     )  # fmt: skip
     GRPOTrainer(cfg, trackers=[times]).fit()
-    # The save at the end is in both, and after the last step.
-    return (times.done[-1] - times.done[UNTIMED - 1]) / (settings.steps - UNTIMED)
+    ends = times.done[4 * each - 1 :: each]  # from the second save on
+    blocks = [(end - start) / each for start, end in itertools.pairwise(ends)]
+    return blocks[0::2], blocks[1::2]
 
 
-def added_bytes(settings: CheckpointCost, folder: Path) -> int:
-    """Returns the device memory that a save takes while it is being written."""
+def added_bytes(settings: CheckpointCost, folder: Path) -> tuple[int, int]:
+    """Returns the device memory taken while a save is written, and during its checksums."""
     trainer = GRPOTrainer(GRPOConfig(model=settings.model, output_dir=folder / "run"))
     before = resident_bytes()
     with CheckpointStore(folder / "checkpoints") as store:
         store.save(trainer.state, {})
         during = resident_bytes()
     program = jax.jit(checksum_arrays).lower(named_arrays(trainer.state)).compile()
-    return during - before + program.memory_analysis().temp_size_in_bytes
+    return during - before, program.memory_analysis().temp_size_in_bytes
 
 
 def resident_bytes() -> int:
-    return sum(array.nbytes for array in jax.live_arrays())
+    """Returns the bytes of the distinct buffers on devices: arrays may share one."""
+    shards = [shard for array in jax.live_arrays() for shard in array.addressable_shards]
+    buffers = {(x.device, x.data.unsafe_buffer_pointer()): x.data.nbytes for x in shards}
+    return sum(buffers.values())
 
 
 def main(settings: CheckpointCost) -> None:
-    """Times runs with and without checkpoints, in turns, and prints what the checkpoints cost."""
-    seconds: dict[str, list[float]] = {"saving": [], "not saving": []}
+    """Times the steps of a run, and prints what its checkpoints cost."""
     with tempfile.TemporaryDirectory() as scratch:
-        for repeat in range(settings.repeats):
-            for kind, save_steps in (("not saving", None), ("saving", settings.save_steps)):
-                folder = Path(scratch) / f"{kind}-{repeat}"
-                seconds[kind].append(step_seconds(settings, folder, save_steps))
-        memory = added_bytes(settings, Path(scratch))
-        size = sum(x.stat().st_size for x in folder.glob(f"checkpoints/step_{settings.steps}/**/*"))
-    saving, without = (statistics.median(seconds[kind]) for kind in ("saving", "not saving"))
+        saving, without = step_seconds(settings, Path(scratch) / "run")
+        newest = max(Path(scratch).glob("run/checkpoints/*"), key=lambda path: path.stat().st_mtime)
+        size = sum(path.stat().st_size for path in newest.rglob("*"))
+        resident, temporary = added_bytes(settings, Path(scratch))
+    costs = [one / other - 1 for one, other in zip(saving, without, strict=True)]
+    low, middle, high = statistics.quantiles(costs, n=4)
     figures = {
-        "seconds_per_step": seconds,
-        "cost": saving / without - 1,
+        "cost": {"median": middle, "quartiles": [low, high]},
+        "seconds_per_step": {"saving": saving, "without": without},
         "checkpoint_bytes": size,
-        "added_device_bytes": memory,
+        "added_device_bytes": resident,
+        "checksum_temporary_bytes": temporary,
         "save_steps": settings.save_steps,
     }
     print(
-        f"a checkpoint of {size / 1e6:.1f} MB every {settings.save_steps} steps costs "
-        f"{figures['cost']:+.1%} of a step's {without:.3f} s, and {memory / 1e6:.3f} MB on devices"
+        f"a checkpoint of {size / 1e6:.1f} MB every {settings.save_steps} steps costs {middle:+.1%}"
+        f" (quartiles {low:+.1%} and {high:+.1%}) of a step's {statistics.median(without):.3f} s; "
+        f"on devices it takes {resident / 1e6:.3f} MB while it is written, and "
+        f"{temporary / 1e6:.3f} MB during its checksums"
     )
     if settings.json is not None:
         settings.json.write_text(json.dumps(figures, indent=2) + "\n")
