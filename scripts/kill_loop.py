@@ -2,16 +2,18 @@
 
     python scripts/kill_loop.py --kills 100
 
-Each time, SIGKILL hits at a random moment between the start of the process and a few steps later.
-Every start must resume from the newest complete checkpoint, and at the end the model must equal,
+Each time, SIGKILL hits at a random moment: while the process starts, or within one of its first
+steps. Every start must resume from the newest complete checkpoint. In the end the model must equal,
 byte for byte, that of a run which nobody disturbed, with the same metrics and completions for every
-step, recorded once, and no temporary files left.
+step, recorded once, and no temporary files left. A run that ends before all kills are spent is
+compared, and begun anew.
 """
 
 import dataclasses
 import json
 import random
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -22,6 +24,8 @@ from pathlib import Path
 import tyro
 from rich.progress import track
 
+MOST_STEPS = 4
+"""Steps that a process has begun, at most, when it is killed."""
 OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
 
 
@@ -29,8 +33,8 @@ OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
 class Settings:
     kills: int = 100
     """Number of times to kill the run."""
-    steps: int = 300
-    """Steps of the run, of which each kill leaves about two more done."""
+    steps: int = 100
+    """Steps of the run, of which each kill leaves about one more done."""
     seed: int = 0
     """Seed of the moments."""
 
@@ -91,32 +95,54 @@ class Run:
 
 def main(settings: Settings) -> None:
     """Kills a run again and again, and checks that it ends as if nothing had happened."""
+    chance = random.Random(settings.seed)
     with tempfile.TemporaryDirectory() as scratch:
         whole = Run(Path(scratch) / "whole", settings.steps)
         whole.finish()
         before = time.monotonic()
         Run(Path(scratch) / "warm", 1).finish()  # from the cache of compiled programs
-        window = time.monotonic() - before + 4 * whole.step_seconds()
-        killed, resumed = Run(Path(scratch) / "killed", settings.steps), 0
-        chance = random.Random(settings.seed)
+        start_seconds, step_seconds = time.monotonic() - before, whole.step_seconds()
+        killed, resumed, compared = Run(Path(scratch) / "killed", settings.steps), 0, 0
         for _ in track(range(settings.kills), "killing"):
+            if killed.newest() > settings.steps - MOST_STEPS:
+                compare(killed, whole)
+                compared += 1
+                shutil.rmtree(killed.folder)
             newest = killed.newest()
-            check(newest < settings.steps - 4, "the run is at its end: give it more --steps")
             process = killed.start()
-            time.sleep(chance.uniform(0, window))
+            if steps := chance.randrange(MOST_STEPS):
+                wait_for(newest + steps, killed, process)
+                time.sleep(chance.uniform(0, step_seconds))
+            else:
+                time.sleep(chance.uniform(0, start_seconds))
             process.kill()
             output, _ = process.communicate()
             if found := re.search(r"resuming from .*step_(\d+)", output):
                 resumed += 1
                 check(int(found[1]) == newest, f"resumed from {found[1]}, not from {newest}")
             check(killed.newest() >= newest, "a complete checkpoint is gone")
-        killed.finish()
-        left = sorted(path.name for path in (killed.folder / "checkpoints").iterdir())
-        check(killed.model() == whole.model(), "the models differ")
-        check(killed.metrics() == whole.metrics(), "the metrics differ")
-        check(killed.completions() == whole.completions(), "the completions differ")
-        check(all(name[5:].isdecimal() for name in left), f"files are left: {left}")
-    print(f"{settings.kills} kills, {resumed} resumed, and the same model to the last bit")
+        compare(killed, whole)
+    print(
+        f"{settings.kills} kills, {resumed} resumed; {compared + 1} runs of {settings.steps} steps "
+        f"ended with the same model to the last bit"
+    )
+
+
+def wait_for(step: int, run: Run, process: subprocess.Popen[str]) -> None:
+    """Waits until a checkpoint is complete."""
+    while run.newest() < step:
+        check(process.poll() is None, "the run ended by itself")
+        time.sleep(0.01)
+
+
+def compare(killed: Run, whole: Run) -> None:
+    """Lets the killed run end, and compares all that it leaves."""
+    killed.finish()
+    left = sorted(path.name for path in (killed.folder / "checkpoints").iterdir())
+    check(killed.model() == whole.model(), "the models differ")
+    check(killed.metrics() == whole.metrics(), "the metrics differ")
+    check(killed.completions() == whole.completions(), "the completions differ")
+    check(all(name[5:].isdecimal() for name in left), f"files are left: {left}")
 
 
 def check(holds: bool, failure: str) -> None:
