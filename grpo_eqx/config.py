@@ -278,8 +278,8 @@ class GRPOConfig:
     preemption_deadline: PositiveFloat = 25.0
     """Seconds after SIGTERM within which the process ends, with or without a new checkpoint."""
     stop_after: str | None = None
-    """Time from the start, such as 11h50m, by which the run stops with a checkpoint, before a batch
-    queue ends it. None: no limit."""
+    """Time since the trainer was made, such as 11h50m, by which the run stops with a checkpoint,
+    before a batch queue ends it. None: no limit."""
     resume: str = "auto"
     """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
     or a run folder or checkpoint by its path."""

@@ -48,3 +48,16 @@ class RunError(RuntimeError):
 
 class PeerRunError(RunError):
     """Another process of the run failed; the message says which one, and with which error."""
+
+
+class RewardFailureError(RewardError, RunError):
+    """A reward function failed on a completion; the message names both.
+
+    It may pass the next time, as with a service that did not answer, so the exit code is
+    `EXIT_FAULT`.
+    """
+
+
+def exit_code(error: UserError | RunError) -> int:
+    """Returns the exit code of a command that an error ends."""
+    return EXIT_FAULT if isinstance(error, RunError) else EXIT_USER_ERROR

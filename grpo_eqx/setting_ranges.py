@@ -38,7 +38,9 @@ def parse_duration(name: str, text: str) -> float:
     parts = [int(part or 0) for part in match.groups()] if match else []
     seconds = float(sum(part * size for part, size in zip(parts, (3600, 60, 1), strict=False)))
     if not seconds:
-        raise UserError(f"{name} is {text!r}: give hours, minutes and seconds, as in 11h50m.")
+        raise UserError(
+            f"{name} is {text!r}: give hours, minutes and seconds, as in 11h50m, more than 0."
+        )
     return seconds
 
 

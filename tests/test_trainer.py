@@ -129,13 +129,15 @@ def test_the_exported_model_is_the_trained_one(run: tuple[GRPOTrainer, Path]) ->
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_metrics_and_keeps_the_earlier_run(
-    run: tuple[GRPOTrainer, Path],
+    run: tuple[GRPOTrainer, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     _, path = run
     first = [without_times(row) for row in lines(path)]
     GRPOTrainer(GRPOConfig(**SMALL, output_dir=path, resume="never")).fit()
     assert [without_times(row) for row in lines(path)] == first
     assert [without_times(row) for row in lines(path / "previous-1")] == first
+    printed = "".join(capsys.readouterr()).replace("\n", " ")
+    assert f"an earlier run in {path} is kept in {path / 'previous-1'}" in printed
 
 
 def test_everything_can_be_passed_as_an_object(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ from grpo_eqx.setting_ranges import parse_duration
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 
+_OF_THE_MACHINE = "time/", "perf/", "compile/", "step_time"
+"""Starts of the names of metrics by which no checkpoint is the best."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Resumable:
@@ -164,7 +167,7 @@ class Checkpoints:
                 continue
             self.say(f"resuming from {saved.path}, after step {state.step} of {self.cfg.steps}")
             if state.step == self.cfg.steps:
-                self.say("nothing is left to train: --resume never starts a new run")
+                self.say("nothing is left to train; for a new run, set --resume never")
             if changes:
                 self.say(f"settings changed since then: {'; '.join(changes)}")
             if found.folder == self.folder:
@@ -194,7 +197,7 @@ class Checkpoints:
         run = RunFolder(self.folder.parent)
         kept = run.put_aside([SavedStep(self.folder, each).path for each in later])
         names = ", ".join(f"step_{each}" for each in later)
-        self.say(f"the later checkpoints ({names}) are kept in {kept}")
+        self.say(f"the checkpoints after it ({names}) are kept in {kept}")
 
     def are_due(self, step: int) -> bool:
         """Decides, for all processes alike, whether `after_step` will save or stop.
@@ -202,7 +205,10 @@ class Checkpoints:
         **Arguments:** the step, which may still be being computed.
         """
         cfg = self.cfg
-        stop = self._requested.received or self._has_no_time_for_another_step()
+        stop = self._requested.received
+        if not stop and self._has_no_time_for_another_step():
+            self.say(f"stop_after is {cfg.stop_after}: there is no time for another step")
+            stop = True
         self._stops = step < cfg.steps and on_any_host(stop)
         due = step >= cfg.steps or (cfg.save_steps is not None and step % cfg.save_steps == 0)
         if not due and cfg.save_minutes is not None:
@@ -224,9 +230,10 @@ class Checkpoints:
         if self._stops:
             self._store.wait()
             self._requested.is_served = True
+            saved = SavedStep(self.folder, state.step).path
             self.say(
-                f"stopped after step {state.step} of {self.cfg.steps}, saved in {self.folder}: the "
-                f"same command continues from there"
+                f"stopped after step {state.step} of {self.cfg.steps}, saved as {saved}: the same "
+                f"command continues from there"
             )
             raise Preempted
 
@@ -245,9 +252,10 @@ class Checkpoints:
         if name is None:
             return None
         if name not in metrics:
+            known = [each for each in sorted(metrics) if not each.startswith(_OF_THE_MACHINE)]
             raise UserError(
                 f"metric_for_best_model is {name!r}, which this run does not log: use one of "
-                f"{', '.join(sorted(metrics))}."
+                f"{', '.join(known)}."
             )
         value = -metrics[name] if self.cfg.greater_is_better is False else metrics[name]
         # Times differ between processes, which must keep the same checkpoint.
@@ -267,14 +275,18 @@ def located(setting: str, path: Path) -> tuple[Path, int | None]:
     **Arguments:** what gives the path, for the message of a `UserError`; the path.
     """
     prefix, _, number = path.name.rpartition("_")
-    if prefix == "step" and number.isdigit() and path.is_dir():
+    is_step = prefix == "step" and number.isdigit()
+    if is_step and path.is_dir():
         return path.parent, int(number)
-    checkpoints = RunFolder(path).checkpoints
-    example = f"RUN/{checkpoints.name}/step_100"
-    if complete_steps(checkpoints):
-        return checkpoints, None
+    name = RunFolder(path).checkpoints.name
+    for folder in (path / name, path):
+        if folder.name == name and complete_steps(folder):
+            return folder, None
+    wrong = "has no checkpoints" if path.exists() else "does not exist"
+    others = [f"step_{step}" for step in complete_steps(path.parent)] if is_step else []
     or_word = "auto, never, " if setting == "resume" else ""
+    fix = f"use {or_word}a run folder or a checkpoint such as RUN/{name}/step_100"
     raise UserError(
-        f"{setting} is {str(path)!r}, which is neither a run folder with checkpoints nor a "
-        f"checkpoint: use {or_word}a run folder or a checkpoint such as {example}."
+        f"{setting} is {str(path)!r}, which {wrong}: "
+        + (f"beside it are {', '.join(others)}." if others else f"{fix}.")
     )

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from types import FrameType
 
 from grpo_eqx.distributed.maintenance import MaintenanceWatch
-from grpo_eqx.errors import EXIT_PREEMPTED
+from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
+
+_AT_ONCE_SECONDS = 3.0
+"""Seconds that a process has to end by itself after a second Ctrl-C."""
 
 
 class Preempted(SystemExit):
@@ -23,8 +26,8 @@ class StopRequest:
 
     After SIGTERM, the process ends with `EXIT_PREEMPTED` at a deadline, whatever it is doing, even
     if that is compiling: a scheduler would kill it soon after. A second Ctrl-C raises
-    `KeyboardInterrupt`. A notice of Google's metadata server, which comes before SIGTERM, asks for
-    the same without a deadline.
+    `KeyboardInterrupt`, and ends the process if that is not served soon. A notice of Google's
+    metadata server, which comes before SIGTERM, asks for the same as SIGTERM, without a deadline.
     """
 
     def __init__(self, deadline: float, say: Callable[[str], None]):
@@ -37,7 +40,8 @@ class StopRequest:
         self.is_served = False
         """Whether the checkpoint has been written."""
         self._maintenance = MaintenanceWatch(self._note_maintenance)
-        self._timer: threading.Timer | None = None
+        self._deadline: threading.Timer | None = None
+        self._at_once: threading.Timer | None = None
         self._interrupted = False
         self._earlier: dict[signal.Signals, object] = {}
         self._wakeup: tuple[socket.socket, int] | None = None
@@ -49,7 +53,7 @@ class StopRequest:
             writer.setblocking(False)
             earlier = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
             self._wakeup = writer, earlier
-            threading.Thread(target=self._await_sigterm, args=(reader,), daemon=True).start()
+            threading.Thread(target=self._await_signals, args=(reader,), daemon=True).start()
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._earlier[number] = signal.signal(number, self._note)
         self._maintenance.__enter__()
@@ -57,7 +61,9 @@ class StopRequest:
 
     def __exit__(self, *_: object) -> None:
         self._maintenance.__exit__()
-        if self._timer is not None:
+        if self._at_once is not None:
+            self._at_once.cancel()
+        if self._deadline is not None:
             return  # the process will end soon, and until then keeps to the deadline
         for number, handler in self._earlier.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
@@ -68,14 +74,19 @@ class StopRequest:
             writer.close()
             self._wakeup = None
 
-    def _await_sigterm(self, reader: socket.socket) -> None:
+    def _await_signals(self, reader: socket.socket) -> None:
+        """Sets the time by which signals are served, whatever the main thread is doing."""
+        interrupts = 0
         with reader:
             while number := reader.recv(1):
-                if number[0] == signal.SIGTERM:
-                    self._timer = threading.Timer(self.deadline, self._leave)
-                    self._timer.daemon = True
-                    self._timer.start()
-                    return
+                interrupts += number[0] == signal.SIGINT
+                if number[0] == signal.SIGTERM and self._deadline is None:
+                    self._deadline = _start_timer(self.deadline, self._leave)
+                if interrupts == 2 and self._at_once is None:
+                    self.say("stopping at once, without another checkpoint")
+                    self._at_once = _start_timer(
+                        _AT_ONCE_SECONDS, lambda: os._exit(EXIT_INTERRUPTED)
+                    )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         first, self.received = not self.received, True
@@ -96,7 +107,15 @@ class StopRequest:
             if not self.is_served:
                 self.say(
                     f"the step was not done {self.deadline:g} s after SIGTERM: ending without "
-                    f"another checkpoint. The same command continues from the last one."
+                    f"another checkpoint. The same command continues from the last one, or starts "
+                    f"anew if there is none."
                 )
         finally:
             os._exit(EXIT_PREEMPTED)
+
+
+def _start_timer(seconds: float, function: Callable[[], None]) -> threading.Timer:
+    timer = threading.Timer(seconds, function)
+    timer.daemon = True
+    timer.start()
+    return timer

@@ -110,17 +110,18 @@ class RunFacts:
             for name, change in self._changed(saved.reward_code, self.reward_code).items()
         }
         changed = settings | inputs | commits | versions | code
+        for bookkeeping in ("output_dir", "resume"):  # the line before says where from
+            changed.pop(bookkeeping, None)
         return [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
 
     def _refused(self, saved: "RunFacts") -> list[str]:
         """Lists the changes since a checkpoint that make it another run."""
         newer = _as_json(GRPOConfig())  # defaults of settings that are newer than it
         settings = self._changed({**newer, **saved.config}, self.config)
-        refused = [
-            f"{name}: {old} -> {new}"
-            for name, (old, new) in settings.items()
-            if name not in MAY_CHANGE
-        ]
+        others = {name: each for name, each in settings.items() if name not in MAY_CHANGE}
+        # What is `None` on one side has mostly followed from another setting.
+        given = {name: each for name, each in others.items() if None not in each}
+        refused = [f"{name}: {old} -> {new}" for name, (old, new) in (given or others).items()]
         inputs = self._changed(saved.fingerprints, self.fingerprints)
         return refused + [
             f"{name} are others" if name.endswith("s") else f"{name} is another"

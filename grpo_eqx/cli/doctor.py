@@ -282,13 +282,17 @@ def disk(folder: Path, model: str) -> Check:
     tables = 1 if config.tie_word_embeddings else 2
     parameters = config.num_layer_parameters + tables * config.num_head_parameters
     size = _CHECKPOINT_BYTES * parameters
-    text = f"{has}; a checkpoint of {model} takes {size / 2**30:.1f} GiB"
+    text = f"{has}; a checkpoint of {model} takes {_memory(size)}"
     fix = "make room, or choose an --output-dir on a larger disk"
     if free < size:
         return Check("fail", text, fix)
     if free < _CHECKPOINTS * size:
         return Check("warn", f"{text}, and up to {_CHECKPOINTS} are on disk at a time", fix)
     return Check("ok", text)
+
+
+def _memory(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"
 
 
 def _config_at_hand(model: str) -> ModelConfig | None:

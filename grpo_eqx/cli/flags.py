@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -14,11 +15,10 @@ from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import leave_soon
 from grpo_eqx.errors import (
-    EXIT_FAULT,
     EXIT_INTERRUPTED,
-    EXIT_USER_ERROR,
     RunError,
     UserError,
+    exit_code,
 )
 from grpo_eqx.recipes import RECIPES, RecipeName
 
@@ -86,13 +86,15 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
 def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
     flags.export()
+    # Until the run has its own handler: Python's raises wherever it is, also where JAX ignores it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         cfg = flags.config()
         join_processes(cfg)
         main(cfg)
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        code = EXIT_USER_ERROR if isinstance(error, UserError) else EXIT_FAULT
+        code = exit_code(error)
         leave_soon(code)
         sys.exit(code)
     except KeyboardInterrupt:

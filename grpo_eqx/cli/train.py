@@ -28,5 +28,8 @@ class Train(RunFlags, Subcommand):
 def _train(cfg: GRPOConfig) -> None:
     result = GRPOTrainer(cfg).fit()
     if is_main():
-        steps = len(result.history)
-        print(f"{steps} steps in {result.seconds:.0f} s; the run is in {result.output_dir}")
+        whole = len(result.history) == cfg.steps  # not where it began from another run's checkpoint
+        steps = (
+            f"{cfg.steps} steps in {result.seconds:.0f} s" if whole else f"{cfg.steps} steps done"
+        )
+        print(f"{steps}; the run is in {result.output_dir}")

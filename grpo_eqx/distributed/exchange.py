@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from grpo_eqx.errors import PeerError, PeerRunError, UserError
+from grpo_eqx.errors import EXIT_USER_ERROR, PeerError, PeerRunError, UserError, exit_code
 
 T = TypeVar("T")
 
@@ -71,7 +71,7 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     said = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_LONGEST_MESSAGE]
-    own = json.dumps([said, isinstance(failure, UserError)]).encode()
+    own = json.dumps([said, _is_of_input(failure)]).encode()
     everyone = [json.loads(each) for each in gather_bytes(own)]
     if failure is not None:
         raise failure
@@ -80,6 +80,10 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
             kind = PeerError if of_input else PeerRunError
             raise kind(f"process {index} failed: {message}")
     return result
+
+
+def _is_of_input(failure: Exception | None) -> bool:
+    return isinstance(failure, UserError) and exit_code(failure) == EXIT_USER_ERROR
 
 
 def assert_same_on_all_hosts(facts: Mapping[str, str]) -> None:

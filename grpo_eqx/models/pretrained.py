@@ -211,6 +211,7 @@ def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None
     arrays = {name: slot.read(dtype) for name, slot in slots.items()}
     if is_main():
         save_file(arrays, path, metadata={"format": "pt"})
+        path.chmod((path.parent / "config.json").stat().st_mode)  # safetensors: the owner's alone
 
 
 def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.errors import RewardError, RewardFailureError, UserError
 from grpo_eqx.rewards.async_calls import AsyncCalls
 from grpo_eqx.rewards.limits import RewardLimits, is_async, is_plain
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, checked, raised
@@ -149,8 +149,8 @@ class RewardRunner:
         Their tokens are `completion_ids[p][g]`. Raises `RewardError`, naming the function, where it
         does not return a list with one number or `None` for each completion. Where it raises,
         returns a number that is not finite, loses its process or runs out of time, it has failed:
-        the error then names the completion too and its cause is the function's own; with
-        `limits.failures` `drop`, the completion has no rewards.
+        a `RewardFailureError` then names the completion too and its cause is the function's own;
+        with `limits.failures` `drop`, the completion has no rewards.
         """
         samples = Samples.of(prompts, completions, completion_ids)
         shape = len(self.funcs), len(prompts), len(completions[0])
@@ -171,12 +171,12 @@ class RewardRunner:
         return Rewards.of(tuple(self.funcs), each, self.weights, dropped)
 
     def check_failures(self, rewards: Rewards) -> None:
-        """Raises `RewardError` where a function failed on more completions than it may."""
+        """Raises `RewardFailureError` where a function failed on more completions than it may."""
         if rewards.failed is None:
             return
         for name, failed in zip(rewards.names, rewards.failed, strict=True):
             if failed.mean() > self.limits.max_failed:
-                raise RewardError(
+                raise RewardFailureError(
                     f"reward function {name} failed on {failed.sum()} of {failed.size} completions "
                     f"(the warning above has the first), and max_failed_rewards is "
                     f"{self.limits.max_failed}: mend the function, or raise it."
@@ -219,7 +219,7 @@ class RewardRunner:
         assert isinstance(failure, Failure)
         first = f"reward function {name} {failure.reason} for {samples.named(failed[0])}"
         if self.limits.failures == "stop":
-            raise RewardError(
+            raise RewardFailureError(
                 f"{first}: mend it, or set reward_failures to drop to leave out the completions "
                 f"that it fails on."
             ) from failure.cause
@@ -274,7 +274,7 @@ def _call(name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: boo
         else:
             outcomes += checked(name, returned, 1, first=i)
     if stop_at_failure and not any(isinstance(outcome, Failure) for outcome in outcomes):
-        raise RewardError(
+        raise RewardFailureError(
             f"reward function {name} {failure.reason} for {len(samples)} completions together, "
             f"though for none of them alone."
         ) from failure.cause

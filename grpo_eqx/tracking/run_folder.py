@@ -36,20 +36,21 @@ class RunFolder:
 
     def start(
         self, cfg: GRPOConfig, layout: LayoutReport, step: int = 0, *, continued: bool = False
-    ) -> None:
+    ) -> Path | None:
         """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
         **Arguments:** the settings; the layout; the step after which the run is resumed; whether
         the run in the folder is the one: it keeps what it wrote up to that step, and loses what it
         wrote later. Any other is put aside.
 
+        **Returns:** where an earlier run was put, if there was one.
+
         Raises `UserError` if the folder cannot be written.
         """
         self.check_writable()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if not continued:
-                self._keep_previous()
+            kept = None if continued else self._keep_previous()
             self.metrics.touch()  # first: it tells a run folder
             self.completions.mkdir(exist_ok=True)
             self._forget_after(step)
@@ -61,6 +62,7 @@ class RunFolder:
             for path, facts in files.items():
                 if facts:  # nothing may be from the hub
                     path.write_text(json.dumps(facts, indent=2, default=str) + "\n")
+            return kept
         except OSError as error:
             raise self._unwritable(error.strerror) from error
 
@@ -138,7 +140,7 @@ class RunFolder:
             kept.write_text("".join(lines), encoding="utf-8")
             kept.replace(self.metrics)
 
-    def _keep_previous(self) -> None:
+    def _keep_previous(self) -> Path | None:
         entries = [
             self.config, self.layout, self.hub_commits, self.metrics, self.completions,
             self.learning_curve, self.model, self.checkpoints, self._run_id,
@@ -146,14 +148,14 @@ class RunFolder:
         ]  # fmt: skip
         present = [entry for entry in entries if entry.exists()]
         if not present:
-            return
+            return None
         if not self.metrics.exists():
             raise UserError(
                 f"output_dir {str(self.path)!r} already contains {present[0].name!r}, but is not a "
                 f"run folder: choose another."
             )
         # The metrics last: without them, this would be no run folder.
-        self.put_aside(sorted(present, key=lambda entry: entry == self.metrics))
+        return self.put_aside(sorted(present, key=lambda entry: entry == self.metrics))
 
     def put_aside(self, entries: Sequence[Path]) -> Path:
         """Moves entries of the folder to the next `previous-N`, and returns that."""

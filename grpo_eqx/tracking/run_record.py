@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 
@@ -47,7 +48,7 @@ class RunRecord:
         self._extra_trackers = trackers
         self._trackers: list[Tracker] = []
         self._display = TrainingDisplay(cfg.steps, done=step)
-        self._warned = False
+        self._warned: set[str] = set()
 
     def __enter__(self) -> "RunRecord":
         raise_on_all_hosts(self._open)
@@ -57,7 +58,7 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        self.folder.start(cfg, self.layout, self._resumed_after, continued=self._continued)
+        kept = self.folder.start(cfg, self.layout, self._resumed_after, continued=self._continued)
         self._trackers = [JsonlTracker(self.folder.metrics), *self._extra_trackers]
         if cfg.wandb != "disabled":
             assert cfg.wandb_project is not None  # resolved
@@ -71,6 +72,8 @@ class RunRecord:
                 )
             )
         self._display.__enter__()
+        if kept is not None:
+            self.note(f"an earlier run in {self.folder.path} is kept in {kept}")
 
     def __exit__(
         self,
@@ -109,12 +112,21 @@ class RunRecord:
                 tracker.log(step, metrics)
         self._display.step(step, metrics)
         clipped = metrics["completions/clipped_ratio"]
-        if clipped > _MANY_CLIPPED and not self._warned:
-            self._warned = True
-            self.note(
-                f"warning: {clipped:.0%} of the completions were cut off at max_completion_length "
-                f"({self.cfg.max_completion_length}) before their answer; consider raising it."
+        if clipped > _MANY_CLIPPED:
+            self._warn_once(
+                "clipped",
+                f"{clipped:.0%} of the completions were cut off at max_completion_length "
+                f"({self.cfg.max_completion_length}) before their answer; consider raising it.",
             )
+        if math.isnan(metrics["reward"]):
+            self._warn_once(
+                "reward", f"no completion had a reward, so step {step} has trained nothing."
+            )
+
+    def _warn_once(self, subject: str, text: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
+            self.note(f"warning: {text}")
 
     def wants_completions(self, step: int) -> bool:
         """Returns whether to write the completions of `step`, counted from 1."""

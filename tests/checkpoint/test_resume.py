@@ -185,8 +185,16 @@ def test_never_starts_anew_and_a_path_continues_elsewhere(
     train(tmp_path / "run", resume="never")
     assert [row["step"] for row in records(tmp_path / "run")] == [1, 2, 3, 4, 5, 6]
     assert (tmp_path / "run" / "previous-1" / "checkpoints" / "step_3").is_dir()
-    with pytest.raises(UserError, match="neither a run folder with checkpoints nor a checkpoint"):
-        train(tmp_path / "new", resume=str(tmp_path / "nowhere"))
+    checkpoints = tmp_path / "older" / "checkpoints"
+    train(tmp_path / "by-folder", resume=str(checkpoints))
+    assert complete_steps(tmp_path / "by-folder" / "checkpoints") == []
+    for path, message in {
+        tmp_path / "nowhere": "does not exist: use auto, never, a run folder or a checkpoint",
+        tmp_path: "has no checkpoints: use auto, never, ",
+        checkpoints / "step_1": "does not exist: beside it are step_6, step_5",
+    }.items():
+        with pytest.raises(UserError, match=message):
+            train(tmp_path / "new", resume=str(path))
 
 
 def test_an_earlier_step_can_be_resumed_and_the_same_command_continues_from_there(

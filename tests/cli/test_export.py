@@ -176,7 +176,7 @@ def test_what_cannot_be_exported_is_one_line(
     export: Export, finished: Path, tmp_path: Path
 ) -> None:
     nowhere = export(tmp_path, "--output", tmp_path / "model")
-    assert "neither a run folder with checkpoints nor a checkpoint" in nowhere.err
+    assert "has no checkpoints: use a run folder or a checkpoint such as" in nowhere.err
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     full = export(finished, "--output", tmp_path / "full")

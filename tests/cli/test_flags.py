@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from grpo_eqx import GRPOConfig, cli, recipes
+from grpo_eqx.errors import RewardError, RewardFailureError, RunError, UserError
 
 
 def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GRPOConfig:
@@ -45,3 +46,28 @@ def test_what_a_recipe_does_not_go_with_is_one_line(
     assert stop.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: epsilon is 0.0003 with loss_type sapo")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("x"), 2),
+        (RewardError("x"), 2),
+        (RunError("x"), 1),
+        (RewardFailureError("x"), 1),  # it may pass the next time
+    ],
+)
+def test_an_error_ends_a_script_with_its_line_and_its_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: int,
+) -> None:
+    def main(cfg: GRPOConfig) -> None:
+        raise error
+
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(SystemExit) as stop:
+        cli.run(main)
+    assert stop.value.code == code
+    assert capsys.readouterr().err == "error: x\n"

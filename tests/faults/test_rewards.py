@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.errors import RewardError
+from grpo_eqx.errors import RewardFailureError
 
 from ..processes import processes
 
@@ -143,7 +143,7 @@ def test_by_default_the_run_stops_and_names_the_sample(
     run = trainer(small_model, tmp_path / "run", func, **CASES[kind])
     start = time.monotonic()
     with pytest.raises(
-        RewardError, match=rf"reward function {func.__name__} .* for completion \d+"
+        RewardFailureError, match=rf"reward function {func.__name__} .* for completion \d+"
     ):
         run.fit()
     assert time.monotonic() - start < 30
@@ -159,7 +159,9 @@ def test_too_many_failures_stop_the_run_with_the_numbers(
         small_model, tmp_path / "run", rewards.faulty,
         reward_failures="drop", max_failed_rewards=0.01,
     )  # fmt: skip
-    with pytest.raises(RewardError, match=r"failed on \d+ of 32 .* max_failed_rewards is 0\.01"):
+    with pytest.raises(
+        RewardFailureError, match=r"failed on \d+ of 32 .* max_failed_rewards is 0\.01"
+    ):
         run.fit()
 
 

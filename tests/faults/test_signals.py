@@ -9,7 +9,7 @@ import pytest
 
 from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
-from grpo_eqx.errors import EXIT_PREEMPTED
+from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 from .conftest import Command, wait_for_step
 
@@ -48,9 +48,10 @@ def test_asked_to_stop_it_saves_the_step_and_the_same_command_continues(
     output, _ = process.communicate(timeout=120)
     assert process.returncode == EXIT_PREEMPTED
     assert "stopping after this step, with a checkpoint" in output
-    assert "the same command continues from there" in output
     assert "Traceback" not in output
     done = len(command.rows())
+    saved = command.folder / "checkpoints" / f"step_{done}"
+    assert f"saved as {saved}: the same command continues from there" in output
     assert 2 <= done < 8
     assert f"after step {done} of 8" in command.finish()
     assert command.rows() == unbroken.rows()
@@ -84,17 +85,39 @@ def test_a_step_that_outlasts_the_deadline_is_left_to_the_last_checkpoint(
     assert complete_steps(command.folder / "checkpoints") == [2, 1]
 
 
+@pytest.mark.parametrize("fault", ["hang", "compute_in_c"])
+def test_a_second_interrupt_ends_it_at_once(
+    small_model: Path, programs: Path, tmp_path: Path, fault: str
+) -> None:
+    command = Command(small_model, programs, tmp_path / "run", fault=fault)
+    process = command.start()
+    wait_for_step(command, process, 2)
+    assert process.stdout is not None
+    lines = iter(process.stdout.readline, "")
+    process.send_signal(signal.SIGINT)
+    if fault == "hang":  # in C, Python's handler has to wait
+        assert any("Ctrl-C again stops at once" in line for line in lines)
+    else:
+        time.sleep(0.5)  # two signals at once are one
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=10)
+    assert process.returncode == EXIT_INTERRUPTED, output
+    assert "stopping at once, without another checkpoint" in output
+    assert 1 in complete_steps(command.folder / "checkpoints")  # of the second, the save may go on
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_in_an_evaluation_it_ends_at_once_and_the_same_command_trains_nothing(
-    small_model: Path, programs: Path, tmp_path: Path
+    small_model: Path, programs: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     folder = tmp_path / "run"
     process = Command(small_model, programs, folder, fault="evaluate_for_ever", steps=2).start()
     assert process.stdout is not None
     while "evaluating" not in process.stdout.readline():
         assert process.poll() is None
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     process.communicate(timeout=10)
-    assert process.returncode == -signal.SIGTERM
+    assert process.returncode == -number
     again = Command(small_model, programs, folder, fault="none", steps=2)
     output = again.finish()
     assert "step_2, after step 2 of 2\nnothing is left to train" in output
@@ -135,5 +158,7 @@ def test_it_stops_before_the_time_that_it_has(
     small_model: Path, programs: Path, tmp_path: Path
 ) -> None:
     command = Command(small_model, programs, tmp_path / "run", stop_after="1s")
-    assert "stopped after step 1 of 8" in command.finish(EXIT_PREEMPTED)
+    output = command.finish(EXIT_PREEMPTED)
+    assert "stop_after is 1s: there is no time for another step" in output
+    assert "stopped after step 1 of 8" in output
     assert complete_steps(command.folder / "checkpoints") == [1]
