@@ -39,15 +39,22 @@ class Settings:
     """Seed of the moments."""
 
 
+PROBLEMS = 64
+
+
 class Run:
-    """A short run of the embedded model that saves every step, in a folder."""
+    """A run of the embedded model on a few problems that saves every step, in a folder."""
 
     def __init__(self, folder: Path, steps: int):
         self.folder = folder
+        problems = folder.with_name("problems.jsonl")
+        rows = [{"question": f"What is {i} plus {i}?", "answer": 2 * i} for i in range(PROBLEMS)]
+        problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
         flags = {
-            "output-dir": folder, "steps": steps, "save-steps": 1, "prompts-per-step": 4,
-            "num-generations": 2, "max-completion-length": 4, "learning-rate": 1e-3,
-            "entropy-coef": 0.1, "log-completions-steps": 1, "eval-problems": 8,
+            "output-dir": folder, "data": problems, "steps": steps, "save-steps": 1,
+            "prompts-per-step": 4, "num-generations": 2, "max-completion-length": 4,
+            "learning-rate": 1e-3, "entropy-coef": 0.1, "log-completions-steps": 1,
+            "eval-problems": 8,
         }  # fmt: skip
         pairs = [(f"--{name}", str(value)) for name, value in flags.items()]
         self.command = [sys.executable, "-m", "grpo_eqx.cli.main", "train", *sum(pairs, ())]
