@@ -86,13 +86,15 @@ class RunRecord:
         self._display.__exit__(kind, error, trace)
         # A record that cannot be written must not hide why the run ends.
         with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
-            self._finish()
+            # A process that was asked to end has seconds, and a plot takes some.
+            in_haste = kind is not None and issubclass(kind, SystemExit)
+            self._finish(plots=not in_haste)
 
-    def _finish(self) -> None:
+    def _finish(self, *, plots: bool) -> None:
         with self.folder.writing():
             for tracker in self._trackers:
                 tracker.finish()
-            if self.history:
+            if self.history and plots:
                 title = f"GRPO: {self.cfg.model} on {self.cfg.data}"
                 first = 1 if self._continued else self._resumed_after + 1
                 plot_learning_curve(self.history, title, self.folder.learning_curve, first)
