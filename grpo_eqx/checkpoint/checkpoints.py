@@ -205,11 +205,10 @@ class Checkpoints:
         **Arguments:** the step, which may still be being computed.
         """
         cfg = self.cfg
-        stop = self._requested.received
-        if not stop and self._has_no_time_for_another_step():
+        no_time = self._has_no_time_for_another_step()
+        self._stops = step < cfg.steps and on_any_host(self._requested.received or no_time)
+        if self._stops and no_time and not self._requested.received:
             self.say(f"stop_after is {cfg.stop_after}: there is no time for another step")
-            stop = True
-        self._stops = step < cfg.steps and on_any_host(stop)
         due = step >= cfg.steps or (cfg.save_steps is not None and step % cfg.save_steps == 0)
         if not due and cfg.save_minutes is not None:
             due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)

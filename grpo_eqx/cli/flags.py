@@ -87,7 +87,7 @@ def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
     flags.export()
     # Until the run has its own handler: Python's raises wherever it is, also where JAX ignores it.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         cfg = flags.config()
         join_processes(cfg)
@@ -100,3 +100,5 @@ def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     except KeyboardInterrupt:
         leave_soon(EXIT_INTERRUPTED)
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        signal.signal(signal.SIGINT, earlier)
