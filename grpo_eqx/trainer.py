@@ -202,7 +202,7 @@ class GRPOTrainer:
                 self._train(record, checkpoints)
             with record.folder.writing():
                 self.save_pretrained(record.folder.model)
-        seconds = sum(metrics["step_time"] for metrics in record.history)
+        seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
         return FitResult(record.folder.path, record.history, seconds)
 
     def _train(self, record: RunRecord, checkpoints: Checkpoints) -> None:
