@@ -34,12 +34,13 @@ class Settings:
     kills: int = 100
     """Number of times to kill the run."""
     steps: int = 100
-    """Steps of the run, of which each kill leaves about one more done."""
+    """Steps of the run, of which each kill leaves a few more done."""
     seed: int = 0
     """Seed of the moments."""
 
 
 PROBLEMS = 64
+"""Problems to train on: tokenizing more would take most of a start."""
 
 
 class Run:

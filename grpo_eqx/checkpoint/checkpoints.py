@@ -24,7 +24,7 @@ from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 
 _OF_THE_MACHINE = "time/", "perf/", "compile/", "step_time"
-"""Starts of the names of metrics by which no checkpoint is the best."""
+"""Starts of the names of metrics that are not proposed to choose a checkpoint by."""
 
 
 @dataclasses.dataclass(frozen=True)

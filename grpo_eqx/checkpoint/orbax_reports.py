@@ -1,4 +1,4 @@
-"""What Orbax reports beside the errors that it raises, kept out of a run's output."""
+"""Filters of what Orbax reports beside the errors that it raises, for a run's output."""
 
 import functools
 import logging

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from grpo_eqx.errors import EXIT_USER_ERROR, PeerError, PeerRunError, UserError, exit_code
+from grpo_eqx.errors import PeerError, PeerRunError, RunError, UserError
 
 T = TypeVar("T")
 
@@ -71,19 +71,16 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
     except Exception as error:
         failure = error
     said = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_LONGEST_MESSAGE]
-    own = json.dumps([said, _is_of_input(failure)]).encode()
+    of_input = isinstance(failure, UserError) and not isinstance(failure, RunError)
+    own = json.dumps([said, of_input]).encode()
     everyone = [json.loads(each) for each in gather_bytes(own)]
     if failure is not None:
         raise failure
-    for index, (message, of_input) in enumerate(everyone):
+    for index, (message, is_of_input) in enumerate(everyone):
         if message:
-            kind = PeerError if of_input else PeerRunError
+            kind = PeerError if is_of_input else PeerRunError
             raise kind(f"process {index} failed: {message}")
     return result
-
-
-def _is_of_input(failure: Exception | None) -> bool:
-    return isinstance(failure, UserError) and exit_code(failure) == EXIT_USER_ERROR
 
 
 def assert_same_on_all_hosts(facts: Mapping[str, str]) -> None:
