@@ -21,19 +21,24 @@ from grpo_eqx.config_checks import (
     CHECKS,
     DEFAULT_EPSILON,
     DEFAULT_REF_MODEL_SYNC_STEPS,
+    DEFAULT_STEPS,
     scales_rewards,
 )
 from grpo_eqx.errors import UserError
-from grpo_eqx.prng import NUM_SEEDS
-from grpo_eqx.setting_ranges import (
+from grpo_eqx.peer_settings import refuse_unknown
+from grpo_eqx.setting_types import (
+    GroupSize,
+    InnerShare,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
+    SamplingTemperature,
+    Seed,
     Share,
     ShareBelowOne,
-    check_ranges,
+    convert_settings,
     parse_duration,
 )
 
@@ -42,6 +47,14 @@ EMBEDDED_MODEL = "tiny_qwen2"
 
 EMBEDDED_DATA = "word_problems"
 """Name of the problem set that ships with the package."""
+
+_HINTS = {
+    "warmup_steps": "for a share of all updates set warmup_ratio",
+    "reward_funcs": "pass functions to GRPOTrainer(reward_funcs=...)",
+    "mesh": "as in '1,-1,1'",
+    "scale_rewards": "TRL's True is group, and its False is none",
+}
+"""What to do about settings of a type that they often come in, but cannot have."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,11 +86,11 @@ class GRPOConfig:
     # Generation
     prompts_per_step: PositiveInt = 16
     """Prompts per training step, across all devices."""
-    num_generations: PositiveInt = 8
+    num_generations: GroupSize = 8
     """Completions per prompt: the group that advantages are relative to."""
     max_completion_length: PositiveInt | None = None
     """Maximum completion length in tokens. None: 48 for the embedded model, else 512."""
-    temperature: PositiveFloat = 1.0
+    temperature: SamplingTemperature = 1.0
     """Sampling temperature; also divides the logits in training."""
     top_k: PositiveInt | None = None
     """Sample from the top_k most likely tokens. None: all. The trainer's log-probs are always those
@@ -145,7 +158,7 @@ class GRPOConfig:
     importance_sampling_level: ImportanceSamplingLevel = "token"
     """Ratios per token, per sequence (GSPO), or per sequence with per-token gradients
     (GSPO-token)."""
-    epsilon: float | None = None
+    epsilon: InnerShare | None = None
     """Clip range of the ratio below 1. No effect with one update per rollout, where ratios are
     exactly 1. None: 0.2."""
     epsilon_high: PositiveFloat | None = None
@@ -208,8 +221,10 @@ class GRPOConfig:
     tokens, exceeds this (DeepSeek-V3.2). None: mask none."""
 
     # Optimizer
-    steps: PositiveInt = 150
+    steps: PositiveInt = DEFAULT_STEPS
     """Training steps: rollouts, each with num_iterations x steps_per_generation updates."""
+    num_train_epochs: PositiveFloat | None = None
+    """Passes over the training problems, in place of steps. None: steps decides."""
     optimizer: Literal["adamw", "lion"] = "adamw"
     """Optimizer; any other optax transformation can be passed to GRPOTrainer."""
     learning_rate: PositiveFloat | None = None
@@ -218,6 +233,8 @@ class GRPOConfig:
     """Learning rate schedule after the warm-up: constant, or decaying to 0."""
     warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises linearly from 0."""
+    warmup_ratio: ShareBelowOne | None = None
+    """Share of all updates to warm up for, in place of warmup_steps. None: warmup_steps decides."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay, applied to matrices only."""
     adam_beta1: ShareBelowOne = 0.9
@@ -287,16 +304,18 @@ class GRPOConfig:
     """Weights & Biases: stream, write locally, or off."""
     wandb_project: str | None = None
     """Project of the Weights & Biases run. None: grpo_eqx."""
-    seed: NonNegativeInt = 0
+    seed: Seed = 0
     """Seed for data order and sampling, below 2^32."""
 
+    def __new__(cls, *values: Any, **settings: Any) -> "GRPOConfig":
+        """Answers unknown names with what to use: `__init__` would raise a `TypeError`."""
+        if values:
+            raise UserError(f"settings are given by name, as in {cls.__name__}(steps=100).")
+        refuse_unknown(settings, cls.__dataclass_fields__)
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise UserError(
-                f"temperature is {self.temperature}: it must be above 0, because training samples "
-                f"completions."
-            )
-        check_ranges(self)
+        convert_settings(self, _HINTS)
         self._check_values()
         for check in CHECKS:
             read = inspect.signature(check).parameters
@@ -306,17 +325,6 @@ class GRPOConfig:
         """Checks what no range says."""
         if self.stop_after is not None:
             parse_duration("stop_after", self.stop_after)
-        if self.seed >= NUM_SEEDS:
-            raise UserError(f"seed is {self.seed}: it must be below 2^32 ({NUM_SEEDS}).")
-        if self.epsilon is not None and not 0 < self.epsilon < 1:
-            raise UserError(f"epsilon is {self.epsilon}: it must be between 0 and 1.")
-        if self.num_generations < 2:
-            raise UserError(
-                f"num_generations is {self.num_generations}: advantages are relative to a group, "
-                f"so use at least 2."
-            )
-        if isinstance(self.stop_strings, str):
-            raise UserError(f"stop_strings is a string: pass a tuple, ({self.stop_strings!r},).")
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
         if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
@@ -326,6 +334,20 @@ class GRPOConfig:
     def updates_per_step(self) -> int:
         """Optimizer steps per rollout."""
         return self.num_iterations * self.steps_per_generation
+
+    @property
+    def num_warmup_updates(self) -> int:
+        """Updates over which the learning rate rises."""
+        if self.warmup_ratio is None:
+            return self.warmup_steps
+        return math.ceil(self.warmup_ratio * self.steps * self.updates_per_step)
+
+    def for_problems(self, count: int) -> "GRPOConfig":
+        """Returns a copy in which `steps` replaces `num_train_epochs`, for so many problems."""
+        if self.num_train_epochs is None:
+            return self
+        steps = math.ceil(self.num_train_epochs * count / self.prompts_per_step)
+        return dataclasses.replace(self, steps=steps, num_train_epochs=None)
 
     def without_effect(self) -> str | None:
         """Returns a note on settings without effect because every ratio is 1, or `None`."""
@@ -351,7 +373,7 @@ class GRPOConfig:
         defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
             "learning_rate": 1e-4 if embedded else 1e-6,
-            "output_dir": Path("runs") / f"{names[0]}-{names[1]}-seed{self.seed}",
+            "output_dir": f"runs/{names[0]}-{names[1]}-seed{self.seed}",
             **_active_defaults(self),
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}

@@ -21,6 +21,7 @@ from grpo_eqx.errors import UserError
 
 DEFAULT_EPSILON = 0.2
 DEFAULT_REF_MODEL_SYNC_STEPS = 64
+DEFAULT_STEPS = 150
 
 
 def check_clipping(
@@ -253,6 +254,7 @@ def check_updates(
     num_iterations: int,
     steps_per_generation: int,
     steps: int,
+    num_train_epochs: float | None,
     warmup_steps: int,
 ) -> None:
     """Refuses uneven shares of a rollout, and a warm-up longer than the run."""
@@ -263,9 +265,23 @@ def check_updates(
             f"prompts_per_step."
         )
     updates = steps * num_iterations * steps_per_generation
-    if warmup_steps > updates:
+    if warmup_steps > updates and num_train_epochs is None:
         raise UserError(
             f"warmup_steps ({warmup_steps}) exceeds the run's {updates} updates: lower it."
+        )
+
+
+def check_alternatives(
+    steps: int, num_train_epochs: float | None, warmup_steps: int, warmup_ratio: float | None
+) -> None:
+    """Refuses two settings for one thing."""
+    if num_train_epochs is not None and steps != DEFAULT_STEPS:
+        raise UserError(
+            f"steps is {steps} and num_train_epochs is {num_train_epochs:g}: set one of them."
+        )
+    if warmup_ratio is not None and warmup_steps > 0:
+        raise UserError(
+            f"warmup_steps is {warmup_steps} and warmup_ratio is {warmup_ratio:g}: set one of them."
         )
 
 
@@ -309,6 +325,7 @@ CHECKS = (
     check_reward_limits,
     check_sampler_correction,
     check_updates,
+    check_alternatives,
     check_wandb,
     check_best_model,
 )

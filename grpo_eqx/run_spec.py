@@ -141,7 +141,10 @@ class RunSpec:
         """
         cfg = cfg.resolved()
         model = find_config(cfg.model)
-        return cls(cfg, model, _prompt_lengths(cfg, model))
+        prompts = _prompt_lengths(cfg, model)
+        if prompts.num_train is not None:
+            cfg = cfg.for_problems(prompts.num_train)
+        return cls(cfg, model, prompts)
 
     @classmethod
     def load(cls, cfg: GRPOConfig, passed: Passed) -> tuple["RunSpec", Inputs]:
@@ -162,7 +165,7 @@ class RunSpec:
             assert_same_on_all_hosts(inputs.fingerprints() | commits)
         inputs.check_belong_to(model, cfg)
         lengths = PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
-        return cls(cfg, model, lengths, passed), inputs
+        return cls(cfg.for_problems(len(inputs.train)), model, lengths, passed), inputs
 
     @property
     def passes(self) -> Passes:

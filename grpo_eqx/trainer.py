@@ -151,6 +151,7 @@ class GRPOTrainer:
         self.rewards = make_rewards(cfg, reward_funcs)
         self._eval_reward = make_eval_reward(cfg, eval_func)
         self._run, inputs = RunSpec.load(cfg, passed)
+        self.cfg = cfg = self._run.cfg
         self.tokenizer, data, self.heldout = inputs
         self._fingerprints = inputs.fingerprints()
         self.prompts = PromptBatches(

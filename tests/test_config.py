@@ -1,5 +1,6 @@
-"""What a config refuses, and what it fills in."""
+"""What a config refuses, converts and fills in."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +9,27 @@ import pytest
 from grpo_eqx import GRPOConfig, UserError
 
 
+def of_any_type(**fields: Any) -> GRPOConfig:
+    """Makes a config of values of any type: in tests, types of arguments are checked before."""
+    cfg = GRPOConfig()
+    for name, value in fields.items():
+        object.__setattr__(cfg, name, value)
+    cfg.__post_init__()
+    return cfg
+
+
 def test_defaults_depend_on_the_model() -> None:
     embedded = GRPOConfig(seed=3).resolved()
-    assert embedded.output_dir == Path("runs/tiny_qwen2-word_problems-seed3")
+    assert embedded.output_dir == "runs/tiny_qwen2-word_problems-seed3"
     real = GRPOConfig(model="Qwen/Qwen2.5-3B-Instruct", data="openai/gsm8k").resolved()
-    assert real.output_dir == Path("runs/Qwen2.5-3B-Instruct-gsm8k-seed0")
+    assert real.output_dir == "runs/Qwen2.5-3B-Instruct-gsm8k-seed0"
     assert (real.learning_rate, real.max_completion_length) == (1e-6, 512)
     assert embedded.learning_rate > real.learning_rate
 
 
 def test_given_values_are_kept() -> None:
     cfg = GRPOConfig(learning_rate=3e-5, epsilon=0.1, output_dir=Path("x")).resolved()
-    assert (cfg.learning_rate, cfg.epsilon_high, cfg.output_dir) == (3e-5, 0.1, Path("x"))
+    assert (cfg.learning_rate, cfg.epsilon_high, cfg.output_dir) == (3e-5, 0.1, "x")
     assert cfg.resolved() == cfg
 
 
@@ -117,20 +127,54 @@ def test_a_knob_that_would_do_nothing_is_refused(fields: dict[str, Any], message
         ({"kv_cache_dtype": "int16"}, "kv_cache_dtype is 'int16': use auto, float32, bfloat16"),
         ({"remat": "some"}, "remat is 'some': use "),
         ({"loss_type": None}, "loss_type is None: use grpo, "),
-        ({"scale_rewards": True}, "scale_rewards is True: use group, batch, none, None"),
-        ({"stop_strings": "</answer>"}, r"pass a tuple, \('</answer>',\)"),
+        (
+            {"scale_rewards": True},
+            "scale_rewards is True: use group, batch, none or None; TRL's True is group",
+        ),
         ({"seed": 1.5}, "seed is 1.5: use a whole number"),
-        ({"warmup_steps": 0.1}, "warmup_steps is 0.1: use a whole number"),
-        ({"num_generations": 8.0}, "num_generations is 8.0: use a whole number"),
+        ({"warmup_steps": 0.1}, "warmup_steps is 0.1: .* set warmup_ratio"),
+        ({"reward_funcs": len}, r"reward_funcs is .*; pass functions to GRPOTrainer"),
     ],
 )
 def test_what_is_none_of_the_choices_is_refused(fields: dict[str, Any], message: str) -> None:
-    """A command line refuses these by itself, Python does not; and tests check types before."""
-    cfg = GRPOConfig()
-    for name, value in fields.items():
-        object.__setattr__(cfg, name, value)
     with pytest.raises(UserError, match=message):
-        cfg.__post_init__()
+        of_any_type(**fields)
+
+
+def test_values_as_files_have_them_are_converted() -> None:
+    cfg = of_any_type(learning_rate="1e-6", reward_funcs=["format", "correct"], steps=8.0)
+    assert (cfg.learning_rate, cfg.reward_funcs, cfg.steps) == (1e-6, ("format", "correct"), 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("max_steps", "max_steps is no setting: use steps."),
+        ("vllm_mode", "vllm_mode is no setting: there is no second engine"),
+        ("dataloader_seed", "problems are tokenized once"),
+        ("learning_rat", "learning_rat is no setting: did you mean learning_rate?"),
+        ("xyz", "grpo-eqx train --help lists all settings"),
+    ],
+)
+def test_an_unknown_setting_is_answered_by_what_to_use(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        GRPOConfig(**{name: 1})
+
+
+def test_settings_are_given_by_name() -> None:
+    with pytest.raises(UserError, match="settings are given by name"):
+        GRPOConfig({"steps": 3})  # type: ignore[call-arg]
+
+
+def test_epochs_become_steps_once_the_problems_are_counted() -> None:
+    cfg = GRPOConfig(num_train_epochs=1.5, prompts_per_step=16).for_problems(100)
+    assert (cfg.steps, cfg.num_train_epochs) == (10, None)  # 150 prompts
+    assert GRPOConfig(steps=7).for_problems(100).steps == 7
+
+
+def test_a_warm_up_can_be_a_share_of_all_updates() -> None:
+    assert GRPOConfig(steps=15, warmup_ratio=0.1, num_iterations=2).num_warmup_updates == 3
+    assert GRPOConfig(warmup_steps=5).num_warmup_updates == 5
 
 
 def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
@@ -147,7 +191,7 @@ def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"num_generations": 1}, "num_generations is 1: .* use at least 2"),
+        ({"num_generations": 1}, "num_generations is 1: it must be at least 2"),
         ({"prompts_per_step": 0}, "prompts_per_step is 0: it must be at least 1"),
         ({"max_completion_length": 0}, "max_completion_length is 0"),
         ({"micro_batch_size_per_device": 0}, "micro_batch_size_per_device is 0"),
@@ -162,8 +206,8 @@ def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
         ({"adam_beta2": 1.0}, "adam_beta2 is 1.0"),
         ({"reward_weights": (float("inf"),)}, "must be finite"),
         ({"seed": -1}, "seed is -1"),
-        ({"seed": 2**32}, r"seed is 4294967296: it must be below 2\^32"),
-        ({"seed": 2**70}, f"seed is {2**70}: it must be below"),
+        ({"seed": 2**32}, r"seed is 4294967296: it must be .* below 2\^32"),
+        ({"seed": 2**70}, f"seed is {2**70}: it must be at least 0 and below"),
         ({"beta": -0.1}, "beta is -0.1"),
         ({"beta": float("nan")}, "beta is nan"),
         ({"top_entropy_quantile": 0.0}, "top_entropy_quantile is 0.0"),
@@ -171,6 +215,9 @@ def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
         ({"top_k": 0}, "top_k is 0: it must be at least 1"),
         ({"top_p": 0.0}, "top_p is 0.0: it must be above 0 and at most 1"),
         ({"min_p": 1.5}, "min_p is 1.5"),
+        ({"steps": 5, "num_train_epochs": 2.0}, "steps is 5 and num_train_epochs is 2: set one"),
+        ({"warmup_steps": 5, "warmup_ratio": 0.1}, "warmup_steps is 5 and warmup_ratio is 0.1"),
+        ({"num_train_epochs": 0.0}, "num_train_epochs is 0.0: it must be above 0"),
         ({"steps_per_generation": 3}, r"prompts_per_step \(16\) cannot be split evenly"),
     ],
 )

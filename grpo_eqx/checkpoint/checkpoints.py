@@ -19,7 +19,7 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import RunError, UserError, first_line
-from grpo_eqx.setting_ranges import parse_duration
+from grpo_eqx.setting_types import parse_duration
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 

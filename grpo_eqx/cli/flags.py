@@ -5,7 +5,8 @@ import dataclasses
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import tyro
@@ -20,6 +21,7 @@ from grpo_eqx.errors import (
     UserError,
     exit_code,
 )
+from grpo_eqx.peer_settings import refuse_unknown
 from grpo_eqx.recipes import RECIPES, RecipeName
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
@@ -39,6 +41,13 @@ class ConfigFlags(GRPOConfig):
         """Returns the config; raises `UserError` for invalid settings."""
         fields = dataclasses.fields(GRPOConfig)
         return GRPOConfig(**{field.name: getattr(self, field.name) for field in fields})
+
+    @classmethod
+    def refuse_unknown(cls, arguments: Sequence[str]) -> None:
+        """Raises `UserError` for the first flag that there is not, with what to use instead."""
+        flags = [each[2:].partition("=")[0] for each in arguments if each.startswith("--")]
+        names = [flag.replace("-", "_") for flag in flags]
+        refuse_unknown(names, {"help", *(field.name for field in dataclasses.fields(cls))})
 
     @classmethod
     def of_recipe(cls: type[Flags], arguments: Sequence[str]) -> Flags:
@@ -79,6 +88,8 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
     `--recipe` names a recipe, whose settings become the flags' defaults. A `UserError` ends the
     process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line and `EXIT_FAULT`.
     """
+    with _ends_with_a_line():
+        RunFlags.refuse_unknown(sys.argv[1:])
     default = RunFlags.of_recipe(sys.argv[1:])
     start(tyro.cli(RunFlags, description=main.__doc__, default=default), main)
 
@@ -86,12 +97,19 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
 def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
     flags.export()
-    # Until the run has its own handler: Python's raises wherever it is, also where JAX ignores it.
-    earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
+    with _ends_with_a_line():
         cfg = flags.config()
         join_processes(cfg)
         main(cfg)
+
+
+@contextmanager
+def _ends_with_a_line() -> Iterator[None]:
+    """Ends the process with one line for an error that a user can fix, and its exit code."""
+    # Until the run has its own handler: Python's raises wherever it is, also where JAX ignores it.
+    earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
     except (UserError, RunError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         code = exit_code(error)

@@ -8,6 +8,7 @@ import tyro
 
 from grpo_eqx.cli.doctor import Doctor
 from grpo_eqx.cli.export import Export
+from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
@@ -40,6 +41,7 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
+    _refuse_unknown_settings(own)
     chosen: Subcommand | Group = tyro.cli(
         _any_subcommand(own),
         prog="grpo-eqx",
@@ -67,6 +69,12 @@ def _any_subcommand(arguments: Sequence[str]) -> Any:
         | Annotated[Doctor, tyro.conf.subcommand("doctor")]
         | Annotated[Launch, tyro.conf.subcommand("launch")]
     )
+
+
+def _refuse_unknown_settings(arguments: Sequence[str]) -> None:
+    kinds: dict[str, type[ConfigFlags]] = {"train": Train, "plan": Plan}
+    if arguments and arguments[0] in kinds:
+        kinds[arguments[0]].refuse_unknown(arguments[1:])
 
 
 def _check(subcommand: Subcommand, command: Sequence[str]) -> None:

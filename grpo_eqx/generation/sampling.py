@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from grpo_eqx import prng
-from grpo_eqx.setting_ranges import (
+from grpo_eqx.setting_types import (
     NonNegativeFloat,
     PositiveInt,
     PositiveShare,
     Share,
-    check_ranges,
+    convert_settings,
 )
 
 
@@ -31,7 +31,7 @@ class Sampling:
     """Minimum probability of a token to keep, as a fraction of the most likely token's."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        convert_settings(self)
 
 
 GREEDY = Sampling(temperature=0.0)

@@ -15,16 +15,17 @@ def learning_rate_schedule(cfg: GRPOConfig) -> optax.Schedule:
     Decay reaches 0 after the last update.
     """
     assert cfg.learning_rate is not None  # resolved
-    updates = cfg.steps * cfg.updates_per_step - cfg.warmup_steps
+    warmup_updates = cfg.num_warmup_updates
+    updates = cfg.steps * cfg.updates_per_step - warmup_updates
     after = {
         "constant": optax.constant_schedule(cfg.learning_rate),
         "linear": optax.linear_schedule(cfg.learning_rate, 0.0, max(updates, 1)),
         "cosine": optax.cosine_decay_schedule(cfg.learning_rate, max(updates, 1)),
     }[cfg.lr_scheduler_type]
-    if cfg.warmup_steps == 0:
+    if warmup_updates == 0:
         return after
-    warmup = optax.linear_schedule(0.0, cfg.learning_rate, cfg.warmup_steps)
-    return optax.join_schedules([warmup, after], [cfg.warmup_steps])
+    warmup = optax.linear_schedule(0.0, cfg.learning_rate, warmup_updates)
+    return optax.join_schedules([warmup, after], [warmup_updates])
 
 
 def learning_rates(cfg: GRPOConfig) -> Float[np.ndarray, " updates"]:

@@ -71,3 +71,17 @@ def test_an_error_ends_a_script_with_its_line_and_its_code(
         cli.run(main)
     assert stop.value.code == code
     assert capsys.readouterr().err == "error: x\n"
+
+
+def test_a_flag_of_another_library_is_answered_by_ours(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        config_of(monkeypatch, "--steps", "7", "--max-completion_tokens=3", "--max_steps=3")
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == (
+        "error: max_completion_tokens is no setting: did you mean max_completion_length?\n"
+    )
+    with pytest.raises(SystemExit):
+        config_of(monkeypatch, "--max_steps=3")
+    assert capsys.readouterr().err == "error: max_steps is no setting: use steps.\n"

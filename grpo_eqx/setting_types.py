@@ -1,0 +1,175 @@
+"""Types of settings: the values that each admits, and the obvious conversions to them."""
+
+import dataclasses
+import difflib
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from grpo_eqx.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+    """The values that a number may have, and how a message says so."""
+
+    admits: Callable[[float], bool]
+    words: str
+
+
+PositiveInt = Annotated[int, Range(lambda x: x >= 1, "at least 1")]
+NonNegativeInt = Annotated[int, Range(lambda x: x >= 0, "at least 0")]
+GroupSize = Annotated[
+    int, Range(lambda x: x >= 2, "at least 2: advantages are relative to a group")
+]
+Seed = Annotated[int, Range(lambda x: 0 <= x < 2**32, "at least 0 and below 2^32")]
+PositiveFloat = Annotated[float, Range(lambda x: 0 < x < math.inf, "above 0 and finite")]
+NonNegativeFloat = Annotated[float, Range(lambda x: 0 <= x < math.inf, "finite and not negative")]
+Share = Annotated[float, Range(lambda x: 0 <= x <= 1, "at least 0 and at most 1")]
+PositiveShare = Annotated[float, Range(lambda x: 0 < x <= 1, "above 0 and at most 1")]
+ShareBelowOne = Annotated[float, Range(lambda x: 0 <= x < 1, "at least 0 and below 1")]
+SamplingTemperature = Annotated[
+    float, Range(lambda x: 0 < x < math.inf, "above 0 and finite: training samples completions")
+]
+InnerShare = Annotated[float, Range(lambda x: 0 < x < 1, "between 0 and 1")]
+
+
+_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+
+
+def parse_duration(name: str, text: str) -> float:
+    """Returns the seconds of a duration such as `11h50m`. **Arguments:** its name in messages."""
+    match = _DURATION.fullmatch(text)
+    parts = [int(part or 0) for part in match.groups()] if match else []
+    seconds = float(sum(part * size for part, size in zip(parts, (3600, 60, 1), strict=False)))
+    if not seconds:
+        raise UserError(
+            f"{name} is {text!r}: give hours, minutes and seconds, as in 11h50m, more than 0."
+        )
+    return seconds
+
+
+def convert_settings(settings: Any, hints: Mapping[str, str] | None = None) -> None:
+    """Gives the fields of a dataclass, frozen or not, the types of their annotations.
+
+    Converts what can mean one thing only, as values from YAML and JSON files do: `"1e-6"` to a
+    float, `8.0` to an integer, lists and single values to tuples, paths to strings. Raises
+    `UserError` for the first field whose value its type does not admit.
+
+    **Arguments:** what else to say of fields, by name, where their values are of another type.
+    """
+    kind: type = type(settings)
+    for name, parts in _union_parts(kind).items():
+        hint = (hints or {}).get(name)
+        object.__setattr__(settings, name, _converted(name, getattr(settings, name), parts, hint))
+
+
+@functools.cache
+def _union_parts(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Returns the types that the type of each field is a union of."""
+    hints = get_type_hints(kind, include_extras=True)
+    return {
+        name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for name, hint in hints.items()
+    }
+
+
+def _converted(name: str, value: Any, parts: tuple[Any, ...], hint: str | None) -> Any:
+    """Returns a value as the first type of a union that it can be meant as."""
+    choices = [choice for part in parts for choice in _choices(part)]
+    if any(type(value) is type(choice) and value == choice for choice in choices):
+        return value
+    for part in parts:
+        try:
+            converted = _convert(value, part)
+        except (KeyError, OverflowError, TypeError, ValueError):
+            continue
+        allowed = _range(part)
+        if allowed is not None and not allowed.admits(converted):
+            raise UserError(f"{name} is {value}: it must be {allowed.words}.")
+        return converted
+    *others, last = [words for part in parts for words in _words(part)]
+    comma = "," if any("," in words for words in others) else ""
+    wanted = f"{', '.join(others)}{comma} or {last}" if others else last
+    near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    more = "" if hint is None else f"; {hint}"
+    raise UserError(f"{name} is {value!r}: use {wanted}{guess}{more}.")
+
+
+def _choices(part: Any) -> tuple[Any, ...]:
+    """Returns the values that a type lists."""
+    if part is NoneType:
+        return (None,)
+    return get_args(part) if get_origin(part) is Literal else ()
+
+
+def _range(part: Any) -> Range | None:
+    return get_args(part)[1] if get_origin(part) is Annotated else None
+
+
+def _words(part: Any) -> list[str]:
+    """Returns phrases for the values that a type admits."""
+    if choices := _choices(part):
+        return [str(choice) for choice in choices]
+    if (allowed := _range(part)) is not None:
+        return [f"{_NOUNS[get_args(part)[0]]} ({allowed.words})"]
+    if get_origin(part) is tuple:
+        return [f"a list, each {_words(get_args(part)[0])[0]}"]
+    return [_NOUNS[part]] if part in _NOUNS else []
+
+
+_NOUNS: dict[type, str] = {
+    bool: "True or False", int: "a whole number", float: "a number", str: "a string"
+}  # fmt: skip
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    """Returns a value as a type; raises an error where it cannot be meant as one."""
+    if get_origin(kind) is Annotated:
+        return _convert(value, get_args(kind)[0])
+    if get_origin(kind) is tuple:
+        values = value if isinstance(value, list | tuple) else [value]
+        return tuple(_convert(each, get_args(kind)[0]) for each in values)
+    return _CONVERSIONS[kind](value)
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, str):
+        return {"true": True, "false": False}[value.lower()]
+    if not isinstance(value, bool | np.bool):
+        raise TypeError
+    return bool(value)
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
+    number = _to_float(value)
+    if not number.is_integer():
+        raise ValueError
+    return int(number)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, str | Real):
+        raise TypeError
+    return float(value)
+
+
+def _to_str(value: Any) -> str:
+    if not isinstance(value, str | Path):
+        raise TypeError
+    return str(value)
+
+
+_CONVERSIONS: dict[type, Callable[[Any], Any]] = {
+    bool: _to_bool, int: _to_int, float: _to_float, str: _to_str
+}  # fmt: skip
