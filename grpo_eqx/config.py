@@ -70,13 +70,16 @@ class GRPOConfig:
     """Model folder, hub name (Qwen/Qwen2.5-3B-Instruct), or tiny_qwen2, the embedded model. A hub
     name can end in a branch, tag or commit: NAME@REVISION."""
     data: str = EMBEDDED_DATA
-    """Training problems: word_problems (embedded), a GSM8K-like JSONL file, or a hub name
-    (openai/gsm8k, or at a branch, tag or commit: openai/gsm8k@REVISION)."""
+    """Training problems: word_problems (embedded), a JSONL file, or a hub name (openai/gsm8k; at a
+    branch, tag or commit, and of another split than train: NAME@REVISION:SPLIT)."""
     eval_data: str | None = None
     """Held-out problems: a name or file as for data. None: the embedded held-out set, the hub's
-    test split, or problems held out from the end of the JSONL file."""
+    split test, or problems held out from the end of data, at most a tenth."""
     system_prompt: str | None = None
     """System message before each problem. None: left to the chat template."""
+    chat_template: str | None = None
+    """File with a chat template (Jinja) in place of the tokenizer's own, or none: problems are
+    texts that the model continues as they are. None: the tokenizer's own."""
     max_prompt_length: PositiveInt = 1024
     """Maximum prompt length in tokens, including the chat template."""
     overlong_prompts: Literal["error", "drop", "truncate_left"] = "error"
@@ -381,8 +384,8 @@ class GRPOConfig:
 
 
 def _last_part(name: str) -> str:
-    """Returns the last part of a path or hub name, of the latter with its revision."""
-    repository, at, revision = name.rstrip("/").partition("@")
+    """Returns the last part of a path or hub name, of the latter with revision, without split."""
+    repository, at, revision = name.partition(":")[0].rstrip("/").partition("@")
     if repository.count("/") == 1:  # a branch may have slashes
         name = f"{repository}{at}{revision.replace('/', '-')}"
     return name.rstrip("/").rsplit("/", 1)[-1]

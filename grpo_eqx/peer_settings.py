@@ -131,7 +131,8 @@ ADVICE: Mapping[str, str] = {
     # data
     "remove_unused_columns": "reward functions receive every column",
     "label_names": "reward functions receive every column",
-    "chat_template_kwargs": "pass GRPOTrainer a ChatTokenizer",
+    "chat_template_kwargs": "use chat_template, or pass GRPOTrainer a ChatTokenizer",
+    "chat_template_path": "use chat_template",
     # model
     "model_name_or_path": "use model",
     "model_init_kwargs": "use model and dtype; parameters are float32",

@@ -10,8 +10,7 @@ import optax
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
-from grpo_eqx.data.load import is_hub_name
-from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.load import Data, is_hub_name
 from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_inputs
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, raise_on_all_hosts
@@ -40,16 +39,14 @@ class Passed:
 
     model: CausalLM | None = None
     tokenizer: ChatTokenizer | Any | None = None
-    train_data: PromptSource | None = None
-    eval_data: PromptSource | None = None
+    train_data: Data | None = None
+    eval_data: Data | None = None
     optimizer: optax.GradientTransformation | None = None
     mesh: Mesh | None = None
     rollout_sharding: RolloutSharding | None = None
     loss_backend: LossBackend | None = None
 
     def __post_init__(self) -> None:
-        if (self.train_data is None) != (self.eval_data is None):
-            raise UserError("train_data and eval_data go together: pass both, or neither.")
         if self.model is not None and self.tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
 

@@ -19,7 +19,8 @@ from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
-from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.load import Data
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.run_inputs import check_positions, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
@@ -103,8 +104,8 @@ class GRPOTrainer:
         model: CausalLM | None = None,
         tokenizer: ChatTokenizer | Any | None = None,
         reward_funcs: Sequence[RewardFunc] | None = None,
-        train_data: PromptSource | None = None,
-        eval_data: PromptSource | None = None,
+        train_data: Data | None = None,
+        eval_data: Data | None = None,
         eval_func: RewardFunc = gsm8k.correct,
         optimizer: optax.GradientTransformation | None = None,
         mesh: Mesh | None = None,
@@ -118,7 +119,8 @@ class GRPOTrainer:
         - `model`, `tokenizer`: in place of `cfg.model`; a model comes with its tokenizer, one of
           transformers or a `ChatTokenizer` (which brings its own system prompt).
         - `reward_funcs`: any callables with TRL's reward signature.
-        - `train_data`, `eval_data`: prompt sources; training data come with held-out ones.
+        - `train_data`, `eval_data`: a `datasets.Dataset`, a list of dicts, a path, a hub name or a
+          `PromptSource`, in place of `cfg.data` and `cfg.eval_data`.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved. One that it fails on,
           where failures do not stop the run, is not solved.
         - `optimizer`: any optax transformation, complete with learning rate and clipping.
@@ -261,7 +263,7 @@ class GRPOTrainer:
     @explains_out_of_memory
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
         """Completes each user message once, by default greedily."""
-        tokens = self.tokenizer.encode(prompts)
+        tokens = self.tokenizer.encode([Prompt(text, {}) for text in prompts])
         limit = self.cfg.max_prompt_length
         for text, ids in zip(prompts, tokens, strict=True):
             prompt = f"the prompt {text[:40]!r}..."

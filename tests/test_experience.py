@@ -104,7 +104,7 @@ def test_prompts_completions_and_rewards_stay_together() -> None:
     ids, mask = np.asarray(rollout.prompts.ids), np.asarray(rollout.prompts.mask)
     tokens = groups.completions.ids
     for p, prompt in enumerate(groups.prompts):
-        assert ids[p][mask[p]].tolist() == trainer.tokenizer.encode([prompt.text])[0]
+        assert ids[p][mask[p]].tolist() == trainer.tokenizer.encode([prompt])[0]
         for g in range(2):
             length = int(rollout.lengths[p, g])
             assert groups.completions.ids[p][g] == rollout.completion_ids[p, g, :length].tolist()

@@ -63,14 +63,14 @@ class TokenizedPrompts:
                 f"function: rename it."
             )
         try:
-            tokens = tokenizer.encode([prompt.text for prompt in prompts])
+            tokens = tokenizer.encode(prompts)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         too_long = [i for i, ids in enumerate(tokens) if len(ids) > max_length]
         if too_long and overlong == "error":
             first = too_long[0]
             raise UserError(
-                f"{name}: problem {first} ({prompts[first].text[:40]!r}...) has "
+                f"{name}: problem {first + 1} ({prompts[first].text[:40]!r}...) has "
                 f"{len(tokens[first])} tokens, and max_prompt_length is {max_length}: raise it, or "
                 f"set overlong_prompts to drop or truncate_left."
             )
@@ -89,7 +89,7 @@ class TokenizedPrompts:
         """Returns a short hash, equal for the same problems in the same order."""
         digest = hashlib.sha256()
         for prompt, ids in zip(self.prompts, self.tokens, strict=True):
-            parts = prompt.text, prompt.columns, ids
+            parts = prompt.content, prompt.columns, ids
             # Anything but plain data counts by its type: a set has another order in each process.
             digest.update(json.dumps(parts, sort_keys=True, default=_type_name).encode())
         return digest.hexdigest()[:12]

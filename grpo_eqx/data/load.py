@@ -1,37 +1,69 @@
-"""Prompt sources, from the names of training and held-out data."""
+"""Prompt sources, from training and held-out data as people have them."""
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from grpo_eqx.config import EMBEDDED_DATA
-from grpo_eqx.data.jsonl import ANSWER, QUESTION, Records, read_jsonl
-from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.jsonl import read_jsonl
+from grpo_eqx.data.prompts import Part, PromptSource
+from grpo_eqx.data.records import Records
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.hub import HubName, download
 
-_HELDOUT_SHARE = 10  # holds out at most one in ten problems of a file without its own eval data
+Data = str | Path | PromptSource | Iterable[Any]
+"""Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""
+
+_HELDOUT_SHARE = 10  # holds out at most one in ten problems of data without held-out ones
 
 
-def load_data(data: str, eval_data: str | None, num_eval: int) -> tuple[PromptSource, PromptSource]:
+def load_data(
+    data: Data, eval_data: Data | None, num_eval: int
+) -> tuple[PromptSource, PromptSource]:
     """Loads training and held-out problems.
 
-    **Arguments:** names or paths as `GRPOConfig.data` and `eval_data` describe them; the number of
-    held-out problems that an evaluation uses.
+    **Arguments:** the problems, and held-out ones; the number of these that an evaluation uses.
 
-    Without `eval_data`, a file's own last problems are held out: `num_eval` of them, but at most
-    a tenth of the file. Raises `UserError` for data that does not exist or cannot be read.
+    Without `eval_data`, the embedded data have held-out problems, and data on the hub may have a
+    split `test`. Otherwise the last problems are held out: `num_eval` of them, but at most a tenth.
+    Raises `UserError` for data that does not exist or cannot be read.
     """
-    if eval_data is not None:
-        return _load(data, "train"), _load(eval_data, "test")
-    train = _load(data, "train")
-    if isinstance(train, Records) and not is_hub_name(data):
-        return train.split(min(num_eval, max(1, len(train) // _HELDOUT_SHARE)))
-    return train, _load(data, "test")
+    train = _load("train_data", data, "train")
+    heldout = _own_heldout(data) if eval_data is None else _load("eval_data", eval_data, "test")
+    return split(train, num_eval) if heldout is None else (train, heldout)
+
+
+def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSource]:
+    """Splits the held-out problems off the end of a source."""
+    size = len(source)
+    if size == 1:
+        raise UserError(
+            f"{source.name} has a single problem, which would be held out for evaluations: add "
+            f"problems, or set eval_data."
+        )
+    count = min(num_eval, max(1, size // _HELDOUT_SHARE))
+    return (
+        Part(name=source.name, source=source, start=0, stop=size - count),
+        Part(
+            name=f"the last {count:,} of {source.name}",
+            source=source, start=size - count, stop=size,
+        ),
+    )  # fmt: skip
+
+
+def _own_heldout(data: Data) -> PromptSource | None:
+    """Returns the problems that come with the data to be held out, if any."""
+    if data == EMBEDDED_DATA:
+        return WordProblems("heldout")
+    if isinstance(data, str) and is_hub_name(data):
+        return _load_hub(data.partition(":")[0], "test")
+    return None
 
 
 def is_hub_name(name: str) -> bool:
     """Returns whether to look a name up on the Hugging Face hub: no file, nor written as one."""
-    repository = name.partition("@")[0]
+    repository = name.partition(":")[0].partition("@")[0]
     return (
         not Path(name).exists()
         and not Path(repository).exists()
@@ -41,14 +73,25 @@ def is_hub_name(name: str) -> bool:
     )
 
 
-def _load(name: str, split: str) -> PromptSource:
+def _load(argument: str, data: Data, default_split: str) -> PromptSource:
+    if isinstance(data, PromptSource):
+        return data
+    if not isinstance(data, str | Path):
+        return _records(argument, data)
+    name = str(data)
     if name == EMBEDDED_DATA:
-        return WordProblems("train" if split == "train" else "heldout")
+        return WordProblems("train" if default_split == "train" else "heldout")
     if is_hub_name(name):
-        return _load_hub(name, split)
-    path = Path(name)
+        if (source := _load_hub(name, default_split)) is None:
+            raise UserError(
+                f"data {name!r} has no split {default_split!r}: name one, as in {name}:SPLIT."
+            )
+        return source
+    path = Path(name).expanduser()
     if not path.is_file():
         HubName.parse("data", name, EMBEDDED_DATA)  # refuses a revision of what has none
+        if path.is_dir():
+            raise UserError(f"data {name!r} is a folder: give a JSONL file, or a hub name.")
         raise UserError(
             f"data {name!r} is neither a file, nor {EMBEDDED_DATA!r}, nor a hub name such as "
             f"openai/gsm8k."
@@ -56,8 +99,28 @@ def _load(name: str, split: str) -> PromptSource:
     return read_jsonl(path)
 
 
-def _load_hub(name: str, split: str) -> PromptSource:
-    """Loads a split of a hub data set with GSM8K's columns, through `datasets`.
+def _records(argument: str, data: Any) -> Records:
+    """Reads rows that were passed as an object."""
+    if isinstance(data, Mapping):  # a DatasetDict, or columns
+        raise UserError(
+            f"{argument} is a {type(data).__name__} of {', '.join(map(str, data))}: pass one data "
+            f"set, as in {argument}=data['train'], or a list of problems."
+        )
+    try:
+        rows = list(data)
+    except TypeError as error:
+        raise UserError(
+            f"{argument} is of type {type(data).__name__}: pass a datasets.Dataset, a list of "
+            f"dicts, a path or a hub name."
+        ) from error
+    if not rows:
+        raise UserError(f"{argument} is empty: add problems.")
+    numbered = ((f"{argument}, problem {i}", row) for i, row in enumerate(rows, start=1))
+    return Records.of(numbered, argument)
+
+
+def _load_hub(name: str, default_split: str) -> PromptSource | None:
+    """Loads a split of a hub data set through `datasets`; `None` if it lacks the default one.
 
     The files are downloaded first: without a network, `datasets` would take whichever revision it
     loaded last.
@@ -67,18 +130,20 @@ def _load_hub(name: str, split: str) -> PromptSource:
 
     # Every retry would print a line of its own; the final error is reported below.
     hub_logging.set_verbosity_error()
-    of_hub = HubName.parse("data", name, EMBEDDED_DATA)
+    repository, _, split = name.partition(":")
+    of_hub = HubName.parse("data", repository, EMBEDDED_DATA)
     try:
         folder = str(download("dataset", of_hub))
         configs = datasets.get_dataset_config_names(folder)
         config = "main" if "main" in configs else configs[0]
-        rows = datasets.load_dataset(folder, config, split=split)
+        if not split and default_split not in datasets.get_dataset_split_names(folder, config):
+            return None
+        rows = datasets.load_dataset(folder, config, split=split or default_split)
     except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
         raise UserError(
             f"data {name!r} is not a local file and could not be loaded from the Hugging Face hub "
             f"({type(error).__name__}: {first_line(error)})."
         ) from error
-    for column in (QUESTION, ANSWER):
-        if column not in rows.column_names:
-            raise UserError(f"data {name!r} has no column {column!r}, only {rows.column_names}.")
-    return Records(rows=rows.to_list(), name=f"{name} ({split})")
+    title = f"{repository} ({split or default_split})"
+    numbered = ((f"{title}, problem {i}", row) for i, row in enumerate(rows, start=1))
+    return Records.of(numbered, title)

@@ -2,18 +2,36 @@
 
 import abc
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import equinox as eqx
 
+Conversation = Sequence[Mapping[str, Any]]
+"""Messages with their `role` and `content`, as chat templates take them."""
+
+
+def last_text(content: str | Conversation) -> str:
+    """Returns a text as it is, and the text of a conversation's last message."""
+    return content if isinstance(content, str) else content[-1]["content"]
+
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """One problem: the user's message, and the columns that reward functions receive."""
+    """One problem: what the model answers, and the columns that reward functions receive."""
 
-    text: str
+    content: str | Conversation
+    """The user's message, or a conversation that ends with it."""
     columns: Mapping[str, Any]
+    plain: bool = False
+    """Whether `content` is a text that the model continues as it is, without a chat template."""
+
+    @property
+    def text(self) -> str:
+        """The prompt as one text, for tables and messages."""
+        if isinstance(self.content, str):
+            return self.content
+        return "\n".join(f"{message['role']}: {message['content']}" for message in self.content)
 
 
 class PromptSource(eqx.Module):
@@ -33,3 +51,20 @@ class PromptSource(eqx.Module):
     @abc.abstractmethod
     def __getitem__(self, index: int) -> Prompt:
         """Returns problem `index`, for `0 <= index < len(self)`; raises `IndexError` outside."""
+
+
+class Part(PromptSource):
+    """Consecutive problems of a source."""
+
+    source: PromptSource
+    start: int
+    stop: int
+    name: str
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self.source[self.start + index]

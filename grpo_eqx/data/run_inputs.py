@@ -1,16 +1,20 @@
 """The inputs of a run besides weights: tokenizer and problems, read and checked."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts
-from grpo_eqx.data.load import load_data
+from grpo_eqx.data.load import Data, load_data
 from grpo_eqx.data.prompts import PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.hub import commit
 from grpo_eqx.models.pretrained import model_folder
+
+PLAIN = "none"
+"""Value of `chat_template` for problems that the model continues as they are."""
 
 
 class Inputs(NamedTuple):
@@ -49,17 +53,20 @@ def hub_commits(cfg: GRPOConfig) -> dict[str, str]:
 def load_inputs(
     cfg: GRPOConfig,
     tokenizer: ChatTokenizer | Any | None = None,
-    train_data: PromptSource | None = None,
-    eval_data: PromptSource | None = None,
+    train_data: Data | None = None,
+    eval_data: Data | None = None,
 ) -> Inputs:
     """Reads what the config names, except for what is passed."""
-    if train_data is None or eval_data is None:
-        train_data, eval_data = load_data(cfg.data, cfg.eval_data, cfg.eval_problems)
+    train, heldout = load_data(
+        cfg.data if train_data is None else train_data,
+        cfg.eval_data if eval_data is None else eval_data,
+        cfg.eval_problems,
+    )
     tokenizer = _chat_tokenizer(cfg, tokenizer)
     return Inputs(
         tokenizer,
-        _tokenize(cfg, train_data, len(train_data), tokenizer),
-        _tokenize(cfg, eval_data, cfg.eval_problems, tokenizer),
+        _tokenize(cfg, train, len(train), tokenizer),
+        _tokenize(cfg, heldout, cfg.eval_problems, tokenizer),
     )
 
 
@@ -79,11 +86,28 @@ def _tokenize(
 
 def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTokenizer:
     """Returns the given tokenizer, or that of the model that the config names."""
-    if given is None:
-        return ChatTokenizer.from_pretrained(model_folder(cfg.model), cfg.system_prompt)
     if isinstance(given, ChatTokenizer):
         return given
-    return ChatTokenizer(given, system_prompt=cfg.system_prompt)
+    plain = cfg.chat_template == PLAIN
+    if given is None:
+        chat = ChatTokenizer.from_pretrained(
+            model_folder(cfg.model), cfg.system_prompt, plain=plain
+        )
+    else:
+        chat = ChatTokenizer(given, system_prompt=cfg.system_prompt, plain=plain)
+    if cfg.chat_template is not None and not plain:
+        chat.tokenizer.chat_template = _read_template(cfg.chat_template)
+    return chat
+
+
+def _read_template(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"chat_template is {path!r}, which cannot be read ({error}): give a file with a Jinja "
+            f"template, or {PLAIN!r} for problems without one."
+        ) from error
 
 
 def check_positions(cfg: GRPOConfig, model: ModelConfig, prompt: str, length: int) -> None:

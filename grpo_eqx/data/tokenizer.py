@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_eqx.data.prompts import Conversation, Prompt
 from grpo_eqx.errors import UserError, first_line
 
 _GENERATION_CONFIG = "generation_config.json"
 _MODEL_CONFIG = "config.json"
+_SMALLEST_SHARE = 0.8
+"""Share of a model's vocabulary that its tokenizer has at least: the rest is padding."""
 _FALLBACK_BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
@@ -19,11 +22,23 @@ class ChatTokenizer:
     """A tokenizer with the chat template, end-of-sequence and padding ids of its model."""
 
     def __init__(
-        self, tokenizer: Any, eos_ids: Sequence[int] = (), system_prompt: str | None = None
+        self,
+        tokenizer: Any,
+        eos_ids: Sequence[int] = (),
+        system_prompt: str | None = None,
+        *,
+        plain: bool = False,
     ):
         """**Arguments:** a transformers tokenizer; the ids that end a completion, by default the
-        tokenizer's own; the text of a system message before every prompt.
+        tokenizer's own; the text of a system message before every prompt; whether to leave the
+        chat template out, so that the model continues a problem's text.
         """
+        if plain and system_prompt is not None:
+            raise UserError(
+                "system_prompt is set and chat_template is none: without a template there are no "
+                "messages; put the text into the problems, or set a template."
+            )
+        self.plain = plain
         own = tokenizer.eos_token_id
         self.tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids) or (() if own is None else (own,))
@@ -36,8 +51,10 @@ class ChatTokenizer:
         self.generation_config: dict[str, Any] = {}
 
     @classmethod
-    def from_pretrained(cls, folder: Path, system_prompt: str | None = None) -> "ChatTokenizer":
-        """Loads the tokenizer in a model's folder.
+    def from_pretrained(
+        cls, folder: Path, system_prompt: str | None = None, *, plain: bool = False
+    ) -> "ChatTokenizer":
+        """Loads the tokenizer in a model's folder; the other arguments are `__init__`'s.
 
         A completion ends with the `eos_token_id` (one or several) of `generation_config.json`; if
         that names none, with those of `config.json` and the tokenizer's own.
@@ -57,7 +74,12 @@ class ChatTokenizer:
             raise UserError(f"{folder} contains no usable tokenizer: {reason}") from error
         if of_config and tokenizer.eos_token_id is not None:
             of_config = tuple(dict.fromkeys((*of_config, tokenizer.eos_token_id)))
-        chat = cls(tokenizer, eos_ids or of_config, system_prompt)
+        if not any((folder / name).exists() for name in tokenizer.vocab_files_names.values()):
+            raise UserError(
+                f"{folder} contains no tokenizer: copy tokenizer.json and tokenizer_config.json of "
+                f"the model into it, or pass GRPOTrainer a tokenizer."
+            )
+        chat = cls(tokenizer, eos_ids or of_config, system_prompt, plain=plain)
         chat.generation_config = generation_config
         return chat
 
@@ -68,6 +90,11 @@ class ChatTokenizer:
             raise UserError(
                 f"the tokenizer has {size} tokens, but the model's vocabulary has {vocab_size}: "
                 f"use the model's own tokenizer."
+            )
+        if size < _SMALLEST_SHARE * vocab_size:
+            raise UserError(
+                f"the tokenizer has {size} tokens, far fewer than the {vocab_size} of the model's "
+                f"vocabulary: use the model's own tokenizer."
             )
         named = [("eos_token_id", i) for i in self.eos_ids] + [("pad_token_id", self.pad_id)]
         for field, i in named:
@@ -82,7 +109,8 @@ class ChatTokenizer:
         backend = self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else ""
         vocabulary = sorted(self.tokenizer.get_vocab().items())
         ends = self.eos_ids, self.pad_id, self.system_prompt
-        parts = (backend, vocabulary, self.tokenizer.chat_template, ends)
+        template = None if self.plain else self.tokenizer.chat_template
+        parts = (backend, vocabulary, template, ends)
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -93,16 +121,30 @@ class ChatTokenizer:
         path = Path(folder) / _GENERATION_CONFIG
         path.write_text(json.dumps(generation, indent=2) + "\n")
 
-    def render(self, text: str) -> str:
-        """Renders the chat up to where the assistant starts, as the model reads it.
+    def render(self, prompt: Prompt) -> str:
+        """Renders a prompt up to where the assistant starts, as the model reads it.
 
-        Raises `UserError` where the chat template fails.
+        Raises `UserError` where that takes a chat template and there is none, or it fails.
         """
-        if self.tokenizer.chat_template is None:
-            return text if self.system_prompt is None else f"{self.system_prompt}\n\n{text}"
-        messages = [{"role": "user", "content": text}]
-        if self.system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        content = prompt.content
+        if isinstance(content, str):
+            if self._is_plain(prompt):
+                return content
+            content = [{"role": "user", "content": content}]
+        if self.plain or self.tokenizer.chat_template is None:
+            why = "chat_template is none" if self.plain else "the tokenizer has no chat template"
+            raise UserError(
+                f"the problems are messages, and {why}: set chat_template to a file with one, or "
+                f"to none for texts that the model continues as they are."
+            )
+        return self._render_messages(content)
+
+    def _is_plain(self, prompt: Prompt) -> bool:
+        return self.plain or prompt.plain
+
+    def _render_messages(self, messages: Conversation) -> str:
+        if self.system_prompt is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
         try:
             return self.tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=True
@@ -114,17 +156,21 @@ class ChatTokenizer:
                 f"({first_line(error)}): mend it, or use the model's own tokenizer."
             ) from error
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Renders and encodes prompts. Raises `UserError` for a prompt without tokens."""
-        if not texts:
-            return []
-        rendered = [self.render(text) for text in texts]
-        special = self.tokenizer.chat_template is None  # a template brings its own special tokens
-        tokens: list[list[int]] = self.tokenizer(rendered, add_special_tokens=special)["input_ids"]
+        tokens: list[list[int]] = [[]] * len(prompts)
+        for plain in (False, True):  # a template brings its own special tokens
+            indices = [i for i, prompt in enumerate(prompts) if self._is_plain(prompt) is plain]
+            if not indices:
+                continue
+            rendered = [self.render(prompts[i]) for i in indices]
+            encoded = self.tokenizer(rendered, add_special_tokens=plain)["input_ids"]
+            for i, ids in zip(indices, encoded, strict=True):
+                tokens[i] = ids
         if empty := [i for i, ids in enumerate(tokens) if not ids]:
             raise UserError(
-                f"prompt {empty[0]} ({texts[empty[0]][:40]!r}) has no tokens to complete: use a "
-                f"text that the tokenizer can encode."
+                f"prompt {empty[0] + 1} ({prompts[empty[0]].text[:40]!r}) has no tokens to "
+                f"complete: use a text that the tokenizer can encode."
             )
         return tokens
 

@@ -69,5 +69,5 @@ def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -
 
 def commit(kind: Kind, name: str) -> str | None:
     """Returns the commit that this process has downloaded under a name, if it has."""
-    folder = _snapshots.get((kind, name))
+    folder = _snapshots.get((kind, name.partition(":")[0]))  # of data, without the split
     return folder.name if folder is not None and _COMMIT.fullmatch(folder.name) else None

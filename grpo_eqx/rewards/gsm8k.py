@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Number
 from typing import Final
 
-from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.prompts import Conversation, Prompt, last_text
 from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.rewards.numbers import MAX_EXPONENT, only_number, opening_number
 from grpo_eqx.rewards.numbers import last_number as last_number
@@ -27,8 +27,8 @@ _ANSWER_TAG: Final = re.compile(r"<(/?)answer>")
 
 
 def correct(
-    prompts: Sequence[str],
-    completions: Sequence[str],
+    prompts: Sequence[str | Conversation],
+    completions: Sequence[str | Conversation],
     *,
     answer: Sequence[object],
     **columns: object,
@@ -41,7 +41,7 @@ def correct(
     **Arguments:**
 
     - `prompts`: unused; part of the reward signature.
-    - `completions`: the model's texts, one per row.
+    - `completions`: the model's texts, one per row, or its messages.
     - `answer`: the gold answers, one per row, as `gold_number` reads them.
     - `columns`: the other dataset columns; unused.
 
@@ -53,8 +53,8 @@ def correct(
 
 
 def correct_strict(
-    prompts: Sequence[str],
-    completions: Sequence[str],
+    prompts: Sequence[str | Conversation],
+    completions: Sequence[str | Conversation],
     *,
     answer: Sequence[object],
     **columns: object,
@@ -67,7 +67,11 @@ def correct_strict(
     return _compare(marked_number, completions, answer)
 
 
-def format(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
+def format(
+    prompts: Sequence[str | Conversation],
+    completions: Sequence[str | Conversation],
+    **columns: object,
+) -> list[float]:
     r"""Scores 1.0 where the whole completion has the layout, else 0.0.
 
     The layout is `<think>.*?</think>\n<answer>.*?</answer>`, where `.` matches newlines too, with
@@ -77,17 +81,21 @@ def format(prompts: Sequence[str], completions: Sequence[str], **columns: object
 
     **Returns:** one score per completion, 0.0 or 1.0.
     """
-    return [float(_has_layout(completion)) for completion in completions]
+    return [float(_has_layout(last_text(completion))) for completion in completions]
 
 
-def tags(prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float]:
+def tags(
+    prompts: Sequence[str | Conversation],
+    completions: Sequence[str | Conversation],
+    **columns: object,
+) -> list[float]:
     """Scores 0.25 for each of the four layout tags that appears exactly once.
 
     **Arguments:** as `correct`'s; only `completions` is used.
 
     **Returns:** one score per completion, from 0.0 to 1.0.
     """
-    return [_tag_score(completion) for completion in completions]
+    return [_tag_score(last_text(completion)) for completion in completions]
 
 
 def answer_number(text: str) -> Fraction | None:
@@ -139,9 +147,10 @@ def check_answers(prompts: Sequence[Prompt]) -> None:
     """Refuses problems that `correct` cannot score, before anything is generated."""
     for prompt in prompts:
         if "answer" not in prompt.columns:
+            has = f"only {', '.join(prompt.columns)}" if prompt.columns else "and no other"
             raise UserError(
-                "the problems have no column 'answer' to compare with: add one, or pass your own "
-                "reward_funcs and eval_func."
+                f"the problems have no column answer to compare with, {has}: add one, or pass your "
+                f"own reward_funcs and eval_func."
             )
         try:
             gold_number(prompt.columns["answer"])
@@ -178,10 +187,12 @@ def _finite_number(answer: object) -> Fraction | None:
 
 
 def _compare(
-    read: Callable[[str], Fraction | None], completions: Sequence[str], answer: Sequence[object]
+    read: Callable[[str], Fraction | None],
+    completions: Sequence[str | Conversation],
+    answer: Sequence[object],
 ) -> list[float]:
     pairs = zip(completions, _gold_numbers(answer), strict=True)
-    return [float(read(completion) == gold) for completion, gold in pairs]
+    return [float(read(last_text(completion)) == gold) for completion, gold in pairs]
 
 
 def _marked_numbers(text: str) -> Iterator[Fraction | None]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.prompts import Conversation, Prompt, last_text
 from grpo_eqx.errors import RewardError, first_line
 
 _LONGEST_QUOTE = 60
@@ -18,8 +18,9 @@ _LONGEST_QUOTE = 60
 class Samples:
     """Arguments of a reward function: parallel lists with one entry per completion."""
 
-    prompts: list[str]
-    completions: list[str]
+    prompts: list[str | Conversation]
+    completions: list[str | Conversation]
+    """Texts; of a prompt that is a conversation, the assistant's message, in a list as in TRL."""
     columns: Mapping[str, list[Any]]
 
     @classmethod
@@ -36,7 +37,11 @@ class Samples:
         }
         columns |= {name: [row.columns[name] for row in rows] for name in rows[0].columns}
         texts = [text for of_prompt in completions for text in of_prompt]
-        return cls([row.text for row in rows], texts, columns)
+        answers: list[str | Conversation] = [
+            text if isinstance(row.content, str) else [{"role": "assistant", "content": text}]
+            for row, text in zip(rows, texts, strict=True)
+        ]
+        return cls([row.content for row in rows], answers, columns)
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -58,7 +63,7 @@ class Samples:
         """Names a completion in a message."""
         text, prompt = (
             repr(full[:_LONGEST_QUOTE]) + ("..." if len(full) > _LONGEST_QUOTE else "")
-            for full in (self.completions[index], self.prompts[index])
+            for full in map(last_text, (self.completions[index], self.prompts[index]))
         )
         return f"completion {index} of {len(self)} ({text}, to the prompt {prompt})"
 

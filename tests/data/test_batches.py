@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx.data.batches import PromptBatches, TokenizedPrompts, pad_prompts
-from grpo_eqx.data.jsonl import Records
+from grpo_eqx.data.records import Records
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 
@@ -22,7 +22,7 @@ class Letters:
         return {"input_ids": [[ord(c) for c in text] for text in texts]}
 
 
-TOKENIZER = ChatTokenizer(Letters())
+TOKENIZER = ChatTokenizer(Letters(), plain=True)
 
 
 def source(*texts: str) -> Records:
@@ -80,7 +80,7 @@ def test_padding_is_on_the_right_up_to_a_bucket() -> None:
 def test_over_long_prompts_follow_the_policy() -> None:
     texts = ["ab", "x" * 41, "cd"]
     with pytest.raises(
-        UserError, match=r"problem 1 \('xxx.*41 tokens, and max_prompt_length is 40"
+        UserError, match=r"problem 2 \('xxx.*41 tokens, and max_prompt_length is 40"
     ):
         batches(*texts)
     dropped = batches(*texts, overlong="drop")
@@ -91,7 +91,7 @@ def test_over_long_prompts_follow_the_policy() -> None:
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(UserError, match=r"letters: prompt 1 \(''\) has no tokens to complete"):
+    with pytest.raises(UserError, match=r"letters: prompt 2 \(''\) has no tokens to complete"):
         batches("ab", "", "cd")
 
 

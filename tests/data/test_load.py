@@ -1,9 +1,11 @@
 """Data from names and files, and one clear sentence for what is wrong with them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
+import datasets
 import pytest
 
 from grpo_eqx.data.load import load_data
@@ -46,16 +48,23 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([row(1), "{oops"], r"p\.jsonl, line 2: not valid JSON"),
-        ([row(1), "", "[1]"], r"line 3: expected a JSON object, got list"),
-        ([row(1), '{"question": "x"}'], r"line 2: the field 'answer' is missing"),
+        ([row(1), "{oops"], r"p\.jsonl, line 2 is no valid JSON"),
+        ([row(1), "", "[1]"], r"line 3 is of type list: give an object"),
+        (['{"query": "x", "label": 3}'], r"line 1 has no column question or prompt, only label, q"),
+        (["{}"], r"line 1 has no column question or prompt, none at all"),
+        (['{"question": 3, "answer": "4"}'], r"line 1: question is 3: it must be non-empty text"),
+        (['{"prompt": " "}'], r"line 1: prompt is ' ': it must be non-empty text"),
+        (['{"prompt": []}'], r"line 1: prompt is \[\]: it must be non-empty text"),
+        (['{"prompt": ["x"]}'], r"line 1: prompt has the message 'x': give messages as objects"),
+        (['{"prompt": [{"role": "user", "content": [1]}]}'], r"role and content, both text"),
         (
-            ['{"question": 3, "answer": "4"}'],
-            r"line 1: the field 'question' must be non-empty text",
+            ['{"prompt": [{"role": "assistant", "content": "hi"}]}'],
+            r"line 1: the conversation in prompt ends with the assistant's message",
         ),
-        ([row(1), "", row(2, level=3)], r"line 3: the columns are .*level"),
-        ([row(1), "[" * 100_000], r"line 2: not valid JSON"),
+        ([row(1), "", row(2, level=3)], r"line 3 has the columns answer, level, question, but the"),
+        ([row(1), "[" * 100_000], r"line 2 is no valid JSON"),
         ([r'{"question": "\ud800", "answer": "1"}'], r"line 1: .* an unpaired surrogate"),
+        (["[" + row(1) + "]"], r"is a JSON list: write one object per line, as jq"),
         ([], r"is empty"),
         (["", " "], r"is empty"),
     ],
@@ -67,11 +76,79 @@ def test_a_bad_file_is_refused_with_its_line(
         load_data(write(tmp_path / "p.jsonl", *lines), None, 1)
 
 
-def test_binary_and_missing_files_and_folders_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "binary.jsonl").write_bytes(b"\n\xff\xfe\x00")
-    for name in ("binary.jsonl", "missing.jsonl", "."):
-        with pytest.raises(UserError, match=r"line 2: not valid JSON|is neither a file"):
-            load_data(str(tmp_path / name), None, 1)
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("binary.jsonl", b"\n\xff\xfe\x00", "line 2 is not encoded in UTF-8"),
+        ("latin1.jsonl", '{"question": "é"}'.encode("latin-1"), "perhaps in Latin-1"),
+        ("utf16.jsonl", row(1).encode("utf-16"), "is encoded in UTF-16: save it in UTF-8"),
+        ("table.csv", b"question,answer", r"load_dataset\('csv'"),
+        ("missing.jsonl", None, "is neither a file"),
+        (".", None, "is a folder: give a JSONL file"),
+    ],
+)
+def test_other_files_are_named(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        load_data(str(tmp_path / name), None, 1)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n".join(map(row, range(3))), encoding="utf-8-sig")
+    assert load_data(path, None, 1)[0][0].text == "0+0?"
+
+
+ROWS = [{"question": f"{i}?", "answer": i} for i in range(20)]
+CONVERSATION = [{"role": "system", "content": "Count."}, {"role": "user", "content": "1, 2"}]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        ROWS,
+        tuple(ROWS),
+        datasets.Dataset.from_list(ROWS),
+        datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
+        iter(ROWS),
+    ],
+    ids=lambda data: type(data).__name__,
+)
+def test_rows_can_be_passed_in_any_container(data: Iterable[dict[str, Any]]) -> None:
+    train, heldout = load_data(data, None, num_eval=512)
+    assert [(p.text, p.columns["answer"]) for p in train] == [(f"{i}?", i) for i in range(18)]
+    assert [p.text for p in heldout] == ["18?", "19?"]
+    assert heldout.name == "the last 2 of train_data"
+
+
+def test_a_prompt_is_as_in_trl() -> None:
+    """A conversation goes through the chat template, a text does not; other columns are kept."""
+    (plain,) = load_data([{"prompt": "1, 2", "question": "which?"}], [ROWS[0]], 1)[0]
+    assert (plain.content, plain.plain, plain.columns) == ("1, 2", True, {"question": "which?"})
+    (chat,) = load_data([{"prompt": CONVERSATION, "solution": "3"}], [ROWS[0]], 1)[0]
+    assert (chat.content, chat.plain, chat.columns) == (CONVERSATION, False, {"solution": "3"})
+    assert chat.text == "system: Count.\nuser: 1, 2"
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), "is a DatasetDict of train"),
+        ({"question": ["x"]}, "is a dict of question: pass one data set"),
+        ([], "train_data is empty"),
+        (["1 + 1?"], "train_data, problem 1 is of type str: give an object"),
+        ([{"text": "x"}], "problem 1 has no column question or prompt, only text"),
+        ([ROWS[0], {"question": "x"}], "problem 2 has the columns question, but the first"),
+        (ROWS[:1], "train_data has a single problem, which would be held out"),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_what_holds_no_problems_is_refused(data: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_data(data, None, 1)
 
 
 def test_a_hub_name_that_cannot_be_loaded_says_so(add_to_hub: Callable[..., None]) -> None:
@@ -110,6 +187,9 @@ def test_a_hub_data_set_is_read_by_its_splits_at_its_revision(
     ):
         train, heldout = load_data(name, None, 512)
         assert (len(train), heldout[0].text) == (4, f"{first}+{first}?")
+    train, heldout = load_data("openai/gsm8k@v1:train[:2]", None, 512)
+    assert (len(train), heldout.name) == (2, "openai/gsm8k@v1 (test)")
+    assert len(load_data("openai/gsm8k:test", "openai/gsm8k:train[1:]", 512)[1]) == 3
     with pytest.raises(UserError, match=r"'openai/gsm8k@v2' is not a local file and could not be"):
         load_data("openai/gsm8k@v2", None, 512)
 

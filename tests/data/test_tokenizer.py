@@ -10,6 +10,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.pretrained import model_folder
@@ -252,3 +253,59 @@ def test_an_end_of_the_model_is_written_as_one_of_generation(tmp_path: Path) -> 
 def test_a_tokenizer_of_no_folder_has_no_more_to_write_than_its_ids(tmp_path: Path) -> None:
     tokenizer = byte_level()
     assert written(tokenizer, tmp_path) == {"eos_token_id": 0, "pad_token_id": 0}
+
+
+# Prompts: what the model reads of them.
+
+TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+USER = {"role": "user", "content": "1 + 1?"}
+SYSTEM = {"role": "system", "content": "Count."}
+
+
+def with_template(template: str | None, **options: Any) -> ChatTokenizer:
+    chat = byte_level()
+    chat.tokenizer.chat_template = template
+    return ChatTokenizer(chat.tokenizer, **options)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        (Prompt("1 + 1?", {}), "[system]Think.[user]1 + 1?[assistant]"),
+        (Prompt([USER], {}), "[system]Think.[user]1 + 1?[assistant]"),
+        (Prompt([SYSTEM, USER], {}), "[system]Count.[user]1 + 1?[assistant]"),
+        (Prompt("1 + 1 =", {}, plain=True), "1 + 1 ="),
+    ],
+)
+def test_messages_are_rendered_and_plain_texts_are_not(prompt: Prompt, expected: str) -> None:
+    chat = with_template(TEMPLATE, system_prompt="Think.")
+    assert chat.render(prompt) == expected
+    assert chat.tokenizer.decode(chat.encode([prompt])[0]) == expected
+
+
+def test_without_a_template_a_question_is_continued_where_that_is_asked_for() -> None:
+    assert with_template(None, plain=True).render(Prompt("1 + 1?", {})) == "1 + 1?"
+    assert with_template(TEMPLATE, plain=True).render(Prompt("1 + 1?", {})) == "1 + 1?"
+    with pytest.raises(UserError, match="the tokenizer has no chat template: set chat_template"):
+        with_template(None).render(Prompt("1 + 1?", {}))
+    with pytest.raises(UserError, match="the problems are messages, and chat_template is none"):
+        with_template(TEMPLATE, plain=True).render(Prompt([USER], {}))
+
+
+def test_prompts_of_both_kinds_keep_their_places() -> None:
+    chat = with_template(TEMPLATE)
+    prompts = [Prompt("a", {}, plain=True), Prompt("b", {}), Prompt("c", {}, plain=True)]
+    decoded = [chat.tokenizer.decode(ids) for ids in chat.encode(prompts)]
+    assert decoded == ["a", "[user]b[assistant]", "c"]
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "message"),
+    [(319, "320 tokens, but the model's vocabulary has 319"), (401, "far fewer than the 401")],
+)
+def test_another_models_tokenizer_is_refused(vocab_size: int, message: str) -> None:
+    chat = byte_level()
+    assert len(chat.tokenizer) == 320
+    chat.check_belongs_to(400)
+    with pytest.raises(UserError, match=message):
+        chat.check_belongs_to(vocab_size)

@@ -138,6 +138,22 @@ def test_a_chat_template_that_fails_is_refused(refused: Refused, folder: Path) -
     assert "chat template cannot render a user message (no user messages)" in line
 
 
+def test_a_folder_without_a_tokenizer_is_refused(refused: Refused, folder: Path) -> None:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        (folder / name).unlink()
+    assert "contains no tokenizer: copy tokenizer.json" in refused(model=folder)
+
+
+def test_questions_need_a_chat_template(refused: Refused, folder: Path, tmp_path: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    line = refused(model=folder)
+    assert "the problems are messages, and the tokenizer has no chat template: set" in line
+    assert "cannot be read" in refused(model=folder, chat_template=tmp_path / "missing.jinja")
+    assert "without a template there are no messages" in refused(
+        model=folder, chat_template="none", system_prompt="Think."
+    )
+
+
 # Problems
 
 
@@ -167,7 +183,8 @@ def test_prompts_that_are_too_long_are_refused_unless_some_may_be_dropped(refuse
         ({"prompts_per_step": 3, "steps_per_generation": 2}, "prompts_per_step"),
         ({"mesh": "3,1,1"}, "mesh 3,1,1"),
         ({"mesh": "8,1,1", "prompts_per_step": 3}, "3 prompts with 8 completions each cannot"),
-        ({"learning_rat": 1e-3}, "--learning-rat"),
+        ({"learning_rat": 1e-3}, "learning_rat is no setting: did you mean learning_rate?"),
+        ({"per_device_train_batch_size": 4}, "use prompts_per_step"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_by_name(

@@ -39,6 +39,23 @@ def test_functions_receive_parallel_lists_with_every_column() -> None:
     }
 
 
+def test_conversations_are_answered_by_messages_as_in_trl() -> None:
+    """Also for built-in functions, which read the last message."""
+    seen: dict[str, Any] = {}
+
+    def spy(prompts: list[Any], completions: list[Any], **columns: list[Any]) -> list[float]:
+        seen.update(prompts=prompts, completions=completions)
+        return gsm8k.correct(prompts, completions, **columns)
+
+    chat = [{"role": "user", "content": "1+1?"}]
+    rewards = RewardRunner({"spy": spy})([Prompt(chat, {"answer": 2})], [["2", "3"]], [[[1], [2]]])
+    assert seen == {
+        "prompts": [chat, chat],
+        "completions": [[{"role": "assistant", "content": text}] for text in "23"],
+    }
+    assert rewards.total.tolist() == [[1.0, 0.0]]
+
+
 def test_rewards_are_weighted_and_none_means_not_applicable() -> None:
     funcs = {
         "first": lambda completions, **_: [1.0, 0.0, None, None],
