@@ -1,8 +1,11 @@
 """All settings of a run, in one frozen dataclass."""
 
 import dataclasses
+import hashlib
 import inspect
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,13 +51,33 @@ EMBEDDED_MODEL = "tiny_qwen2"
 EMBEDDED_DATA = "word_problems"
 """Name of the problem set that ships with the package."""
 
-_HINTS = {
+HINTS = {
     "warmup_steps": "for a share of all updates set warmup_ratio",
     "reward_funcs": "pass functions to GRPOTrainer(reward_funcs=...)",
     "mesh": "as in '1,-1,1'",
     "scale_rewards": "TRL's True is group, and its False is none",
 }
 """What to do about settings of a type that they often come in, but cannot have."""
+
+MAY_CHANGE = frozenset(
+    {
+        # how long the run is, and what is kept of it
+        "steps", "num_train_epochs", "output_dir", "run_name", "log_completions_steps", "wandb",
+        "wandb_project", "eval_problems", "resume",
+        "save_steps", "save_minutes", "save_total_limit",
+        "metric_for_best_model", "greater_is_better",
+        "preemption_deadline", "stop_after", "hang_timeout",
+        # what happens when something fails, which a run that stopped for it may change
+        "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
+        "reward_failures", "max_failed_rewards",
+        # where the problems are read from: their fingerprints are compared instead
+        "data", "eval_data",
+        # how the work is laid out: the results are the same up to rounding
+        "mesh", "rollout_sharding", "micro_batch_size_per_device", "max_num_seqs", "loss_backend",
+        "remat", "require_processes", "start_timeout",
+    }
+)  # fmt: skip
+"""Settings that may differ between a checkpoint and the run that continues it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -278,7 +301,10 @@ class GRPOConfig:
     eval_problems: PositiveInt = 512
     """Maximum number of held-out problems per evaluation."""
     output_dir: str | Path | None = None
-    """Output folder of the run. None: runs/MODEL-DATA-seedSEED."""
+    """Output folder of the run. None: runs/RUN_NAME, or runs/MODEL-DATA-seedSEED, followed by a
+    hash of other settings that make it another run."""
+    run_name: str | None = None
+    """Name of the run, for its folder, if output_dir is not set, and for its trackers."""
     log_completions_steps: NonNegativeInt = 10
     """Steps between tables of prompts, completions and rewards; 0: none are written."""
     save_minutes: PositiveFloat | None = 10.0
@@ -318,7 +344,7 @@ class GRPOConfig:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        convert_settings(self, _HINTS)
+        convert_settings(self, HINTS)
         self._check_values()
         for check in CHECKS:
             read = inspect.signature(check).parameters
@@ -328,6 +354,8 @@ class GRPOConfig:
         """Checks what no range says."""
         if self.stop_after is not None:
             parse_duration("stop_after", self.stop_after)
+        if self.run_name is not None and not re.fullmatch(r"[^/\s][^/]*", self.run_name):
+            raise UserError(f"run_name is {self.run_name!r}: give a name without slashes.")
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
         if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
@@ -369,6 +397,18 @@ class GRPOConfig:
             f"steps_per_generation for more updates."
         )
 
+    def _identity(self) -> str:
+        """Returns a short text that tells runs of one model and data apart."""
+        default = GRPOConfig()
+        others = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(GRPOConfig)
+            if field.name not in MAY_CHANGE | {"model", "seed"}
+            and getattr(self, field.name) != getattr(default, field.name)
+        }
+        digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
+        return f"seed{self.seed}" + (f"-{digest[:6]}" if others else "")
+
     def resolved(self) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses."""
         embedded = self.model == EMBEDDED_MODEL
@@ -376,7 +416,7 @@ class GRPOConfig:
         defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
             "learning_rate": 1e-4 if embedded else 1e-6,
-            "output_dir": f"runs/{names[0]}-{names[1]}-seed{self.seed}",
+            "output_dir": f"runs/{self.run_name or '-'.join([*names, self._identity()])}",
             **_active_defaults(self),
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}

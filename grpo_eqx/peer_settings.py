@@ -68,7 +68,6 @@ ADVICE: Mapping[str, str] = {
     "disable_tqdm": "progress is a live line on a terminal only",
     "include_num_input_tokens_seen": "it is always recorded, as num_tokens",
     "report_to": "use wandb (online, offline, disabled), or pass GRPOTrainer trackers",
-    "run_name": "use output_dir",
     "project": "use wandb_project",
     "trackio_space_id": "pass GRPOTrainer a tracker of your own",
     "trackio_bucket_id": "pass GRPOTrainer a tracker of your own",

@@ -66,9 +66,9 @@ def convert_settings(settings: Any, hints: Mapping[str, str] | None = None) -> N
     **Arguments:** what else to say of fields, by name, where their values are of another type.
     """
     kind: type = type(settings)
-    for name, parts in _union_parts(kind).items():
+    for name in _union_parts(kind):
         hint = (hints or {}).get(name)
-        object.__setattr__(settings, name, _converted(name, getattr(settings, name), parts, hint))
+        object.__setattr__(settings, name, converted(kind, name, getattr(settings, name), hint))
 
 
 @functools.cache
@@ -81,8 +81,12 @@ def _union_parts(kind: type) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _converted(name: str, value: Any, parts: tuple[Any, ...], hint: str | None) -> Any:
-    """Returns a value as the first type of a union that it can be meant as."""
+def converted(kind: type, name: str, value: Any, hint: str | None = None) -> Any:
+    """Returns a value as the type of a dataclass' field, as `convert_settings` does.
+
+    Of the types in a union, it is the first that can be meant.
+    """
+    parts = _union_parts(kind)[name]
     choices = [choice for part in parts for choice in _choices(part)]
     if any(type(value) is type(choice) and value == choice for choice in choices):
         return value

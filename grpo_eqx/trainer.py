@@ -40,7 +40,7 @@ from grpo_eqx.planner.devices import LOCAL, find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
-from grpo_eqx.rewards.make_rewards import make_eval_reward, make_rewards
+from grpo_eqx.rewards.make_rewards import RewardFuncs, make_eval_reward, make_rewards
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
@@ -51,8 +51,10 @@ from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.trackers import Tracker
+from grpo_eqx.trainer_arguments import as_config, with_trl_names
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates
 from grpo_eqx.training.programs import SKIPPED
@@ -101,9 +103,9 @@ class GRPOTrainer:
         self,
         cfg: GRPOConfig | None = None,
         *,
-        model: CausalLM | None = None,
+        model: CausalLM | str | Path | None = None,
         tokenizer: ChatTokenizer | Any | None = None,
-        reward_funcs: Sequence[RewardFunc] | None = None,
+        reward_funcs: RewardFuncs | None = None,
         train_data: Data | None = None,
         eval_data: Data | None = None,
         eval_func: RewardFunc = gsm8k.correct,
@@ -112,13 +114,15 @@ class GRPOTrainer:
         rollout_sharding: RolloutSharding | None = None,
         loss_backend: LossBackend | None = None,
         trackers: Sequence[Tracker] = (),
+        **others: Any,
     ):
         """**Arguments:**
 
         - `cfg`: the settings; by default the embedded model on the embedded problems.
-        - `model`, `tokenizer`: in place of `cfg.model`; a model comes with its tokenizer, one of
-          transformers or a `ChatTokenizer` (which brings its own system prompt).
-        - `reward_funcs`: any callables with TRL's reward signature.
+        - `model`, `tokenizer`: in place of `cfg.model`; a folder or hub name, or a model with its
+          tokenizer, one of transformers or a `ChatTokenizer` (with its own system prompt).
+        - `reward_funcs`: callables with TRL's reward signature, or names of built-in ones; one or a
+          list.
         - `train_data`, `eval_data`: a `datasets.Dataset`, a list of dicts, a path, a hub name or a
           `PromptSource`, in place of `cfg.data` and `cfg.eval_data`.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved. One that it fails on,
@@ -126,24 +130,32 @@ class GRPOTrainer:
         - `optimizer`: any optax transformation, complete with learning rate and clipping.
         - `mesh`, `rollout_sharding`, `loss_backend`: strategy objects.
         - `trackers`: destinations of metrics besides the run folder.
+        - `others`: TRL's `args`, `train_dataset`, `eval_dataset` and `processing_class`.
 
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
         of compiled programs on (`grpo_eqx.training.compilation`).
         """
         self._started = time.monotonic()
-        given = GRPOConfig() if cfg is None else cfg
+        named = with_trl_names(
+            {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
+            others,
+        )
+        given = as_config(named["cfg"], model)
         join_processes(given)
         self._watchdog = Watchdog(given.hang_timeout)
         use_compilation_cache()
         self._note = given.without_effect()
         self.cfg = cfg = given.resolved()
         assert cfg.output_dir is not None  # resolved
-        raise_on_all_hosts(RunFolder(cfg.output_dir).check_writable)
+        folder = RunFolder(cfg.output_dir)
+        raise_on_all_hosts(folder.check_writable)
+        self._lock = RunLock(folder.path)
+        raise_on_all_hosts(self._lock.check_free)
         passed = Passed(
-            model=model,
-            tokenizer=tokenizer,
-            train_data=train_data,
-            eval_data=eval_data,
+            model=None if isinstance(model, str | Path) else model,
+            tokenizer=named["tokenizer"],
+            train_data=named["train_data"],
+            eval_data=named["eval_data"],
             optimizer=optimizer,
             mesh=mesh,
             rollout_sharding=rollout_sharding,
@@ -163,7 +175,8 @@ class GRPOTrainer:
             max_length=cfg.max_prompt_length,
             seed=cfg.seed,
         )
-        if reward_funcs is None and any(name.startswith("correct") for name in cfg.reward_funcs):
+        built_in = (gsm8k.correct, gsm8k.correct_strict)
+        if any(func in built_in for func in self.rewards.funcs.values()):
             gsm8k.check_answers(data.prompts)
             gsm8k.check_answers(self.heldout.prompts)
         self.mesh = self._run.build_mesh()
@@ -193,7 +206,7 @@ class GRPOTrainer:
             raise UserError(
                 f"this trainer has finished its {cfg.steps} steps: create a new one to continue."
             )
-        with StopRequest(cfg.preemption_deadline, _say_here) as stop, self._watchdog:
+        with StopRequest(cfg.preemption_deadline, _say_here) as stop, self._watchdog, self._lock:
             checkpoints = self._checkpoints(stop, resume_from_checkpoint)
             again = self.state.step > 0 and resume_from_checkpoint is None  # in this process
             continued = again or self._resume(checkpoints)
@@ -207,6 +220,10 @@ class GRPOTrainer:
                 self.save_pretrained(record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
         return FitResult(record.folder.path, record.history, seconds)
+
+    def train(self, resume_from_checkpoint: str | Path | None = None) -> FitResult:
+        """Trains: `fit` by TRL's name."""
+        return self.fit(resume_from_checkpoint)
 
     def _train(self, record: RunRecord, checkpoints: Checkpoints) -> None:
         """Makes the remaining steps."""

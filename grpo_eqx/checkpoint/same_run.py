@@ -12,29 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.checkpoint.saved import SavedStep
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.config import MAY_CHANGE, GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
 from grpo_eqx.rewards import RewardFunc
-
-MAY_CHANGE = frozenset(
-    {
-        # how long the run is, and what is kept of it
-        "steps", "output_dir", "log_completions_steps", "wandb", "wandb_project", "eval_problems",
-        "save_steps", "save_minutes", "save_total_limit", "resume",
-        "metric_for_best_model", "greater_is_better",
-        "preemption_deadline", "stop_after", "hang_timeout",
-        # what happens when something fails, which a run that stopped for it may change
-        "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
-        "reward_failures", "max_failed_rewards",
-        # where the problems are read from: their fingerprints are compared instead
-        "data", "eval_data",
-        # how the work is laid out: the results are the same up to rounding
-        "mesh", "rollout_sharding", "micro_batch_size_per_device", "max_num_seqs", "loss_backend",
-        "remat", "require_processes", "start_timeout",
-    }
-)  # fmt: skip
-"""Settings that may differ between a checkpoint and the run that continues it."""
 
 _HELDOUT = "the held-out problems"
 """These decide nothing about training."""

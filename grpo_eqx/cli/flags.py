@@ -7,11 +7,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import tyro
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.config_files import read_settings, to_yaml
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import leave_soon
@@ -32,12 +34,14 @@ class ConfigFlags(GRPOConfig):
     """Flags for every field of a config."""
 
     recipe: RecipeName | None = None
-    """Start from the settings of a published recipe; other flags override them."""
+    """Start from the settings of a published recipe; a file and other flags override them."""
+    config: Path | None = None
+    """YAML or JSON file with settings, such as a run's config.json; other flags override them."""
 
     def __post_init__(self) -> None:
         pass  # tyro would print a `UserError` of the config's own checks in a box
 
-    def config(self) -> GRPOConfig:
+    def settings(self) -> GRPOConfig:
         """Returns the config; raises `UserError` for invalid settings."""
         fields = dataclasses.fields(GRPOConfig)
         return GRPOConfig(**{field.name: getattr(self, field.name) for field in fields})
@@ -50,14 +54,25 @@ class ConfigFlags(GRPOConfig):
         refuse_unknown(names, {"help", *(field.name for field in dataclasses.fields(cls))})
 
     @classmethod
-    def of_recipe(cls: type[Flags], arguments: Sequence[str]) -> Flags:
-        """Returns flags with the defaults of the recipe that the arguments name, if any."""
+    def defaults_for(cls: type[Flags], arguments: Sequence[str]) -> Flags:
+        """Returns flags with the defaults of the recipe and the file that the arguments name.
+
+        Raises `UserError` for a file that cannot be read, or has settings that cannot be.
+        """
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         parser.add_argument("--recipe", nargs="?")
-        name = parser.parse_known_args(arguments)[0].recipe
-        if name not in RECIPES:  # tyro reports what is wrong with it
-            return cls()
-        return cls(**dataclasses.asdict(RECIPES[name]()), recipe=name)
+        parser.add_argument("--config", nargs="?")
+        given = parser.parse_known_args(arguments)[0]
+        path = None if given.config is None else Path(given.config)
+        of_file = {} if path is None else read_settings(path, ["recipe"])
+        recipe = of_file.pop("recipe", None)
+        if recipe is not None and recipe not in RECIPES:
+            raise UserError(f"recipe is {recipe!r} in {path}: use one of {', '.join(RECIPES)}.")
+        recipe = given.recipe or recipe
+        if recipe not in RECIPES:  # tyro reports what is wrong with it
+            return cls(**of_file, config=path)
+        of_recipe = dataclasses.asdict(RECIPES[recipe]())
+        return cls(**{**of_recipe, **of_file}, recipe=recipe, config=path)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,6 +86,8 @@ class RunFlags(ConfigFlags):
     """Number of processes, one per host."""
     process_id: int | None = None
     """Index of this process, from 0."""
+    print_config: bool = False
+    """Print all settings as YAML, as --config reads them, and exit."""
 
     def export(self) -> None:
         """Sets the environment variables by which launchers number the processes of a run."""
@@ -85,12 +102,13 @@ class RunFlags(ConfigFlags):
 def run(main: Callable[[GRPOConfig], None]) -> None:
     """Calls `main` with the config that the command line describes, every field a flag.
 
-    `--recipe` names a recipe, whose settings become the flags' defaults. A `UserError` ends the
-    process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line and `EXIT_FAULT`.
+    `--recipe` names a recipe and `--config` a file, whose settings become the flags' defaults. A
+    `UserError` ends the process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line
+    and `EXIT_FAULT`.
     """
     with _ends_with_a_line():
         RunFlags.refuse_unknown(sys.argv[1:])
-    default = RunFlags.of_recipe(sys.argv[1:])
+        default = RunFlags.defaults_for(sys.argv[1:])
     start(tyro.cli(RunFlags, description=main.__doc__, default=default), main)
 
 
@@ -98,7 +116,10 @@ def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
     flags.export()
     with _ends_with_a_line():
-        cfg = flags.config()
+        cfg = flags.settings()
+        if flags.print_config:
+            print(to_yaml(cfg.resolved()), end="")
+            return
         join_processes(cfg)
         main(cfg)
 

@@ -60,8 +60,8 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _any_subcommand(arguments: Sequence[str]) -> Any:
-    """Returns the union type of the subcommands, with the defaults that a recipe gives."""
-    train, plan = Train.of_recipe(arguments), Plan.of_recipe(arguments)
+    """Returns the union type of the subcommands, with the defaults of a recipe or a file."""
+    train, plan = Train.defaults_for(arguments), Plan.defaults_for(arguments)
     return (
         Annotated[Train, tyro.conf.subcommand("train", default=train)]
         | Annotated[Plan, tyro.conf.subcommand("plan", default=plan)]

@@ -45,7 +45,7 @@ class Plan(ConfigFlags, _PlanFlags):
     """
 
     def run(self, command: tuple[str, ...]) -> int:
-        cfg = self.config()
+        cfg = self.settings()
         if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
             raise UserError(f"json is {self.json}: it must be a file in an existing folder.")
         with _progress() as say:

@@ -1,6 +1,7 @@
 """The rewards of a run, from its config."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
@@ -9,13 +10,16 @@ from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.rewards.runner import RewardFunc, RewardRunner, func_name
 
+RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str]
+"""Reward functions, or names of built-in ones: one or several."""
 
-def make_rewards(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardRunner:
+
+def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
     """Makes the runner of the given reward functions, or the config's, with its penalty."""
-    if funcs is None:
-        pairs = [(name, reward_func(name)) for name in cfg.reward_funcs]
-    else:
-        pairs = [(func_name(func), func) for func in funcs]
+    funcs: Any = cfg.reward_funcs if given is None else given
+    if callable(funcs) or isinstance(funcs, str):
+        funcs = [funcs]
+    pairs = [_named(func) for func in funcs]
     penalized = cfg.overlong_buffer > 0
     names = [name for name, _ in pairs] + [SOFT_OVERLONG] * penalized
     if len(set(names)) < len(names):
@@ -29,6 +33,18 @@ def make_rewards(cfg: GRPOConfig, funcs: Sequence[RewardFunc] | None) -> RewardR
     buffer = max(1, round(cfg.overlong_buffer * cfg.max_completion_length))
     penalty = soft_overlong_punishment(cfg.max_completion_length, buffer)
     return runner.with_penalty(SOFT_OVERLONG, penalty)
+
+
+def _named(func: Any) -> tuple[str, RewardFunc]:
+    """Returns a function, or the built-in one of a name, with the name that it is logged under."""
+    if isinstance(func, str):
+        return func, reward_func(func)
+    if not callable(func):
+        raise UserError(
+            f"reward_funcs has {func!r}, which is no function: pass functions, or names of "
+            f"built-in ones."
+        )
+    return func_name(func), func
 
 
 def make_eval_reward(cfg: GRPOConfig, func: RewardFunc) -> RewardRunner:

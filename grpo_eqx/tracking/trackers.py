@@ -53,14 +53,14 @@ class WandbTracker(Tracker):
         run_id: str,
     ):
         """**Arguments:** mode and project; the run's settings; its folder; its id at Weights &
-        Biases, which a run that is resumed keeps.
+        Biases, which a run that is resumed keeps. Its name is `run_name`, or that of the folder.
         """
         import wandb
 
         try:
             self._run = wandb.init(
-                mode=mode, project=project, name=folder.name, dir=folder, config=dict(config),
-                id=run_id, resume="allow",
+                mode=mode, project=project, name=config["run_name"] or folder.name, dir=folder,
+                config=dict(config), id=run_id, resume="allow",
             )  # fmt: skip
         except wandb.Error as error:
             raise UserError(

@@ -1,6 +1,7 @@
 """The command line: recipes as starting points."""
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -27,6 +28,40 @@ def test_a_recipe_gives_the_defaults_and_flags_change_them(
     assert config_of(monkeypatch, *flag) == recipes.dapo()
     changed = config_of(monkeypatch, "--steps", "7", *flag, "--epsilon-high", "0.3")
     assert changed == recipes.dapo(steps=7, epsilon_high=0.3)
+
+
+def test_flags_override_a_file_which_overrides_a_recipe(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: dapo\nepsilon_high: 0.3\nsteps: 7\n")
+    flags = "--config", str(path)
+    assert config_of(monkeypatch, *flags) == recipes.dapo(epsilon_high=0.3, steps=7)
+    assert config_of(monkeypatch, *flags, "--steps", "9").steps == 9
+    # A recipe on the command line takes the place of the file's.
+    cispo = config_of(monkeypatch, *flags, "--recipe", "gspo", "--epsilon-high", "0.5")
+    assert cispo == recipes.gspo(epsilon_high=0.5, steps=7)
+
+
+def test_a_file_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("recipe: ppo")
+    with pytest.raises(SystemExit) as stop:
+        config_of(monkeypatch, "--config", str(path))
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith("error: recipe is 'ppo' in ")
+
+
+def test_the_config_can_be_printed_instead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["script.py", "--steps", "7", "--print-config"])
+    cli.run(lambda cfg: pytest.fail("the run starts"))
+    path = tmp_path / "run.yaml"
+    path.write_text(capsys.readouterr().out)
+    assert config_of(monkeypatch, "--config", str(path)) == GRPOConfig(steps=7).resolved()
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are(

@@ -1,0 +1,53 @@
+"""Settings in YAML and JSON files."""
+
+import dataclasses
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from grpo_eqx.config import HINTS, GRPOConfig
+from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.peer_settings import refuse_unknown
+from grpo_eqx.setting_types import converted
+
+_NAMES = frozenset(field.name for field in dataclasses.fields(GRPOConfig))
+
+
+def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
+    """Reads settings from a YAML or JSON file, such as the `config.json` of a run.
+
+    **Arguments:** the file; names that it may have besides settings. Raises `UserError` for a file
+    that cannot be read, for unknown settings and for values of other types. Whether the settings go
+    together is not checked.
+    """
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"config {str(path)!r} cannot be read: {error.strerror}.") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"config {str(path)!r} is no valid YAML or JSON: {reason}.") from error
+    if settings is None:
+        return {}
+    if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
+        raise UserError(f"config {str(path)!r} has no settings by name, as in `steps: 100`.")
+    try:
+        refuse_unknown(settings, {*_NAMES, *others})
+        return {
+            name: converted(GRPOConfig, name, value, HINTS.get(name)) if name in _NAMES else value
+            for name, value in settings.items()
+        }
+    except UserError as error:
+        raise UserError(f"config {str(path)!r}: {first_line(error)}") from error
+
+
+def to_yaml(cfg: GRPOConfig) -> str:
+    """Returns all settings as YAML, which `read_settings` reads."""
+    settings = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in dataclasses.asdict(cfg).items()
+    }
+    text: str = yaml.safe_dump(settings, sort_keys=False)
+    return text

@@ -1,0 +1,88 @@
+"""Arguments of `GRPOTrainer` as people make them, TRL's names among them."""
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.errors import UserError
+from grpo_eqx.peer_settings import advice
+
+_ARGUMENTS: Mapping[str, str] = {
+    "args": "cfg",
+    "config": "cfg",
+    "train_dataset": "train_data",
+    "eval_dataset": "eval_data",
+    "processing_class": "tokenizer",
+}
+"""Arguments of `GRPOTrainer` by what TRL calls them."""
+
+_ARGUMENT_ADVICE: Mapping[str, str] = {
+    "callbacks": "pass trackers for metrics; checkpoints and logs are settings",
+    "optimizers": "pass optimizer, an optax transformation",
+    "peft_config": "LoRA is not supported: all parameters are trained",
+    "quantization_config": "quantized models are not supported; parameters are float32",
+    "reward_processing_classes": "reward models are not loaded: call yours in a reward function",
+    "rollout_func": "the trainer samples by itself; max_num_seqs and top_p are settings",
+    "environment_factory": "completions are single turns of text, without tools",
+    "tools": "completions are single turns of text, without tools",
+    "compute_metrics": "pass eval_func",
+    "data_collator": "prompts are padded by themselves",
+    "dataset": "use train_data",
+    "reward_func": "use reward_funcs",
+    "reward_fn": "use reward_funcs",
+    "ref_model": "the reference is the model that the run starts from: set beta",
+}  # fmt: skip
+"""What to do instead of an argument of another library's trainer."""
+
+
+def with_trl_names(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments of `GRPOTrainer`, with those under TRL's names in their places.
+
+    Raises `UserError` for an argument that there is not, with what to use, or that is given twice.
+    """
+    arguments = dict(given)
+    for name, value in others.items():
+        own = _ARGUMENTS.get(name)
+        if own is None:
+            near = difflib.get_close_matches(name, [*given, *_ARGUMENTS], n=1)
+            guess = f"did you mean {near[0]}" if near else "its docstring lists all"
+            instead = _ARGUMENT_ADVICE.get(name)
+            if instead is None and name in GRPOConfig.__dataclass_fields__:
+                instead = f"it is a setting: GRPOConfig({name}=...)"
+            if instead is None and (of_config := advice(name)) is not None:
+                instead = f"it is a setting: {of_config}"
+            raise UserError(f"GRPOTrainer has no argument {name}: {instead or guess}.")
+        if arguments[own] is not None:
+            raise UserError(f"{name} and {own} are the same argument: pass one of them.")
+        arguments[own] = value
+    return arguments
+
+
+def as_config(cfg: Any, model: Any) -> GRPOConfig:
+    """Returns the config of a call, with the model that the call names, if it names one.
+
+    Raises `UserError` where either is of another library, or something else.
+    """
+    cfg = GRPOConfig() if cfg is None else cfg
+    if isinstance(cfg, str | Path):
+        raise UserError(
+            f"the config is {str(cfg)!r}: it is the first argument, and a model is passed by name, "
+            f"as in GRPOTrainer(model={str(cfg)!r})."
+        )
+    if not isinstance(cfg, GRPOConfig):
+        kind = type(cfg)
+        raise UserError(
+            f"the config is a {kind.__module__}.{kind.__qualname__}: make it with "
+            f"grpo_eqx.GRPOConfig(...)."
+        )
+    if type(model).__module__.startswith(("transformers.", "torch.", "peft.")):
+        raise UserError(
+            f"the model is a {type(model).__name__} of torch: pass the folder that its "
+            f"save_pretrained writes, or its name on the hub."
+        )
+    if isinstance(model, str | Path):
+        return dataclasses.replace(cfg, model=str(model))
+    return cfg
