@@ -41,6 +41,7 @@ from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_eval_reward, make_rewards
+from grpo_eqx.rewards.signatures import check_signatures
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
@@ -179,6 +180,7 @@ class GRPOTrainer:
         if any(func in built_in for func in self.rewards.funcs.values()):
             gsm8k.check_answers(data.prompts)
             gsm8k.check_answers(self.heldout.prompts)
+        check_signatures(self.rewards.funcs, data.prompts[0].columns)
         self.mesh = self._run.build_mesh()
         if cfg.micro_batch_size_per_device == "auto":
             self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), _say)

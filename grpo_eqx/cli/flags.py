@@ -19,9 +19,11 @@ from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import leave_soon
 from grpo_eqx.errors import (
     EXIT_INTERRUPTED,
+    RewardError,
     RunError,
     UserError,
     exit_code,
+    frames_outside,
 )
 from grpo_eqx.peer_settings import refuse_unknown
 from grpo_eqx.recipes import RECIPES, RecipeName
@@ -132,6 +134,8 @@ def _ends_with_a_line() -> Iterator[None]:
     try:
         yield
     except (UserError, RunError) as error:
+        if isinstance(error, RewardError) and error.__cause__ is not None:
+            print(frames_outside(error.__cause__), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr, flush=True)
         code = exit_code(error)
         leave_soon(code)

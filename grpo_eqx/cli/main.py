@@ -1,7 +1,9 @@
 """The command `grpo-eqx`."""
 
+import os
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
 from typing import Annotated, Any
 
 import tyro
@@ -11,7 +13,7 @@ from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.train import Train
-from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR, UserError
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 from grpo_eqx.planner.planning_process import PlanningError
@@ -30,6 +32,9 @@ def main() -> None:
     except (CommandError, PlanningError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except BrokenPipeError:  # as in `grpo-eqx train --help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes
+        sys.exit(EXIT_PIPE_CLOSED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
@@ -37,6 +42,9 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs the subcommand that the arguments name, and returns its exit code."""
     own = list(arguments)
+    if own == ["--version"]:
+        print(f"grpo_eqx {version('grpo_eqx')}")
+        return 0
     command: list[str] = []
     if "--" in own:
         end = own.index("--")
@@ -45,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     chosen: Subcommand | Group = tyro.cli(
         _any_subcommand(own),
         prog="grpo-eqx",
-        description="GRPO in JAX, from a laptop to a TPU pod.",
+        description="GRPO in JAX, from a laptop to a TPU pod. --version prints the version.",
         args=own,
         config=(
             tyro.conf.OmitArgPrefixes,

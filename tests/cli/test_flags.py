@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from grpo_eqx import GRPOConfig, cli, recipes
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, RewardFailureError, RunError, UserError
+from grpo_eqx.rewards import RewardRunner
 
 
 def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GRPOConfig:
@@ -120,3 +122,24 @@ def test_a_flag_of_another_library_is_answered_by_ours(
     with pytest.raises(SystemExit):
         config_of(monkeypatch, "--max_steps=3")
     assert capsys.readouterr().err == "error: max_steps is no setting: use steps.\n"
+
+
+def test_an_error_of_a_users_function_comes_with_the_users_frames(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def faulty(**columns: object) -> list[float]:
+        return [helper()]
+
+    def helper() -> float:
+        raise KeyError("gold")
+
+    def main(cfg: GRPOConfig) -> None:
+        RewardRunner({"faulty": faulty})([Prompt("?", {})], [["x"]], [[[1]]])
+
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(SystemExit):
+        cli.run(main)
+    *frames, line = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: reward function faulty raised KeyError: 'gold' (test_flags.py")
+    places = [frame for frame in frames if frame.startswith("  File")]
+    assert [place.rpartition(" in ")[2] for place in places] == ["faulty", "helper"]

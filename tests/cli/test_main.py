@@ -1,6 +1,8 @@
 """The command `grpo-eqx`: flags, COMMAND, and how it ends."""
 
+import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -73,3 +75,22 @@ def test_every_level_has_help(
         main()
     assert end.value.code == 0
     assert said in capsys.readouterr().out
+
+
+def test_the_version_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["grpo-eqx", "--version"])
+    with pytest.raises(SystemExit) as end:
+        main()
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"grpo_eqx {version('grpo_eqx')}\n"
+
+
+def test_a_pipe_that_closes_early_is_silent() -> None:
+    """Only if more is printed than the pipe holds does the writer notice."""
+    command = "exec 3>&1; (python -W ignore -m grpo_eqx train --help; echo $? >&3) 2>&1 | head -c 1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Exception" not in done.stdout + done.stderr
+    assert done.stdout[1:].strip() in ("0", "141")

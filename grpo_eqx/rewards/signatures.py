@@ -1,0 +1,44 @@
+"""Checks that reward functions can be called with the columns that the problems have."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from grpo_eqx.errors import UserError
+
+_ALWAYS = "prompts", "completions", "completion_ids"
+
+
+def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
+    """Raises `UserError` for a function that asks for a column that there is not, or misses one.
+
+    **Arguments:** the functions by name; the columns of the problems.
+    """
+    for name, func in funcs.items():
+        try:
+            parameters = inspect.signature(func).parameters.values()
+        except (TypeError, ValueError):  # written in C
+            continue
+        _check(name, list(parameters), columns)
+
+
+def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[str]) -> None:
+    by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    given = {*_ALWAYS, *columns}
+    for parameter in by_name:
+        if parameter.default is parameter.empty and parameter.name not in given:
+            has = f"they have {', '.join(columns)}" if columns else "they have none"
+            near = difflib.get_close_matches(parameter.name, given, n=1)
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(
+                f"reward function {name} asks for the column {parameter.name}, which the problems "
+                f"do not have: {has}{guess}."
+            )
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return
+    if rest := [each for each in given if each not in {p.name for p in by_name}]:
+        raise UserError(
+            f"reward function {name} does not take {', '.join(sorted(rest))}: add **columns to its "
+            f"arguments."
+        )

@@ -1,0 +1,52 @@
+"""Functions that cannot be called with the problems' columns are refused before a rollout."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.rewards.signatures import check_signatures
+
+
+class Judge:
+    def __call__(self, completions: list[str], *, answer: list[int], **columns: Any) -> list[float]:
+        raise NotImplementedError
+
+
+def score(completions: list[str], level: list[int], **columns: Any) -> list[float]:
+    raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        Judge(),
+        functools.partial(score, level=[1]),
+        lambda prompts, completions, completion_ids, answer: [],
+        lambda completions, scale=2.0, **_: [],
+        lambda **columns: [],
+        max,  # its signature is not known
+    ],
+)
+def test_functions_that_can_be_called_pass(func: Callable[..., Any]) -> None:
+    check_signatures({"f": func}, ["answer"])
+
+
+@pytest.mark.parametrize(
+    ("func", "columns", "message"),
+    [
+        (score, ["answer"], "f asks for the column level, .* do not have: they have answer."),
+        (score, [], "do not have: they have none."),
+        (lambda answers, **_: [], ["answer"], r"they have answer \(did you mean answer\?\)."),
+        (
+            lambda completions: [],
+            ["answer"],
+            r"f does not take answer, completion_ids, prompts: add \*\*columns",
+        ),
+    ],
+)
+def test_others_are_refused(func: Callable[..., Any], columns: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_signatures({"f": func}, columns)
