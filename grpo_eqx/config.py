@@ -1,6 +1,7 @@
 """All settings of a run, in one frozen dataclass."""
 
 import dataclasses
+import functools
 import hashlib
 import inspect
 import json
@@ -71,7 +72,7 @@ MAY_CHANGE = frozenset(
         "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
         "reward_failures", "max_failed_rewards",
         # where the problems are read from: their fingerprints are compared instead
-        "data", "eval_data",
+        "data", "eval_data", "chat_template",
         # how the work is laid out: the results are the same up to rounding
         "mesh", "rollout_sharding", "micro_batch_size_per_device", "max_num_seqs", "loss_backend",
         "remat", "require_processes", "start_timeout",
@@ -354,8 +355,11 @@ class GRPOConfig:
         """Checks what no range says."""
         if self.stop_after is not None:
             parse_duration("stop_after", self.stop_after)
-        if self.run_name is not None and not re.fullmatch(r"[^/\s][^/]*", self.run_name):
-            raise UserError(f"run_name is {self.run_name!r}: give a name without slashes.")
+        if self.run_name is not None and not re.fullmatch(r"[^/.\s][^/]*", self.run_name):
+            raise UserError(
+                f"run_name is {self.run_name!r}: give a name without slashes and without a dot "
+                f"at its start."
+            )
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
         if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
@@ -397,30 +401,44 @@ class GRPOConfig:
             f"steps_per_generation for more updates."
         )
 
-    def _identity(self) -> str:
-        """Returns a short text that tells runs of one model and data apart."""
-        default = GRPOConfig()
-        others = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(GRPOConfig)
-            if field.name not in MAY_CHANGE | {"model", "seed"}
-            and getattr(self, field.name) != getattr(default, field.name)
-        }
-        digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()
-        return f"seed{self.seed}" + (f"-{digest[:6]}" if others else "")
-
     def resolved(self) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses."""
+        filled = self._filled()
+        if filled.output_dir is not None:
+            return filled
+        return dataclasses.replace(filled, output_dir=f"runs/{self.run_name or _run_name(filled)}")
+
+    def _filled(self) -> "GRPOConfig":
         embedded = self.model == EMBEDDED_MODEL
-        names = [_last_part(str(x)).removesuffix(".jsonl") for x in (self.model, self.data)]
         defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
             "learning_rate": 1e-4 if embedded else 1e-6,
-            "output_dir": f"runs/{self.run_name or '-'.join([*names, self._identity()])}",
             **_active_defaults(self),
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
+
+
+def _run_name(cfg: GRPOConfig) -> str:
+    """Names a run after its model, data and seed, with a hash of what else makes it another run."""
+    default = GRPOConfig(model=cfg.model)._filled()
+    others = {
+        name: getattr(cfg, name)
+        for name in sorted(cfg.__dataclass_fields__.keys() - MAY_CHANGE | {"chat_template"})
+        if name not in ("model", "seed") and getattr(cfg, name) != getattr(default, name)
+    }
+    # Of these, the last part does not tell one from another.
+    others |= {name: x for name, x in (("model", cfg.model), ("data", cfg.data)) if _is_path(x)}
+    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:6]
+    parts = [_last_part(x).removesuffix(".jsonl") for x in (cfg.model, cfg.data)]
+    return "-".join([*parts, f"seed{cfg.seed}", *([digest] if others else [])])
+
+
+def _is_path(name: str) -> bool:
+    """Returns whether a name has folders, or a split of a data set on the hub."""
+    return ":" in name or (
+        "/" in name and (name.count("/") > 1 or name.startswith((".", "~")) or ".json" in name)
+    )
 
 
 def _last_part(name: str) -> str:
@@ -458,3 +476,9 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
     if cfg.wandb != "disabled":
         defaults["wandb_project"] = "grpo_eqx"
     return defaults
+
+
+# What `__new__` hides: it takes any names, to answer the unknown ones.
+GRPOConfig.__signature__ = inspect.signature(  # type: ignore[attr-defined]
+    functools.partial(GRPOConfig.__init__, None)  # type: ignore[arg-type]
+)

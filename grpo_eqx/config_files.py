@@ -1,6 +1,7 @@
 """Settings in YAML and JSON files."""
 
 import dataclasses
+import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
     together is not checked.
     """
     try:
-        settings = yaml.safe_load(path.read_text())
+        settings = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"config {str(path)!r} cannot be read: {error.strerror}.") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
@@ -43,11 +44,19 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
         raise UserError(f"config {str(path)!r}: {first_line(error)}") from error
 
 
+def _parse(text: str) -> Any:
+    """Parses JSON, or else YAML: of JSON, YAML lacks tabs and surrogate pairs."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return yaml.safe_load(text)
+
+
 def to_yaml(cfg: GRPOConfig) -> str:
     """Returns all settings as YAML, which `read_settings` reads."""
     settings = {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in dataclasses.asdict(cfg).items()
     }
-    text: str = yaml.safe_dump(settings, sort_keys=False)
+    text: str = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
     return text

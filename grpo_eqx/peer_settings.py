@@ -35,6 +35,7 @@ ADVICE: Mapping[str, str] = {
     "optim_args": "pass GRPOTrainer an optax transformation as optimizer",
     "optim_target_modules": "pass GRPOTrainer an optax transformation as optimizer",
     "adam_epsilon": "it is optax's 1e-8; for another, pass GRPOTrainer an optimizer",
+    "adam_eps": "it is optax's 1e-8; for another, pass GRPOTrainer an optimizer",
     "label_smoothing_factor": "GRPO's loss has no labels to smooth",
     "neftune_noise_alpha": "noise on embeddings is not offered: ratios must be exact",
     # precision and memory
@@ -49,7 +50,7 @@ ADVICE: Mapping[str, str] = {
     "activation_checkpointing_kwargs": "use remat (none, dots, full)",
     "use_liger_kernel": "use loss_backend (chunked, pallas), which never hold all logits",
     "liger_kernel_config": "use loss_backend (chunked, pallas), which never hold all logits",
-    "cast_lm_head_to_fp32": "it is always so: products with the head accumulate in float32",
+    "cast_lm_head_to_fp32": "products with the head accumulate in float32; or use dtype float32",
     "use_cache": "sampling always keeps keys and values; kv_cache_dtype sets their dtype",
     "torch_compile": _XLA,
     "torch_compile_backend": _XLA,
@@ -86,7 +87,7 @@ ADVICE: Mapping[str, str] = {
     "eval_delay": _EVALUATE,
     "eval_on_start": _EVALUATE,
     "do_eval": _EVALUATE,
-    "do_train": "grpo-eqx train and trainer.fit() train",
+    "do_train": "call trainer.fit(), or grpo-eqx train",
     "do_predict": "call trainer.generate()",
     "num_generations_eval": "call trainer.evaluate(num_samples=...)",
     "prediction_loss_only": "evaluations sample completions; there is no loss",
@@ -99,7 +100,7 @@ ADVICE: Mapping[str, str] = {
     "save_strategy": "use save_steps or save_minutes",
     "save_only_model": "checkpoints hold all that a run needs to resume; export writes the model",
     "save_on_each_node": "hosts share output_dir, and each writes its own shards",
-    "enable_jit_checkpoint": "SIGTERM always saves a checkpoint: preemption_deadline",
+    "enable_jit_checkpoint": "SIGTERM saves a checkpoint within preemption_deadline",
     "load_best_model_at_end": "use metric_for_best_model, and export the step that it keeps",
     "overwrite_output_dir": "use resume never",
     "resume_from_checkpoint": "use resume, or trainer.fit(resume_from_checkpoint=...)",
@@ -114,7 +115,7 @@ ADVICE: Mapping[str, str] = {
     "hub_revision": _PUSH,
     # draws
     "data_seed": "use seed: data order and sampling follow from it",
-    "full_determinism": "it is always so: draws are functions of seed, step and prompt",
+    "full_determinism": "draws are functions of seed, step and prompt; see XLA_FLAGS for GPUs",
     "shuffle_dataset": "prompts are reshuffled every epoch, in an order set by seed",
     "train_sampling_strategy": "prompts are reshuffled every epoch, in an order set by seed",
     "length_column_name": "prompts are reshuffled every epoch, in an order set by seed",
@@ -130,7 +131,7 @@ ADVICE: Mapping[str, str] = {
     # data
     "remove_unused_columns": "reward functions receive every column",
     "label_names": "reward functions receive every column",
-    "chat_template_kwargs": "use chat_template, or pass GRPOTrainer a ChatTokenizer",
+    "chat_template_kwargs": "set them in a template, and use chat_template",
     "chat_template_path": "use chat_template",
     # model
     "model_name_or_path": "use model",
@@ -141,7 +142,7 @@ ADVICE: Mapping[str, str] = {
     "router_aux_loss_coef": "models with experts are not supported",
     # generation
     "generation_kwargs": "use temperature, top_k, top_p, min_p and stop_strings",
-    "repetition_penalty": "it would change the distribution that is trained, so it is not offered",
+    "repetition_penalty": "it is not offered; use temperature, top_k, top_p and min_p",
     "cache_implementation": "use max_num_seqs and kv_cache_dtype",
     "use_vllm": _ONE_ENGINE,
     "use_transformers_paged": _ONE_ENGINE,

@@ -92,13 +92,13 @@ def converted(kind: type, name: str, value: Any, hint: str | None = None) -> Any
         return value
     for part in parts:
         try:
-            converted = _convert(value, part)
+            result = _convert(value, part)
         except (KeyError, OverflowError, TypeError, ValueError):
             continue
         allowed = _range(part)
-        if allowed is not None and not allowed.admits(converted):
+        if allowed is not None and not allowed.admits(result):
             raise UserError(f"{name} is {value}: it must be {allowed.words}.")
-        return converted
+        return result
     *others, last = [words for part in parts for words in _words(part)]
     comma = "," if any("," in words for words in others) else ""
     wanted = f"{', '.join(others)}{comma} or {last}" if others else last

@@ -141,7 +141,7 @@ class GRPOTrainer:
             {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
             others,
         )
-        given = as_config(named["cfg"], model)
+        given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
         join_processes(given)
         self._watchdog = Watchdog(given.hang_timeout)
         use_compilation_cache()
@@ -281,7 +281,10 @@ class GRPOTrainer:
 
     @explains_out_of_memory
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
-        """Completes each user message once, by default greedily."""
+        """Completes each user message once, by default greedily.
+
+        The messages are rendered as questions are: by the chat template, unless there is none.
+        """
         tokens = self.tokenizer.encode([Prompt(text, {}) for text in prompts])
         limit = self.cfg.max_prompt_length
         for text, ids in zip(prompts, tokens, strict=True):

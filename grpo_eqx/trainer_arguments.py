@@ -38,6 +38,12 @@ _ARGUMENT_ADVICE: Mapping[str, str] = {
 """What to do instead of an argument of another library's trainer."""
 
 
+_OTHER_ARGUMENTS = (
+    "model", "reward_funcs", "eval_func", "optimizer", "mesh", "rollout_sharding", "loss_backend",
+    "trackers",
+)  # fmt: skip
+
+
 def with_trl_names(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments of `GRPOTrainer`, with those under TRL's names in their places.
 
@@ -45,15 +51,17 @@ def with_trl_names(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[
     """
     arguments = dict(given)
     for name, value in others.items():
+        if value is None and name in {*_ARGUMENTS, *_ARGUMENT_ADVICE}:  # as a script may pass it
+            continue
         own = _ARGUMENTS.get(name)
         if own is None:
-            near = difflib.get_close_matches(name, [*given, *_ARGUMENTS], n=1)
-            guess = f"did you mean {near[0]}" if near else "its docstring lists all"
+            near = difflib.get_close_matches(name, [*given, *_OTHER_ARGUMENTS, *_ARGUMENTS], n=1)
+            guess = f"use {near[0]}" if near else "its docstring lists all"
             instead = _ARGUMENT_ADVICE.get(name)
             if instead is None and name in GRPOConfig.__dataclass_fields__:
                 instead = f"it is a setting: GRPOConfig({name}=...)"
             if instead is None and (of_config := advice(name)) is not None:
-                instead = f"it is a setting: {of_config}"
+                instead = f"it is none of the settings either; {of_config}"
             raise UserError(f"GRPOTrainer has no argument {name}: {instead or guess}.")
         if arguments[own] is not None:
             raise UserError(f"{name} and {own} are the same argument: pass one of them.")
@@ -61,8 +69,8 @@ def with_trl_names(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[
     return arguments
 
 
-def as_config(cfg: Any, model: Any) -> GRPOConfig:
-    """Returns the config of a call, with the model that the call names, if it names one.
+def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None) -> GRPOConfig:
+    """Returns the config of a call, with the model and data that the call names, where it does.
 
     Raises `UserError` where either is of another library, or something else.
     """
@@ -83,6 +91,6 @@ def as_config(cfg: Any, model: Any) -> GRPOConfig:
             f"the model is a {type(model).__name__} of torch: pass the folder that its "
             f"save_pretrained writes, or its name on the hub."
         )
-    if isinstance(model, str | Path):
-        return dataclasses.replace(cfg, model=str(model))
-    return cfg
+    given = {"model": model, "data": train_data, "eval_data": eval_data}
+    names: dict[str, Any] = {name: str(x) for name, x in given.items() if isinstance(x, str | Path)}
+    return dataclasses.replace(cfg, **names)

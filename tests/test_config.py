@@ -27,6 +27,33 @@ def test_defaults_depend_on_the_model() -> None:
     assert embedded.learning_rate > real.learning_rate
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"learning_rate": 3e-4},
+        {"beta": 0.1},
+        {"data": "a/p.jsonl"},
+        {"data": "openai/gsm8k:train[:10]"},
+        {"model": "./folder/tiny_qwen2"},
+    ],
+)
+def test_runs_that_differ_have_folders_of_their_own(fields: dict[str, Any]) -> None:
+    default = GRPOConfig().resolved().output_dir
+    own = GRPOConfig(**fields).resolved().output_dir
+    assert own != default
+    assert own == GRPOConfig(**fields, steps=3, save_steps=1).resolved().output_dir
+    same = {"epsilon": 0.2, "learning_rate": 1e-4, "mesh": "1,1,1"}  # the defaults, spelled out
+    assert GRPOConfig(**same).resolved().output_dir == default
+
+
+def test_a_run_can_be_named() -> None:
+    assert GRPOConfig(run_name="mine").resolved().output_dir == "runs/mine"
+    assert GRPOConfig(run_name="mine", output_dir="x").resolved().output_dir == "x"
+    for name in ("", ".", "..", "a/b", " "):
+        with pytest.raises(UserError, match="give a name without slashes"):
+            GRPOConfig(run_name=name)
+
+
 def test_given_values_are_kept() -> None:
     cfg = GRPOConfig(learning_rate=3e-5, epsilon=0.1, output_dir=Path("x")).resolved()
     assert (cfg.learning_rate, cfg.epsilon_high, cfg.output_dir) == (3e-5, 0.1, "x")

@@ -19,13 +19,16 @@ def test_values_get_the_types_of_their_settings(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("cfg", [GRPOConfig(), recipes.dapo(steps=3, stop_strings=("\n",))])
+UNUSUAL = recipes.dapo(steps=3, stop_strings=("\n",), system_prompt="hi 😀")
+
+
+@pytest.mark.parametrize("cfg", [GRPOConfig(), UNUSUAL])
 def test_what_is_printed_and_what_a_run_records_is_read_back(
     tmp_path: Path, cfg: GRPOConfig
 ) -> None:
     cfg, path = cfg.resolved(), tmp_path / "settings"
-    for text in (to_yaml(cfg), json.dumps(dataclasses.asdict(cfg))):
-        path.write_text(text)
+    for text in (to_yaml(cfg), json.dumps(dataclasses.asdict(cfg), indent="\t")):
+        path.write_text(text, encoding="utf-8")
         assert GRPOConfig(**read_settings(path)) == cfg
 
 

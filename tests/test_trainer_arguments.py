@@ -30,8 +30,8 @@ def test_trls_names_stand_for_ours() -> None:
         ({"callbacks": []}, "GRPOTrainer has no argument callbacks: pass trackers"),
         ({"peft_config": 1}, "LoRA is not supported"),
         ({"learning_rate": 1}, r"it is a setting: GRPOConfig\(learning_rate=...\)"),
-        ({"max_steps": 3}, "it is a setting: use steps"),
-        ({"train_datset": []}, "did you mean train_dataset"),
+        ({"max_steps": 3}, "it is none of the settings either; use steps"),
+        ({"train_datset": []}, "use train_dataset"),
         ({"xyz": 1}, "its docstring lists all"),
     ],
 )
@@ -60,7 +60,15 @@ def test_what_is_no_config_or_model_is_refused(cfg: Any, model: Any, message: st
         as_config(cfg, model)
 
 
-def test_a_model_can_be_passed_by_its_name() -> None:
+def test_what_is_none_is_not_given() -> None:
+    others = {"peft_config": None, "callbacks": None, "eval_dataset": None, "args": None}
+    assert with_trl_names(GIVEN, others) == GIVEN
+
+
+def test_a_model_and_data_can_be_passed_by_their_names() -> None:
+    named = as_config(None, None, Path("a.jsonl"), "openai/gsm8k:test")
+    assert (named.data, named.eval_data) == ("a.jsonl", "openai/gsm8k:test")
+    assert as_config(None, None, [{"question": "x"}]) == GRPOConfig()
     assert as_config(None, "Qwen/Qwen2.5-3B").model == "Qwen/Qwen2.5-3B"
     assert as_config(GRPOConfig(steps=3), Path("folder")) == GRPOConfig(steps=3, model="folder")
 

@@ -25,7 +25,7 @@ class Texts(PromptSource):
         return len(self.texts)
 
     def __getitem__(self, index: int) -> Prompt:
-        return Prompt(self.texts[index], {})
+        return Prompt(self.texts[index], {}, plain=True)
 
 
 class Watch(Tracker):

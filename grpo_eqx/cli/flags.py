@@ -52,8 +52,9 @@ class ConfigFlags(GRPOConfig):
     def refuse_unknown(cls, arguments: Sequence[str]) -> None:
         """Raises `UserError` for the first flag that there is not, with what to use instead."""
         flags = [each[2:].partition("=")[0] for each in arguments if each.startswith("--")]
-        names = [flag.replace("-", "_") for flag in flags]
-        refuse_unknown(names, {"help", *(field.name for field in dataclasses.fields(cls))})
+        names = [flag.replace("-", "_") for flag in flags if " " not in flag]  # else a value
+        known = {field.name for field in dataclasses.fields(cls)}
+        refuse_unknown(names, {"help", *known, *(f"no_{name}" for name in known)})
 
     @classmethod
     def defaults_for(cls: type[Flags], arguments: Sequence[str]) -> Flags:
@@ -120,7 +121,7 @@ def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     with _ends_with_a_line():
         cfg = flags.settings()
         if flags.print_config:
-            print(to_yaml(cfg.resolved()), end="")
+            print(to_yaml(cfg), end="")
             return
         join_processes(cfg)
         main(cfg)

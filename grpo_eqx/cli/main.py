@@ -1,6 +1,7 @@
 """The command `grpo-eqx`."""
 
 import os
+import select
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -25,18 +26,31 @@ def main() -> None:
     Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
     try:
-        sys.exit(run(sys.argv[1:]))
+        code = run(sys.argv[1:])
+        sys.stdout.flush()
+        sys.exit(code)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except (CommandError, PlanningError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except BrokenPipeError:  # as in `grpo-eqx train --help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
         sys.exit(EXIT_PIPE_CLOSED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
+
+
+def _output_is_closed() -> bool:
+    """Returns whether nobody reads standard output, as in `... | head`; then drops the rest."""
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    closed = any(event & select.POLLERR for _, event in poll.poll(0))
+    if closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return closed
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 from grpo_eqx.data.records import Records
 from grpo_eqx.errors import UserError
 
+_GZIP = b"\x1f\x8b"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
@@ -25,6 +26,8 @@ def read_jsonl(path: Path) -> Records:
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise UserError(f"data {str(path)!r} cannot be read: {error.strerror}.") from error
+    if content.startswith(_GZIP):
+        raise UserError(f"data {str(path)!r} is compressed: unpack it with gunzip.")
     if content.startswith(_UTF16):
         raise UserError(f"data {str(path)!r} is encoded in UTF-16: save it in UTF-8.")
     if content.lstrip().startswith(b"["):

@@ -1,5 +1,6 @@
 """Prompt sources, from training and held-out data as people have them."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,11 @@ def load_data(
 def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSource]:
     """Splits the held-out problems off the end of a source."""
     size = len(source)
-    if size == 1:
+    if size < 2:
+        single = "a single problem, which would be held out for evaluations"
         raise UserError(
-            f"{source.name} has a single problem, which would be held out for evaluations: add "
-            f"problems, or set eval_data."
+            f"{source.name} has {single if size else 'no problems'}: add problems"
+            + (", or set eval_data." if size else ".")
         )
     count = min(num_eval, max(1, size // _HELDOUT_SHARE))
     return (
@@ -54,10 +56,14 @@ def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSour
 
 def _own_heldout(data: Data) -> PromptSource | None:
     """Returns the problems that come with the data to be held out, if any."""
+    if not isinstance(data, str):
+        return None
     if data == EMBEDDED_DATA:
         return WordProblems("heldout")
-    if isinstance(data, str) and is_hub_name(data):
-        return _load_hub(data.partition(":")[0], "test")
+    name, _, split = data.partition(":")
+    # Another split than that of training may have problems of the test split.
+    if is_hub_name(data) and re.fullmatch(r"(train(\[[^]]*\])?)?", split):
+        return _load_hub(name, "test")
     return None
 
 
@@ -69,7 +75,9 @@ def is_hub_name(name: str) -> bool:
         and not Path(repository).exists()
         and repository.count("/") == 1
         and not repository.startswith((".", "/", "~"))
-        and not repository.endswith((".jsonl", ".json"))
+        and not repository.endswith(
+            (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz")
+        )
     )
 
 
@@ -81,7 +89,7 @@ def _load(argument: str, data: Data, default_split: str) -> PromptSource:
     name = str(data)
     if name == EMBEDDED_DATA:
         return WordProblems("train" if default_split == "train" else "heldout")
-    if is_hub_name(name):
+    if isinstance(data, str) and is_hub_name(name):
         if (source := _load_hub(name, default_split)) is None:
             raise UserError(
                 f"data {name!r} has no split {default_split!r}: name one, as in {name}:SPLIT."
@@ -115,6 +123,10 @@ def _records(argument: str, data: Any) -> Records:
         ) from error
     if not rows:
         raise UserError(f"{argument} is empty: add problems.")
+    if type(data).__name__ == "DataFrame":
+        raise UserError(
+            f"{argument} is a DataFrame: pass datasets.Dataset.from_pandas({argument})."
+        )
     numbered = ((f"{argument}, problem {i}", row) for i, row in enumerate(rows, start=1))
     return Records.of(numbered, argument)
 

@@ -80,7 +80,7 @@ def _check_content(where: str, row: Mapping[str, Any]) -> None:
     content = row[column]
     texts = [content]
     if column == PROMPT and isinstance(content, Sequence) and not isinstance(content, str):
-        texts = [_message_text(where, message) for message in content] or [None]
+        texts = [_message_text(where, message) for message in content][-1:] or [None]
         if content and content[-1]["role"] == "assistant":
             raise UserError(
                 f"{where}: the conversation in {PROMPT} ends with the assistant's message: end it "

@@ -1,5 +1,6 @@
 """The inputs of a run besides weights: tokenizer and problems, read and checked."""
 
+import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +64,11 @@ def load_inputs(
         cfg.eval_problems,
     )
     tokenizer = _chat_tokenizer(cfg, tokenizer)
+    if train[0].plain and cfg.chat_template is not None:
+        raise UserError(
+            f"chat_template is {cfg.chat_template!r}, and the problems of {train.name} are texts "
+            f"that the model continues as they are: it would do nothing; leave it unset."
+        )
     return Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -87,6 +93,12 @@ def _tokenize(
 def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTokenizer:
     """Returns the given tokenizer, or that of the model that the config names."""
     if isinstance(given, ChatTokenizer):
+        for name in ("system_prompt", "chat_template"):
+            if getattr(cfg, name) is not None:
+                raise UserError(
+                    f"{name} is set, and a ChatTokenizer was passed, which brings its own: leave "
+                    f"it unset, or pass the tokenizer of transformers."
+                )
         return given
     plain = cfg.chat_template == PLAIN
     if given is None:
@@ -94,7 +106,7 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
             model_folder(cfg.model), cfg.system_prompt, plain=plain
         )
     else:
-        chat = ChatTokenizer(given, system_prompt=cfg.system_prompt, plain=plain)
+        chat = ChatTokenizer(copy.copy(given), system_prompt=cfg.system_prompt, plain=plain)
     if cfg.chat_template is not None and not plain:
         chat.tokenizer.chat_template = _read_template(cfg.chat_template)
     return chat
@@ -102,7 +114,7 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
 
 def _read_template(path: str) -> str:
     try:
-        return Path(path).read_text()
+        return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"chat_template is {path!r}, which cannot be read ({error}): give a file with a Jinja "

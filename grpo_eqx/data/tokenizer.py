@@ -129,13 +129,23 @@ class ChatTokenizer:
         content = prompt.content
         if isinstance(content, str):
             if self._is_plain(prompt):
+                if self.system_prompt is not None:
+                    raise UserError(
+                        "system_prompt is set, and the problems are texts that the model continues "
+                        "as they are: put it into the texts, or give a question or messages."
+                    )
                 return content
             content = [{"role": "user", "content": content}]
         if self.plain or self.tokenizer.chat_template is None:
-            why = "chat_template is none" if self.plain else "the tokenizer has no chat template"
+            if self.plain:
+                raise UserError(
+                    "the problems are conversations, and chat_template is none: set it to a file "
+                    "with a template, or give texts."
+                )
             raise UserError(
-                f"the problems are messages, and {why}: set chat_template to a file with one, or "
-                f"to none for texts that the model continues as they are."
+                "the problems are messages, and the tokenizer has no chat template: set "
+                "chat_template to a file with one, or to none for texts that the model continues "
+                "as they are."
             )
         return self._render_messages(content)
 

@@ -11,13 +11,15 @@ _ALWAYS = "prompts", "completions", "completion_ids"
 
 
 def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
-    """Raises `UserError` for a function that asks for a column that there is not, or misses one.
+    """Raises `UserError` for a function that needs a column which the problems lack.
+
+    Also for one that does not accept a column that they have, or arguments by name.
 
     **Arguments:** the functions by name; the columns of the problems.
     """
     for name, func in funcs.items():
         try:
-            parameters = inspect.signature(func).parameters.values()
+            parameters = inspect.signature(func, follow_wrapped=False).parameters.values()
         except (TypeError, ValueError):  # written in C
             continue
         _check(name, list(parameters), columns)
@@ -26,6 +28,11 @@ def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collectio
 def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[str]) -> None:
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     given = {*_ALWAYS, *columns}
+    if nameless := [p.name for p in parameters if p.kind is p.POSITIONAL_ONLY]:
+        raise UserError(
+            f"reward function {name} takes {nameless[0]} by position only, and arguments are "
+            f"passed by name: remove the / from its signature."
+        )
     for parameter in by_name:
         if parameter.default is parameter.empty and parameter.name not in given:
             has = f"they have {', '.join(columns)}" if columns else "they have none"

@@ -6,26 +6,26 @@ import fcntl
 import json
 import os
 import socket
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RunError, UserError
 
 _SIGN_SECONDS = 20.0
-_STALE_SECONDS = 120.0
-"""Age of the last sign of a run on another host, after which it is taken to have ended."""
 
 
 class RunLock:
     """Lock of a run's folder while it is entered, held by the run's first process.
 
-    The operating system ends a lock with its process, so that one which was killed leaves none. Not
-    every file system does so between hosts: there, a run gives a sign of life through the time of
-    its file.
+    The operating system ends a lock with its process, and those that it forked, so that a run which
+    was killed leaves none. Not every file system does so between hosts: there, a run gives signs of
+    life through the time of its file.
     """
 
     def __init__(self, folder: Path):
@@ -35,10 +35,8 @@ class RunLock:
 
     def check_free(self) -> None:
         """Raises `UserError`, saying who has the folder, where a run does; creates nothing."""
-        if not is_main() or not self.path.exists():
-            return
-        with self.path.open() as file:
-            self._lock(file, fcntl.LOCK_SH)
+        if is_main() and self.path.exists():
+            self._open().close()
 
     def __enter__(self) -> "RunLock":
         """Takes the lock; raises `UserError`, saying who has it, where another run does."""
@@ -50,6 +48,7 @@ class RunLock:
         if self._file is not None:
             with contextlib.suppress(OSError):  # the disk may be full
                 self._file.truncate(0)
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # closing is not enough if a child has it open
             self._file.close()
             self._file = None
 
@@ -57,12 +56,10 @@ class RunLock:
         if not is_main():
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        file = self.path.open("a+")
-        try:
-            self._lock(file, fcntl.LOCK_EX)
-        except UserError:
-            file.close()
-            raise
+        file = self._open()
+        holder = self._holder()
+        if holder is not None and holder.get("host") != socket.gethostname():
+            self._await_silence(holder, file)
         started = datetime.datetime.now().astimezone().isoformat(sep=" ", timespec="seconds")
         own = {"host": socket.gethostname(), "process": os.getpid(), "started": started}
         file.truncate(0)
@@ -71,33 +68,54 @@ class RunLock:
         self._file, self._ended = file, threading.Event()
         threading.Thread(target=self._give_signs, args=(self._ended,), daemon=True).start()
 
-    def _lock(self, file: IO[str], kind: int) -> None:
-        holder = self._holder()
+    def _open(self) -> IO[str]:
+        """Opens the file and locks it, where the file system has locks."""
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            file = self.path.open("a+")
+        except OSError as error:
+            raise UserError(
+                f"{self.path} cannot be written ({error.strerror}): choose another output_dir."
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise self._refusal(holder) from error
+            file.close()
+            raise UserError(self._in_use(self._holder())) from error
         except OSError:  # a file system without locks
             pass
-        elsewhere = holder is not None and holder["host"] != socket.gethostname()
-        if elsewhere and time.time() - self.path.stat().st_mtime < _STALE_SECONDS:
-            raise self._refusal(holder)
+        return file
 
-    def _holder(self) -> dict[str, Any] | None:
+    def _await_silence(self, holder: Mapping[str, Any], file: IO[str]) -> None:
+        """Waits whether a run on another host, which no lock may show, gives a sign of life.
+
+        Raises `RunError` if it does: it may have ended when the command is started again.
+        """
+        before = self.path.stat().st_mtime
+        print(
+            f"waiting {2 * _SIGN_SECONDS:.0f} s for signs of the run on {holder.get('host')} that "
+            f"{self.path} names",
+            file=sys.stderr,
+        )
+        time.sleep(2 * _SIGN_SECONDS)
+        if self.path.stat().st_mtime != before:
+            file.close()
+            raise RunError(self._in_use(holder))
+
+    def _holder(self) -> Mapping[str, Any] | None:
         """Returns what the run in the folder has written about itself, if it has."""
         with contextlib.suppress(OSError, ValueError):
-            holder: dict[str, Any] = json.loads(self.path.read_text())
-            return holder
+            holder = json.loads(self.path.read_text())
+            return holder if isinstance(holder, dict) else None
         return None
 
-    def _refusal(self, holder: dict[str, Any] | None) -> UserError:
+    def _in_use(self, holder: Mapping[str, Any] | None) -> str:
         who = "another run"
         if holder is not None:
             who = (
-                f"a run on {holder['host']} (process {holder['process']}, started "
-                f"{holder['started']})"
+                f"a run on {holder.get('host')} (process {holder.get('process')}, started "
+                f"{holder.get('started')})"
             )
-        return UserError(
+        return (
             f"output_dir {str(self.path.parent)!r} is in use by {who}: wait for it, end it, or "
             f"choose another output_dir or run_name."
         )

@@ -41,8 +41,15 @@ def test_flags_override_a_file_which_overrides_a_recipe(
     assert config_of(monkeypatch, *flags) == recipes.dapo(epsilon_high=0.3, steps=7)
     assert config_of(monkeypatch, *flags, "--steps", "9").steps == 9
     # A recipe on the command line takes the place of the file's.
-    cispo = config_of(monkeypatch, *flags, "--recipe", "gspo", "--epsilon-high", "0.5")
-    assert cispo == recipes.gspo(epsilon_high=0.5, steps=7)
+    gspo = config_of(monkeypatch, *flags, "--recipe", "gspo", "--epsilon-high", "0.5")
+    assert gspo == recipes.gspo(epsilon_high=0.5, steps=7)
+
+
+def test_a_setting_that_is_on_by_default_can_be_turned_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    flags = "--recipe", "dapo", "--no-dynamic-sampling"
+    assert config_of(monkeypatch, *flags) == recipes.dapo(dynamic_sampling=False)
 
 
 def test_a_file_is_refused_in_one_line(
@@ -63,7 +70,7 @@ def test_the_config_can_be_printed_instead(
     cli.run(lambda cfg: pytest.fail("the run starts"))
     path = tmp_path / "run.yaml"
     path.write_text(capsys.readouterr().out)
-    assert config_of(monkeypatch, "--config", str(path)) == GRPOConfig(steps=7).resolved()
+    assert config_of(monkeypatch, "--config", str(path)) == GRPOConfig(steps=7)
 
 
 def test_an_unknown_recipe_is_refused_with_those_there_are(

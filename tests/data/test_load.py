@@ -190,6 +190,9 @@ def test_a_hub_data_set_is_read_by_its_splits_at_its_revision(
     train, heldout = load_data("openai/gsm8k@v1:train[:2]", None, 512)
     assert (len(train), heldout.name) == (2, "openai/gsm8k@v1 (test)")
     assert len(load_data("openai/gsm8k:test", "openai/gsm8k:train[1:]", 512)[1]) == 3
+    # What may have problems of the split test is not evaluated on that.
+    train, heldout = load_data("openai/gsm8k:train+test", None, 512)
+    assert (len(train), heldout.name) == (4, "the last 1 of openai/gsm8k (train+test)")
     with pytest.raises(UserError, match=r"'openai/gsm8k@v2' is not a local file and could not be"):
         load_data("openai/gsm8k@v2", None, 512)
 

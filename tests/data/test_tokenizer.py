@@ -274,10 +274,9 @@ def with_template(template: str | None, **options: Any) -> ChatTokenizer:
         (Prompt("1 + 1?", {}), "[system]Think.[user]1 + 1?[assistant]"),
         (Prompt([USER], {}), "[system]Think.[user]1 + 1?[assistant]"),
         (Prompt([SYSTEM, USER], {}), "[system]Count.[user]1 + 1?[assistant]"),
-        (Prompt("1 + 1 =", {}, plain=True), "1 + 1 ="),
     ],
 )
-def test_messages_are_rendered_and_plain_texts_are_not(prompt: Prompt, expected: str) -> None:
+def test_messages_are_rendered_by_the_template(prompt: Prompt, expected: str) -> None:
     chat = with_template(TEMPLATE, system_prompt="Think.")
     assert chat.render(prompt) == expected
     assert chat.tokenizer.decode(chat.encode([prompt])[0]) == expected
@@ -286,10 +285,16 @@ def test_messages_are_rendered_and_plain_texts_are_not(prompt: Prompt, expected:
 def test_without_a_template_a_question_is_continued_where_that_is_asked_for() -> None:
     assert with_template(None, plain=True).render(Prompt("1 + 1?", {})) == "1 + 1?"
     assert with_template(TEMPLATE, plain=True).render(Prompt("1 + 1?", {})) == "1 + 1?"
+    assert with_template(TEMPLATE).render(Prompt("1 + 1 =", {}, plain=True)) == "1 + 1 ="
     with pytest.raises(UserError, match="the tokenizer has no chat template: set chat_template"):
         with_template(None).render(Prompt("1 + 1?", {}))
-    with pytest.raises(UserError, match="the problems are messages, and chat_template is none"):
+    with pytest.raises(UserError, match="are conversations, and chat_template is none"):
         with_template(TEMPLATE, plain=True).render(Prompt([USER], {}))
+
+
+def test_a_system_prompt_without_messages_is_refused() -> None:
+    with pytest.raises(UserError, match="system_prompt is set, and the problems are texts"):
+        with_template(TEMPLATE, system_prompt="Think.").render(Prompt("1 =", {}, plain=True))
 
 
 def test_prompts_of_both_kinds_keep_their_places() -> None:

@@ -19,10 +19,16 @@ def score(completions: list[str], level: list[int], **columns: Any) -> list[floa
     raise NotImplementedError
 
 
+@functools.wraps(score)
+def wrapped(completions: list[str], **columns: Any) -> list[float]:
+    return score(completions, level=[1], **columns)
+
+
 @pytest.mark.parametrize(
     "func",
     [
         Judge(),
+        wrapped,
         functools.partial(score, level=[1]),
         lambda prompts, completions, completion_ids, answer: [],
         lambda completions, scale=2.0, **_: [],
@@ -40,6 +46,7 @@ def test_functions_that_can_be_called_pass(func: Callable[..., Any]) -> None:
         (score, ["answer"], "f asks for the column level, .* do not have: they have answer."),
         (score, [], "do not have: they have none."),
         (lambda answers, **_: [], ["answer"], r"they have answer \(did you mean answer\?\)."),
+        (lambda p, /, **_: [], [], "f takes p by position only"),
         (
             lambda completions: [],
             ["answer"],

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.tracking.run_lock import RunLock
 
 HOLDS = """
@@ -57,17 +57,41 @@ def test_a_run_that_was_killed_holds_nothing(holder: subprocess.Popen[str], tmp_
         pass
 
 
-@pytest.mark.parametrize("age", [60, 600])
-def test_a_run_on_another_host_gives_signs_of_life(tmp_path: Path, age: float) -> None:
+@pytest.mark.parametrize("alive", [True, False])
+def test_a_run_on_another_host_gives_signs_of_life(
+    tmp_path: Path, alive: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / ".lock"
     path.write_text(json.dumps({"host": "elsewhere", "process": 7, "started": "2026-01-02 03:04"}))
-    os.utime(path, (time.time() - age,) * 2)
-    if age < 120:
-        with pytest.raises(UserError, match="a run on elsewhere"), RunLock(tmp_path):
+    monkeypatch.setattr(time, "sleep", lambda seconds: os.utime(path, (5, 5)) if alive else None)
+    if alive:
+        with pytest.raises(RunError, match="in use by a run on elsewhere"), RunLock(tmp_path):
             pass
     else:
         with RunLock(tmp_path):
             pass
+    assert "for signs of the run on elsewhere" in capsys.readouterr().err
+
+
+def test_a_child_that_lives_on_holds_nothing(tmp_path: Path) -> None:
+    with RunLock(tmp_path) as lock:
+        assert lock._file is not None
+        child = subprocess.Popen(["sleep", "60"], pass_fds=[lock._file.fileno()])
+    try:
+        with RunLock(tmp_path):
+            pass
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", "{}"])
+def test_a_file_of_something_else_is_no_lock(tmp_path: Path, content: str) -> None:
+    (tmp_path / ".lock").write_text(content)
+    if content == "{}":
+        (tmp_path / ".lock").write_text(json.dumps({"host": socket.gethostname()}))
+    with RunLock(tmp_path):
+        pass
 
 
 def test_it_can_be_taken_again_and_checking_creates_nothing(tmp_path: Path) -> None:
