@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_eqx._types import (
+from grpo_eqx.choices import (
     CLIPPED_LOSSES,
     AdvantageEstimator,
     ImportanceSamplingLevel,

@@ -7,7 +7,7 @@ Each check takes the settings that it reads, under their names in `GRPOConfig`, 
 import math
 from typing import Any
 
-from grpo_eqx._types import (
+from grpo_eqx.choices import (
     CLIPPED_LOSSES,
     AdvantageEstimator,
     ImportanceSamplingLevel,

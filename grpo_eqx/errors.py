@@ -65,6 +65,10 @@ class RunError(RuntimeError):
     """
 
 
+class PlanningError(RunError):
+    """The process that compiles for a plan failed; the message has its last lines."""
+
+
 class PeerRunError(RunError):
     """Another process of the run failed; the message says which one, and with which error."""
 

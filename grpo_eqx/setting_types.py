@@ -11,8 +11,6 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 from grpo_eqx.errors import UserError
 
 
@@ -137,6 +135,8 @@ _NOUNS: dict[type, str] = {
 
 def _convert(value: Any, kind: Any) -> Any:
     """Returns a value as a type; raises an error where it cannot be meant as one."""
+    if hasattr(value, "item"):  # a scalar of NumPy or JAX
+        value = value.item()
     if get_origin(kind) is Annotated:
         return _convert(value, get_args(kind)[0])
     if get_origin(kind) is tuple:
@@ -148,9 +148,9 @@ def _convert(value: Any, kind: Any) -> Any:
 def _to_bool(value: Any) -> bool:
     if isinstance(value, str):
         return {"true": True, "false": False}[value.lower()]
-    if not isinstance(value, bool | np.bool):
+    if not isinstance(value, bool):
         raise TypeError
-    return bool(value)
+    return value
 
 
 def _to_int(value: Any) -> int:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from grpo_eqx.checkpoint.checkpoints import Checkpoints
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches, pad_prompts
 from grpo_eqx.data.load import Data
@@ -35,8 +36,8 @@ from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.objective import compute_advantages
-from grpo_eqx.planner import Plan, Searchable
-from grpo_eqx.planner.devices import LOCAL, find_target
+from grpo_eqx.planner import Plan
+from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k

@@ -4,6 +4,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -25,8 +26,9 @@ os.environ["WANDB_MODE"] = "disabled"
 
 from jaxtyping import install_import_hook
 
-with install_import_hook("grpo_eqx", "beartype.beartype"):
-    import grpo_eqx  # noqa: F401
+with ExitStack() as hook:
+    hook.enter_context(install_import_hook("grpo_eqx", "beartype.beartype"))
+    hook.pop_all()  # it stays: much is imported at first use
 
 import datasets
 import huggingface_hub

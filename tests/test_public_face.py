@@ -19,7 +19,7 @@ def exports(init: Path) -> set[str]:
     """The names that a package's `__init__` imports as themselves, or defines."""
     package = ".".join(init.parent.relative_to(ROOT).parts)
     names = set()
-    for node in ast.parse(init.read_text()).body:
+    for node in ast.walk(ast.parse(init.read_text())):  # also of what is imported at first use
         if isinstance(node, ast.ImportFrom):
             names |= {alias.name for alias in node.names if alias.asname == alias.name}
         elif isinstance(node, ast.FunctionDef):

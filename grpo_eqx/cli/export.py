@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import jax
 import tyro
 
-from grpo_eqx.checkpoint.export import export
 from grpo_eqx.launch.subcommand import Subcommand
 
 
@@ -36,6 +34,10 @@ class Export(Subcommand):
     started from. Needed if that has moved, or a model was passed to GRPOTrainer."""
 
     def run(self, command: tuple[str, ...]) -> int:
+        import jax
+
+        from grpo_eqx.checkpoint.export import export
+
         # An accelerator may belong to the run, and is not needed.
         jax.config.update("jax_platforms", "cpu")
         written = export(self.checkpoint, self.output, self.dtype, _say, self.model)

@@ -8,15 +8,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import tyro
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_files import read_settings, to_yaml
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
-from grpo_eqx.distributed.join import join_processes
-from grpo_eqx.distributed.startup import leave_soon
 from grpo_eqx.errors import (
     EXIT_INTERRUPTED,
     RewardError,
@@ -123,6 +121,8 @@ def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
         if flags.print_config:
             print(to_yaml(cfg), end="")
             return
+        from grpo_eqx.distributed.join import join_processes
+
         join_processes(cfg)
         main(cfg)
 
@@ -138,11 +138,17 @@ def _ends_with_a_line() -> Iterator[None]:
         if isinstance(error, RewardError) and error.__cause__ is not None:
             print(frames_outside(error.__cause__), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr, flush=True)
-        code = exit_code(error)
-        leave_soon(code)
-        sys.exit(code)
+        _end(exit_code(error))
     except KeyboardInterrupt:
-        leave_soon(EXIT_INTERRUPTED)
-        sys.exit(EXIT_INTERRUPTED)
+        _end(EXIT_INTERRUPTED)
     finally:
         signal.signal(signal.SIGINT, earlier)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process, even if it has joined others, which would make it wait."""
+    if "jax" in sys.modules:
+        from grpo_eqx.distributed.startup import leave_soon
+
+        leave_soon(code)
+    sys.exit(code)

@@ -14,10 +14,9 @@ from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.train import Train
-from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR, UserError
+from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR, RunError, UserError
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
-from grpo_eqx.planner.planning_process import PlanningError
 
 
 def main() -> None:
@@ -32,7 +31,7 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
-    except (CommandError, PlanningError) as error:
+    except (CommandError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except BrokenPipeError:

@@ -3,21 +3,14 @@
 import abc
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
+from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
 from grpo_eqx.launch.subcommand import Subcommand
-from grpo_eqx.planner.devices import LOCAL
-from grpo_eqx.planner.make_plan import Say
-from grpo_eqx.planner.plan_report import print_plan
-from grpo_eqx.planner.planning_process import ask
-from grpo_eqx.planner.search import Searchable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,6 +38,11 @@ class Plan(ConfigFlags, _PlanFlags):
     """
 
     def run(self, command: tuple[str, ...]) -> int:
+        from rich.console import Console
+
+        from grpo_eqx.planner.plan_report import print_plan
+        from grpo_eqx.planner.planning_process import ask
+
         cfg = self.settings()
         if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
             raise UserError(f"json is {self.json}: it must be a file in an existing folder.")
@@ -62,8 +60,11 @@ class Plan(ConfigFlags, _PlanFlags):
 
 
 @contextmanager
-def _progress() -> Iterator[Say]:
+def _progress() -> Iterator[Callable[[str], None]]:
     """Shows progress on standard error: one live line on a terminal, else a line per message."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda text: console.print(text, highlight=False, soft_wrap=True)

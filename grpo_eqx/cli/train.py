@@ -4,9 +4,7 @@ import dataclasses
 
 from grpo_eqx.cli.flags import RunFlags, start
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.launch.subcommand import Subcommand
-from grpo_eqx.trainer import GRPOTrainer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +24,9 @@ class Train(RunFlags, Subcommand):
 
 
 def _train(cfg: GRPOConfig) -> None:
+    from grpo_eqx.distributed.startup import is_main
+    from grpo_eqx.trainer import GRPOTrainer
+
     result = GRPOTrainer(cfg).fit()
     if is_main():
         whole = len(result.history) == cfg.steps  # not where it began from another run's checkpoint

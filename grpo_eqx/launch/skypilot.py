@@ -12,7 +12,7 @@ from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line, yaml_text
 from grpo_eqx.launch.subcommand import Subcommand
-from grpo_eqx.planner.topologies import find_slice
+from grpo_eqx.tpu_slices import find_slice
 
 _TPU_CLUSTER = "  # TPU VMs of one slice learn of each other from Google's metadata server."
 _GPU_CLUSTER = """\

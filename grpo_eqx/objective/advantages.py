@@ -6,7 +6,11 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from grpo_eqx._types import AdvantageEstimator, MultiObjectiveAggregation, ScaleRewards
+from grpo_eqx.choices import (
+    AdvantageEstimator,
+    MultiObjectiveAggregation,
+    ScaleRewards,
+)
 
 _EPSILON = 1e-4  # as in TRL: keeps advantages of nearly equal rewards from blowing up
 _ROUNDING = 1e-12

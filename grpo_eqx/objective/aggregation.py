@@ -5,7 +5,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import LossType
+from grpo_eqx.choices import (
+    LossType,
+)
 
 
 class Totals(NamedTuple):

@@ -3,7 +3,9 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from grpo_eqx._types import KLEstimator
+from grpo_eqx.choices import (
+    KLEstimator,
+)
 from grpo_eqx.objective.ratios import MAX_EXPONENT
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import (
+from grpo_eqx.choices import (
     CLIPPED_LOSSES,
     ImportanceSamplingLevel,
     KLEstimator,

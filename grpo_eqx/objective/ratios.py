@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import ImportanceSamplingLevel, SamplerCorrection
+from grpo_eqx.choices import (
+    ImportanceSamplingLevel,
+    SamplerCorrection,
+)
 
 MAX_EXPONENT = 20.0
 """Bound on log-ratios; far beyond it, ratios only bring overflow and NaN."""

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from grpo_eqx.choices import LOCAL
 from grpo_eqx.planner.compiled_program import CompiledProgram
-from grpo_eqx.planner.devices import LOCAL
 from grpo_eqx.planner.step_time import Floor
 from grpo_eqx.sharding.layout_report import readable_bytes
 

@@ -20,15 +20,16 @@ from typing import Any
 
 import jax
 
+from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import PlanningError, UserError
 from grpo_eqx.models.pretrained import is_local, model_folder
-from grpo_eqx.planner.devices import LOCAL, find_target, installed_version
+from grpo_eqx.planner.devices import find_target, installed_version
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.plan_cache import keep, recalled
-from grpo_eqx.planner.search import Searchable, plan_run
+from grpo_eqx.planner.search import plan_run
 from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.run_spec import RunSpec
 
@@ -36,10 +37,6 @@ _LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "tran
 _FLAGS = ("JAX_", "LIBTPU_", "XLA_")
 _LAST_LINES = 20
 """Number of the compiler's last lines that are shown where it fails."""
-
-
-class PlanningError(RuntimeError):
-    """Failure of the process that compiles; the message has its last lines."""
 
 
 def ask(

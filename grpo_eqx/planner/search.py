@@ -3,22 +3,19 @@
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
+from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.distributed.exchange import gather_bytes, raise_on_all_hosts
 from grpo_eqx.errors import UserError
-from grpo_eqx.planner.devices import LOCAL, Target, find_target, local_target
+from grpo_eqx.planner.devices import Target, find_target, local_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Found, Plan
-from grpo_eqx.planner.topologies import described_slice, larger_slices
+from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.run_spec import RunSpec
-
-Searchable = Literal[
-    "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
-]
-"""Settings that memory grows with."""
+from grpo_eqx.tpu_slices import larger_slices
 
 MICRO_BATCH: Searchable = "micro_batch_size_per_device"
 _MOST = {"num_generations": 1024, "prompts_per_step": 8192}

@@ -28,7 +28,7 @@ def test_it_trains_with_the_flags_settings(monkeypatch, capsys) -> None:
         def fit(self):
             return FitResult(Path("runs/x"), [{}, {}], 3.0)
 
-    monkeypatch.setattr("grpo_eqx.cli.train.GRPOTrainer", Trainer)
+    monkeypatch.setattr("grpo_eqx.trainer.GRPOTrainer", Trainer)
     assert train(monkeypatch, "--steps", "2") == 0
     assert configs == [GRPOConfig(steps=2)]
     assert capsys.readouterr().out == "2 steps in 3 s; the run is in runs/x\n"

@@ -15,7 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_eqx._types import CLIPPED_LOSSES, ImportanceSamplingLevel, LossType
+from grpo_eqx.choices import (
+    CLIPPED_LOSSES,
+    ImportanceSamplingLevel,
+    LossType,
+)
 from grpo_eqx.objective import (
     Metrics,
     Objective,

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx._types import ImportanceSamplingLevel, SamplerCorrection
+from grpo_eqx.choices import (
+    ImportanceSamplingLevel,
+    SamplerCorrection,
+)
 from grpo_eqx.objective.ratios import off_policy_keep, policy_ratios, sampler_weights
 
 SHAPE = (2, 3, 5)

@@ -20,7 +20,7 @@ def asked(plan_of, with_memory, monkeypatch) -> list:
         say("compiling update")
         return plan_of({"update": 100 if topology == "local" else 2000}, with_memory(1000))
 
-    monkeypatch.setattr("grpo_eqx.cli.plan.ask", ask)
+    monkeypatch.setattr("grpo_eqx.planner.planning_process.ask", ask)
     return questions
 
 
@@ -72,7 +72,7 @@ def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
             "error: json is /nowhere/at/all/plan.json: it",
         ),
         (["--json", "/"], "error: json is /: it must be a file"),
-        (["--num-generations", "1"], "error: num_generations is 1: advantages are relative"),
+        (["--num-generations", "1"], "error: num_generations is 1: it must be at least 2"),
     ],
 )
 def test_mistakes_are_one_line(asked, monkeypatch, capsys, arguments, message) -> None:

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.errors import PlanningError
 from grpo_eqx.planner import planning_process
-from grpo_eqx.planner.planning_process import PlanningError, ask
+from grpo_eqx.planner.planning_process import ask
 
 PROBLEMS = str(Path(__file__).parents[1] / "problems.jsonl")
 SMALL = {"data": PROBLEMS, "prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}

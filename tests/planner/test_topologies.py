@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.planner.topologies import find_slice
+from grpo_eqx.tpu_slices import find_slice
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from importlib import resources
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import CommandError
 from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
-from grpo_eqx.planner.topologies import Slice, find_slice
+from grpo_eqx.tpu_slices import Slice, find_slice
 
 _AT_ONCE = 32
 """Maximum number of concurrent gclouds, each of which takes about 100 MB."""

@@ -12,7 +12,7 @@ from grpo_eqx.launch.tpu_vm.pod import (
 )
 from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
-from grpo_eqx.planner.topologies import find_slice
+from grpo_eqx.tpu_slices import find_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

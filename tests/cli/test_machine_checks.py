@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from grpo_eqx.cli import doctor
+from grpo_eqx.cli import machine_checks
 from grpo_eqx.models.hub import commit
 
 CHECKS = [
@@ -96,27 +96,27 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
         monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
-        hub = doctor.hugging_face_hub()
+        hub = machine_checks.hugging_face_hub()
     assert hub.status == "warn"
     assert "timed out" in hub.found
 
 
 def test_few_open_files_are_a_warning(few_files: None) -> None:
-    assert doctor.open_files() == ("warn", "at most 300 at a time", "ulimit -n 4096")
+    assert machine_checks.open_files() == ("warn", "at most 300 at a time", "ulimit -n 4096")
 
 
 def test_a_file_in_place_of_the_output_folder_fails(tmp_path: Path) -> None:
     (tmp_path / "runs").touch()
-    assert doctor.output_folder(tmp_path / "runs").status == "fail"
-    assert doctor.output_folder(tmp_path / "new" / "runs").status == "ok"
+    assert machine_checks.output_folder(tmp_path / "runs").status == "fail"
+    assert machine_checks.output_folder(tmp_path / "new" / "runs").status == "ok"
 
 
 def test_the_disk_is_compared_with_the_models_checkpoints(
     tmp_path: Path, small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert doctor.disk(tmp_path, str(small_model)).status == "ok"
-    assert "takes 34.5 GiB" in doctor.disk(tmp_path, "Qwen/Qwen2.5-3B@v1").found
-    unknown = doctor.disk(tmp_path, "someone/new")
+    assert machine_checks.disk(tmp_path, str(small_model)).status == "ok"
+    assert "takes 34.5 GiB" in machine_checks.disk(tmp_path, "Qwen/Qwen2.5-3B@v1").found
+    unknown = machine_checks.disk(tmp_path, "someone/new")
     assert unknown.status == "ok"
     assert "is not known without a download" in unknown.found
     assert commit("model", "someone/new") is None
@@ -125,31 +125,31 @@ def test_the_disk_is_compared_with_the_models_checkpoints(
 def test_the_processes_of_a_run_are_told_without_joining_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert doctor.processes().found == "one: no launcher declares others"
+    assert machine_checks.processes().found == "one: no launcher declares others"
     monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "nowhere:1234")
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "2")
     found = "this is 2 of 4, which meet at nowhere:1234, declared by JAX's variables"
-    assert doctor.processes() == ("ok", found, "")
+    assert machine_checks.processes() == ("ok", found, "")
 
 
 def test_an_accelerator_is_known_by_its_device_files(tmp_path: Path) -> None:
-    assert doctor.accelerator(tmp_path) is None
+    assert machine_checks.accelerator(tmp_path) is None
     (tmp_path / "accel0").touch()
-    assert doctor.accelerator(tmp_path) == "TPU"
+    assert machine_checks.accelerator(tmp_path) == "TPU"
     (tmp_path / "nvidiactl").touch()
-    assert doctor.accelerator(tmp_path) == "TPU"
+    assert machine_checks.accelerator(tmp_path) == "TPU"
     (tmp_path / "nvidia0").touch()
-    assert doctor.accelerator(tmp_path) == "GPU"
+    assert machine_checks.accelerator(tmp_path) == "GPU"
 
 
 def test_a_cache_that_others_can_write_is_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path))
-    assert doctor.compilation_cache() == ("ok", str(tmp_path), "")
+    assert machine_checks.compilation_cache() == ("ok", str(tmp_path), "")
     tmp_path.chmod(0o777)
-    assert doctor.compilation_cache().fix == f"chmod o-w {tmp_path}"
+    assert machine_checks.compilation_cache().fix == f"chmod o-w {tmp_path}"
 
 
 def test_a_key_in_a_netrc_file_counts_and_a_broken_file_is_not_quoted(
@@ -160,11 +160,11 @@ def test_a_key_in_a_netrc_file_counts_and_a_broken_file_is_not_quoted(
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
     monkeypatch.delenv("WANDB_MODE")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    assert doctor.weights_and_biases().found.startswith("not logged in")
+    assert machine_checks.weights_and_biases().found.startswith("not logged in")
     path.write_text("machine 127.0.0.1 login user password canary\n")
     path.chmod(0o600)
-    assert "cannot be reached" in doctor.weights_and_biases().found
+    assert "cannot be reached" in machine_checks.weights_and_biases().found
     path.write_text("canary\n")
-    with pytest.raises(doctor.UserError, match="is not a valid netrc file") as info:
-        doctor.weights_and_biases()
+    with pytest.raises(machine_checks.UserError, match="is not a valid netrc file") as info:
+        machine_checks.weights_and_biases()
     assert "canary" not in str(info.value)

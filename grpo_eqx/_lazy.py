@@ -1,0 +1,21 @@
+"""Names of a package that are imported when they are first used."""
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Returns a package's `__getattr__` (PEP 562), which imports names from their modules.
+
+    JAX and what builds on it take seconds to import, which the help of a command need not wait for.
+
+    **Arguments:** the package's `__name__`; the modules of its names.
+    """
+
+    def import_name(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return import_name
