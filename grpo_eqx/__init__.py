@@ -1,11 +1,13 @@
 """GRPO in JAX that you can trust, in a few lines, from a laptop to a TPU pod."""
 
+import sys
 from typing import TYPE_CHECKING
 
 from grpo_eqx import recipes as recipes
 from grpo_eqx._lazy import lazy_names
 from grpo_eqx.config import GRPOConfig as GRPOConfig
 from grpo_eqx.errors import UserError as UserError
+from grpo_eqx.tracebacks import shortened
 
 if TYPE_CHECKING:
     from grpo_eqx import cli as cli
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from grpo_eqx.trainer import GRPOTrainer as GRPOTrainer
 
 __version__ = "0.1.0"
+sys.excepthook = shortened(sys.excepthook)
 __getattr__ = lazy_names(
     __name__,
     {

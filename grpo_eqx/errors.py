@@ -1,8 +1,5 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
-import traceback
-from pathlib import Path
-
 EXIT_FAULT = 1
 """Exit code of a run that failed."""
 EXIT_USER_ERROR = 2
@@ -14,20 +11,6 @@ EXIT_PIPE_CLOSED = 141
 """Exit code where nobody reads the output any more: 128 and the number of SIGPIPE."""
 EXIT_PREEMPTED = 75
 """Exit code of a run that was asked to stop: the same command continues it (`EX_TEMPFAIL`)."""
-
-
-def frames_outside(error: BaseException) -> str:
-    """Formats the traceback of an error without the frames of this package.
-
-    Empty where all frames are of this package.
-    """
-    package = Path(__file__).parent
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if package not in Path(frame.filename).parents
-    ]
-    return "".join(traceback.format_list(frames))
 
 
 def first_line(error: Exception) -> str:

@@ -21,10 +21,10 @@ from grpo_eqx.errors import (
     RunError,
     UserError,
     exit_code,
-    frames_outside,
 )
 from grpo_eqx.peer_settings import refuse_unknown
 from grpo_eqx.recipes import RECIPES, RecipeName
+from grpo_eqx.tracebacks import users_frames
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
 
@@ -136,7 +136,7 @@ def _ends_with_a_line() -> Iterator[None]:
         yield
     except (UserError, RunError) as error:
         if isinstance(error, RewardError) and error.__cause__ is not None:
-            print(frames_outside(error.__cause__), end="", file=sys.stderr)
+            print(users_frames(error.__cause__), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr, flush=True)
         _end(exit_code(error))
     except KeyboardInterrupt:

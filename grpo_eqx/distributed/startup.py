@@ -13,6 +13,7 @@ from grpo_eqx.distributed.cluster import Cluster, find_cluster
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, brief
 from grpo_eqx.distributed.rendezvous import meet
 from grpo_eqx.errors import UserError
+from grpo_eqx.tracebacks import Hook
 
 REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
 """Environment variable by which a launcher declares how many processes it starts."""
@@ -59,7 +60,7 @@ def initialize(
         return
     meet(cluster, facts, timeout)
     _join(cluster, timeout)
-    sys.excepthook = _end_run
+    sys.excepthook = _ends_the_run(sys.excepthook)
     check_even(Counter(device.process_index for device in jax.devices()))
 
 
@@ -94,10 +95,14 @@ def leave_soon(code: int) -> None:
         timer.start()
 
 
-def _end_run(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Prints an uncaught exception, then ends this process, and with it the run."""
-    sys.__excepthook__(kind, error, trace)
-    leave_soon(1)
+def _ends_the_run(earlier: Hook) -> Hook:
+    """Returns an excepthook that ends this process after the earlier one, and with it the run."""
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        earlier(kind, error, trace)
+        leave_soon(1)
+
+    return hook
 
 
 def is_main() -> bool:
