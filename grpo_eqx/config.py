@@ -209,7 +209,7 @@ class GRPOConfig:
     entropy_coef: NonNegativeFloat = 0.0
     """Weight with which the mean entropy is subtracted from the loss."""
 
-    # Several updates per rollout
+    # Updates per rollout
     num_iterations: PositiveInt = 1
     """Passes over each rollout. From the second update on, ratios are relative to the policy that
     sampled."""
@@ -298,7 +298,7 @@ class GRPOConfig:
     """Rematerialization: each layer stores all values (none), its matrix products (dots), or only
     its input (full) for the backward pass. auto: none on CPU, full on TPU and GPU."""
 
-    # Evaluation and records
+    # Records and evaluation
     eval_problems: PositiveInt = 512
     """Maximum number of held-out problems per evaluation."""
     output_dir: str | Path | None = None

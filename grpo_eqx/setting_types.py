@@ -177,3 +177,22 @@ def _to_str(value: Any) -> str:
 _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
     bool: _to_bool, int: _to_int, float: _to_float, str: _to_str
 }  # fmt: skip
+
+
+def choices_of(kind: type, name: str) -> tuple[Any, ...]:
+    """Returns the values that a field's type lists, `None` aside; none if it admits others too."""
+    parts = [part for part in _union_parts(kind)[name] if part is not NoneType]
+    if any(get_origin(part) is not Literal for part in parts):
+        return ()
+    return tuple(choice for part in parts for choice in get_args(part))
+
+
+def noun_of(kind: type, name: str) -> str:
+    """Returns what stands for a field's value in a command's help; empty for a switch."""
+    part = next(part for part in _union_parts(kind)[name] if get_origin(part) is not Literal)
+    if get_origin(part) is tuple:
+        return f"{_PLACEHOLDERS[get_args(part)[0]]} ..."
+    return _PLACEHOLDERS[get_args(part)[0] if get_origin(part) is Annotated else part]
+
+
+_PLACEHOLDERS = {bool: "", int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}

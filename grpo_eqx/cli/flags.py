@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import inspect
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ from typing import NoReturn, TypeVar
 
 import tyro
 
+from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_files import read_settings, to_yaml
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
@@ -108,6 +110,9 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
     and `EXIT_FAULT`.
     """
     with _ends_with_a_line():
+        if asks_for_help(sys.argv[1:]):
+            command = f"python {sys.argv[0]}"
+            show_help(RunFlags, command, inspect.getdoc(main) or "", sys.argv[1:])
         RunFlags.refuse_unknown(sys.argv[1:])
         default = RunFlags.defaults_for(sys.argv[1:])
     start(tyro.cli(RunFlags, description=main.__doc__, default=default), main)

@@ -1,5 +1,6 @@
 """The command `grpo-eqx`."""
 
+import inspect
 import os
 import select
 import sys
@@ -12,6 +13,7 @@ import tyro
 from grpo_eqx.cli.doctor import Doctor
 from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.flags import ConfigFlags
+from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR, RunError, UserError
@@ -62,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
-    _refuse_unknown_settings(own)
+    _help_or_refuse(own)
     chosen: Subcommand | Group = tyro.cli(
         _any_subcommand(own),
         prog="grpo-eqx",
@@ -92,10 +94,15 @@ def _any_subcommand(arguments: Sequence[str]) -> Any:
     )
 
 
-def _refuse_unknown_settings(arguments: Sequence[str]) -> None:
+def _help_or_refuse(arguments: Sequence[str]) -> None:
+    """Shows the help on a run's flags, or refuses unknown ones."""
     kinds: dict[str, type[ConfigFlags]] = {"train": Train, "plan": Plan}
-    if arguments and arguments[0] in kinds:
-        kinds[arguments[0]].refuse_unknown(arguments[1:])
+    kind = kinds.get(arguments[0]) if arguments else None
+    if kind is None:
+        return
+    if asks_for_help(arguments):
+        show_help(kind, f"grpo-eqx {arguments[0]}", inspect.getdoc(kind) or "", arguments[1:])
+    kind.refuse_unknown(arguments[1:])
 
 
 def _check(subcommand: Subcommand, command: Sequence[str]) -> None:

@@ -11,8 +11,6 @@ from grpo_eqx.launch.subcommand import Subcommand
 class Train(RunFlags, Subcommand):
     """Train a language model with GRPO and built-in rewards.
 
-    grpo-eqx train [flags]
-
     grpo-eqx plan takes the same flags to plan the run, except those that connect several processes.
     On several hosts, start train on all of them. For your own rewards, data or strategies, write a
     script: see examples/gsm8k.py.

@@ -1,0 +1,146 @@
+"""Help on a run's many flags: the essential ones on a screen, all of them by group."""
+
+import ast
+import dataclasses
+import functools
+import inspect
+import itertools
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.setting_types import choices_of, noun_of
+
+ESSENTIALS = (
+    "model", "data", "recipe", "config", "reward_funcs", "prompts_per_step", "num_generations",
+    "max_completion_length", "steps", "learning_rate", "mesh", "micro_batch_size_per_device",
+    "output_dir", "resume", "seed", "print_config", "topology", "search",
+)  # fmt: skip
+"""Flags that `--help` shows, of those that a command has."""
+
+_OWN_GROUP = "command"
+"""Group of the flags that are no settings."""
+_WIDEST = 100
+_FIRST_SENTENCE = re.compile(r".*?(?=[;.](?: |$)|: (?![a-z]+ \()|$)")
+
+
+def asks_for_help(arguments: Sequence[str]) -> bool:
+    """Returns whether arguments ask for help."""
+    return any(each in ("-h", "--help", "--help-all") for each in arguments)
+
+
+def show_help(flags: type, command: str, about: str, arguments: Sequence[str]) -> NoReturn:
+    """Prints the help that arguments ask for, and ends the process.
+
+    **Arguments:** the dataclass of flags; the command as it is typed; what it does; the arguments:
+    `--help` for the essentials, `--help GROUP` for a group, `--help-all` for everything. Raises
+    `UserError` for an unknown group.
+    """
+    from rich.console import Console
+
+    groups, wanted = groups_of(flags), _wanted(arguments)
+    console = Console(width=min(Console().width, _WIDEST), highlight=False)
+    if wanted is not None and wanted not in groups:
+        raise UserError(f"--help has no group {wanted!r}: use one of {', '.join(groups)}.")
+    if wanted is None:
+        paragraphs = [" ".join(each.split()) for each in about.strip().split("\n\n")]
+        usage = f"usage: {command} [--FLAG VALUE ...]"
+        shown_about = paragraphs if "--help-all" in arguments else paragraphs[:1]
+        console.print("\n\n".join([usage, *shown_about, ""]), markup=False)
+    shown = {name: rows for name, rows in groups.items() if wanted in (None, name)}
+    if wanted is None and "--help-all" not in arguments:
+        shown = {"": [name for name in ESSENTIALS if name in _all(groups)]}
+    for name, rows in shown.items():
+        if name:
+            console.print(name, style="bold")
+        console.print(_table(flags, rows, brief=not name))
+    if len(shown) == 1:
+        console.print(f"\n{len(_all(groups))} flags in all: --help-all", markup=False)
+        console.print(f"by group: --help {', '.join(groups)}", markup=False)
+    raise SystemExit(0)
+
+
+def _all(groups: Mapping[str, Sequence[str]]) -> list[str]:
+    return [name for rows in groups.values() for name in rows]
+
+
+def _wanted(arguments: Sequence[str]) -> str | None:
+    """Returns the group that follows `--help`, if one does."""
+    for flag, value in itertools.pairwise(arguments):
+        if flag in ("-h", "--help") and not value.startswith("-"):
+            return value
+    return None
+
+
+def groups_of(flags: type) -> dict[str, list[str]]:
+    """Returns the flags' names by group: the comments in the classes that define them."""
+    groups: dict[str, list[str]] = {}
+    for kind in _bases(flags):
+        fields = {field.lineno: name for name, (field, _) in _documented(kind).items()}
+        group = _OWN_GROUP
+        for number, line in enumerate(_source(kind).splitlines(), start=1):
+            if comment := re.fullmatch(r"    # (\w+).*", line):
+                group = comment[1].lower()
+            elif number in fields:
+                groups.setdefault(group, []).append(fields[number])
+    return groups
+
+
+def _bases(flags: type) -> list[type]:
+    """Returns the dataclasses that define fields, the one with the settings first."""
+    own = [kind for kind in flags.__mro__ if "__annotations__" in vars(kind)]
+    return [kind for kind in reversed(own) if dataclasses.is_dataclass(kind)]
+
+
+def _table(flags: type, names: Sequence[str], *, brief: bool) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    documented = {name: x for kind in _bases(flags) for name, x in _documented(kind).items()}
+    defaults = {field.name: field.default for field in dataclasses.fields(flags)}
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name in names:
+        value = placeholder(flags, name)
+        flag = f"  --{name.replace('_', '-')} {value}".rstrip()
+        _, text = documented[name]
+        if brief:
+            text = _FIRST_SENTENCE.match(text)[0]  # type: ignore[index]  # it matches any text
+        table.add_row(Text(flag), Text(_explained(flags, name, text, defaults[name])))
+    return table
+
+
+def placeholder(flags: type, name: str) -> str:
+    """Returns what stands for a flag's value: INT, FLOAT, TEXT or CHOICE; empty for a switch."""
+    return "CHOICE" if choices_of(flags, name) else noun_of(flags, name)
+
+
+def _explained(flags: type, name: str, text: str, default: Any) -> str:
+    choices = ", ".join(map(str, choices_of(flags, name)))
+    if isinstance(default, tuple):
+        default = " ".join(map(str, default))
+    shown = "" if default in (None, False, "") else f"default: {default}"
+    more = "; ".join(part for part in (choices, shown) if part)
+    return f"{text} ({more})" if more else text
+
+
+@functools.cache
+def _documented(kind: type) -> Mapping[str, tuple[ast.AnnAssign, str]]:
+    """Returns the fields that a class defines, with the text under each as one line."""
+    (node,) = ast.parse(_source(kind)).body
+    assert isinstance(node, ast.ClassDef)
+    return {
+        field.target.id: (field, " ".join(str(text.value.value).split()))
+        for field, text in itertools.pairwise(node.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _source(kind: type) -> str:
+    return textwrap.dedent(inspect.getsource(kind))
