@@ -16,7 +16,7 @@ from grpo_eqx.setting_types import choices_of, noun_of
 ESSENTIALS = (
     "model", "data", "recipe", "config", "reward_funcs", "prompts_per_step", "num_generations",
     "max_completion_length", "steps", "learning_rate", "mesh", "micro_batch_size_per_device",
-    "output_dir", "resume", "seed", "print_config", "topology", "search",
+    "output_dir", "resume", "print_config", "topology", "search",
 )  # fmt: skip
 """Flags that `--help` shows, of those that a command has."""
 
