@@ -17,7 +17,7 @@ RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str]
 def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
     """Makes the runner of the given reward functions, or the config's, with its penalty."""
     funcs: Any = cfg.reward_funcs if given is None else given
-    if callable(funcs) or isinstance(funcs, str):
+    if isinstance(funcs, str) or not isinstance(funcs, Sequence):
         funcs = [funcs]
     pairs = [_named(func) for func in funcs]
     penalized = cfg.overlong_buffer > 0

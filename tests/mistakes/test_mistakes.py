@@ -1,0 +1,261 @@
+"""Mistakes that people make, and the sentence that answers each."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKER = Path(__file__).with_name("worker.py")
+
+# Settings, in Python: what makes the config, and what it is answered.
+CONFIGS = {
+    "max_completion_length=8.5": "max_completion_length is 8.5: use a whole number",
+    "steps=True": "steps is True: use a whole number (at least 1)",
+    "steps=0": "steps is 0: it must be at least 1",
+    "steps='many'": "steps is 'many': use a whole number",
+    "max_grad_norm=None": "max_grad_norm is None: use a number (above 0 and finite)",
+    "warmup_steps=0.1": "for a share of all updates set warmup_ratio",
+    "warmup_ratio=1.5": "warmup_ratio is 1.5: it must be at least 0 and below 1",
+    "warmup_ratio=0.1, warmup_steps=5": "set one of them",
+    "warmup_steps=1000": "exceeds the run's 150 updates",
+    "num_train_epochs=2, steps=5": "set one of them",
+    "num_train_epochs=0": "num_train_epochs is 0: it must be above 0",
+    "seed=2**32": "seed is 4294967296: it must be at least 0 and below 2^32",
+    "seed=-1": "seed is -1: it must be at least 0",
+    "seed=1.5": "seed is 1.5: use a whole number",
+    "temperature=0": "temperature is 0: it must be above 0 and finite: training samples",
+    "top_p=1.5": "top_p is 1.5: it must be above 0 and at most 1",
+    "top_p=0": "top_p is 0: it must be above 0",
+    "top_k=0": "top_k is 0: it must be at least 1",
+    "min_p=2": "min_p is 2: it must be at least 0 and at most 1",
+    "learning_rate='fast'": "learning_rate is 'fast': use a number (above 0 and finite) or None",
+    "learning_rate=0": "learning_rate is 0: it must be above 0",
+    "learning_rate=-1e-6": "learning_rate is -1e-06: it must be above 0",
+    "num_generations=1": "it must be at least 2: advantages are relative to a group",
+    "prompts_per_step=0": "prompts_per_step is 0: it must be at least 1",
+    "steps_per_generation=3": "prompts_per_step (16) cannot be split evenly",
+    "loss_type='grop'": "(did you mean grpo?)",
+    "loss_type=None": "loss_type is None: use grpo, ",
+    "advantage_estimator='gae'": "advantage_estimator is 'gae': use grpo, rloo",
+    "beta=-1": "beta is -1: it must be finite and not negative",
+    "beta=float('nan')": "beta is nan: it must be finite",
+    "kl_estimator='k3'": "kl_estimator is k3 with beta = 0: it would do nothing",
+    "epsilon=1.5": "epsilon is 1.5: it must be between 0 and 1",
+    "delta=1.1": "delta is 1.1 and epsilon_high is 0.2",
+    "scale_rewards=True": "TRL's True is group, and its False is none",
+    "max_generation_batches=2": "while dynamic_sampling is off",
+    "dynamic_sampling='yes'": "dynamic_sampling is 'yes': use True or False",
+    "importance_sampling_clip_max=2.0": "without importance_sampling_mode",
+    "reward_funcs=[len]": "pass functions to GRPOTrainer(reward_funcs=...)",
+    "reward_weights=[float('inf')]": "they must be finite",
+    "reward_weights=['a']": "reward_weights is ['a']: use a list, each a number, or None",
+    "stop_strings=('',)": "stop_strings has an empty string",
+    "stop_after='soon'": "stop_after is 'soon': give hours, minutes and seconds",
+    "stop_after=3600": "stop_after is 3600: use a string",
+    "save_steps=0": "save_steps is 0: it must be at least 1",
+    "save_total_limit=0": "save_total_limit is 0: it must be at least 1",
+    "hang_timeout=0": "hang_timeout is 0: it must be above 0",
+    "greater_is_better=True": "greater_is_better is True without metric_for_best_model",
+    "wandb_project='x'": "wandb_project is x while wandb is disabled",
+    "wandb=True": "wandb is True: use online, offline or disabled",
+    "mesh=[1, -1, 1]": "mesh is [1, -1, 1]: use a string; as in '1,-1,1'",
+    "dtype='fp16'": "dtype is 'fp16': use auto, float32 or bfloat16",
+    "kv_cache_dtype='int4'": "(did you mean int8?)",
+    "remat=True": "remat is True: use none, dots, full or auto",
+    "micro_batch_size_per_device='atuo'": "(did you mean auto?)",
+    "run_name='a/b'": "give a name without slashes",
+    "output_dir=3": "output_dir is 3: use a string or None",
+    "data=['a.jsonl']": "data is ['a.jsonl']: use a string",
+    "5": "settings are given by name, as in GRPOConfig(steps=100)",
+    "{'steps': 5}": "settings are given by name",
+}
+
+# Settings of TRL, Tunix and verl: what to use instead.
+OF_OTHERS = {
+    "per_device_train_batch_size": "use prompts_per_step, over all devices",
+    "gradient_accumulation_steps": "use micro_batch_size_per_device",
+    "max_steps": "use steps",
+    "max_prompt_tokens": "use max_prompt_length",
+    "logging_steps": "every step is recorded in metrics.jsonl",
+    "report_to": "use wandb (online, offline, disabled)",
+    "bf16": "use dtype bfloat16",
+    "use_vllm": "there is no second engine",
+    "vllm_mode": "there is no second engine",
+    "vllm_gpu_memory_utilization": "there is no second engine",
+    "lr": "use learning_rate",
+    "batch_size": "use prompts_per_step",
+    "eval_strategy": "call trainer.evaluate()",
+    "save_strategy": "use save_steps or save_minutes",
+    "push_to_hub": "upload the folder",
+    "gradient_checkpointing": "use remat",
+    "fsdp": "set mesh and rollout_sharding",
+    "deepspeed": "set mesh and rollout_sharding",
+    "optim": "use optimizer (adamw, lion)",
+    "model_name_or_path": "use model",
+    "max_tokens_to_generate": "use max_completion_length",
+    "group_size": "use num_generations",
+    "kl_coef": "use beta",
+    "lora_r": "LoRA is not supported",
+    "learning_rat": "did you mean learning_rate?",
+    "wibble": "grpo-eqx train --help lists all settings",
+}
+
+# Lines as they are typed after grpo-eqx.
+COMMANDS = {
+    "train --max_steps 3": "max_steps is no setting: use steps.",
+    "train --per-device-train-batch-size=4": "use prompts_per_step",
+    "train --learning-rat 1": "learning_rat is no setting: did you mean learning_rate?",
+    "train --steps x": "--steps",
+    "train --steps": "--steps",
+    "train --loss-type grop": "invalid choice 'grop'",
+    "train --recipe ppo": "ppo",
+    "train --config nowhere.yaml": "config 'nowhere.yaml' cannot be read",
+    "train --config {DATA}": "is no valid YAML or JSON",
+    "train --help losses": "--help has no group 'losses'",
+    "train extra": "extra",
+    "train -- python train.py": "this subcommand takes no COMMAND",
+    "train --data nowhere.jsonl": "data 'nowhere.jsonl' is neither a file",
+    "train --data {HERE}": "is a folder: give a JSONL file",
+    "train --model ./nowhere": "model './nowhere' is neither a folder",
+    "train --output-dir {DATA}/run": "cannot be written",
+    "train --output-dir {HERE}/r --mesh 3,1,1": "mesh 3,1,1",
+    "train --output-dir {HERE}/r --mesh bananas": "bananas",
+    "train --output-dir {HERE}/r --resume nowhere": "resume is 'nowhere', which does not exist",
+    "train --reward-funcs right": "no reward function named 'right'",
+    "train --chat-template nowhere": "chat_template is 'nowhere', which cannot be read",
+    "trian": "trian",
+    "": "train",
+    "plan --topology v9-8": "unknown TPU type 'v9-8'",
+    "plan --serch steps": "serch is no setting: did you mean search?",
+    "export": "CHECKPOINT",
+    "export {HERE} --output {HERE}/out": "has no checkpoints",
+    "export nowhere --output {HERE}/out": "does not exist",
+    "launch local": "COMMAND is missing",
+    "launch local --processes 0 -- python x.py": "processes",
+    "doctor --outputdir x": "--outputdir",
+}
+
+# Bodies of scripts: data, calls, rewards and models.
+SCRIPTS = {
+    # data
+    "trainer(train_data=datasets.DatasetDict(train=Dataset.from_list(ROWS)))": (
+        "train_data is a DatasetDict of train: pass one data set, as in train_data=data['train']"
+    ),
+    "trainer(train_data={'question': ['x']})": "train_data is a dict of question",
+    "trainer(train_data=Dataset.from_list(ROWS).to_pandas())": "pass datasets.Dataset.from_pandas",
+    "trainer(train_data=['1 + 1?'])": "problem 1 is of type str: give an object",
+    "trainer(train_data=[{'text': 'x', 'label': 1}])": "no column question or prompt, only label",
+    "trainer(train_data=[ROWS[0], {'question': 'x'}])": "problem 2 has the columns question, but",
+    "trainer(train_data=[])": "train_data is empty: add problems",
+    "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
+    "trainer(train_data=ROWS[:1])": "a single problem, which would be held out",
+    "trainer(train_data=ROWS[:9])": "8 problems, and prompts_per_step is 16: lower it or add",
+    "trainer(train_data=ROWS, eval_data=[{'a': 1}])": "eval_data, problem 1 has no column",
+    "trainer(train_data=[{'prompt': [{'role': 'assistant', 'content': 'x'}]}])": (
+        "ends with the assistant's message: end it with the user's"
+    ),
+    "trainer(train_data=[{'prompt': [{'role': 'user'}]}])": "give messages as objects with role",
+    "trainer(train_data=[{'prompt': [{'role': 'user', 'content': [1]}]}])": "both text",
+    "trainer(train_data=[{'question': ' '}, ROWS[1]])": "it must be non-empty text",
+    "trainer(train_data=[{'question': None}, ROWS[1]])": "question is None: it must be non-empty",
+    "trainer(train_data=[{**row, 'completions': 1} for row in ROWS])": (
+        "has a column 'completions', the name of an argument of every reward function: rename it"
+    ),
+    "trainer(train_data=[{'question': 'x', 'gold': 1}] * 40)": (
+        "no column answer to compare with, only gold"
+    ),
+    "trainer(train_data=[{'question': 'x', 'answer': 'none'}] * 40)": "a gold answer must be one",
+    "trainer(train_data=[{'question': 'x' * 9000, 'answer': 1}] * 40)": (
+        "max_prompt_length is 1024: raise it, or set overlong_prompts"
+    ),
+    "trainer(train_data=file('a.jsonl', '{\"question\": \"x\"}'.encode('utf-16')))": "in UTF-16",
+    "trainer(train_data=file('b.jsonl', '{\"question\": \"é\"}'.encode('latin-1')))": "Latin-1",
+    "trainer(train_data=file('c.jsonl', '[{}]'))": "is a JSON list: write one object per line",
+    "trainer(train_data=file('d.csv', 'question,answer'))": "load_dataset('csv'",
+    "trainer(train_data=file('e.jsonl', '{oops'))": "line 1 is no valid JSON",
+    "trainer(train_data=file('f.jsonl', ''))": "is empty: it needs one JSON object per line",
+    "trainer(train_data='someone/nothing')": "could not be loaded from the Hugging Face hub",
+    "trainer(train_data='word_problems@main')": "only names on the Hugging Face hub have revisions",
+    # calls
+    "GRPOTrainer('Qwen/Qwen2.5-0.5B')": "as in GRPOTrainer(model='Qwen/Qwen2.5-0.5B')",
+    "GRPOTrainer({'steps': 3})": "make it with grpo_eqx.GRPOConfig(...)",
+    "GRPOTrainer(args={'steps': 3})": "the config is a builtins.dict",
+    "trainer(args=GRPOConfig())": "args and cfg are the same argument: pass one of them",
+    "trainer(peft_config=1)": "LoRA is not supported",
+    "trainer(callbacks=[1])": "pass trackers for metrics",
+    "trainer(ref_model=1)": "the reference is the model that the run starts from: set beta",
+    "GRPOTrainer(learning_rate=1e-6)": "it is a setting: GRPOConfig(learning_rate=...)",
+    "GRPOTrainer(max_steps=3)": "use steps",
+    "GRPOTrainer(train_datset=ROWS)": "use train_dataset",
+    "trainer(processing_class=1, tokenizer=2)": "are the same argument",
+    # rewards
+    "trainer(reward_funcs=lambda completions: [])": "add **columns to its arguments",
+    "def f(gold, **columns): return []\ntrainer(reward_funcs=f)": (
+        "reward function f asks for the column gold, which the problems do not have: they have"
+    ),
+    "trainer(reward_funcs=3)": "reward_funcs has 3, which is no function",
+    "trainer(reward_funcs=[3])": "reward_funcs has 3, which is no function",
+    "trainer(reward_funcs='right')": "no reward function named 'right'",
+    "trainer(reward_funcs=['format', 'format'])": "two reward functions have the same name",
+    "trainer(reward_funcs=[])": "give at least one function",
+    "trainer(reward_funcs=['format'], reward_weights=(1.0, 2.0))": "one weight for each",
+    "trainer(reward_funcs=['format'], reward_weights=(0.0,))": "all reward_weights are 0",
+    "def f(**columns): return []\ntrainer(reward_funcs=f, reward_timeout=1.0)": (
+        "set reward_workers, or write it as async def"
+    ),
+    "trainer(reward_workers=2)": "there is no plain function of your own",
+    # models
+    "trainer(model=model(without='tokenizer*'))": "contains no tokenizer",
+    "trainer(model=model(without='chat_template*'))": "the tokenizer has no chat template: set",
+    "trainer(model=model(without='config.json'))": "config.json",
+    "trainer(model=model(without='*.safetensors'))": "has no model.safetensors",
+    "trainer(model=model(model_type='gpt2'))": "gpt2",
+    "trainer(model=model(hidden_size='big'))": "hidden_size",
+    "trainer(model=model(hidden_size=30))": "but config.json says (448, 30)",
+    "trainer(model=model(vocab_size=7))": "but the model's vocabulary has 7",
+    "trainer(model=model(vocab_size=100_000))": "far fewer than the 100000",
+    "trainer(model=model(use_sliding_window=True))": "use_sliding_window",
+    "trainer(model=model(rope_scaling={'rope_type': 'yarn', 'factor': 4.0}))": "rope",
+    "trainer(model=model(max_position_embeddings=16))": "16 positions of the model",
+    "trainer(model=model(quantization_config={'bits': 4}))": "quantization_config",
+    "trainer(chat_template='none', system_prompt='Think.')": "without a template there are no",
+}
+
+TABLE = [
+    *(("script", f"GRPOConfig({text})", said) for text, said in CONFIGS.items()),
+    *(("script", f"GRPOConfig({name}=1)", said) for name, said in OF_OTHERS.items()),
+    *(("command", text, said) for text, said in COMMANDS.items()),
+    *(("script", text, said) for text, said in SCRIPTS.items()),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(small_model: Path) -> dict[str, tuple[int, str]]:
+    """What each mistake exits with and prints."""
+    rows = [(kind, text) for kind, text, _ in TABLE]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(WORKER), str(small_model)],
+        input=json.dumps(rows), capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout.splitlines()[-1])
+    return {text: tuple(result) for (_, text), result in zip(rows, results, strict=True)}
+
+
+def test_the_table_is_long() -> None:
+    assert len(TABLE) >= 120
+
+
+@pytest.mark.parametrize(("kind", "text", "said"), TABLE, ids=[text[:60] for _, text, _ in TABLE])
+def test_a_mistake_is_answered_in_a_sentence(
+    outcomes: dict[str, tuple[int, str]], kind: str, text: str, said: str
+) -> None:
+    code, printed = outcomes[text]
+    assert said in " ".join(printed.split()), printed
+    assert code == 2, printed
+    assert "Traceback" not in printed
+    if kind == "script":
+        assert printed.startswith("error: ")
+        assert len(printed.splitlines()) == 1

@@ -1,0 +1,95 @@
+"""Makes mistakes, one after another, and says what each prints and exits with.
+
+Rows come as JSON on standard input: commands are lines as they are typed, scripts the body of a
+`main` as `cli.run` calls it. They find here what they need: a small model, data, and folders with
+something wrong in them. A process of its own, since tests check types of arguments before we do.
+"""
+
+import contextlib
+import io
+import json
+import shlex
+import shutil
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import datasets
+import jax
+
+from grpo_eqx import GRPOConfig, GRPOTrainer, cli
+from grpo_eqx.cli.main import main as command_main
+
+HERE = Path(tempfile.mkdtemp())
+MODEL = Path(sys.argv[1])
+DATA = HERE / "problems.jsonl"
+DATA.write_text("".join(f'{{"question": "{i} + {i}?", "answer": {2 * i}}}\n' for i in range(40)))
+ROWS = [{"question": f"{i} + {i}?", "answer": 2 * i} for i in range(40)]
+Dataset = datasets.Dataset
+
+
+def file(name: str, content: str | bytes) -> str:
+    """Writes a file, and returns its path."""
+    path = HERE / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(path)
+
+
+def model(*, without: str = "", **fields: Any) -> str:
+    """Copies the model without files of some name, and with other fields in its config.json."""
+    folder = Path(tempfile.mkdtemp(dir=HERE)) / "model"
+    shutil.copytree(MODEL, folder)
+    if without:
+        for path in folder.glob(without):
+            path.unlink()
+    config = folder / "config.json"
+    if config.exists():
+        config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
+    return str(folder)
+
+
+def trainer(**arguments: Any) -> GRPOTrainer:
+    """Makes a trainer of the small model on forty problems, but for what is passed."""
+    settings = {"model": str(MODEL), "max_completion_length": 8, "output_dir": str(HERE / "run")}
+    names = GRPOConfig.__dataclass_fields__.keys() - {"model", "reward_funcs", "eval_data"}
+    settings |= {name: arguments.pop(name) for name in list(arguments) if name in names}
+    return GRPOTrainer(GRPOConfig(**settings), **{"train_data": ROWS, **arguments})
+
+
+def run_script(text: str) -> None:
+    """Runs the body of a script's `main`."""
+    scope = {**globals(), "GRPOConfig": GRPOConfig, "GRPOTrainer": GRPOTrainer}
+    sys.argv = ["train.py"]
+    cli.run(lambda _: exec(text, scope))
+
+
+def run_command(text: str) -> None:
+    """Runs a line as it is typed after grpo-eqx."""
+    names = {"DATA": DATA, "MODEL": MODEL, "HERE": HERE}
+    sys.argv = ["grpo-eqx", *shlex.split(text.format(**names))]
+    command_main()
+
+
+def outcome(kind: str, text: str) -> tuple[int, str]:
+    """Returns the exit code, and all that is printed."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            (run_script if kind == "script" else run_command)(text)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 1
+        except BaseException:
+            traceback.print_exc(file=printed)
+            code = -1
+    return code, printed.getvalue()
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    rows = json.load(sys.stdin)
+    results = [outcome(kind, text) for kind, text in rows]
+    shutil.rmtree(HERE)
+    print(json.dumps(results), file=sys.__stdout__)
