@@ -20,6 +20,12 @@ class Evaluation:
 
     solved: Bool[np.ndarray, "N S"]
 
+    def __str__(self) -> str:
+        problems, samples = self.solved.shape
+        each = f", {samples} completions each" if samples > 1 else ""
+        best = f"; pass@{samples} {self.pass_at(samples):.1%}" if samples > 1 else ""
+        return f"{self.accuracy:.1%} correct on {problems:,} problems{each}{best}"
+
     @property
     def accuracy(self) -> float:
         """Fraction of completions that are correct: pass@1."""

@@ -23,3 +23,10 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(k: int) -> None:
 def test_k_beyond_the_samples_is_refused() -> None:
     with pytest.raises(ValueError, match="1 <= k <= 4"):
         Evaluation(SOLVED).pass_at(5)
+
+
+def test_it_prints_as_a_sentence() -> None:
+    assert str(Evaluation(SOLVED)) == (
+        "43.8% correct on 4 problems, 4 completions each; pass@4 75.0%"
+    )
+    assert str(Evaluation(SOLVED[:, :1])) == "50.0% correct on 4 problems"

@@ -1,8 +1,11 @@
 """Console output during a run."""
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -11,13 +14,14 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
     track,
 )
 
 from grpo_eqx.distributed.startup import is_main
 
 _LINE_EVERY_S = 10.0
+_STEPS_OF_ESTIMATE = 20
+"""Latest steps, of those that compiled nothing, by whose median the time left is estimated."""
 
 
 def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
@@ -42,15 +46,14 @@ class TrainingDisplay:
             TextColumn("[bold]reward {task.fields[reward]}[/]  length {task.fields[length]}"),
             TextColumn("·"),
             TimeElapsedColumn(),
-            TextColumn("elapsed,"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
+            TextColumn("elapsed{task.fields[left]}"),
             console=self.console,
         )
         self._task = self._progress.add_task(
-            "", total=steps, completed=done, reward="   -", length="  -"
+            "", total=steps, completed=done, reward="   -", length="  -", left=""
         )
-        self._start = self._last_line = time.monotonic()
+        self._last_line = time.monotonic()
+        self._step_times: deque[float] = deque(maxlen=_STEPS_OF_ESTIMATE)
 
     def __enter__(self) -> "TrainingDisplay":
         if self.console.is_terminal:
@@ -73,15 +76,35 @@ class TrainingDisplay:
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Shows the metrics after `step`, counted from 1."""
         reward, length = f"{metrics['reward']:.3f}", f"{metrics['completions/mean_length']:.1f}"
+        if metrics["compile/num_programs"] == 0:  # else it says nothing about the steps to come
+            self._step_times.append(metrics["step_time"])
+        left = ""
+        if self._step_times:
+            seconds = statistics.median(self._step_times) * (self.steps - step)
+            left = f"{readable_seconds(seconds)} left"
         if self.console.is_terminal:
-            self._progress.update(self._task, completed=step, reward=reward, length=length)
+            shown: dict[str, Any] = {
+                "reward": reward,
+                "length": length,
+                "left": left and f", {left}",
+            }
+            self._progress.update(self._task, completed=step, **shown)
             return
         now = time.monotonic()
         if step not in (self.done + 1, self.steps) and now - self._last_line < _LINE_EVERY_S:
             return
         self._last_line = now
-        left = (now - self._start) / (step - self.done) * (self.steps - step)
+        compiled = metrics["compile/num_programs"] > 0
+        share = f" ({metrics['compile/seconds']:.0f} s of them compiling)" if compiled else ""
         self.note(
             f"step {step}/{self.steps}  reward {reward}  length {length}  "
-            f"{metrics['step_time']:.2f} s/step  {left:.0f} s left"
+            f"{metrics['step_time']:.2f} s{share}  {left}".rstrip()
         )
+
+
+def readable_seconds(seconds: float) -> str:
+    """Returns a duration as people say it: 45 s, 12 min, 3 h 5 min."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
