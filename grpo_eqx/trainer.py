@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,7 @@ from grpo_eqx.data.load import Data
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.run_inputs import check_positions, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.distributed.exchange import raise_on_all_hosts
+from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
@@ -34,6 +35,7 @@ from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
 from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.hub import upload
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.objective import compute_advantages
 from grpo_eqx.planner import Plan
@@ -319,6 +321,26 @@ class GRPOTrainer:
         save_pretrained(self.state.model, path)
         if is_main():
             self.tokenizer.save_pretrained(path)
+
+    def push_to_hub(
+        self, repo_id: str, *, private: bool | None = None, revision: str | None = None
+    ) -> str:
+        """Uploads model and tokenizer to the Hugging Face hub, with the token of `HF_TOKEN`.
+
+        **Arguments:** `owner/name`, or a name of your own; whether a new repository is private; the
+        branch, by default `main`.
+
+        **Returns:** the address of the commit. Raises `RunError` where the hub refuses.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            self.save_pretrained(scratch)
+
+            def uploaded() -> str:
+                if not is_main():
+                    return ""
+                return upload(Path(scratch), repo_id, private=private, revision=revision)
+
+            return from_main(raise_on_all_hosts(uploaded))
 
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RunError, UserError, first_line
 
 Kind = Literal["model", "dataset"]
 _COMMIT = re.compile("[0-9a-f]{40}")
@@ -65,6 +65,36 @@ def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -
             )
         )
     return _snapshots[key]
+
+
+def upload(folder: Path, repository: str, *, private: bool | None, revision: str | None) -> str:
+    """Uploads a model's folder to a repository, which is created where it does not exist.
+
+    **Arguments:** the folder; `owner/name`, or a name of one's own; whether a new repository is
+    private, by default as the account says; the branch, by default `main`.
+
+    **Returns:** the address of the commit. Raises `RunError` where the hub refuses or is not
+    reached.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        created = api.create_repo(repository, private=private, exist_ok=True)
+        if revision is not None:
+            api.create_branch(created.repo_id, branch=revision, exist_ok=True)
+        uploaded = api.upload_folder(
+            folder_path=folder,
+            repo_id=created.repo_id,
+            revision=revision,
+            commit_message="Upload a model trained with grpo_eqx",
+        )
+    except Exception as error:  # the hub's errors, and those of its HTTP library
+        raise RunError(
+            f"the model could not be uploaded to {repository!r} ({type(error).__name__}: "
+            f"{first_line(error)}): check HF_TOKEN and the network, and call push_to_hub again."
+        ) from error
+    return str(uploaded.commit_url)
 
 
 def commit(kind: Kind, name: str) -> str | None:

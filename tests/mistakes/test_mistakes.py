@@ -88,7 +88,7 @@ OF_OTHERS = {
     "batch_size": "use prompts_per_step",
     "eval_strategy": "call trainer.evaluate()",
     "save_strategy": "use save_steps or save_minutes",
-    "push_to_hub": "upload the folder",
+    "push_to_hub": "call trainer.push_to_hub(repo_id) after fit()",
     "gradient_checkpointing": "use remat",
     "fsdp": "set mesh and rollout_sharding",
     "deepspeed": "set mesh and rollout_sharding",
