@@ -436,8 +436,10 @@ def _run_name(cfg: GRPOConfig) -> str:
 
 def _is_path(name: str) -> bool:
     """Returns whether a name has folders, or a split of a data set on the hub."""
+    repository = name.partition("@")[0]
     return ":" in name or (
-        "/" in name and (name.count("/") > 1 or name.startswith((".", "~")) or ".json" in name)
+        "/" in name
+        and (repository.count("/") > 1 or name.startswith((".", "~")) or ".json" in repository)
     )
 
 

@@ -94,10 +94,13 @@ GOOD = '{"question": "1+1?", "answer": "#### 2"}'
         (["--model", "no/such-model"], r"model 'no/such-model' .*could not be downloaded"),
         (["--model", "./nowhere"], r"model './nowhere' is neither a folder"),
         (["--data", "nowhere.jsonl"], r"data 'nowhere.jsonl' is neither a file"),
-        (["--data", "{tmp}/bad.jsonl"], r"bad\.jsonl, line 2: not valid JSON"),
+        (["--data", "{tmp}/bad.jsonl"], r"bad\.jsonl, line 2 is no valid JSON"),
         (["--data", "{tmp}/empty.jsonl"], r"empty\.jsonl' is empty"),
         (["--data", "{tmp}/few.jsonl"], r"has 2 problems, and prompts_per_step is 16"),
-        (["--data", "{tmp}/one.jsonl"], r"one\.jsonl has no usable problems: add some"),
+        (
+            ["--data", "{tmp}/one.jsonl"],
+            r"one\.jsonl has a single problem, which would be held out",
+        ),
         (["--data", "{tmp}/wordy.jsonl"], r"the problem '1\+1\?'.*gold answer must be one number"),
         (["--num-generations", "1"], r"num_generations is 1"),
         (["--mesh", "3,1,1"], r"needs 3 devices, but 8 are available"),
@@ -124,7 +127,7 @@ def test_bad_input_gives_one_line_and_exit_code_2(
 def test_an_unknown_flag_is_refused(run: Run) -> None:
     code, _, err = run("--num-generation", "4")
     assert code == 2
-    assert "--num-generations" in err
+    assert err == "error: num_generation is no setting: did you mean num_generations?\n"
 
 
 @pytest.mark.slow
