@@ -58,7 +58,7 @@ HINTS = {
     "mesh": "as in '1,-1,1'",
     "scale_rewards": "TRL's True is group, and its False is none",
 }
-"""What to do about settings of a type that they often come in, but cannot have."""
+"""Advice on settings of a type that they often come in, but cannot have."""
 
 MAY_CHANGE = frozenset(
     {

@@ -211,7 +211,7 @@ ADVICE: Mapping[str, str] = {
     "reward_fn": "use reward_funcs",
     "output": "use output_dir",
 }  # fmt: skip
-"""What to do instead of a setting, by its name elsewhere."""
+"""Advice on settings of other libraries, by name."""
 
 _OF_PREFIX: Mapping[str, str] = {
     "vllm_": _ONE_ENGINE,

@@ -35,7 +35,7 @@ _ARGUMENT_ADVICE: Mapping[str, str] = {
     "reward_fn": "use reward_funcs",
     "ref_model": "the reference is the model that the run starts from: set beta",
 }  # fmt: skip
-"""What to do instead of an argument of another library's trainer."""
+"""Advice on arguments of other libraries' trainers, by name."""
 
 
 _OTHER_ARGUMENTS = (
