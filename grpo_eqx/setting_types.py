@@ -1,11 +1,12 @@
 """Types of settings: the values that each admits, and the obvious conversions to them."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
@@ -85,25 +86,40 @@ def converted(kind: type, name: str, value: Any, hint: str | None = None) -> Any
     Of the types in a union, it is the first that can be meant.
     """
     parts = _union_parts(kind)[name]
+    try:
+        result, part = as_one_of(parts, value)
+    except ValueError:
+        raise UserError(f"{name} is {value!r}: {_wanted(parts, value, hint)}.") from None
+    allowed = _range(part)
+    if allowed is not None and not allowed.admits(result):
+        raise UserError(f"{name} is {value}: it must be {allowed.words}.")
+    return result
+
+
+def _wanted(parts: Sequence[Any], value: Any, hint: str | None) -> str:
+    """Returns what to use in place of a value that none of several types admits."""
     choices = [choice for part in parts for choice in _choices(part)]
-    if any(type(value) is type(choice) and value == choice for choice in choices):
-        return value
-    for part in parts:
-        try:
-            result = _convert(value, part)
-        except (KeyError, OverflowError, TypeError, ValueError):
-            continue
-        allowed = _range(part)
-        if allowed is not None and not allowed.admits(result):
-            raise UserError(f"{name} is {value}: it must be {allowed.words}.")
-        return result
     *others, last = [words for part in parts for words in _words(part)]
     comma = "," if any("," in words for words in others) else ""
     wanted = f"{', '.join(others)}{comma} or {last}" if others else last
     near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     guess = f" (did you mean {near[0]}?)" if near else ""
     more = "" if hint is None else f"; {hint}"
-    raise UserError(f"{name} is {value!r}: use {wanted}{guess}{more}.")
+    return f"use {wanted}{guess}{more}"
+
+
+def as_one_of(parts: Sequence[Any], value: Any) -> tuple[Any, Any]:
+    """Returns a value as the first of several types that can be meant, and that type.
+
+    Raises `ValueError` if it is none.
+    """
+    for part in parts:
+        if any(type(value) is type(choice) and value == choice for choice in _choices(part)):
+            return value, part
+    for part in parts:
+        with contextlib.suppress(KeyError, OverflowError, TypeError, ValueError):
+            return _convert(value, part), part
+    raise ValueError(value)
 
 
 def _choices(part: Any) -> tuple[Any, ...]:
@@ -125,12 +141,12 @@ def _words(part: Any) -> list[str]:
         return [f"{_NOUNS[get_args(part)[0]]} ({allowed.words})"]
     if get_origin(part) is tuple:
         return [f"a list, each {_words(get_args(part)[0])[0]}"]
+    if part is bool:
+        return ["True", "False"]
     return [_NOUNS[part]] if part in _NOUNS else []
 
 
-_NOUNS: dict[type, str] = {
-    bool: "True or False", int: "a whole number", float: "a number", str: "a string"
-}  # fmt: skip
+_NOUNS: dict[type, str] = {int: "a whole number", float: "a number", str: "a string"}
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -175,7 +191,7 @@ def _to_str(value: Any) -> str:
 
 
 _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
-    bool: _to_bool, int: _to_int, float: _to_float, str: _to_str
+    bool: _to_bool, int: _to_int, float: _to_float, str: _to_str, Path: Path
 }  # fmt: skip
 
 
@@ -189,7 +205,10 @@ def choices_of(kind: type, name: str) -> tuple[Any, ...]:
 
 def noun_of(kind: type, name: str) -> str:
     """Returns what stands for a field's value in a command's help; empty for a switch."""
-    part = next(part for part in _union_parts(kind)[name] if get_origin(part) is not Literal)
+    parts = _union_parts(kind)[name]
+    part = next(part for part in parts if get_origin(part) is not Literal)
+    if part is bool and len(parts) > 1:  # no switch, as it has a third state
+        return "BOOL"
     if get_origin(part) is tuple:
         return f"{_PLACEHOLDERS[get_args(part)[0]]} ..."
     return _PLACEHOLDERS[get_args(part)[0] if get_origin(part) is Annotated else part]

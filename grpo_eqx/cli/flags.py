@@ -13,7 +13,8 @@ from typing import NoReturn, TypeVar
 
 import tyro
 
-from grpo_eqx.cli.help import asks_for_help, show_help
+from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete
+from grpo_eqx.cli.help import asks_for_help, placeholder, show_help
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_files import read_settings, to_yaml
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
@@ -26,6 +27,7 @@ from grpo_eqx.errors import (
 )
 from grpo_eqx.peer_settings import refuse_unknown
 from grpo_eqx.recipes import RECIPES, RecipeName
+from grpo_eqx.setting_types import converted
 from grpo_eqx.tracebacks import users_frames
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
@@ -44,17 +46,27 @@ class ConfigFlags(GRPOConfig):
         pass  # tyro would print a `UserError` of the config's own checks in a box
 
     def settings(self) -> GRPOConfig:
-        """Returns the config; raises `UserError` for invalid settings."""
-        fields = dataclasses.fields(GRPOConfig)
-        return GRPOConfig(**{field.name: getattr(self, field.name) for field in fields})
+        """Returns the config, and gives the other flags their types.
+
+        Raises `UserError` for values that cannot be.
+        """
+        settings = [field.name for field in dataclasses.fields(GRPOConfig)]
+        cfg = GRPOConfig(**{name: getattr(self, name) for name in settings})
+        for field in dataclasses.fields(self):
+            if field.name not in settings:
+                value = converted(type(self), field.name, getattr(self, field.name))
+                object.__setattr__(self, field.name, value)
+        return cfg
 
     @classmethod
-    def refuse_unknown(cls, arguments: Sequence[str]) -> None:
-        """Raises `UserError` for the first flag that there is not, with what to use instead."""
+    def check(cls, arguments: Sequence[str]) -> None:
+        """Raises `UserError` for a flag that there is not, or one that lacks its value."""
         flags = [each[2:].partition("=")[0] for each in arguments if each.startswith("--")]
         names = [flag.replace("-", "_") for flag in flags if " " not in flag]  # else a value
         known = {field.name for field in dataclasses.fields(cls)}
         refuse_unknown(names, {"help", *known, *(f"no_{name}" for name in known)})
+        placeholders = {name.replace("_", "-"): placeholder(cls, name) for name in known}
+        check_complete(arguments, placeholders)
 
     @classmethod
     def defaults_for(cls: type[Flags], arguments: Sequence[str]) -> Flags:
@@ -71,8 +83,9 @@ class ConfigFlags(GRPOConfig):
         recipe = of_file.pop("recipe", None)
         if recipe is not None and recipe not in RECIPES:
             raise UserError(f"recipe is {recipe!r} in {path}: use one of {', '.join(RECIPES)}.")
-        recipe = given.recipe or recipe
-        if recipe not in RECIPES:  # tyro reports what is wrong with it
+        named = None if given.recipe == "None" else given.recipe
+        recipe = converted(cls, "recipe", named) or recipe
+        if recipe is None:
             return cls(**of_file, config=path)
         of_recipe = dataclasses.asdict(RECIPES[recipe]())
         return cls(**{**of_recipe, **of_file}, recipe=recipe, config=path)
@@ -113,16 +126,18 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
         if asks_for_help(sys.argv[1:]):
             command = f"python {sys.argv[0]}"
             show_help(RunFlags, command, inspect.getdoc(main) or "", sys.argv[1:])
-        RunFlags.refuse_unknown(sys.argv[1:])
+        RunFlags.check(sys.argv[1:])
         default = RunFlags.defaults_for(sys.argv[1:])
-    start(tyro.cli(RunFlags, description=main.__doc__, default=default), main)
+    with AS_SETTINGS:
+        flags = tyro.cli(RunFlags, description=main.__doc__, default=default)
+    start(flags, main)
 
 
 def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
-    flags.export()
     with _ends_with_a_line():
         cfg = flags.settings()
+        flags.export()
         if flags.print_config:
             print(to_yaml(cfg), end="")
             return

@@ -1,10 +1,11 @@
 """The command `grpo-eqx`."""
 
+import contextlib
 import inspect
 import os
 import select
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -12,6 +13,7 @@ import tyro
 
 from grpo_eqx.cli.doctor import Doctor
 from grpo_eqx.cli.export import Export
+from grpo_eqx.cli.flag_values import AS_SETTINGS
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.cli.plan import Plan
@@ -19,6 +21,8 @@ from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR, RunError, UserError
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
+
+_RUN_COMMANDS: Mapping[str, type[ConfigFlags]] = {"train": Train, "plan": Plan}
 
 
 def main() -> None:
@@ -64,18 +68,20 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
-    _help_or_refuse(own)
-    chosen: Subcommand | Group = tyro.cli(
-        _any_subcommand(own),
-        prog="grpo-eqx",
-        description="GRPO in JAX, from a laptop to a TPU pod. --version prints the version.",
-        args=own,
-        config=(
-            tyro.conf.OmitArgPrefixes,
-            tyro.conf.OmitSubcommandPrefixes,
-            tyro.conf.FlagCreatePairsOff,
-        ),
-    )
+    of_run = _RUN_COMMANDS.get(own[0]) if own else None
+    if of_run is not None:
+        _help_or_refuse(of_run, own)
+    config = [tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes]
+    if of_run is None:
+        config.append(tyro.conf.FlagCreatePairsOff)
+    with contextlib.nullcontext() if of_run is None else AS_SETTINGS:
+        chosen: Subcommand | Group = tyro.cli(
+            _any_subcommand(own),
+            prog="grpo-eqx",
+            description="GRPO in JAX, from a laptop to a TPU pod. --version prints the version.",
+            args=own,
+            config=config,
+        )
     while isinstance(chosen, Group):
         chosen = chosen.chosen
     _check(chosen, command)
@@ -94,15 +100,11 @@ def _any_subcommand(arguments: Sequence[str]) -> Any:
     )
 
 
-def _help_or_refuse(arguments: Sequence[str]) -> None:
-    """Shows the help on a run's flags, or refuses unknown ones."""
-    kinds: dict[str, type[ConfigFlags]] = {"train": Train, "plan": Plan}
-    kind = kinds.get(arguments[0]) if arguments else None
-    if kind is None:
-        return
+def _help_or_refuse(kind: type[ConfigFlags], arguments: Sequence[str]) -> None:
+    """Shows the help on a run's flags, or refuses what cannot be one of them."""
     if asks_for_help(arguments):
         show_help(kind, f"grpo-eqx {arguments[0]}", inspect.getdoc(kind) or "", arguments[1:])
-    kind.refuse_unknown(arguments[1:])
+    kind.check(arguments[1:])
 
 
 def _check(subcommand: Subcommand, command: Sequence[str]) -> None:

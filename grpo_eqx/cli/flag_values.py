@@ -1,0 +1,85 @@
+"""Values of flags: converted, and refused, as those of config files are."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.setting_types import as_one_of
+
+AS_SETTINGS = ConstructorRegistry()
+"""Has tyro convert values as settings are, while it is entered; strings that are none stay.
+
+What takes the settings then refuses these, with the sentence that it has for Python and files.
+"""
+
+
+@AS_SETTINGS.primitive_rule
+def _as_setting(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+    parts = get_args(info.type) if info.type_origin in (Union, UnionType) else (info.type,)
+    if info.type is bool or not all(map(_is_of_setting, parts)):
+        return None
+    many = any(get_origin(part) is tuple for part in parts)
+    may_be_none = NoneType in parts
+
+    def value(typed: list[str]) -> Any:
+        if may_be_none and typed == ["None"]:
+            return None
+        given = tuple(typed) if many else typed[0]
+        try:
+            return as_one_of(parts, given)[0]
+        except ValueError:
+            return given
+
+    def shown(default: Any) -> list[str]:
+        return [str(each) for each in default] if isinstance(default, tuple) else [str(default)]
+
+    return PrimitiveConstructorSpec(
+        nargs="*" if many else 1,
+        metavar="TEXT",
+        instance_from_str=value,
+        is_instance=lambda _: True,
+        str_from_instance=shown,
+    )
+
+
+def _is_of_setting(kind: Any) -> bool:
+    """Returns whether a type is one that settings have; those of subcommands are not."""
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    plain = bool, int, float, str, Path, NoneType
+    return kind in plain or get_origin(kind) in (Literal, tuple)
+
+
+def check_complete(arguments: Sequence[str], placeholders: Mapping[str, str]) -> None:
+    """Raises `UserError` for a flag without its value, and for a value without its flag.
+
+    **Arguments:** the command line; what stands for the value of each flag, by the flag's name
+    without dashes: empty for a switch, ending with `...` where there may be several.
+    """
+    flag, awaited, several = None, False, False
+    for argument in arguments:
+        if not argument.startswith("--"):
+            if not awaited and not several:
+                raise UserError(_about_stray(argument, flag, placeholders))
+            awaited = False
+            continue
+        if awaited:
+            break
+        flag, equals, _ = argument[2:].replace("_", "-").partition("=")
+        expected = "" if equals else placeholders.get(flag, "")
+        several = expected.endswith("...")
+        awaited = bool(expected) and not several
+    if awaited:
+        raise UserError(f"--{flag} has no value: give one after it.")
+
+
+def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) -> str:
+    if flag is None:
+        return f"{value!r} is no flag: flags start with --."
+    if placeholders.get(flag):
+        return f"--{flag} takes one value: leave out {value!r}, or quote all of it."
+    return f"--{flag} takes no value: leave out {value!r}."
