@@ -144,7 +144,7 @@ def save_pretrained(
 
     **Arguments:** the dtype of the tensors, by default that of the model. Files hold at most 5 GB
     each, and one of them is in host memory at a time. All processes must call this; only the first
-    one writes.
+    one writes. Raises `OSError` where the folder cannot be written.
     """
     folder = Path(folder)
     dtype = jnp.dtype(model.embed_tokens.dtype if dtype is None else dtype)
@@ -210,7 +210,10 @@ def _files(slots: Mapping[str, _Slot], dtype: np.dtype) -> list[dict[str, _Slot]
 def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None:
     arrays = {name: slot.read(dtype) for name, slot in slots.items()}
     if is_main():
-        save_file(arrays, path, metadata={"format": "pt"})
+        try:
+            save_file(arrays, path, metadata={"format": "pt"})
+        except SafetensorError as error:  # such as a full disk
+            raise OSError(first_line(error)) from error
         path.chmod((path.parent / "config.json").stat().st_mode)  # safetensors: the owner's alone
 
 

@@ -1,0 +1,65 @@
+"""Writing of the trained model at the end of a run."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.errors import RunError
+
+
+def write_final_model(save: Callable[[Path], None], folder: Path) -> None:
+    """Writes the trained model to a folder or, where that fails, to a temporary one.
+
+    **Arguments:** writes the model to the folder that it is called with; the folder, which exists
+    only once all of the model is in it. Raises `RunError` where the model is not in the folder,
+    with where it is instead.
+    """
+    try:
+        _write_whole(save, folder)
+    except OSError as error:
+        said = f"the trained model could not be written to {str(folder)!r} ({_reason(error)})"
+        # The processes of several hosts write together, and the others have gone on.
+        elsewhere = _write_elsewhere(save) if jax.process_count() == 1 else ""
+        if isinstance(elsewhere, Path):
+            raise RunError(f"{said}: it is in {str(elsewhere)!r} instead.") from error
+        raise RunError(
+            f"{said}{elsewhere}: free space or make the folder writable, and the same command "
+            f"continues from the last checkpoint; a script's trainer still has the model, for "
+            f"save_pretrained."
+        ) from error
+
+
+def _write_whole(save: Callable[[Path], None], folder: Path) -> None:
+    beside = folder.with_suffix(".tmp")
+    try:
+        save(beside)
+        if is_main():
+            if folder.exists():
+                shutil.rmtree(folder)
+            beside.rename(folder)
+    finally:
+        if is_main():
+            shutil.rmtree(beside, ignore_errors=True)
+
+
+def _write_elsewhere(save: Callable[[Path], None]) -> Path | str:
+    """Returns the temporary folder that the model is in, or why it is not, after a first reason."""
+    parent = tempfile.gettempdir()
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="grpo_eqx-model-"))
+        try:
+            save(folder)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+    except OSError as error:
+        return f", nor to {parent!r} ({_reason(error)})"
+    return folder
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
