@@ -1,17 +1,58 @@
-"""Result of an evaluation."""
+"""Completions of prompts outside of training's steps, and the result of an evaluation."""
 
 import dataclasses
+import functools
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool
 
+from grpo_eqx.data.batches import pad_prompts
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.generation import Completions, Prompts, Sampling
+from grpo_eqx.models.base import CausalLM
+from grpo_eqx.tracking.console import track_on_terminal
+from grpo_eqx.training.programs import Programs
+
 _MOST_COMPLETIONS = 128
+_EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
 
 def evaluation_rows(num_problems: int, num_samples: int, num_shards: int) -> int:
     """Returns how many problems to complete at a time: about 128 completions, split evenly."""
     rows = min(num_problems, max(1, _MOST_COMPLETIONS // num_samples))
     return -(-rows // num_shards) * num_shards
+
+
+def complete(
+    programs: Programs,
+    model: CausalLM,
+    tokens: Sequence[Sequence[int]],
+    tokenizer: ChatTokenizer,
+    *,
+    max_prompt_length: int,
+    temperature: float,
+    num_samples: int,
+    on_progress: Callable[[str], None],
+) -> Completions:
+    """Samples `num_samples` completions of each tokenized prompt, in batches of one shape.
+
+    **Arguments:** the programs, the model, the prompts, the tokenizer; the tokens that a prompt may
+    have; 0 for greedy completions; called after each batch with how far it is.
+    """
+    sampling = Sampling(temperature=temperature)
+    rows, parts = evaluation_rows(len(tokens), num_samples, programs.mesh.size), []
+    for start in track_on_terminal(range(0, len(tokens), rows), "completing prompts"):
+        chosen = tokens[start : start + rows]
+        padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
+        rollout, _ = programs.generate(
+            model, Prompts(*pad_prompts(padded, tokenizer.pad_id, max_prompt_length)), _EVAL_STEP,
+            num_generations=num_samples, first_row=start, sampling=sampling,
+        )  # fmt: skip
+        parts.append(Completions.of(rollout, tokenizer))
+        on_progress(f"{start + len(chosen)} of {len(tokens)} prompts")
+    # The last batch was filled up.
+    return functools.reduce(Completions.joined, parts).of_prompts(np.arange(len(tokens)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +66,16 @@ class Evaluation:
         each = f", {samples} completions each" if samples > 1 else ""
         best = f"; pass@{samples} {self.pass_at(samples):.1%}" if samples > 1 else ""
         return f"{self.accuracy:.1%} correct on {problems:,} problems{each}{best}"
+
+    def metrics(self, temperature: float) -> dict[str, float]:
+        """Returns the figures under the names that they are recorded by.
+
+        **Arguments:** the temperature that the completions were sampled at, 0 for greedy.
+        """
+        how = f"temperature_{temperature:g}" if temperature else "greedy"
+        problems, samples = self.solved.shape
+        passes = {f"eval/{how}/pass@{k}": self.pass_at(k) for k in {1, samples}}
+        return {**passes, "eval/num_problems": float(problems)}
 
     @property
     def accuracy(self) -> float:

@@ -1,7 +1,7 @@
 """The description of a run, from which the trainer and the planner build the same objects."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -210,10 +210,16 @@ class RunSpec:
         sizes = (MicroBatches.sizes(P, G, batch_sharding(mesh, P, G)) for P in updates)
         return sorted(set.intersection(*(set(valid) for valid in sizes)))
 
-    def programs(self, mesh: jax.sharding.Mesh, tokenizer: ChatTokenizer | None = None) -> Programs:
+    def programs(
+        self,
+        mesh: jax.sharding.Mesh,
+        tokenizer: ChatTokenizer | None = None,
+        on_compile: Callable[[str], None] = lambda name: None,
+    ) -> Programs:
         """Makes the programs of a run whose micro-batches are not `auto`.
 
-        Without a tokenizer they are for planning: shapes depend on its vocabulary alone.
+        **Arguments:** the devices; the tokenizer, without which they are for planning, as shapes
+        depend on its vocabulary alone; called with a program's name before it is compiled.
         """
         if tokenizer is None:
             no_text = [b""] * self.model.vocab_size
@@ -226,6 +232,7 @@ class RunSpec:
             mesh,
             self.passed.loss_backend or LOSS_BACKENDS[self.cfg.loss_backend](),
             self.passed.optimizer or make_optimizer(self.cfg),
+            on_compile,
         )
 
     def initial_state(self, programs: Programs) -> TrainState:

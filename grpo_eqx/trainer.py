@@ -1,10 +1,8 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
 import dataclasses
-import functools
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.data.batches import PromptBatches, pad_prompts
+from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.run_inputs import check_positions, hub_commits
@@ -30,9 +28,9 @@ from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
 from grpo_eqx.errors import UserError
-from grpo_eqx.evaluation import Evaluation, evaluation_rows
+from grpo_eqx.evaluation import Evaluation, complete
 from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
-from grpo_eqx.generation import Completions, Prompts, Sampling
+from grpo_eqx.generation import Completions
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.hub import upload
@@ -50,8 +48,9 @@ from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import write_completions
-from grpo_eqx.tracking.console import track_on_terminal
+from grpo_eqx.tracking.console import Stages
 from grpo_eqx.tracking.device_peaks import device_peaks
+from grpo_eqx.tracking.final_model import write_final_model
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.run_folder import RunFolder
@@ -65,8 +64,6 @@ from grpo_eqx.training.programs import SKIPPED
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
-
-_EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +136,7 @@ class GRPOTrainer:
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
         of compiled programs on (`grpo_eqx.training.compilation`).
         """
-        self._started = time.monotonic()
+        self._stages = Stages()
         named = with_trl_names(
             {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
             others,
@@ -168,7 +165,8 @@ class GRPOTrainer:
         self.eval_func = eval_func
         self.rewards = make_rewards(cfg, reward_funcs)
         self._eval_reward = make_eval_reward(cfg, eval_func)
-        self._run, inputs = RunSpec.load(cfg, passed)
+        with self._stages.lasting("loading the tokenizer and the problems"):
+            self._run, inputs = RunSpec.load(cfg, passed)
         self.cfg = cfg = self._run.cfg
         self.tokenizer, data, self.heldout = inputs
         self._fingerprints = inputs.fingerprints()
@@ -186,17 +184,23 @@ class GRPOTrainer:
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
         self.mesh = self._run.build_mesh()
         if cfg.micro_batch_size_per_device == "auto":
-            self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), _say)
+            self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
             self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
-        self.programs = self._run.programs(self.mesh, self.tokenizer)
-        self.state = self._initial_state()
+        self.programs = self._run.programs(
+            self.mesh, self.tokenizer, lambda name: self._stages.say(f"compiling {name}")
+        )
+        devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
+        with self._stages.lasting(f"loading the model onto {devices}"):
+            self.state = self._initial_state()
         self._run = self._run.without_passed_model()
         self.experiences = ExperienceCollector(
             self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg, self._run.passes
         )
         self.trackers = trackers
+        self._record: RunRecord | None = None
+        self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
 
     @explains_out_of_memory
     def fit(self, resume_from_checkpoint: str | Path | None = None) -> FitResult:
@@ -215,14 +219,17 @@ class GRPOTrainer:
             checkpoints = self._checkpoints(stop, resume_from_checkpoint)
             again = self.state.step > 0 and resume_from_checkpoint is None  # in this process
             continued = again or self._resume(checkpoints)
-            record = RunRecord(
-                cfg, self.layout(), self.trackers,
-                only_history=not is_main(), step=self.state.step, continued=continued,
-            )  # fmt: skip
-            with self.rewards, record, checkpoints:
-                self._train(record, checkpoints)
-            with record.folder.writing():
-                self.save_pretrained(record.folder.model)
+            with self.rewards:
+                if self.state.step < cfg.steps:
+                    with self._stages.lasting("trying the reward functions on one completion"):
+                        raise_on_all_hosts(self._try_rewards)
+                self._record = record = RunRecord(
+                    cfg, self.layout(), self.trackers,
+                    only_history=not is_main(), step=self.state.step, continued=continued,
+                )  # fmt: skip
+                with record, checkpoints:
+                    self._train(record, checkpoints)
+            write_final_model(self.save_pretrained, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
         return FitResult(record.folder.path, record.history, seconds)
 
@@ -236,6 +243,8 @@ class GRPOTrainer:
         for text in (self.describe(), str(record.layout), self._note):
             if text is not None:
                 record.note(text)
+        for step, metrics in self._early_evaluations:
+            record.evaluation(step, metrics)
         clock, compiled, started = StepClock(self._note_progress), CompilationCounter(), None
         while self.state.step < cfg.steps:
             started = started or self.experiences.start(self.state)
@@ -271,16 +280,24 @@ class GRPOTrainer:
     def evaluate(self, *, temperature: float = 0.0, num_samples: int = 1) -> Evaluation:
         """Solves up to `cfg.eval_problems` held-out problems: by default greedy pass@1.
 
+        The run records it: `fit` those before it, in metrics.jsonl and all trackers.
+
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
         problems = self.heldout.prompts
         if self.eval_func is gsm8k.correct:
             gsm8k.check_answers(problems)
-        sampling = Sampling(temperature=temperature)
-        completions = self._complete(self.heldout.tokens, sampling, num_samples)
+        with self._stages.lasting(f"evaluating on {len(problems):,} problems"):
+            completions = self._complete(self.heldout.tokens, temperature, num_samples)
         with self._watchdog, self._eval_reward as reward:
-            return Evaluation(rewarded(reward, problems, completions).total == 1.0)
+            evaluation = Evaluation(rewarded(reward, problems, completions).total == 1.0)
+        recorded = self.state.step, evaluation.metrics(temperature)
+        if self._record is None:
+            self._early_evaluations.append(recorded)
+        else:
+            self._record.evaluation(*recorded)
+        return evaluation
 
     @explains_out_of_memory
     def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
@@ -300,7 +317,7 @@ class GRPOTrainer:
             check_positions(self.cfg, self.state.model.config, prompt, len(ids))
         if not tokens:
             return []
-        completions = self._complete(tokens, Sampling(temperature=temperature), 1)
+        completions = self._complete(tokens, temperature, 1)
         return [texts[0] for texts in completions.texts]
 
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
@@ -363,7 +380,7 @@ class GRPOTrainer:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
         cfg = self.cfg if source is None else dataclasses.replace(self.cfg, resume=str(source))
         facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
-        return Checkpoints(cfg, facts, stop, _say, self._started)
+        return Checkpoints(cfg, facts, stop, _say, self._stages.started)
 
     def _resume(self, checkpoints: Checkpoints) -> bool:
         """Replaces the state by that of a checkpoint, if there is one to resume from.
@@ -378,6 +395,12 @@ class GRPOTrainer:
         self.state = checkpoints.restore(found, self._run.state_shapes(self.programs))
         self._watchdog.progress("reading the checkpoint")
         return found.folder == checkpoints.folder
+
+    def _try_rewards(self) -> None:
+        """Calls the reward functions once, on a completion of the first problem."""
+        text = "The answer is 42."
+        ids = self.tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
+        self.rewards.try_out(self.prompts.data.prompts[0], text, ids)
 
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:
@@ -475,24 +498,13 @@ class GRPOTrainer:
         }
 
     def _complete(
-        self, tokens: Sequence[Sequence[int]], sampling: Sampling, num_samples: int
+        self, tokens: Sequence[Sequence[int]], temperature: float, num_samples: int
     ) -> Completions:
-        """`num_samples` completions of each tokenized prompt, in batches of one shape."""
-        rows = evaluation_rows(len(tokens), num_samples, self.mesh.size)
-        parts = []
-        starts = range(0, len(tokens), rows)
         with self._watchdog:
-            for start in track_on_terminal(starts, "completing prompts"):
-                chosen = tokens[start : start + rows]
-                padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
-                prompts = Prompts(
-                    *pad_prompts(padded, self.tokenizer.pad_id, self.cfg.max_prompt_length)
-                )
-                rollout, _ = self.programs.generate(
-                    self.state.model, prompts, _EVAL_STEP,
-                    num_generations=num_samples, first_row=start, sampling=sampling,
-                )  # fmt: skip
-                parts.append(Completions.of(rollout, self.tokenizer))
-                self._watchdog.progress(f"{start + len(chosen)} of {len(tokens)} prompts")
-        # The last batch was filled up.
-        return functools.reduce(Completions.joined, parts).of_prompts(np.arange(len(tokens)))
+            return complete(
+                self.programs, self.state.model, tokens, self.tokenizer,
+                max_prompt_length=self.cfg.max_prompt_length,
+                temperature=temperature,
+                num_samples=num_samples,
+                on_progress=self._watchdog.progress,
+            )  # fmt: skip

@@ -30,3 +30,15 @@ def test_it_prints_as_a_sentence() -> None:
         "43.8% correct on 4 problems, 4 completions each; pass@4 75.0%"
     )
     assert str(Evaluation(SOLVED[:, :1])) == "50.0% correct on 4 problems"
+
+
+def test_its_metrics_say_how_it_was_sampled() -> None:
+    evaluation = Evaluation(np.array([[True, False], [False, False]]))
+    assert evaluation.metrics(0.7) == {
+        "eval/temperature_0.7/pass@1": 0.25,
+        "eval/temperature_0.7/pass@2": 0.5,
+        "eval/num_problems": 2.0,
+    }
+    assert set(Evaluation(np.array([[True]])).metrics(0.0)) == {
+        "eval/greedy/pass@1", "eval/num_problems"
+    }  # fmt: skip

@@ -19,6 +19,7 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import RewardFailureError
 from grpo_eqx.generation import Prompts, Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, shard_model
@@ -73,8 +74,13 @@ def without_times(metrics: dict[str, float]) -> dict[str, float]:
     return {k: v for k, v in metrics.items() if not any(part in k for part in varying)}
 
 
-def lines(path: Path) -> list[dict[str, float]]:
+def rows(path: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+
+
+def lines(path: Path) -> list[dict[str, float]]:
+    """The metrics of steps, without those of evaluations."""
+    return [row for row in rows(path) if "step_time" in row]
 
 
 @pytest.fixture(scope="module")
@@ -387,6 +393,26 @@ def test_evaluation_samples_and_counts(run: tuple[GRPOTrainer, Path]) -> None:
 
 
 @pytest.mark.slow
+def test_evaluations_before_and_after_are_recorded(tmp_path: Path) -> None:
+    trainer = GRPOTrainer(GRPOConfig(**SMALL, output_dir=tmp_path))
+    before = trainer.evaluate()
+    trainer.fit()
+    after = trainer.evaluate(temperature=1.0, num_samples=2)
+    found = [row for row in rows(tmp_path) if "step_time" not in row]
+    assert found == [{"step": 0, **before.metrics(0.0)}, {"step": 2, **after.metrics(1.0)}]
+
+
+def test_a_reward_function_that_fails_ends_a_run_before_its_first_rollout(tmp_path: Path) -> None:
+    def broken(completions: list[str], **columns: Any) -> list[float]:
+        return [float(text.split()[7]) for text in completions]
+
+    trainer = GRPOTrainer(GRPOConfig(**SMALL, output_dir=tmp_path), reward_funcs=broken)
+    with pytest.raises(RewardFailureError, match="broken raised IndexError: list index out of"):
+        trainer.fit()
+    assert trainer.programs.num_shapes == {}
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
 def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) -> None:
     assert run[0].state.step == 2
     with pytest.raises(UserError, match="has finished its 2 steps"):

@@ -104,6 +104,8 @@ def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Out
     outcomes: list[Outcome] = []
     for i, reward in enumerate(returned, first):
         try:
+            if isinstance(reward, str | bytes):
+                raise TypeError("a string is no number")
             number = None if reward is None else float(reward)
         except (TypeError, ValueError) as error:
             raise RewardError(

@@ -163,6 +163,13 @@ class RewardRunner:
         each[np.ix_(penalties, unrewarded)] = np.nan
         return self.combined(each.reshape(shape), failed.reshape(shape))
 
+    def try_out(self, prompt: Prompt, completion: str, ids: Sequence[int]) -> None:
+        """Calls every function once, on one completion and its tokens; raises what a call does.
+
+        So a function that is broken ends a run before its first rollout.
+        """
+        self([prompt], [[completion]], [[list(ids)]])
+
     def combined(
         self, each: Float[np.ndarray, "funcs P G"], failed: Bool[np.ndarray, "funcs P G"]
     ) -> Rewards:

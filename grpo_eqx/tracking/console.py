@@ -1,9 +1,12 @@
 """Console output during a run."""
 
+import contextlib
 import statistics
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -20,8 +23,33 @@ from rich.progress import (
 from grpo_eqx.distributed.startup import is_main
 
 _LINE_EVERY_S = 10.0
+_LONG_STAGE_S = 1.0
 _STEPS_OF_ESTIMATE = 20
 """Latest steps, of those that compiled nothing, by whose median the time left is estimated."""
+
+
+class Stages:
+    """Lines on standard error that say what a run is doing, with the seconds since it began."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Says what begins now, on the main process."""
+        if is_main():
+            seconds = time.monotonic() - self.started
+            print(f"[{seconds:3.0f} s] {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def lasting(self, text: str) -> Iterator[None]:
+        """Says what is done while the context is entered, where that takes some time."""
+        timer = threading.Timer(_LONG_STAGE_S, self.say, [text])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:

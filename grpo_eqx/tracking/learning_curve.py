@@ -39,7 +39,9 @@ def plot_learning_curve(
     bottom.set_xlabel("step")
     bottom.set_ylim(bottom=0)
     bottom.set_xlim(first - 1, first + len(history))
-    figure.savefig(path, dpi=150)
+    written = path.with_suffix(".tmp")
+    figure.savefig(written, dpi=150, format="png")
+    written.replace(path)  # whole, for those who look while the run goes on
 
 
 def _running_mean(values: np.ndarray) -> tuple[np.ndarray, int]:

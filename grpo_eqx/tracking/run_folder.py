@@ -6,7 +6,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +104,15 @@ class RunFolder:
 
     def history(self, last: int) -> list[dict[str, float]]:
         """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
-        rows = self._rows(last)
         return [
             {name: math.nan if x is None else x for name, x in row.items() if name != "step"}
-            for row in rows
+            for row in self._rows(last)
+            if "step_time" in row  # else an evaluation
         ]
+
+    def has(self, step: int, names: Collection[str]) -> bool:
+        """Returns whether the folder has metrics of these names, after that step."""
+        return any(row["step"] == step and row.keys() >= set(names) for row in self._rows(step))
 
     def run_id(self) -> str:
         """Returns the id of the run at its trackers, made when it is first asked for."""

@@ -11,11 +11,14 @@ from grpo_eqx.errors import UserError
 
 
 class Tracker(abc.ABC):
-    """Receiver of the metrics of every step. Subclass it to send them elsewhere."""
+    """Receiver of the metrics of every step and evaluation. Subclass it to send them elsewhere."""
 
     @abc.abstractmethod
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of `step`, counted from 1."""
+        """Records the metrics of `step`, counted from 1, or of an evaluation after it.
+
+        An evaluation's names start with `eval/`; its step is 0 before the first.
+        """
 
     @abc.abstractmethod
     def finish(self) -> None:
@@ -23,7 +26,7 @@ class Tracker(abc.ABC):
 
 
 class JsonlTracker(Tracker):
-    """Tracker that writes one line of JSON per step, with null for values that are not finite.
+    """Tracker that writes a line of JSON per step or evaluation, with null for what is not finite.
 
     Every line is flushed at once, so that a killed run keeps its record. Lines that the file has
     already stay: a resumed run continues it.
@@ -69,7 +72,8 @@ class WandbTracker(Tracker):
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._run.log(dict(metrics), step=step)
+        # Weights & Biases drops what is older than its last step, such as a late evaluation.
+        self._run.log(dict(metrics), step=max(step, self._run.step))
 
     def finish(self) -> None:
         self._run.finish()

@@ -70,7 +70,12 @@ class Programs:
         mesh: jax.sharding.Mesh,
         backend: LossBackend,
         optimizer: optax.GradientTransformation,
+        on_compile: Callable[[str], None] = lambda name: None,
     ):
+        """**Arguments:** settings and strategies; called with the name of a program, `generate`,
+        `score` or `update`, before it is compiled.
+        """
+        self._on_compile = on_compile
         self.options = options
         self.mesh = mesh
         self.backend = backend
@@ -92,11 +97,12 @@ class Programs:
         self._mix_reference = jax.jit(mixed, donate_argnames="reference", static_argnames="mesh")
 
     def _counted(self, name: str, program: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a program to count how often it is traced."""
+        """Wraps a program to count how often it is traced, and to say so."""
 
         @functools.wraps(program)
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.num_shapes[name] += 1
+            self._on_compile(name)
             return program(*args, **kwargs)
 
         return counted

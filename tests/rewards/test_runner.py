@@ -114,12 +114,31 @@ def test_rewards_are_joined_and_picked_by_prompt() -> None:
         ([1.0, float("nan"), 0.0, 0.0], r"bad returned nan for completion 1"),
         ([1.0, 0.0, float("inf"), 0.0], r"bad returned inf for completion 2"),
         ([1.0, 0.0, 0.0, "yes"], r"bad returned 'yes' for completion 3"),
+        ([1.0, 0.0, "1.0", 0.0], r"bad returned '1\.0' for completion 2"),
+        ("1010", r"bad returned '1' for completion 0"),
     ],
 )
 def test_a_broken_contract_names_function_and_row(returned: Any, message: str) -> None:
     bad: Callable[..., Any] = lambda completions, **_: returned  # noqa: E731
     with pytest.raises(RewardError, match=message):
         RewardRunner({"bad": bad})(PROMPTS, COMPLETIONS, IDS)
+
+
+def test_a_trial_calls_every_function_once_with_one_completion() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def length(prompts: list[str], completions: list[str], **columns: Any) -> list[float]:
+        calls.append((prompts, completions, columns))
+        return [float(len(text)) for text in completions]
+
+    prompt = Prompt("What is 1 + 1?", {"answer": 2})
+    RewardRunner({"length": length}).try_out(prompt, "The answer is 42.", (4, 2))
+    (call,) = calls
+    columns = {"completion_ids": [[4, 2]], "answer": [2]}
+    assert call == (["What is 1 + 1?"], ["The answer is 42."], columns)
+    broken = RewardRunner({"broken": lambda **_: [1.0, 2.0]})
+    with pytest.raises(RewardError, match="broken returned 2 values for 1 completions"):
+        broken.try_out(prompt, "", ())
 
 
 def test_weights_must_match_and_names_must_exist() -> None:

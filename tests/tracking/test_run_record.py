@@ -1,0 +1,140 @@
+"""The record of a run: evaluations beside steps, the curve on the way, and warnings in words."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from grpo_eqx import GRPOConfig
+from grpo_eqx.sharding.layout_report import LayoutReport
+from grpo_eqx.tracking import Tracker, run_record
+from grpo_eqx.tracking.run_record import RunRecord
+
+
+class Recorder(Tracker):
+    def __init__(self) -> None:
+        self.logged: list[tuple[int, dict[str, float]]] = []
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        self.logged.append((step, metrics))
+
+    def finish(self) -> None:
+        pass
+
+
+def metrics(**others: float) -> dict[str, float]:
+    return {
+        "reward": 0.5,
+        "rewards/correct/mean": 0.5,
+        "rewards/correct/std": 0.1,
+        "completions/mean_length": 7.0,
+        "completions/clipped_ratio": 0.0,
+        "step_time": 1.0,
+        "compile/num_programs": 0.0,
+        **others,
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def record(folder: Path, *trackers: Tracker, step: int = 0) -> RunRecord:
+    cfg = GRPOConfig(output_dir=folder).resolved()
+    layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
+    return RunRecord(cfg, layout, trackers, step=step, continued=step > 0)
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_evaluations_are_lines_of_their_own_and_reach_all_trackers(folder: Path) -> None:
+    tracker, solved = Recorder(), {"eval/greedy/pass@1": 0.25}
+    with record(folder, tracker) as run:
+        run.evaluation(0, solved)
+        run.step(1, metrics())
+    assert rows(folder) == [{"step": 0, **solved}, {"step": 1, **metrics()}]
+    assert tracker.logged == [(0, solved), (1, metrics())]
+    assert [row["reward"] for row in run.history] == [0.5]
+
+
+def test_an_evaluation_after_the_end_is_recorded_once(folder: Path) -> None:
+    tracker, solved = Recorder(), {"eval/greedy/pass@1": 0.5}
+    with record(folder, tracker) as run:
+        run.step(1, metrics())
+    run.evaluation(1, solved)
+    run.evaluation(1, solved)
+    assert rows(folder)[1:] == [{"step": 1, **solved}]
+    assert len(tracker.logged) == 1  # it has finished
+
+
+def test_a_run_that_is_resumed_keeps_its_evaluations_and_its_steps_apart(folder: Path) -> None:
+    with record(folder) as run:
+        run.evaluation(0, {"eval/greedy/pass@1": 0.25})
+        run.step(1, metrics())
+        run.step(2, metrics())
+        run.evaluation(2, {"eval/greedy/pass@1": 0.5})
+    with record(folder, step=1) as resumed:
+        assert len(resumed.history) == 1
+    assert [row["step"] for row in rows(folder)] == [0, 1]
+
+
+def test_an_evaluation_that_cannot_be_written_is_a_warning(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with record(folder) as run:
+        run.step(1, metrics())
+    (folder / "metrics.jsonl").unlink()
+    (folder / "metrics.jsonl").mkdir()
+    run.evaluation(1, {"eval/greedy/pass@1": 0.5})
+    assert "warning: an evaluation is not recorded" in capsys.readouterr().out
+
+
+def test_the_learning_curve_is_drawn_while_the_run_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_record, "_FIRST_PLOT_S", 0.0)
+    with record(folder) as run:
+        run.step(1, metrics())
+        early = (folder / "learning_curve.png").read_bytes()
+        run.step(2, metrics(reward=0.9))
+        # Drawing took some time, so that it is not due again.
+        assert (folder / "learning_curve.png").read_bytes() == early
+    assert (folder / "learning_curve.png").read_bytes() != early
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({}, None),
+        ({"completions/clipped_ratio": 0.75}, "75% of the completions were cut off"),
+        ({"reward": float("nan")}, "no completion had a reward, so step 1 has trained nothing"),
+        (
+            {"rewards/correct/std": 0.0},
+            "reward function correct returned 0.5 for all completions of step 1",
+        ),
+        (
+            {"rewards/correct/mean": 0.0, "rewards/correct/std": 0.0},
+            "reward function correct returned 0 for all completions of step 1",
+        ),
+        (
+            {"rewards/judge/mean": float("nan"), "rewards/judge/std": float("nan")},
+            "reward function judge returned None for all completions of step 1",
+        ),
+        ({"rewards/soft_overlong/mean": 0.0, "rewards/soft_overlong/std": 0.0}, None),
+    ],
+)
+def test_what_teaches_nothing_is_said_once_in_words(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    others: dict[str, float],
+    said: str | None,
+) -> None:
+    with record(folder) as run:
+        run.step(1, metrics(**others))
+        run.step(2, metrics(**others))
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+    assert len(warnings) == (said is not None)
+    assert all(str(said) in line for line in warnings)
