@@ -40,7 +40,7 @@ class Reward:
 
     def __init__(self, name: str, here: bool):
         self.name, self.here = name, here
-        self.calls = 0
+        self.calls = -1  # the first is a trial, before any step
 
     def __call__(self, completions: list[str], **columns: Any) -> list[float]:
         self.calls += 1

@@ -336,7 +336,8 @@ def run_case(case: Case, model: Path, folder: Path) -> Run:
     snapshots.trainer = trainer
     trainer.fit()
     paths = sorted((folder / "run" / "completions").iterdir())
-    return Run(trainer.cfg, seen, [pq.read_table(path).to_pylist() for path in paths], snapshots)
+    _trial, *steps = seen  # `fit` first tries the functions on one completion
+    return Run(trainer.cfg, steps, [pq.read_table(path).to_pylist() for path in paths], snapshots)
 
 
 class Recomputed:
