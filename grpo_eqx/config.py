@@ -94,8 +94,8 @@ class GRPOConfig:
     """Model folder, hub name (Qwen/Qwen2.5-3B-Instruct), or tiny_qwen2, the embedded model. A hub
     name can end in a branch, tag or commit: NAME@REVISION."""
     data: str = EMBEDDED_DATA
-    """Training problems: word_problems (embedded), a JSONL file, or a hub name (openai/gsm8k; at a
-    branch, tag or commit, and of another split than train: NAME@REVISION:SPLIT)."""
+    """JSONL file with training problems, hub name (openai/gsm8k), or word_problems, the embedded
+    ones. A hub name can end in a revision and another split than train: NAME@REVISION:SPLIT."""
     eval_data: str | None = None
     """Held-out problems: a name or file as for data. None: the embedded held-out set, the hub's
     split test, or problems held out from the end of data, at most a tenth."""

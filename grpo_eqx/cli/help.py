@@ -48,7 +48,7 @@ def show_help(flags: type, command: str, about: str, arguments: Sequence[str]) -
         paragraphs = [" ".join(each.split()) for each in about.strip().split("\n\n")]
         usage = f"usage: {command} [--FLAG VALUE ...]"
         shown_about = paragraphs if "--help-all" in arguments else paragraphs[:1]
-        console.print("\n\n".join([usage, *shown_about, ""]), markup=False)
+        console.print("\n\n".join([usage, *shown_about]) + "\n", markup=False)
     shown = {name: rows for name, rows in groups.items() if wanted in (None, name)}
     if wanted is None and "--help-all" not in arguments:
         shown = {"": [name for name in ESSENTIALS if name in _all(groups)]}
