@@ -41,7 +41,8 @@ def make_run(folder: Path) -> Run:
     trainer = GRPOTrainer(GRPOConfig(**SETTINGS, output_dir=folder), reward_funcs=[length])
     history = [dict(metrics) for metrics in trainer.fit().history]
     dtypes = {str(x.dtype) for x in jax.tree.leaves((trainer.state.model, trainer.state.opt_state))}
-    return Run(seen, history, dtypes)
+    _trial, *of_steps = seen  # `fit` first tries the function on one completion
+    return Run(of_steps, history, dtypes)
 
 
 @pytest.fixture(scope="module")
