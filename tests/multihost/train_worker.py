@@ -58,7 +58,7 @@ def run(model: str, out: Path, beta: float, described_mesh: str, rollout_shardin
 
     trainer.experiences.collect = listen  # type: ignore[method-assign]
     if jax.process_count() != 2:  # saving is compilation for every tensor: once is enough
-        trainer.save_pretrained = lambda path: None  # type: ignore[method-assign]
+        trainer.save_pretrained = lambda path: Path(path).mkdir(exist_ok=True)  # type: ignore[method-assign]
     history = [dict(metrics) for metrics in trainer.fit().history]
     name = f"{beta}-{described_mesh}-{rollout_sharding}-{jax.process_index()}.json"
     (out / name).write_text(json.dumps({"tokens": tokens, "history": history}))
