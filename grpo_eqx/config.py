@@ -56,6 +56,14 @@ HINTS = {
     "warmup_steps": "for a share of all updates set warmup_ratio",
     "reward_funcs": "pass functions to GRPOTrainer(reward_funcs=...)",
     "mesh": "as in '1,-1,1'",
+    "data": "pass problems themselves to GRPOTrainer(train_data=...)",
+    "eval_data": "pass problems themselves to GRPOTrainer(eval_data=...)",
+    "model": "pass a model itself to GRPOTrainer(model=..., tokenizer=...)",
+    "reward_weights": "on the command line, separate them with spaces",
+    "resume": "auto, never or a path",
+    "stop_after": "as in '1h30m'",
+    "run_name": "in a file, put it in quotes",
+    "wandb": "off is disabled",
     "scale_rewards": "TRL's True is group, and its False is none",
 }
 """Advice on settings of a type that they often come in, but cannot have."""
@@ -360,6 +368,9 @@ class GRPOConfig:
                 f"run_name is {self.run_name!r}: give a name without slashes and without a dot "
                 f"at its start."
             )
+        for name in ("model", "data", "eval_data", "output_dir"):
+            if getattr(self, name) == "":
+                raise UserError(f"{name} is empty: give a name or path, or leave it out.")
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
         if not all(math.isfinite(weight) for weight in self.reward_weights or ()):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,15 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
     """
     try:
         settings = _parse(path.read_text(encoding="utf-8"))
+    except UserError as error:
+        raise UserError(f"config {str(path)!r}: {first_line(error)}") from error
     except OSError as error:
         raise UserError(f"config {str(path)!r} cannot be read: {error.strerror}.") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"config {str(path)!r} is not encoded in UTF-8: save it in UTF-8."
+        ) from error
+    except yaml.YAMLError as error:
         reason = " ".join(str(error).split())
         raise UserError(f"config {str(path)!r} is no valid YAML or JSON: {reason}.") from error
     if settings is None:
@@ -47,9 +53,35 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
 def _parse(text: str) -> Any:
     """Parses JSON, or else YAML: of JSON, YAML lacks tabs and surrogate pairs."""
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=_without_repetition)
+    except UserError:
+        raise
     except ValueError:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's safe loader, which would take the last of equal names."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+    found: dict[Any, Any] = loader.construct_mapping(node, deep=True)
+    _without_repetition([(loader.construct_object(key, deep=True), None) for key in keys])
+    return found
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def _without_repetition(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Returns a dict; raises `UserError` for a name that occurs twice."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"{name} is set twice: leave out one of them.")
+        found[name] = value
+    return found
 
 
 def to_yaml(cfg: GRPOConfig) -> str:

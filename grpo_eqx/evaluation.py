@@ -88,7 +88,7 @@ class Evaluation:
         pass@k is the probability that at least one of `k` completions is correct.
         """
         num_samples = self.solved.shape[1]
-        if not 1 <= k <= num_samples:
+        if k != int(k) or not 1 <= k <= num_samples:
             raise ValueError(f"pass@{k} needs 1 <= k <= {num_samples}, the samples per problem.")
         wrong = num_samples - self.solved.sum(axis=1)
         # C(wrong, k) / C(samples, k), as a product of k ratios

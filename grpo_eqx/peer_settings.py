@@ -27,6 +27,15 @@ ADVICE: Mapping[str, str] = {
     "generation_batch_size": "use prompts_per_step x num_generations",
     "auto_find_batch_size": "use micro_batch_size_per_device auto",
     "max_steps": "use steps",
+    "recipe": "start from grpo_eqx.recipes.NAME(...); on the command line it is --recipe NAME",
+    "config": "it is a flag of the command line",
+    "print_config": "it is a flag of the command line",
+    "coordinator_address": "it is a flag of the command line",
+    "num_processes": "it is a flag of the command line",
+    "process_id": "it is a flag of the command line",
+    "train_data": "use data; in Python, GRPOTrainer(train_data=...)",
+    "reward_model": "reward models are not loaded: call yours in a reward function",
+    "num_samples_per_prompt": "use num_generations",
     "dataloader_drop_last": "epochs are joined without gaps, so no batch is short",
     "average_tokens_across_devices": "it is always so: token counts are those of the whole batch",
     # optimizer
@@ -242,5 +251,5 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
         near = difflib.get_close_matches(name, known, n=1)
         answer = advice(name) or (f"did you mean {near[0]}?" if near else None)
         if answer is None:
-            answer = "grpo-eqx train --help lists all settings"
+            answer = "grpo-eqx train --help-all lists all settings"
         raise UserError(f"{name} is no setting: {answer}" + ("" if answer.endswith("?") else "."))

@@ -197,8 +197,8 @@ class RunSpec:
         wanted, available = self.cfg.prompts_per_step, self.prompts.num_train
         if available is not None and available < wanted:
             raise UserError(
-                f"{self.cfg.data} has {available} problems, and prompts_per_step is {wanted}: "
-                f"lower it or add problems."
+                f"{self.cfg.data} has {available} problems to train on, and prompts_per_step is "
+                f"{wanted}: lower it or add problems."
             )
         _check_batches(self.cfg, mesh, self.rollout_sharding)
 

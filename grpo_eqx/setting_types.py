@@ -40,6 +40,8 @@ SamplingTemperature = Annotated[
 InnerShare = Annotated[float, Range(lambda x: 0 < x < 1, "between 0 and 1")]
 
 
+_LONGEST_VALUE = 80
+"""Characters of a value that a message quotes."""
 _DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
@@ -89,7 +91,9 @@ def converted(kind: type, name: str, value: Any, hint: str | None = None) -> Any
     try:
         result, part = as_one_of(parts, value)
     except ValueError:
-        raise UserError(f"{name} is {value!r}: {_wanted(parts, value, hint)}.") from None
+        given = repr(value)
+        shown = given if len(given) <= _LONGEST_VALUE else f"{given[:_LONGEST_VALUE]}..."
+        raise UserError(f"{name} is {shown}: {_wanted(parts, value, hint)}.") from None
     allowed = _range(part)
     if allowed is not None and not allowed.admits(result):
         raise UserError(f"{name} is {value}: it must be {allowed.words}.")
@@ -102,7 +106,8 @@ def _wanted(parts: Sequence[Any], value: Any, hint: str | None) -> str:
     *others, last = [words for part in parts for words in _words(part)]
     comma = "," if any("," in words for words in others) else ""
     wanted = f"{', '.join(others)}{comma} or {last}" if others else last
-    near = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+    texts = [str(choice) for choice in choices if choice is not None]
+    near = difflib.get_close_matches(str(value), texts, n=1) if hint is None else []
     guess = f" (did you mean {near[0]}?)" if near else ""
     more = "" if hint is None else f"; {hint}"
     return f"use {wanted}{guess}{more}"

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
-from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.prompts import Conversation, quoted
+from grpo_eqx.data.records import as_prompts
 from grpo_eqx.data.run_inputs import check_positions, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
@@ -109,7 +110,7 @@ class GRPOTrainer:
         reward_funcs: RewardFuncs | None = None,
         train_data: Data | None = None,
         eval_data: Data | None = None,
-        eval_func: RewardFunc = gsm8k.correct,
+        eval_func: RewardFunc | str = gsm8k.correct,
         optimizer: optax.GradientTransformation | None = None,
         mesh: Mesh | None = None,
         rollout_sharding: RolloutSharding | None = None,
@@ -162,9 +163,9 @@ class GRPOTrainer:
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
         )
-        self.eval_func = eval_func
         self.rewards = make_rewards(cfg, reward_funcs)
         self._eval_reward = make_eval_reward(cfg, eval_func)
+        (self.eval_func,) = self._eval_reward.funcs.values()
         with self._stages.lasting("loading the tokenizer and the problems"):
             self._run, inputs = RunSpec.load(cfg, passed)
         self.cfg = cfg = self._run.cfg
@@ -182,6 +183,8 @@ class GRPOTrainer:
             gsm8k.check_answers(data.prompts)
             gsm8k.check_answers(self.heldout.prompts)
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
+        if self.eval_func is not gsm8k.correct:  # which says itself what it needs, when it is used
+            check_signatures(self._eval_reward.funcs, self.heldout.prompts[0].columns)
         self.mesh = self._run.build_mesh()
         if cfg.micro_batch_size_per_device == "auto":
             self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
@@ -286,8 +289,12 @@ class GRPOTrainer:
         `Evaluation.pass_at`. The draws are the same at every call.
         """
         problems = self.heldout.prompts
+        if num_samples != int(num_samples) or num_samples < 1:
+            raise UserError(
+                f"num_samples is {num_samples!r}: use a whole number that is at least 1."
+            )
         if self.eval_func is gsm8k.correct:
-            gsm8k.check_answers(problems)
+            gsm8k.check_answers(problems, "eval_func")
         with self._stages.lasting(f"evaluating on {len(problems):,} problems"):
             completions = self._complete(self.heldout.tokens, temperature, num_samples)
         with self._watchdog, self._eval_reward as reward:
@@ -300,15 +307,18 @@ class GRPOTrainer:
         return evaluation
 
     @explains_out_of_memory
-    def generate(self, prompts: Sequence[str], *, temperature: float = 0.0) -> list[str]:
-        """Completes each user message once, by default greedily.
+    def generate(
+        self, prompts: Iterable[str | Conversation], *, temperature: float = 0.0
+    ) -> list[str]:
+        """Completes each user message, or conversation, once, by default greedily.
 
-        The messages are rendered as questions are: by the chat template, unless there is none.
+        They are rendered as problems are: by the chat template, unless there is none.
         """
-        tokens = self.tokenizer.encode([Prompt(text, {}) for text in prompts])
+        messages = as_prompts(prompts)
+        tokens = self.tokenizer.encode(messages)
         limit = self.cfg.max_prompt_length
-        for text, ids in zip(prompts, tokens, strict=True):
-            prompt = f"the prompt {text[:40]!r}..."
+        for message, ids in zip(messages, tokens, strict=True):
+            prompt = f"the prompt {quoted(message.text)}"
             if len(ids) > limit:
                 raise UserError(
                     f"{prompt} has {len(ids)} tokens, and max_prompt_length is {limit}: raise it "
@@ -334,10 +344,21 @@ class GRPOTrainer:
         return plan_run(self._run, find_target(topology), _say, search, help_if_not=alone)
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Writes model and tokenizer as a folder that Hugging Face transformers loads."""
-        save_pretrained(self.state.model, path)
+        """Writes model and tokenizer as a folder that Hugging Face transformers loads.
+
+        Raises `UserError` where the path cannot be a folder, and `OSError` where it cannot be
+        written.
+        """
+        folder = Path(path).expanduser()
+        if not str(path) or folder.is_file():
+            raise UserError(f"{str(path)!r} is no folder to save the model in: give another path.")
+        save_pretrained(self.state.model, folder)
         if is_main():
-            self.tokenizer.save_pretrained(path)
+            self.tokenizer.save_pretrained(folder)
+
+    def save_model(self, path: str | Path) -> None:
+        """Writes the model: `save_pretrained` by another of TRL's names."""
+        self.save_pretrained(path)
 
     def push_to_hub(
         self, repo_id: str, *, private: bool | None = None, revision: str | None = None

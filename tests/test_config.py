@@ -180,7 +180,7 @@ def test_values_as_files_have_them_are_converted() -> None:
         ("vllm_mode", "vllm_mode is no setting: there is no second engine"),
         ("dataloader_seed", "problems are tokenized once"),
         ("learning_rat", "learning_rat is no setting: did you mean learning_rate?"),
-        ("xyz", "grpo-eqx train --help lists all settings"),
+        ("xyz", "grpo-eqx train --help-all lists all settings"),
     ],
 )
 def test_an_unknown_setting_is_answered_by_what_to_use(name: str, message: str) -> None:

@@ -16,7 +16,7 @@ def test_no_setting_of_ours_is_advised_against() -> None:
 NO_SETTINGS = {
     "process_id", "save_pretrained", "resume_from_checkpoint", "num_samples", "eval_func",
     "num_tokens", "push_to_hub", "repo_id", "jax_default_matmul_precision", "jax_debug_nans",
-    "loss_type",
+    "loss_type", "grpo_eqx", "train_data",
 }  # fmt: skip
 """Words of advice with an underscore that are arguments, methods and names of others."""
 

@@ -82,4 +82,6 @@ def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) 
         return f"{value!r} is no flag: flags start with --."
     if placeholders.get(flag):
         return f"--{flag} takes one value: leave out {value!r}, or quote all of it."
+    if value.lower() in ("false", "no", "off", "0", "none"):
+        return f"--{flag} takes no value: leave it out, or use --no-{flag}."
     return f"--{flag} takes no value: leave out {value!r}."

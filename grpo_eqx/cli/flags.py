@@ -63,10 +63,13 @@ class ConfigFlags(GRPOConfig):
         """Raises `UserError` for a flag that there is not, or one that lacks its value."""
         flags = [each[2:].partition("=")[0] for each in arguments if each.startswith("--")]
         names = [flag.replace("-", "_") for flag in flags if " " not in flag]  # else a value
-        known = {field.name for field in dataclasses.fields(cls)}
-        refuse_unknown(names, {"help", *known, *(f"no_{name}" for name in known)})
-        placeholders = {name.replace("_", "-"): placeholder(cls, name) for name in known}
-        check_complete(arguments, placeholders)
+        for name in ("config", "recipe"):
+            if names.count(name) > 1:
+                raise UserError(f"--{name} is given twice: give one.")
+        values = {field.name: placeholder(cls, field.name) for field in dataclasses.fields(cls)}
+        switched_off = {f"no_{name}" for name, value in values.items() if not value}
+        refuse_unknown([name for name in names if name not in switched_off], {"help", *values})
+        check_complete(arguments, {name.replace("_", "-"): x for name, x in values.items()})
 
     @classmethod
     def defaults_for(cls: type[Flags], arguments: Sequence[str]) -> Flags:

@@ -25,10 +25,10 @@ def _train(cfg: GRPOConfig) -> None:
     from grpo_eqx.distributed.startup import is_main
     from grpo_eqx.trainer import GRPOTrainer
 
-    result = GRPOTrainer(cfg).fit()
+    trainer = GRPOTrainer(cfg)
+    result = trainer.fit()
     if is_main():
-        whole = len(result.history) == cfg.steps  # not where it began from another run's checkpoint
-        steps = (
-            f"{cfg.steps} steps in {result.seconds:.0f} s" if whole else f"{cfg.steps} steps done"
-        )
-        print(f"{steps}; the run is in {result.output_dir}")
+        steps = trainer.cfg.steps
+        whole = len(result.history) == steps  # not where it began from another run's checkpoint
+        done = f"{steps} steps in {result.seconds:.0f} s" if whole else f"{steps} steps done"
+        print(f"{done}; the run is in {result.output_dir}")

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Int
 
 from grpo_eqx._types import PromptIds, PromptMask
-from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.prompts import Prompt, quoted
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 
@@ -70,7 +70,7 @@ class TokenizedPrompts:
         if too_long and overlong == "error":
             first = too_long[0]
             raise UserError(
-                f"{name}: problem {first + 1} ({prompts[first].text[:40]!r}...) has "
+                f"{name}: problem {first + 1} ({quoted(prompts[first].text)}) has "
                 f"{len(tokens[first])} tokens, and max_prompt_length is {max_length}: raise it, or "
                 f"set overlong_prompts to drop or truncate_left."
             )
@@ -120,8 +120,8 @@ class PromptBatches:
         if len(data) < batch_size:
             without = f" ({data.num_dropped} overlong ones dropped)" if data.num_dropped else ""
             raise UserError(
-                f"{data.name} has {len(data)} problems{without}, and prompts_per_step is "
-                f"{batch_size}: lower it or add problems."
+                f"{data.name} has {len(data)} problems to train on{without}, and prompts_per_step "
+                f"is {batch_size}: lower it or add problems."
             )
 
     def batch(self, step: int) -> PromptBatch:

@@ -14,30 +14,35 @@ _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
 
-def read_jsonl(path: Path) -> Records:
-    """Reads a JSONL file; raises `UserError` if unreadable, empty or (naming the line) invalid."""
+def read_jsonl(path: Path, setting: str = "data") -> Records:
+    """Reads a JSONL file; raises `UserError` if unreadable, empty or (naming the line) invalid.
+
+    **Arguments:** the file; the setting that names it, for messages.
+    """
+    given = f"{setting} {str(path)!r}"
+    argument = "eval_data" if setting == "eval_data" else "train_data"
     if (builder := _OTHER_FORMATS.get(path.suffix)) is not None:
         raise UserError(
-            f"data {str(path)!r} is no JSONL file: load it in a script, and pass it on as "
-            f"GRPOTrainer(train_data=datasets.load_dataset({builder!r}, data_files=..., "
+            f"{given} is no JSONL file: load it in a script, and pass it on as "
+            f"GRPOTrainer({argument}=datasets.load_dataset({builder!r}, data_files=..., "
             f"split='train'))."
         )
     try:
         content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
-        raise UserError(f"data {str(path)!r} cannot be read: {error.strerror}.") from error
+        raise UserError(f"{given} cannot be read: {error.strerror}.") from error
     if content.startswith(_GZIP):
-        raise UserError(f"data {str(path)!r} is compressed: unpack it with gunzip.")
+        raise UserError(f"{given} is compressed: unpack it with gunzip.")
     if content.startswith(_UTF16):
-        raise UserError(f"data {str(path)!r} is encoded in UTF-16: save it in UTF-8.")
+        raise UserError(f"{given} is encoded in UTF-16: save it in UTF-8.")
     if content.lstrip().startswith(b"["):
         raise UserError(
-            f"data {str(path)!r} is a JSON list: write one object per line, as "
+            f"{given} is a JSON list: write one object per line, as "
             f"jq -c '.[]' FILE.json > FILE.jsonl does."
         )
     records = Records.of(_rows(content, path), path.name)
     if not records.rows:
-        raise UserError(f"data {str(path)!r} is empty: it needs one JSON object per line.")
+        raise UserError(f"{given} is empty: it needs one JSON object per line.")
     return records
 
 
@@ -53,4 +58,7 @@ def _rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
                 f"{where} is not encoded in UTF-8, perhaps in Latin-1: save the file in UTF-8."
             ) from error
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is no valid JSON ({error}).") from error
+            raise UserError(
+                f"{where} is no valid JSON ({error}): write one object per line, without commas "
+                f"between them."
+            ) from error

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from grpo_eqx.config import EMBEDDED_DATA
 from grpo_eqx.data.jsonl import read_jsonl
@@ -16,6 +16,8 @@ from grpo_eqx.models.hub import HubName, download
 Data = str | Path | PromptSource | Iterable[Any]
 """Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""
 
+_TABLES = {"DataFrame": "datasets.Dataset.from_pandas", "Table": "datasets.Dataset"}
+"""What makes a data set of tables of pandas and pyarrow."""
 _HELDOUT_SHARE = 10  # holds out at most one in ten problems of data without held-out ones
 
 
@@ -30,7 +32,7 @@ def load_data(
     split `test`. Otherwise the last problems are held out: `num_eval` of them, but at most a tenth.
     Raises `UserError` for data that does not exist or cannot be read.
     """
-    train = _load("train_data", data, "train")
+    train = _load("data", data, "train")
     heldout = _own_heldout(data) if eval_data is None else _load("eval_data", eval_data, "test")
     return split(train, num_eval) if heldout is None else (train, heldout)
 
@@ -81,38 +83,56 @@ def is_hub_name(name: str) -> bool:
     )
 
 
-def _load(argument: str, data: Data, default_split: str) -> PromptSource:
+def _load(setting: str, data: Data, default_split: str) -> PromptSource:
+    """Loads problems; messages call them by the setting, or by the trainer's argument."""
     if isinstance(data, PromptSource):
         return data
     if not isinstance(data, str | Path):
-        return _records(argument, data)
+        return _records("eval_data" if setting == "eval_data" else "train_data", data)
     name = str(data)
     if name == EMBEDDED_DATA:
         return WordProblems("train" if default_split == "train" else "heldout")
     if isinstance(data, str) and is_hub_name(name):
         if (source := _load_hub(name, default_split)) is None:
             raise UserError(
-                f"data {name!r} has no split {default_split!r}: name one, as in {name}:SPLIT."
+                f"{setting} {name!r} has no split {default_split!r}: name one, as in {name}:SPLIT."
             )
         return source
     path = Path(name).expanduser()
     if not path.is_file():
-        HubName.parse("data", name, EMBEDDED_DATA)  # refuses a revision of what has none
-        if path.is_dir():
-            raise UserError(f"data {name!r} is a folder: give a JSONL file, or a hub name.")
+        _refuse_name(setting, name, path)
+    return read_jsonl(path, setting)
+
+
+def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
+    HubName.parse(setting, name, EMBEDDED_DATA)  # refuses a revision of what has none
+    if name and path.is_dir():
+        raise UserError(f"{setting} {name!r} is a folder: give a JSONL file, or a hub name.")
+    before, colon, _ = name.partition(":")
+    if not colon:
+        before, colon, _ = name.partition("[")
+    if colon and (before == EMBEDDED_DATA or Path(before).expanduser().is_file()):
         raise UserError(
-            f"data {name!r} is neither a file, nor {EMBEDDED_DATA!r}, nor a hub name such as "
-            f"openai/gsm8k."
+            f"{setting} is {name!r}, but only names on the Hugging Face hub have splits: use "
+            f"{before!r}, or pass a part of it to GRPOTrainer."
         )
-    return read_jsonl(path)
+    raise UserError(
+        f"{setting} {name!r} is neither a file, nor {EMBEDDED_DATA!r}, nor a hub name such as "
+        f"openai/gsm8k."
+    )
 
 
 def _records(argument: str, data: Any) -> Records:
     """Reads rows that were passed as an object."""
-    if isinstance(data, Mapping):  # a DatasetDict, or columns
+    if isinstance(data, Mapping):
         raise UserError(
-            f"{argument} is a {type(data).__name__} of {', '.join(map(str, data))}: pass one data "
-            f"set, as in {argument}=data['train'], or a list of problems."
+            f"{argument} is a {type(data).__name__} of {', '.join(map(str, data))}: pass "
+            f"{_one_of_mapping(argument, data)}."
+        )
+    if type(data).__name__ in _TABLES:
+        raise UserError(
+            f"{argument} is a {type(data).__name__}: pass {_TABLES[type(data).__name__]}"
+            f"({argument})."
         )
     try:
         rows = list(data)
@@ -123,12 +143,19 @@ def _records(argument: str, data: Any) -> Records:
         ) from error
     if not rows:
         raise UserError(f"{argument} is empty: add problems.")
-    if type(data).__name__ == "DataFrame":
-        raise UserError(
-            f"{argument} is a DataFrame: pass datasets.Dataset.from_pandas({argument})."
-        )
     numbered = ((f"{argument}, problem {i}", row) for i, row in enumerate(rows, start=1))
     return Records.of(numbered, argument)
+
+
+def _one_of_mapping(argument: str, data: Mapping[Any, Any]) -> str:
+    """Returns what to pass in place of the parts of a data set, or of its columns."""
+    if any(
+        isinstance(part, Iterable) and not hasattr(part, "column_names") for part in data.values()
+    ):
+        return f"datasets.Dataset.from_dict({argument}), or a list of problems"
+    preferred = ("test", "validation") if argument == "eval_data" else ("train",)
+    part = next((name for name in preferred if name in data), next(iter(data), "train"))
+    return f"one data set, as in {argument}=data[{part!r}]"
 
 
 def _load_hub(name: str, default_split: str) -> PromptSource | None:

@@ -16,6 +16,11 @@ def last_text(content: str | Conversation) -> str:
     return content if isinstance(content, str) else content[-1]["content"]
 
 
+def quoted(text: str, most: int = 40) -> str:
+    """Quotes the start of a text, with dots where more follows, for messages."""
+    return repr(text) if len(text) <= most else f"{text[:most]!r}..."
+
+
 @dataclasses.dataclass(frozen=True)
 class Prompt:
     """One problem: what the model answers, and the columns that reward functions receive."""

@@ -3,13 +3,12 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import equinox as eqx
-
-from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource
 from grpo_eqx.errors import UserError
 
 QUESTION, PROMPT = "question", "prompt"
-_ROLES = "role", "content"
+_MESSAGE = "role", "content"
+_ROLES = "system", "user", "assistant", "tool"
 
 
 class Records(PromptSource):
@@ -20,7 +19,7 @@ class Records(PromptSource):
     Reward functions receive the other columns.
     """
 
-    rows: Sequence[Mapping[str, Any]] = eqx.field(static=True)
+    rows: Sequence[Mapping[str, Any]]
     name: str
 
     @classmethod
@@ -38,7 +37,7 @@ class Records(PromptSource):
                     f"{QUESTION} or a {PROMPT}."
                 )
             _check_columns(where, row, found[0] if found else row)
-            _check_content(where, row)
+            _check_content(where, row, found[0] if found else row)
             found.append(row)
         return cls(rows=found, name=name)
 
@@ -55,18 +54,39 @@ class Records(PromptSource):
         return Prompt(row[column], columns, plain)
 
 
+def as_prompts(given: Iterable[str | Conversation]) -> list[Prompt]:
+    """Returns user messages, or conversations, as prompts; raises `UserError` for anything else."""
+    try:
+        contents = [] if isinstance(given, str | Mapping) else list(given)
+    except TypeError:
+        contents = []
+    if not contents and given != []:
+        raise UserError(
+            f"the prompts are {_brief(given)}: pass a list of texts or conversations, as in "
+            f"generate(['What is 2 + 2?'])."
+        )
+    rows = [{QUESTION if isinstance(each, str) else PROMPT: each} for each in contents]
+    return [Records.of([(f"prompt {i}", row)], "")[0] for i, row in enumerate(rows, start=1)]
+
+
 def _content_column(row: Mapping[str, Any]) -> str:
     return PROMPT if PROMPT in row else QUESTION
 
 
 def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     names = ", ".join(sorted(map(str, row)))
+    keys: list[Any] = list(row)
+    if nameless := [name for name in keys if not isinstance(name, str)]:
+        raise UserError(f"{where} has a column named {nameless[0]!r}: give it a name that is text.")
     if QUESTION not in row and PROMPT not in row:
         has = f"only {names}" if row else "none at all"
-        raise UserError(
-            f"{where} has no column {QUESTION} or {PROMPT}, {has}: rename the column that the "
-            f"model is to answer."
+        nested = [name for name, value in row.items() if isinstance(value, list)]
+        instead = (
+            f"give the problems in {nested[0]} themselves"
+            if len(row) == 1 and nested
+            else "rename the column that the model is to answer"
         )
+        raise UserError(f"{where} has no column {QUESTION} or {PROMPT}, {has}: {instead}.")
     if row.keys() != first.keys():
         raise UserError(
             f"{where} has the columns {names}, but the first problem has "
@@ -74,35 +94,62 @@ def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
         )
 
 
-def _check_content(where: str, row: Mapping[str, Any]) -> None:
+def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any]) -> None:
     """Refuses a row whose problem is no text, or no conversation that the model can answer."""
     column = _content_column(row)
     content = row[column]
-    texts = [content]
-    if column == PROMPT and isinstance(content, Sequence) and not isinstance(content, str):
-        texts = [_message_text(where, message) for message in content][-1:] or [None]
-        if content and content[-1]["role"] == "assistant":
-            raise UserError(
-                f"{where}: the conversation in {PROMPT} ends with the assistant's message: end it "
-                f"with the user's."
-            )
-    for text in texts:
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{where}: {column} is {_brief(content)}: it must be non-empty text.")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(f"{where}: {column} has an unpaired surrogate.") from error
-
-
-def _message_text(where: str, message: Any) -> str:
-    fields = [message.get(name) for name in _ROLES] if isinstance(message, Mapping) else [None]
-    if not all(isinstance(field, str) for field in fields):
+    if isinstance(content, str):
+        text = content
+    elif column == PROMPT and isinstance(content, Sequence) and content:
+        text = _last_of_user(where, content)
+    else:
+        raise UserError(f"{where}: {column} is {_brief(content)}: {_wanted(column, content)}.")
+    if not text.strip():
+        raise UserError(f"{where}: {column} is {_brief(content)}: it must be non-empty text.")
+    if isinstance(content, str) != isinstance(first[column], str):
+        kind, others = ("a text", "is a conversation")
+        if not isinstance(content, str):
+            kind, others = "a conversation", "is a text"
         raise UserError(
-            f"{where}: {PROMPT} has the message {_brief(message)}: give messages as objects with "
-            f"role and content, both text."
+            f"{where}: {column} is {kind}, but that of the first problem {others}: give every "
+            f"problem the same kind."
         )
-    return str(fields[1])
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{where}: {column} has an unpaired surrogate.") from error
+
+
+def _wanted(column: str, content: Any) -> str:
+    """Returns what to give in place of a content that is neither text nor messages."""
+    if isinstance(content, Mapping):
+        return f"put the message into a list, in the column {PROMPT}"
+    if isinstance(content, list | tuple) and content:
+        return f"it must be non-empty text; name the column {PROMPT} for a list of messages"
+    return "it must be non-empty text" + (", or a list of messages" if column == PROMPT else "")
+
+
+def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
+    """Returns the text that the model answers; refuses messages that no template expects."""
+    for message in conversation:
+        fields = [message.get(name) for name in _MESSAGE] if isinstance(message, Mapping) else [0]
+        if not all(isinstance(field, str) for field in fields):
+            raise UserError(
+                f"{where}: {PROMPT} has the message {_brief(message)}: give messages as objects "
+                f"with role and content, both text."
+            )
+        if message["role"] not in _ROLES:
+            raise UserError(
+                f"{where}: {PROMPT} has a message of the role {message['role']!r}: use one of "
+                f"{', '.join(_ROLES)}."
+            )
+    last = conversation[-1]
+    if last["role"] not in ("user", "tool"):
+        raise UserError(
+            f"{where}: the conversation in {PROMPT} ends with the {last['role']}'s message: end it "
+            f"with the user's."
+        )
+    return str(last["content"])
 
 
 def _brief(value: Any) -> str:

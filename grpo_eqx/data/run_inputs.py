@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts
 from grpo_eqx.data.load import Data, load_data
-from grpo_eqx.data.prompts import PromptSource
+from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import ModelConfig
@@ -69,11 +69,21 @@ def load_inputs(
             f"chat_template is {cfg.chat_template!r}, and the problems of {train.name} are texts "
             f"that the model continues as they are: it would do nothing; leave it unset."
         )
-    return Inputs(
+    inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
         _tokenize(cfg, heldout, cfg.eval_problems, tokenizer),
     )
+    if cfg.system_prompt is not None and all(map(_has_system_message, inputs.train.prompts)):
+        raise UserError(
+            f"system_prompt is set, and all problems of {train.name} have a system message of "
+            f"their own: it would do nothing; leave it unset."
+        )
+    return inputs
+
+
+def _has_system_message(prompt: Prompt) -> bool:
+    return not isinstance(prompt.content, str) and prompt.content[0]["role"] == "system"
 
 
 def _tokenize(
@@ -109,6 +119,7 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
         chat = ChatTokenizer(copy.copy(given), system_prompt=cfg.system_prompt, plain=plain)
     if cfg.chat_template is not None and not plain:
         chat.tokenizer.chat_template = _read_template(cfg.chat_template)
+    chat.check_template()
     return chat
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.data.prompts import Conversation, Prompt
+from grpo_eqx.data.prompts import Conversation, Prompt, quoted
 from grpo_eqx.errors import UserError, first_line
 
 _GENERATION_CONFIG = "generation_config.json"
@@ -39,7 +39,13 @@ class ChatTokenizer:
                 "messages; put the text into the problems, or set a template."
             )
         self.plain = plain
-        own = tokenizer.eos_token_id
+        try:
+            own = tokenizer.eos_token_id
+        except AttributeError as error:
+            raise UserError(
+                f"the tokenizer is of type {type(tokenizer).__name__}: pass one of transformers, "
+                f"as AutoTokenizer.from_pretrained(...) returns."
+            ) from error
         self.tokenizer = tokenizer
         self.eos_ids = tuple(eos_ids) or (() if own is None else (own,))
         if not self.eos_ids:
@@ -178,11 +184,33 @@ class ChatTokenizer:
             for i, ids in zip(indices, encoded, strict=True):
                 tokens[i] = ids
         if empty := [i for i, ids in enumerate(tokens) if not ids]:
+            prompt = prompts[empty[0]]
+            blame = (
+                "use a text that the tokenizer can encode"
+                if self._is_plain(prompt)
+                else "the chat template renders it to nothing; mend the template"
+            )
             raise UserError(
-                f"prompt {empty[0] + 1} ({prompts[empty[0]].text[:40]!r}) has no tokens to "
-                f"complete: use a text that the tokenizer can encode."
+                f"prompt {empty[0] + 1} ({quoted(prompt.text)}) has no tokens to complete: {blame}."
             )
         return tokens
+
+    def check_template(self) -> None:
+        """Raises `UserError` for a chat template that leaves messages out of what it renders."""
+        if self.plain or self.tokenizer.chat_template is None:
+            return
+        probes = ["the first probe", "the second probe"]
+        first, second = (self.render(Prompt(text, {})) for text in probes)
+        if first == second:
+            raise UserError(
+                "the chat template leaves out the user's message, so that all prompts are the "
+                "same: mend it, or use the model's own."
+            )
+        if self.system_prompt is not None and self.system_prompt.strip() not in first:
+            raise UserError(
+                "the chat template leaves out the system message, so that system_prompt would do "
+                "nothing: leave it unset, or use a template with system messages."
+            )
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Decodes completions to text, without special tokens."""

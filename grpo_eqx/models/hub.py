@@ -73,11 +73,17 @@ def upload(folder: Path, repository: str, *, private: bool | None, revision: str
     **Arguments:** the folder; `owner/name`, or a name of one's own; whether a new repository is
     private, by default as the account says; the branch, by default `main`.
 
-    **Returns:** the address of the commit. Raises `RunError` where the hub refuses or is not
-    reached.
+    **Returns:** the address of the commit. Raises `UserError` for a name that cannot be, and
+    `RunError` where the hub refuses or is not reached.
     """
     from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+    try:
+        validate_repo_id(repository)
+    except (HFValidationError, TypeError) as error:
+        raise UserError(f"repo_id is {repository!r}: use owner/name, or a name.") from error
     api = HfApi()
     try:
         created = api.create_repo(repository, private=private, exist_ok=True)

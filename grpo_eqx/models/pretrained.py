@@ -27,6 +27,7 @@ _ASSETS = Path(__file__).parent.parent / "assets"
 _INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
+_FLOATS = "F64", "F32", "F16", "BF16"
 _FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Names of constants that old transformers versions stored with the weights, and all ignore."""
 
@@ -40,7 +41,10 @@ def model_folder(name_or_path: str | Path) -> Path:
     """
     path = Path(name_or_path)
     if path.is_dir():
+        _check_folder(path)
         return path
+    if path.is_file():
+        raise UserError(f"model {str(path)!r} is a file: give its folder, {str(path.parent)!r}.")
     if str(name_or_path) == EMBEDDED_MODEL:
         return _ASSETS / EMBEDDED_MODEL
     from huggingface_hub.errors import HFValidationError
@@ -55,6 +59,20 @@ def model_folder(name_or_path: str | Path) -> Path:
             f"not be downloaded from the Hugging Face hub ({type(error).__name__}: "
             f"{first_line(error)})."
         ) from error
+
+
+def _check_folder(path: Path) -> None:
+    """Refuses folders that people take for a model's."""
+    if (path / "metrics.jsonl").exists():
+        raise UserError(f"model {str(path)!r} is the folder of a run: use {str(path / 'model')!r}.")
+    if (path / "config.json").exists():
+        return
+    if (path / "adapter_config.json").exists():
+        raise UserError(f"model {str(path)!r} is an adapter: merge it into its model first.")
+    raise UserError(
+        f"model {str(path)!r} has no config.json: give a folder with config.json, safetensors and "
+        f"a tokenizer."
+    )
 
 
 def is_local(model: str) -> bool:
@@ -99,6 +117,10 @@ def from_pretrained(
     the shape that `config.json` implies. A stored head must equal the embedding if tied to it;
     stored rotary frequencies are ignored.
     """
+    try:
+        dtype = jnp.dtype(dtype)
+    except TypeError as error:
+        raise UserError(f"dtype is {dtype!r}: use float32, bfloat16 or float16.") from error
     folder = model_folder(name_or_path)
     mesh = AutoMesh().build() if mesh is None else mesh
     config = read_config(folder / "config.json")
@@ -115,14 +137,27 @@ def from_pretrained(
             def read(index: tuple[slice, ...] | None) -> np.ndarray:
                 assert index is not None  # None only for arrays without data
                 if not name.startswith("layers."):
-                    return tensors[template.tensor_name(name)][index].astype(dtype)
+                    return _part(folder, tensors, template.tensor_name(name), index, dtype)
                 layers = range(config.num_hidden_layers)[index[0]]
-                rows = [tensors[template.tensor_name(name, i)][index[1:]] for i in layers]
-                return np.stack([row.astype(dtype) for row in rows])
+                names = [template.tensor_name(name, i) for i in layers]
+                return np.stack([_part(folder, tensors, n, index[1:], dtype) for n in names])
 
             return jax.make_array_from_callback(leaf.shape, sharding, read)
 
         return jax.tree.map_with_path(load, template, template.shardings(mesh))
+
+
+def _part(
+    folder: Path, tensors: Mapping[str, Any], name: str, index: tuple[slice, ...], dtype: np.dtype
+) -> np.ndarray:
+    """Reads a part of a tensor; raises `WeightsError` if it is not finite."""
+    part = tensors[name][index].astype(dtype)
+    if not np.isfinite(part).all():
+        raise WeightsError(
+            f"{folder}: tensor {name!r} has numbers that are not finite: use another copy of the "
+            f"model."
+        )
+    return part
 
 
 def shard_model(model: str | CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
@@ -238,9 +273,19 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
         try:
             handle = stack.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:
-            raise WeightsError(f"{path} cannot be read: {_truncation(path) or error}.") from error
+            raise WeightsError(f"{path} cannot be read: {_what_is_wrong(path, error)}.") from error
         tensors.update({name: handle.get_slice(name) for name in handle.keys()})  # noqa: SIM118
     return tensors
+
+
+def _what_is_wrong(path: Path, error: SafetensorError) -> str:
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS; run git lfs pull"
+    if start.lstrip()[:1] == b"<":
+        return "it is a web page; download it again"
+    return _truncation(path) or f"{error}; download it again"
 
 
 def _truncation(path: Path) -> str | None:
@@ -273,7 +318,14 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
     }
     for name, shape in expected.items():
         if name not in tensors:
-            raise WeightsError(f"{folder}: tensor {name!r} is missing.")
+            raise WeightsError(
+                f"{folder}: tensor {name!r} is missing{_reason_missing(name, tensors)}."
+            )
+        if (stored := tensors[name].get_dtype()) not in _FLOATS:
+            raise WeightsError(
+                f"{folder}: tensor {name!r} is stored as {stored}: quantized weights are not "
+                f"supported."
+            )
         found = tuple(tensors[name].get_shape())
         if found != shape:
             raise WeightsError(
@@ -289,6 +341,21 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
         raise WeightsError(
             f"{folder}: tensor {extra[0]!r} does not belong to the model in config.json."
         )
+
+
+def _reason_missing(name: str, tensors: Mapping[str, Any]) -> str:
+    """Returns what to change where a tensor is missing, as a clause, if that is known."""
+    longer = next((other for other in tensors if other.endswith(f".{name}")), None)
+    if longer is not None:
+        return f", but there is {longer!r}: remove the prefix from the tensors' names"
+    if name == "lm_head.weight":
+        return ": set tie_word_embeddings to true in config.json, if the model ties them"
+    if re.match(r"model\.layers\.\d+\.", name):
+        found = {m[1] for other in tensors if (m := re.match(r"model\.layers\.(\d+)\.", other))}
+        return (
+            f": the files have {len(found)} of the layers that config.json says (num_hidden_layers)"
+        )
+    return ""
 
 
 def _check_tied_head(

@@ -13,7 +13,7 @@ from fractions import Fraction
 from numbers import Number
 from typing import Final
 
-from grpo_eqx.data.prompts import Conversation, Prompt, last_text
+from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
 from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.rewards.numbers import MAX_EXPONENT, only_number, opening_number
 from grpo_eqx.rewards.numbers import last_number as last_number
@@ -143,19 +143,25 @@ def gold_number(answer: object) -> Fraction:
     return number
 
 
-def check_answers(prompts: Sequence[Prompt]) -> None:
-    """Refuses problems that `correct` cannot score, before anything is generated."""
-    for prompt in prompts:
+def check_answers(prompts: Sequence[Prompt], instead: str = "reward_funcs and eval_func") -> None:
+    """Refuses problems that `correct` cannot score, before anything is generated.
+
+    **Arguments:** the problems; what to pass for problems without numbers, for messages.
+    """
+    for number, prompt in enumerate(prompts, start=1):
         if "answer" not in prompt.columns:
             has = f"only {', '.join(prompt.columns)}" if prompt.columns else "and no other"
             raise UserError(
-                f"the problems have no column answer to compare with, {has}: add one, or pass your "
-                f"own reward_funcs and eval_func."
+                f"the problems have no column answer to compare with, {has}: add one, or pass "
+                f"{instead} of your own."
             )
         try:
             gold_number(prompt.columns["answer"])
         except RewardError as error:
-            raise UserError(f"the problem {prompt.text[:40]!r}...: {error}") from error
+            raise UserError(
+                f"problem {number} ({quoted(prompt.text)}): {error}; for other answers, pass "
+                f"{instead} of your own."
+            ) from error
 
 
 def _gold_numbers(answer: Sequence[object]) -> Iterator[Fraction]:

@@ -22,8 +22,10 @@ def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
     pairs = [_named(func) for func in funcs]
     penalized = cfg.overlong_buffer > 0
     names = [name for name, _ in pairs] + [SOFT_OVERLONG] * penalized
-    if len(set(names)) < len(names):
-        raise UserError("two reward functions have the same name: give each its own.")
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise UserError(
+            f"two reward functions have the same name, {twice[0]}: give each a __name__ of its own."
+        )
     limits = _limits(cfg)
     limits.check_used(dict(pairs))
     runner = RewardRunner(dict(pairs), cfg.reward_weights, limits=limits)
@@ -35,21 +37,21 @@ def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
     return runner.with_penalty(SOFT_OVERLONG, penalty)
 
 
-def _named(func: Any) -> tuple[str, RewardFunc]:
+def _named(func: Any, argument: str = "reward_funcs") -> tuple[str, RewardFunc]:
     """Returns a function, or the built-in one of a name, with the name that it is logged under."""
     if isinstance(func, str):
         return func, reward_func(func)
     if not callable(func):
         raise UserError(
-            f"reward_funcs has {func!r}, which is no function: pass functions, or names of "
+            f"{argument} has {func!r}, which is no function: pass functions, or names of "
             f"built-in ones."
         )
     return func_name(func), func
 
 
-def make_eval_reward(cfg: GRPOConfig, func: RewardFunc) -> RewardRunner:
+def make_eval_reward(cfg: GRPOConfig, func: RewardFunc | str) -> RewardRunner:
     """Makes the runner of the function that scores evaluations, with the same limits."""
-    return RewardRunner({func_name(func): func}, limits=_limits(cfg))
+    return RewardRunner(dict([_named(func, "eval_func")]), limits=_limits(cfg))
 
 
 def _limits(cfg: GRPOConfig) -> RewardLimits:

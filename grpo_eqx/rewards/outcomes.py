@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grpo_eqx.data.prompts import Conversation, Prompt, last_text
+from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
 from grpo_eqx.errors import RewardError, first_line
 
 _LONGEST_QUOTE = 60
@@ -48,10 +48,10 @@ class Samples:
 
     def arguments(self) -> dict[str, Any]:
         """Returns the keyword arguments of a call."""
-        return {
+        return {  # copies: a function may change its arguments
             "prompts": list(self.prompts),
             "completions": list(self.completions),
-            **self.columns,
+            **{name: list(values) for name, values in self.columns.items()},
         }
 
     def one(self, index: int) -> "Samples":
@@ -62,7 +62,7 @@ class Samples:
     def named(self, index: int) -> str:
         """Names a completion in a message."""
         text, prompt = (
-            repr(full[:_LONGEST_QUOTE]) + ("..." if len(full) > _LONGEST_QUOTE else "")
+            quoted(full, _LONGEST_QUOTE)
             for full in map(last_text, (self.completions[index], self.prompts[index]))
         )
         return f"completion {index} of {len(self)} ({text}, to the prompt {prompt})"
@@ -107,7 +107,7 @@ def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Out
             if isinstance(reward, str | bytes):
                 raise TypeError("a string is no number")
             number = None if reward is None else float(reward)
-        except (TypeError, ValueError) as error:
+        except (OverflowError, TypeError, ValueError) as error:
             raise RewardError(
                 f"reward function {name} returned {reward!r} for completion {i}: return a float, "
                 f"or None where it does not apply."

@@ -1,6 +1,7 @@
 """Calls of reward functions, whose rewards are weighted and summed."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
@@ -247,6 +248,8 @@ def _weighted_sum(
 
 def func_name(func: RewardFunc) -> str:
     """Returns the name that a function's rewards are logged under."""
+    while isinstance(func, functools.partial):
+        func = func.func
     return getattr(func, "__name__", type(func).__name__)
 
 

@@ -8,6 +8,14 @@ from typing import Any
 from grpo_eqx.errors import UserError
 
 _ALWAYS = "prompts", "completions", "completion_ids"
+_OTHERWISE = {
+    "question": "the questions are its prompts",
+    "prompt": "the prompts of all completions are its prompts, a list",
+    "trainer_state": "that is TRL's; pass what it needs in your own object",
+    "log_extra": "that is TRL's; pass what it needs in your own object",
+    "log_metric": "that is TRL's; pass what it needs in your own object",
+}
+"""Arguments that people expect, and where what they want is."""
 
 
 def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
@@ -18,11 +26,23 @@ def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collectio
     **Arguments:** the functions by name; the columns of the problems.
     """
     for name, func in funcs.items():
+        if inspect.isclass(func):
+            raise UserError(f"reward function {name} is a class: pass an object of it, {name}().")
         try:
             parameters = inspect.signature(func, follow_wrapped=False).parameters.values()
         except (TypeError, ValueError):  # written in C
             continue
         _check(name, list(parameters), columns)
+
+
+def _missing(wanted: str, columns: Collection[str]) -> str:
+    """Describes an argument that no function is called with, and what there is."""
+    if wanted in _OTHERWISE:
+        return f"{wanted}, which it does not get: {_OTHERWISE[wanted]}"
+    has = f"they have {', '.join(columns)}" if columns else "they have none"
+    near = difflib.get_close_matches(wanted, {*_ALWAYS, *columns}, n=1, cutoff=0.75)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    return f"the column {wanted}, which the problems do not have: {has}{guess}"
 
 
 def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[str]) -> None:
@@ -35,13 +55,7 @@ def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[s
         )
     for parameter in by_name:
         if parameter.default is parameter.empty and parameter.name not in given:
-            has = f"they have {', '.join(columns)}" if columns else "they have none"
-            near = difflib.get_close_matches(parameter.name, given, n=1)
-            guess = f" (did you mean {near[0]}?)" if near else ""
-            raise UserError(
-                f"reward function {name} asks for the column {parameter.name}, which the problems "
-                f"do not have: {has}{guess}."
-            )
+            raise UserError(f"reward function {name} asks for {_missing(parameter.name, columns)}.")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     if rest := [each for each in given if each not in {p.name for p in by_name}]:

@@ -171,6 +171,10 @@ class RunRecord:
                 "reward", f"no completion had a reward, so step {step} has trained nothing."
             )  # fmt: skip
             return
+        if not math.isfinite(metrics["reward_std"]):
+            yield (
+                "reward_std", f"the rewards of step {step} are too large for float32: scale them."
+            )  # fmt: skip
         for name, mean in metrics.items():
             func = name.removeprefix("rewards/").removesuffix("/mean")
             if name != f"rewards/{func}/mean" or func == SOFT_OVERLONG:

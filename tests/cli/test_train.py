@@ -23,6 +23,7 @@ def test_it_trains_with_the_flags_settings(monkeypatch, capsys) -> None:
 
     class Trainer:
         def __init__(self, cfg):
+            self.cfg = cfg
             configs.append(cfg)
 
         def fit(self):

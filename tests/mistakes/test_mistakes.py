@@ -53,7 +53,11 @@ CONFIGS = {
     "reward_weights=['a']": "reward_weights is ['a']: use a list, each a number, or None",
     "stop_strings=('',)": "stop_strings has an empty string",
     "stop_after='soon'": "stop_after is 'soon': give hours, minutes and seconds",
-    "stop_after=3600": "stop_after is 3600: use a string",
+    "stop_after=3600": "stop_after is 3600: use a string or None; as in '1h30m'",
+    "data=[{'question': '1 + 1?', 'answer': 2}] * 20": "GRPOTrainer(train_data=...)",
+    "output_dir=''": "output_dir is empty",
+    "wandb='off'": "use online, offline or disabled; off is disabled",
+    "resume=False": "use a string; auto, never or a path",
     "save_steps=0": "save_steps is 0: it must be at least 1",
     "save_total_limit=0": "save_total_limit is 0: it must be at least 1",
     "hang_timeout=0": "hang_timeout is 0: it must be above 0",
@@ -99,7 +103,7 @@ OF_OTHERS = {
     "kl_coef": "use beta",
     "lora_r": "LoRA is not supported",
     "learning_rat": "did you mean learning_rate?",
-    "wibble": "grpo-eqx train --help lists all settings",
+    "wibble": "grpo-eqx train --help-all lists all settings",
 }
 
 # Lines as they are typed after grpo-eqx.
@@ -123,6 +127,10 @@ COMMANDS = {
     "train --config nowhere.yaml": "config 'nowhere.yaml' cannot be read",
     "train --config {DATA}": "is no valid YAML or JSON",
     "train --help losses": "--help has no group 'losses'",
+    "train --dynamic-sampling false": "takes no value: leave it out, or use --no-dynamic-sampling",
+    "train --config a.yaml --config b.yaml": "--config is given twice",
+    "train --train-data x.jsonl": "train_data is no setting: use data",
+    "train --eval-data no.jsonl": "eval_data 'no.jsonl' is neither a file",
     "train extra": "'extra' is no flag: flags start with --.",
     "train -- python train.py": "this subcommand takes no COMMAND",
     "train --data nowhere.jsonl": "data 'nowhere.jsonl' is neither a file",
@@ -159,8 +167,34 @@ SCRIPTS = {
     "trainer(train_data=[ROWS[0], {'question': 'x'}])": "problem 2 has the columns question, but",
     "trainer(train_data=[])": "train_data is empty: add problems",
     "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
+    "trainer(train_data={'question': ['x'], 'answer': [1]})": "pass datasets.Dataset.from_dict(",
+    "trainer(train_data=ROWS, eval_data=datasets.DatasetDict(test=Dataset.from_list(ROWS)))": (
+        "as in eval_data=data['test']"
+    ),
+    "trainer(train_data=Dataset.from_list(ROWS).data.table)": "pass datasets.Dataset(train_data)",
+    "trainer(train_data=[{'question': 'x', 'answer': 1, 0: 2}] * 40)": "a column named 0: give it",
+    "trainer(train_data=[{'data': ROWS}])": "give the problems in data themselves",
+    "trainer(train_data=[{'question': [{'role': 'user', 'content': 'x'}], 'answer': 1}] * 40)": (
+        "name the column prompt for a list of messages"
+    ),
+    "trainer(train_data=[{'prompt': {'role': 'user', 'content': 'x'}, 'answer': 1}] * 40)": (
+        "put the message into a list"
+    ),
+    "trainer(train_data=[{'prompt': [{'role': 'human', 'content': 'x'}]}] * 40)": (
+        "a message of the role 'human': use one of system, user, assistant, tool"
+    ),
+    "trainer(train_data=[{'prompt': [{'role': 'system', 'content': 'x'}]}] * 40)": (
+        "ends with the system's message: end it with the user's"
+    ),
+    "trainer(train_data=[{'prompt': 'x'}, {'prompt': [{'role': 'user', 'content': 'x'}]}])": (
+        "problem 2: prompt is a conversation, but that of the first problem is a text"
+    ),
+    "trainer(system_prompt='Add.', train_data=[{'answer': 1, 'prompt': [{'role': 'system', "
+    "'content': 'x'}, {'role': 'user', 'content': 'x'}]}] * 40)": "system_prompt is set, and all",
+    "trainer(eval_data='no.jsonl')": "eval_data 'no.jsonl' is neither a file",
+    "trainer(train_data=f'{DATA}:train[:9]')": "only names on the Hugging Face hub have splits",
     "trainer(train_data=ROWS[:1])": "a single problem, which would be held out",
-    "trainer(train_data=ROWS[:9])": "8 problems, and prompts_per_step is 16: lower it or add",
+    "trainer(train_data=ROWS[:9])": "8 problems to train on, and prompts_per_step is 16: lower",
     "trainer(train_data=ROWS, eval_data=[{'a': 1}])": "eval_data, problem 1 has no column",
     "trainer(train_data=[{'prompt': [{'role': 'assistant', 'content': 'x'}]}])": (
         "ends with the assistant's message: end it with the user's"
@@ -224,7 +258,33 @@ SCRIPTS = {
         "reward function f returned 2 values for 1 completions"
     ),
     "trainer(reward_workers=2)": "there is no plain function of your own",
+    "class F:\n    def __call__(self, **columns): pass\ntrainer(reward_funcs=F)": (
+        "reward function F is a class: pass an object of it, F()."
+    ),
+    "trainer(reward_funcs=lambda question, **columns: [])": "the questions are its prompts",
+    "trainer(reward_funcs=lambda **columns: [10**400]).fit()": "for completion 0: return a float",
+    "trainer(eval_func=3)": "eval_func has 3, which is no function",
+    "trainer(eval_func=lambda gold, **columns: [])": "asks for the column gold",
+    "trainer(eval_data=[{**x, 'answer': 'a'} for x in ROWS], reward_funcs='format').evaluate()": (
+        "for other answers, pass eval_func of your own"
+    ),
+    "trainer().evaluate(num_samples=0)": "num_samples is 0: use a whole number",
+    "trainer().generate('What is 1 + 1?')": "pass a list of texts or conversations",
+    "trainer().generate([{'role': 'user', 'content': 'x'}])": "put the message into a list",
+    "trainer().generate([1])": "prompt 1: prompt is 1: it must be non-empty text",
+    "trainer().save_pretrained('')": "is no folder to save the model in",
+    "trainer().save_pretrained(DATA)": "is no folder to save the model in",
+    "trainer().push_to_hub('my model!!')": "repo_id is 'my model!!': use owner/name",
     # models
+    "trainer(model='')": "model is empty",
+    "trainer(model=DATA)": "is a file: give its folder",
+    "trainer(model=model(weights='version https://git-lfs.github.com/spec/v1'))": "run git lfs",
+    "trainer(model=model(num_hidden_layers=2))": "the files have 1 of the layers that config.json says",
+    "trainer(tokenizer='base')": "the tokenizer is of type str: pass one of transformers",
+    "trainer(chat_template=file('same.jinja', 'hello'))": "leaves out the user's message",
+    "trainer(system_prompt='Add.', chat_template=file('u.jinja', '{{ messages[-1].content }}'))": (
+        "leaves out the system message"
+    ),
     "trainer(model=model(without='tokenizer*'))": "contains no tokenizer",
     "trainer(model=model(without='chat_template*'))": "the tokenizer has no chat template: set",
     "trainer(model=model(without='config.json'))": "config.json",

@@ -37,13 +37,18 @@ def file(name: str, content: str | bytes) -> str:
     return str(path)
 
 
-def model(*, without: str = "", **fields: Any) -> str:
-    """Copies the model without files of some name, and with other fields in its config.json."""
+def model(*, without: str = "", weights: str = "", **fields: Any) -> str:
+    """Copies the model without files of some name, and with other fields in its config.json.
+
+    Its weights can be replaced by a text.
+    """
     folder = Path(tempfile.mkdtemp(dir=HERE)) / "model"
     shutil.copytree(MODEL, folder)
     if without:
         for path in folder.glob(without):
             path.unlink()
+    if weights:
+        (folder / "model.safetensors").write_text(weights)
     config = folder / "config.json"
     if config.exists():
         config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))

@@ -25,6 +25,7 @@ class Recorder(Tracker):
 def metrics(**others: float) -> dict[str, float]:
     return {
         "reward": 0.5,
+        "reward_std": 0.2,
         "rewards/correct/mean": 0.5,
         "rewards/correct/std": 0.1,
         "completions/mean_length": 7.0,
@@ -123,6 +124,7 @@ def test_the_learning_curve_is_drawn_while_the_run_goes_on(
             {"rewards/judge/mean": float("nan"), "rewards/judge/std": float("nan")},
             "reward function judge returned None for all completions of step 1",
         ),
+        ({"reward_std": float("inf")}, "the rewards of step 1 are too large for float32"),
         ({"rewards/soft_overlong/mean": 0.0, "rewards/soft_overlong/std": 0.0}, None),
     ],
 )
