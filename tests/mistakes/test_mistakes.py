@@ -279,7 +279,7 @@ SCRIPTS = {
     "trainer(model='')": "model is empty",
     "trainer(model=DATA)": "is a file: give its folder",
     "trainer(model=model(weights='version https://git-lfs.github.com/spec/v1'))": "run git lfs",
-    "trainer(model=model(num_hidden_layers=2))": "the files have 1 of the layers that config.json says",
+    "trainer(model=model(num_hidden_layers=2))": "have 1 of the layers that config.json",
     "trainer(tokenizer='base')": "the tokenizer is of type str: pass one of transformers",
     "trainer(chat_template=file('same.jinja', 'hello'))": "leaves out the user's message",
     "trainer(system_prompt='Add.', chat_template=file('u.jinja', '{{ messages[-1].content }}'))": (
