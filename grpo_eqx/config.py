@@ -368,7 +368,7 @@ class GRPOConfig:
                 f"run_name is {self.run_name!r}: give a name without slashes and without a dot "
                 f"at its start."
             )
-        for name in ("model", "data", "eval_data", "output_dir"):
+        for name in ("model", "data", "eval_data", "output_dir", "resume"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty: give a name or path, or leave it out.")
         if "" in self.stop_strings:
@@ -416,7 +416,8 @@ class GRPOConfig:
         """Returns a copy in which defaults replace `None` in the fields that this config uses."""
         filled = self._filled()
         if filled.output_dir is not None:
-            return filled
+            home = Path(filled.output_dir).expanduser()
+            return dataclasses.replace(filled, output_dir=str(home))
         return dataclasses.replace(filled, output_dir=f"runs/{self.run_name or _run_name(filled)}")
 
     def _filled(self) -> "GRPOConfig":

@@ -28,11 +28,11 @@ ADVICE: Mapping[str, str] = {
     "auto_find_batch_size": "use micro_batch_size_per_device auto",
     "max_steps": "use steps",
     "recipe": "start from grpo_eqx.recipes.NAME(...); on the command line it is --recipe NAME",
-    "config": "it is a flag of the command line",
-    "print_config": "it is a flag of the command line",
-    "coordinator_address": "it is a flag of the command line",
-    "num_processes": "it is a flag of the command line",
-    "process_id": "it is a flag of the command line",
+    "config": "it is a flag of grpo-eqx train",
+    "print_config": "it is a flag of grpo-eqx train",
+    "coordinator_address": "it is a flag of grpo-eqx train",
+    "num_processes": "it is a flag of grpo-eqx train",
+    "process_id": "it is a flag of grpo-eqx train",
     "train_data": "use data; in Python, GRPOTrainer(train_data=...)",
     "reward_model": "reward models are not loaded: call yours in a reward function",
     "num_samples_per_prompt": "use num_generations",
@@ -248,7 +248,7 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     for name in names:
         if name in known:
             continue
-        near = difflib.get_close_matches(name, known, n=1)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         answer = advice(name) or (f"did you mean {near[0]}?" if near else None)
         if answer is None:
             answer = "grpo-eqx train --help-all lists all settings"

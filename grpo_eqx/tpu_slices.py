@@ -59,7 +59,8 @@ def find_slice(name: str) -> Slice:
     if match is None or generation not in _GENERATIONS:
         raise UserError(
             f"unknown TPU type {name!r}: use one of {_names('v4')}; {_names('v5litepod')} "
-            f"(or v5e-N); {_names('v5p')}; {_names('v6e')}."
+            f"(or v5e-N); {_names('v5p')}; {_names('v6e')}; a grid such as v6e:4x4; or local, the "
+            f"devices of this machine."
         )
     for known in _slices(generation):
         if known.name == f"{generation}-{match[2]}":

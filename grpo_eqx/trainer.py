@@ -58,7 +58,7 @@ from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.trackers import Tracker
-from grpo_eqx.trainer_arguments import as_config, with_trl_names
+from grpo_eqx.trainer_arguments import as_config, check_objects, with_trl_names
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates
 from grpo_eqx.training.programs import SKIPPED
@@ -104,7 +104,7 @@ class GRPOTrainer:
     def __init__(
         self,
         cfg: GRPOConfig | None = None,
-        *,
+        *positional: Any,
         model: CausalLM | str | Path | None = None,
         tokenizer: ChatTokenizer | Any | None = None,
         reward_funcs: RewardFuncs | None = None,
@@ -138,6 +138,18 @@ class GRPOTrainer:
         of compiled programs on (`grpo_eqx.training.compilation`).
         """
         self._stages = Stages()
+        if positional:
+            raise UserError(
+                "only the config is passed by position: pass the rest by name, as in "
+                "GRPOTrainer(model=..., reward_funcs=..., args=cfg, train_dataset=...)."
+            )
+        check_objects(
+            optimizer=optimizer,
+            mesh=mesh,
+            rollout_sharding=rollout_sharding,
+            loss_backend=loss_backend,
+            trackers=trackers,
+        )
         named = with_trl_names(
             {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
             others,
@@ -288,7 +300,7 @@ class GRPOTrainer:
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
-        problems = self.heldout.prompts
+        problems, temperature = self.heldout.prompts, float(temperature)
         if num_samples != int(num_samples) or num_samples < 1:
             raise UserError(
                 f"num_samples is {num_samples!r}: use a whole number that is at least 1."

@@ -2,13 +2,18 @@
 
 import dataclasses
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import optax
+
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
+from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.peer_settings import advice
+from grpo_eqx.sharding import Mesh, RolloutSharding
+from grpo_eqx.tracking.trackers import Tracker
 
 _ARGUMENTS: Mapping[str, str] = {
     "args": "cfg",
@@ -67,6 +72,35 @@ def with_trl_names(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[
             raise UserError(f"{name} and {own} are the same argument: pass one of them.")
         arguments[own] = value
     return arguments
+
+
+def check_objects(
+    *, optimizer: Any, mesh: Any, rollout_sharding: Any, loss_backend: Any, trackers: Any
+) -> None:
+    """Raises `UserError` for an argument of `GRPOTrainer` that is no object of its class."""
+    _check_object("optimizer", optimizer, optax.GradientTransformation)
+    _check_object("mesh", mesh, Mesh)
+    _check_object("rollout_sharding", rollout_sharding, RolloutSharding)
+    _check_object("loss_backend", loss_backend, LossBackend)
+    if isinstance(trackers, str) or not isinstance(trackers, Sequence):
+        raise UserError(
+            f"trackers is {trackers!r}: pass a list of Tracker objects; for Weights & Biases, set "
+            f"GRPOConfig(wandb='online')."
+        )
+    for tracker in trackers:
+        _check_object("trackers", tracker, Tracker, setting="wandb")
+
+
+def _check_object(name: str, value: Any, kind: type, setting: str | None = None) -> None:
+    if value is None or isinstance(value, kind):
+        return
+    if isinstance(value, type):
+        raise UserError(f"{name}: {value.__name__} is a class: pass an object of it.")
+    what = repr(value) if isinstance(value, str) else f"of type {type(value).__name__}"
+    raise UserError(
+        f"{name} is {what}: pass an object of the class {kind.__name__}, or set "
+        f"GRPOConfig({setting or name}=...)."
+    )
 
 
 def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None) -> GRPOConfig:

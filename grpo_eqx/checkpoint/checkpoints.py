@@ -130,9 +130,11 @@ class Checkpoints:
         facts = self._facts_of(found)
         if done == self.cfg.steps and (facts is None or self.facts.is_same_run(facts)):
             return False
+        differs = [] if facts is None else self.facts.refused(facts)
+        how = f" ({'; '.join(differs)})" if differs else ""
         self.say(
-            f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one: "
-            f"raise steps to continue that one."
+            f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one"
+            f"{how}; to continue that one, {'set these back and ' if differs else ''}raise steps"
         )
         return True
 

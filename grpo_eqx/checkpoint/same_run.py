@@ -62,7 +62,7 @@ class RunFacts:
 
     def is_same_run(self, saved: "RunFacts") -> bool:
         """Returns whether a checkpoint's run is this one, with the same code of its rewards."""
-        return not self._refused(saved) and saved.reward_code == self.reward_code
+        return not self.refused(saved) and saved.reward_code == self.reward_code
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists what has changed since a checkpoint, as `name: old -> new`.
@@ -72,7 +72,7 @@ class RunFacts:
         versions of packages, which may round otherwise. Raises `UserError`, with the names, where
         the changes make it another run.
         """
-        if refused := self._refused(saved):
+        if refused := self.refused(saved):
             raise UserError(
                 f"the checkpoint {str(checkpoint)!r} is of another run ({'; '.join(refused)}): set "
                 f"these back to continue it, or use another output_dir or --resume never to start "
@@ -95,7 +95,7 @@ class RunFacts:
             changed.pop(bookkeeping, None)
         return [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
 
-    def _refused(self, saved: "RunFacts") -> list[str]:
+    def refused(self, saved: "RunFacts") -> list[str]:
         """Lists the changes since a checkpoint that make it another run."""
         newer = _as_json(GRPOConfig())  # defaults of settings that are newer than it
         settings = self._changed({**newer, **saved.config}, self.config)

@@ -61,6 +61,7 @@ def check_complete(arguments: Sequence[str], placeholders: Mapping[str, str]) ->
     without dashes: empty for a switch, ending with `...` where there may be several.
     """
     flag, awaited, several = None, False, False
+    lists: set[str] = set()
     for argument in arguments:
         if not argument.startswith("--"):
             if not awaited and not several:
@@ -69,17 +70,24 @@ def check_complete(arguments: Sequence[str], placeholders: Mapping[str, str]) ->
             continue
         if awaited:
             break
-        flag, equals, _ = argument[2:].replace("_", "-").partition("=")
-        expected = "" if equals else placeholders.get(flag, "")
-        several = expected.endswith("...")
-        awaited = bool(expected) and not several
+        name, equals, value = argument[2:].partition("=")
+        flag = name.replace("_", "-")
+        expected = placeholders.get(flag, "")
+        if equals and not expected and flag in placeholders:
+            raise UserError(_about_stray(value, flag, placeholders))
+        several = expected.endswith("...") and not equals
+        awaited = bool(expected) and not several and not equals
+        if expected.endswith("...") and flag in lists:
+            raise UserError(f"--{flag} is given twice: give all values after one.")
+        lists.add(flag)
     if awaited:
         raise UserError(f"--{flag} has no value: give one after it.")
 
 
 def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) -> str:
     if flag is None:
-        return f"{value!r} is no flag: flags start with --."
+        use = f", or use --config {value}" if value.endswith((".yaml", ".yml", ".json")) else ""
+        return f"{value!r} is no flag: flags start with --{use}."
     if placeholders.get(flag):
         return f"--{flag} takes one value: leave out {value!r}, or quote all of it."
     if value.lower() in ("false", "no", "off", "0", "none"):

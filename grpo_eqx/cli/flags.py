@@ -40,7 +40,9 @@ class ConfigFlags(GRPOConfig):
     recipe: RecipeName | None = None
     """Start from the settings of a published recipe; a file and other flags override them."""
     config: Path | None = None
-    """YAML or JSON file with settings, such as a run's config.json; other flags override them."""
+    """YAML or JSON file with settings; a run's config.json is one. Other flags override them."""
+    print_config: bool = False
+    """Print all settings as YAML; --config reads them. Then exit."""
 
     def __post_init__(self) -> None:
         pass  # tyro would print a `UserError` of the config's own checks in a box
@@ -105,8 +107,6 @@ class RunFlags(ConfigFlags):
     """Number of processes, one per host."""
     process_id: int | None = None
     """Index of this process, from 0."""
-    print_config: bool = False
-    """Print all settings as YAML, as --config reads them, and exit."""
 
     def export(self) -> None:
         """Sets the environment variables by which launchers number the processes of a run."""

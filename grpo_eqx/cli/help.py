@@ -28,7 +28,7 @@ _FIRST_SENTENCE = re.compile(r".*?(?=[;.](?: |$)|: (?![a-z]+ \()|$)")
 
 def asks_for_help(arguments: Sequence[str]) -> bool:
     """Returns whether arguments ask for help."""
-    return any(each in ("-h", "--help", "--help-all") for each in arguments)
+    return any(each.partition("=")[0] in ("-h", "--help", "--help-all") for each in arguments)
 
 
 def show_help(flags: type, command: str, about: str, arguments: Sequence[str]) -> NoReturn:
@@ -68,7 +68,8 @@ def _all(groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 def _wanted(arguments: Sequence[str]) -> str | None:
     """Returns the group that follows `--help`, if one does."""
-    for flag, value in itertools.pairwise(arguments):
+    words = [word for each in arguments for word in each.split("=", 1)]
+    for flag, value in itertools.pairwise(words):
         if flag in ("-h", "--help") and not value.startswith("-"):
             return value
     return None

@@ -1,7 +1,9 @@
 """The command `grpo-eqx`."""
 
-import contextlib
+import difflib
+import functools
 import inspect
+import operator
 import os
 import select
 import sys
@@ -22,7 +24,15 @@ from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR,
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
-_RUN_COMMANDS: Mapping[str, type[ConfigFlags]] = {"train": Train, "plan": Plan}
+_SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
+    "train": Train, "plan": Plan, "export": Export, "doctor": Doctor, "launch": Launch
+}  # fmt: skip
+_ANY = functools.reduce(
+    operator.or_,
+    (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _SUBCOMMANDS.items()),
+)
+"""Union of the subcommands, for the help on all of them."""
+_ABOUT = "GRPO in JAX, from a laptop to a TPU pod. --version prints the version."
 
 
 def main() -> None:
@@ -68,36 +78,45 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
-    of_run = _RUN_COMMANDS.get(own[0]) if own else None
-    if of_run is not None:
-        _help_or_refuse(of_run, own)
-    config = [tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes]
-    if of_run is None:
-        config.append(tyro.conf.FlagCreatePairsOff)
-    with contextlib.nullcontext() if of_run is None else AS_SETTINGS:
-        chosen: Subcommand | Group = tyro.cli(
-            _any_subcommand(own),
-            prog="grpo-eqx",
-            description="GRPO in JAX, from a laptop to a TPU pod. --version prints the version.",
-            args=own,
-            config=config,
-        )
+    if not own or (own[0] not in _SUBCOMMANDS and not asks_for_help(own)):
+        raise UserError(_about_no_subcommand(own[0] if own else ""))
+    chosen = _parsed(_SUBCOMMANDS[own[0]], own) if own[0] in _SUBCOMMANDS else _cli(_ANY, own)
     while isinstance(chosen, Group):
         chosen = chosen.chosen
     _check(chosen, command)
     return chosen.run(tuple(command))
 
 
-def _any_subcommand(arguments: Sequence[str]) -> Any:
-    """Returns the union type of the subcommands, with the defaults of a recipe or a file."""
-    train, plan = Train.defaults_for(arguments), Plan.defaults_for(arguments)
-    return (
-        Annotated[Train, tyro.conf.subcommand("train", default=train)]
-        | Annotated[Plan, tyro.conf.subcommand("plan", default=plan)]
-        | Annotated[Export, tyro.conf.subcommand("export")]
-        | Annotated[Doctor, tyro.conf.subcommand("doctor")]
-        | Annotated[Launch, tyro.conf.subcommand("launch")]
+def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcommand | Group:
+    """Returns the subcommand of a kind that arguments describe, of which the first is its name."""
+    if not issubclass(kind, ConfigFlags):
+        return _cli(kind, arguments[1:], tyro.conf.FlagCreatePairsOff, name=arguments[0])
+    _help_or_refuse(kind, arguments)
+    with AS_SETTINGS:
+        default = kind.defaults_for(arguments[1:])
+        return _cli(kind, arguments[1:], name=arguments[0], default=default)
+
+
+def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **options: Any) -> Any:
+    return tyro.cli(
+        kind,
+        prog=f"grpo-eqx {name}".strip(),
+        description=None if name else _ABOUT,
+        args=arguments,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, *config),
+        **options,
     )
+
+
+def _about_no_subcommand(word: str) -> str:
+    known = ", ".join(_SUBCOMMANDS)
+    if not word:
+        return f"a subcommand is missing: use one of {known}."
+    if word.startswith("-"):
+        return f"{word} comes before the subcommand ({known}): put flags after it."
+    near = difflib.get_close_matches(word, _SUBCOMMANDS, n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    return f"there is no subcommand {word!r}: use one of {known}{guess}."
 
 
 def _help_or_refuse(kind: type[ConfigFlags], arguments: Sequence[str]) -> None:

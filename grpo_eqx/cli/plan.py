@@ -9,6 +9,7 @@ from pathlib import Path
 
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.cli.flags import ConfigFlags
+from grpo_eqx.config_files import to_yaml
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
 from grpo_eqx.launch.subcommand import Subcommand
 
@@ -34,7 +35,8 @@ class Plan(ConfigFlags, _PlanFlags):
 
     Compiles the programs of the run for the devices, and reports the memory that each takes, what
     it sends between devices, and a lower bound on the time of a step. Takes minutes for large
-    models, and a second if asked the same before. Exits with 0 if the run fits, and with 3 if not.
+    models; for a TPU, a second if asked the same before. Exits with 0 if the run fits, and with 3
+    if not.
     """
 
     def run(self, command: tuple[str, ...]) -> int:
@@ -44,6 +46,9 @@ class Plan(ConfigFlags, _PlanFlags):
         from grpo_eqx.planner.planning_process import ask
 
         cfg = self.settings()
+        if self.print_config:
+            print(to_yaml(cfg), end="")
+            return 0
         if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
             raise UserError(f"json is {self.json}: it must be a file in an existing folder.")
         with _progress() as say:

@@ -21,5 +21,8 @@ BUILT_IN: dict[str, RewardFunc] = {
 def reward_func(name: str) -> RewardFunc:
     """Returns the built-in reward function of that name; raises `UserError` for an unknown one."""
     if name not in BUILT_IN:
-        raise UserError(f"no reward function named {name!r}; built-in: {', '.join(BUILT_IN)}.")
+        several = "; separate names with spaces" if "," in name else ""
+        raise UserError(
+            f"no reward function named {name!r}; built-in: {', '.join(BUILT_IN)}{several}."
+        )
     return BUILT_IN[name]

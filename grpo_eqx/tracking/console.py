@@ -1,6 +1,7 @@
 """Console output during a run."""
 
 import contextlib
+import os
 import statistics
 import sys
 import threading
@@ -21,6 +22,7 @@ from rich.progress import (
 )
 
 from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.errors import EXIT_PIPE_CLOSED
 
 _LINE_EVERY_S = 10.0
 _LONG_STAGE_S = 1.0
@@ -59,6 +61,16 @@ def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
     return track(items, description, console=console, transient=True, disable=hidden)
 
 
+class _RunConsole(Console):
+    """Console of a run, which ends as a process does whose output nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(devnull, sys.stdout.fileno())
+        raise SystemExit(EXIT_PIPE_CLOSED)
+
+
 class TrainingDisplay:
     """Live bar with reward, length and time left; without a terminal, a line every few seconds."""
 
@@ -66,7 +78,7 @@ class TrainingDisplay:
         """**Arguments:** the steps of the run; the console; how many were done before."""
         self.steps = steps
         self.done = done
-        self.console = Console() if console is None else console
+        self.console = _RunConsole() if console is None else console
         self._progress = Progress(
             TextColumn("training"),
             BarColumn(),

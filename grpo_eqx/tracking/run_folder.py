@@ -68,11 +68,19 @@ class RunFolder:
 
     def check_writable(self) -> None:
         """Raises `UserError` if the folder cannot be written; creates nothing."""
-        existing = next(
-            path for path in (self.path, *self.path.absolute().parents) if path.exists()
-        )
+        try:
+            existing = next(
+                path for path in (self.path, *self.path.absolute().parents) if path.exists()
+            )
+        except OSError as error:  # such as a name that is too long
+            raise self._unwritable(error.strerror) from error
+        if self.path.is_symlink() and existing != self.path:
+            raise self._unwritable(f"it is a link to {self.path.readlink()}, which does not exist")
         if not existing.is_dir():
             raise self._unwritable(f"{existing} is a file")
+        run = RunFolder(self.path.parent)
+        if self.path in (run.checkpoints, run.completions, run.model) and run.metrics.exists():
+            raise self._unwritable(f"it is part of the run in {run.path}")
         if not os.access(existing, os.W_OK | os.X_OK):
             raise self._unwritable(f"{existing} is read-only")
 

@@ -55,7 +55,13 @@ class RunLock:
     def _take(self) -> None:
         if not is_main():
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"output_dir {str(self.path.parent)!r} cannot be written ({error.strerror}): "
+                f"choose another."
+            ) from error
         file = self._open()
         holder = self._holder()
         if holder is not None and holder.get("host") != socket.gethostname():

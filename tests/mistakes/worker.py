@@ -24,6 +24,12 @@ from grpo_eqx.cli.main import main as command_main
 
 HERE = Path(tempfile.mkdtemp())
 MODEL = Path(sys.argv[1])
+RUN = HERE / "finished"
+"""Folder of a run."""
+for part in ("checkpoints", "model"):
+    (RUN / part).mkdir(parents=True)
+(RUN / "metrics.jsonl").touch()
+(HERE / "link").symlink_to("nowhere")
 DATA = HERE / "problems.jsonl"
 DATA.write_text("".join(f'{{"question": "{i} + {i}?", "answer": {2 * i}}}\n' for i in range(40)))
 ROWS = [{"question": f"{i} + {i}?", "answer": 2 * i} for i in range(40)]
@@ -72,7 +78,7 @@ def run_script(text: str) -> None:
 
 def run_command(text: str) -> None:
     """Runs a line as it is typed after grpo-eqx."""
-    names = {"DATA": DATA, "MODEL": MODEL, "HERE": HERE}
+    names = {"DATA": DATA, "MODEL": MODEL, "HERE": HERE, "RUN": RUN}
     sys.argv = ["grpo-eqx", *shlex.split(text.format(**names))]
     command_main()
 
