@@ -242,7 +242,7 @@ SCRIPTS = {
     "GRPOTrainer(loss_backend='dense')": "or set GRPOConfig(loss_backend=...)",
     "GRPOTrainer(rollout_sharding='legacy')": "or set GRPOConfig(rollout_sharding=...)",
     "GRPOTrainer(optimizer='adamw')": "or set GRPOConfig(optimizer=...)",
-    "import optax\nGRPOTrainer(optimizer=optax.adamw)": "optimizer is of type function: pass an object",
+    "import optax\nGRPOTrainer(optimizer=optax.adamw)": "optimizer is of type function",
     "trainer(trackers='wandb')": "for Weights & Biases, set GRPOConfig(wandb='online')",
     "trainer(trackers=[print])": "trackers is of type builtin_function_or_method: pass an object",
     "from grpo_eqx.tracking import Tracker\ntrainer(trackers=[Tracker])": (
