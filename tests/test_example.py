@@ -97,12 +97,15 @@ GOOD = '{"question": "1+1?", "answer": "#### 2"}'
         (["--data", "nowhere.jsonl"], r"data 'nowhere.jsonl' is neither a file"),
         (["--data", "{tmp}/bad.jsonl"], r"bad\.jsonl, line 2 is no valid JSON"),
         (["--data", "{tmp}/empty.jsonl"], r"empty\.jsonl' is empty"),
-        (["--data", "{tmp}/few.jsonl"], r"has 2 problems, and prompts_per_step is 16"),
+        (["--data", "{tmp}/few.jsonl"], r"has 2 problems to train on, and prompts_per_step is 16"),
         (
             ["--data", "{tmp}/one.jsonl"],
             r"one\.jsonl has a single problem, which would be held out",
         ),
-        (["--data", "{tmp}/wordy.jsonl"], r"the problem '1\+1\?'.*gold answer must be one number"),
+        (
+            ["--data", "{tmp}/wordy.jsonl"],
+            r"problem 1 \('1\+1\?'\).*gold answer must be one number",
+        ),
         (["--num-generations", "1"], r"num_generations is 1"),
         (["--mesh", "3,1,1"], r"needs 3 devices, but 8 are available"),
         (["--max-prompt-length", "16"], r"tokens, and max_prompt_length is 16"),

@@ -439,7 +439,7 @@ def test_a_fitted_trainer_has_nothing_left_to_do(run: tuple[GRPOTrainer, Path]) 
         ({"reward_funcs": ("nice",)}, "no reward function named 'nice'"),
         ({"reward_weights": (1.0, 2.0)}, "1 reward functions and 2 reward_weights"),
         ({"data": "nowhere.jsonl"}, "'nowhere.jsonl' is neither a file"),
-        ({"prompts_per_step": 96}, "has 88 problems, and prompts_per_step is 96"),
+        ({"prompts_per_step": 96}, "has 88 problems to train on, and prompts_per_step is 96"),
     ],
 )
 def test_what_cannot_work_is_refused_at_construction(

@@ -108,5 +108,5 @@ def test_too_few_problems_are_refused_with_both_numbers() -> None:
         UserError, match=r"letters has 3 problems to train on, and prompts_per_step is 4"
     ):
         batches(*"abc", batch_size=4)
-    with pytest.raises(UserError, match=r"1 problems \(2 overlong ones dropped\)"):
+    with pytest.raises(UserError, match=r"1 problems to train on \(2 overlong ones dropped\)"):
         batches("a", "b" * 50, "c" * 50, overlong="drop")

@@ -165,7 +165,7 @@ def test_problems_that_are_empty_or_too_few_are_refused_with_both_numbers(
     assert "is empty" in refused(data=few)
     few.write_text("".join(PROBLEMS.read_text().splitlines(keepends=True)[:6]))
     line = refused(data=few, eval_problems=1)
-    assert "has 5 problems, and prompts_per_step is 16" in line
+    assert "has 5 problems to train on, and prompts_per_step is 16" in line
 
 
 def test_prompts_that_are_too_long_are_refused_unless_some_may_be_dropped(refused: Refused) -> None:

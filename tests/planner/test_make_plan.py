@@ -111,7 +111,10 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
     [
         ({"mesh": "3,1,1"}, "needs 3 devices, but 1 is available"),
         ({"micro_batch_size_per_device": 3}, "use one of 1, 2, 4, 8, 16"),
-        ({"prompts_per_step": 16384}, "has 8192 problems, and prompts_per_step is 16384"),
+        (
+            {"prompts_per_step": 16384},
+            "has 8192 problems to train on, and prompts_per_step is 16384",
+        ),
     ],
 )
 def test_what_cannot_be_laid_out_is_one_line(tiny_run, one_device, settings, message) -> None:
