@@ -113,7 +113,7 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
         ({"micro_batch_size_per_device": 3}, "use one of 1, 2, 4, 8, 16"),
         (
             {"prompts_per_step": 16384},
-            "has 8192 problems to train on, and prompts_per_step is 16384",
+            "has 8192 problems to train on, and prompts_per_step is",
         ),
     ],
 )
