@@ -69,6 +69,8 @@ def load_inputs(
             f"chat_template is {cfg.chat_template!r}, and the problems of {train.name} are texts "
             f"that the model continues as they are: it would do nothing; leave it unset."
         )
+    if not train[0].plain:
+        tokenizer.check_template()
     inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -119,7 +121,6 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
         chat = ChatTokenizer(copy.copy(given), system_prompt=cfg.system_prompt, plain=plain)
     if cfg.chat_template is not None and not plain:
         chat.tokenizer.chat_template = _read_template(cfg.chat_template)
-    chat.check_template()
     return chat
 
 
