@@ -371,6 +371,11 @@ class GRPOConfig:
         for name in ("model", "data", "eval_data", "output_dir", "resume"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty: give a name or path, or leave it out.")
+        if variable := re.search(r"\$\{?\w+\}?", str(self.output_dir)):
+            raise UserError(
+                f"output_dir is {str(self.output_dir)!r}, and variables such as {variable[0]} are "
+                f"not expanded in settings: write the name itself."
+            )
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
         if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
@@ -401,7 +406,10 @@ class GRPOConfig:
             "epsilon", "epsilon_high", "delta", "dual_clip", "sapo_temperature_pos",
             "sapo_temperature_neg",
         )  # fmt: skip
-        names = [name for name in of_ratios if getattr(self, name) is not None]
+        defaults = _active_defaults(self)  # which a run's config.json has
+        names = [
+            name for name in of_ratios if getattr(self, name) not in (None, defaults.get(name))
+        ]
         if self.importance_sampling_level != "token":
             names.append("importance_sampling_level")
         if self.updates_per_step > 1 or not names:

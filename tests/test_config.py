@@ -207,6 +207,7 @@ def test_a_warm_up_can_be_a_share_of_all_updates() -> None:
 def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
     """They come into play with the first second update, and belong to a recipe."""
     assert GRPOConfig().without_effect() is None
+    assert GRPOConfig().resolved().without_effect() is None
     sequence = GRPOConfig(epsilon=0.1, importance_sampling_level="sequence")
     assert "epsilon, importance_sampling_level have no effect" in str(sequence.without_effect())
     sapo = GRPOConfig(loss_type="sapo", sapo_temperature_pos=2.0)

@@ -5,6 +5,7 @@ import functools
 import inspect
 import operator
 import os
+import re
 import select
 import sys
 from collections.abc import Mapping, Sequence
@@ -78,6 +79,8 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
+    if own[:1] == ["launch"] and not command and (start := _program(own)) is not None:
+        raise UserError(f"-- is missing before {own[start]}: put it before the command to run.")
     if not own or (own[0] not in _SUBCOMMANDS and not asks_for_help(own)):
         raise UserError(_about_no_subcommand(own[0] if own else ""))
     chosen = _parsed(_SUBCOMMANDS[own[0]], own) if own[0] in _SUBCOMMANDS else _cli(_ANY, own)
@@ -85,6 +88,12 @@ def run(arguments: Sequence[str]) -> int:
         chosen = chosen.chosen
     _check(chosen, command)
     return chosen.run(tuple(command))
+
+
+def _program(arguments: Sequence[str]) -> int | None:
+    """Returns where a command seems to start, of arguments that have no `--`."""
+    programs = re.compile(r"(.*/)?(python[\d.]*|grpo-eqx|bash|sh|torchrun)|.*\.(py|sh)")
+    return next((i for i, each in enumerate(arguments) if programs.fullmatch(each)), None)
 
 
 def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcommand | Group:

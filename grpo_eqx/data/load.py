@@ -99,7 +99,7 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
             )
         return source
     path = Path(name).expanduser()
-    if not path.is_file():
+    if path.is_dir() or not path.exists():  # a pipe is as good as a file
         _refuse_name(setting, name, path)
     return read_jsonl(path, setting)
 

@@ -1,7 +1,9 @@
 """Data from names and files, and one clear sentence for what is wrong with them."""
 
 import json
+import os
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -213,3 +215,14 @@ def test_the_real_gsm8k() -> None:
     train, heldout = load_data(str(GSM8K), None, num_eval=512)
     assert len(train) + len(heldout) == 7473
     assert len(heldout) == 512
+
+
+def test_problems_can_come_through_a_pipe(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    text = "".join(json.dumps({"question": f"{i}?", "answer": i}) + "\n" for i in range(20))
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(pipe.write_text, text)
+        train, heldout = load_data(str(pipe), None, 8)
+        writing.result()
+    assert (len(train), len(heldout)) == (18, 2)

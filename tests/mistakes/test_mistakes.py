@@ -56,6 +56,7 @@ CONFIGS = {
     "stop_after=3600": "stop_after is 3600: use a string or None; as in '1h30m'",
     "data=[{'question': '1 + 1?', 'answer': 2}] * 20": "GRPOTrainer(train_data=...)",
     "output_dir=''": "output_dir is empty",
+    "output_dir='runs/$USER'": "variables such as $USER are not expanded in settings",
     "wandb='off'": "use online, offline or disabled; off is disabled",
     "resume=False": "use a string; auto, never or a path",
     "save_steps=0": "save_steps is 0: it must be at least 1",
@@ -161,6 +162,8 @@ COMMANDS = {
     "export {HERE} --output {HERE}/out": "has no checkpoints",
     "export nowhere --output {HERE}/out": "does not exist",
     "launch local": "COMMAND is missing",
+    "launch local --processes 2 grpo-eqx train": "-- is missing before grpo-eqx",
+    "launch slurm python train.py": "-- is missing before python",
     "launch local --processes 0 -- python x.py": "processes",
     "doctor --outputdir x": "--outputdir",
 }
