@@ -500,6 +500,13 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
     return defaults
 
 
+def _refuse_change(cfg: GRPOConfig, name: str, value: Any) -> None:
+    raise UserError(
+        f"a config does not change: dataclasses.replace(cfg, {name}={value!r}) makes another."
+    )
+
+
+GRPOConfig.__setattr__ = _refuse_change  # type: ignore[assignment]  # dataclass' own says less
 # What `__new__` hides: it takes any names, to answer the unknown ones.
 GRPOConfig.__signature__ = inspect.signature(  # type: ignore[attr-defined]
     functools.partial(GRPOConfig.__init__, None)  # type: ignore[arg-type]

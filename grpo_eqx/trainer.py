@@ -58,7 +58,12 @@ from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.trackers import Tracker
-from grpo_eqx.trainer_arguments import as_config, check_objects, with_trl_names
+from grpo_eqx.trainer_arguments import (
+    as_config,
+    check_objects,
+    refuse_arguments,
+    with_trl_names,
+)
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates
 from grpo_eqx.training.programs import SKIPPED
@@ -218,10 +223,11 @@ class GRPOTrainer:
         self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
 
     @explains_out_of_memory
-    def fit(self, resume_from_checkpoint: str | Path | None = None) -> FitResult:
+    def fit(self, resume_from_checkpoint: str | Path | bool | None = None) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder.
 
-        **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`.
+        **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`; as in
+        TRL, `True` for the newest in the run's folder, and `False` for none.
 
         Raises `UserError` where the checkpoint is of another run, or cannot be read.
         """
@@ -248,7 +254,7 @@ class GRPOTrainer:
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
         return FitResult(record.folder.path, record.history, seconds)
 
-    def train(self, resume_from_checkpoint: str | Path | None = None) -> FitResult:
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> FitResult:
         """Trains: `fit` by TRL's name."""
         return self.fit(resume_from_checkpoint)
 
@@ -292,7 +298,9 @@ class GRPOTrainer:
             checkpoints.after_step(self.state, metrics)
 
     @explains_out_of_memory
-    def evaluate(self, *, temperature: float = 0.0, num_samples: int = 1) -> Evaluation:
+    def evaluate(
+        self, /, *, temperature: float = 0.0, num_samples: int = 1, **others: Any
+    ) -> Evaluation:
         """Solves up to `cfg.eval_problems` held-out problems: by default greedy pass@1.
 
         The run records it: `fit` those before it, in metrics.jsonl and all trackers.
@@ -300,6 +308,7 @@ class GRPOTrainer:
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
+        refuse_arguments("evaluate", others)
         problems, temperature = self.heldout.prompts, float(temperature)
         if num_samples != int(num_samples) or num_samples < 1:
             raise UserError(
@@ -320,12 +329,18 @@ class GRPOTrainer:
 
     @explains_out_of_memory
     def generate(
-        self, prompts: Iterable[str | Conversation], *, temperature: float = 0.0
+        self,
+        /,
+        prompts: Iterable[str | Conversation],
+        *,
+        temperature: float = 0.0,
+        **others: Any,
     ) -> list[str]:
         """Completes each user message, or conversation, once, by default greedily.
 
         They are rendered as problems are: by the chat template, unless there is none.
         """
+        refuse_arguments("generate", others)
         messages = as_prompts(prompts)
         tokens = self.tokenizer.encode(messages)
         limit = self.cfg.max_prompt_length
@@ -409,8 +424,10 @@ class GRPOTrainer:
             + f", {len(self.heldout):,} held out"
         )
 
-    def _checkpoints(self, stop: StopRequest, source: str | Path | None) -> Checkpoints:
+    def _checkpoints(self, stop: StopRequest, source: str | Path | bool | None) -> Checkpoints:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
+        if isinstance(source, bool):
+            source = "auto" if source else "never"
         cfg = self.cfg if source is None else dataclasses.replace(self.cfg, resume=str(source))
         facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
         return Checkpoints(cfg, facts, stop, _say, self._stages.started)

@@ -43,6 +43,17 @@ _ARGUMENT_ADVICE: Mapping[str, str] = {
 """Advice on arguments of other libraries' trainers, by name."""
 
 
+_METHOD_ADVICE: Mapping[str, str] = {
+    "eval_dataset": "pass it to GRPOTrainer(eval_dataset=...)",
+    "eval_data": "pass it to GRPOTrainer(eval_data=...)",
+    "max_new_tokens": "set GRPOConfig(max_completion_length=...)",
+    "max_length": "set GRPOConfig(max_completion_length=...)",
+    "num_generations": "evaluate has num_samples",
+    "steps": "set GRPOConfig(steps=...)",
+    "do_sample": "set temperature",
+}
+"""Advice on arguments that methods of `GRPOTrainer` do not have."""
+
 _OTHER_ARGUMENTS = (
     "model", "reward_funcs", "eval_func", "optimizer", "mesh", "rollout_sharding", "loss_backend",
     "trackers",
@@ -101,6 +112,13 @@ def _check_object(name: str, value: Any, kind: type, setting: str | None = None)
         f"{name} is {what}: pass an object of the class {kind.__name__}, or set "
         f"GRPOConfig({setting or name}=...)."
     )
+
+
+def refuse_arguments(method: str, others: Mapping[str, Any]) -> None:
+    """Raises `UserError` for an argument that a method of `GRPOTrainer` does not have."""
+    for name in others:
+        instead = _METHOD_ADVICE.get(name, "its docstring lists all")
+        raise UserError(f"{method} has no argument {name}: {instead}.")
 
 
 def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None) -> GRPOConfig:

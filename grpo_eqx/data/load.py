@@ -134,6 +134,8 @@ def _records(argument: str, data: Any) -> Records:
             f"{argument} is a {type(data).__name__}: pass {_TABLES[type(data).__name__]}"
             f"({argument})."
         )
+    if type(data).__name__ in ("Dataset", "IterableDataset"):
+        data = data.with_format(None)  # plain numbers, whatever it was to yield
     try:
         rows = list(data)
     except TypeError as error:

@@ -60,6 +60,11 @@ def as_prompts(given: Iterable[str | Conversation]) -> list[Prompt]:
         contents = [] if isinstance(given, str | Mapping) else list(given)
     except TypeError:
         contents = []
+    if contents and all(isinstance(each, Mapping) and "role" in each for each in contents):
+        raise UserError(
+            "the prompts are the messages of one conversation: pass a list of conversations, as in "
+            "generate([messages])."
+        )
     if not contents and given != []:
         raise UserError(
             f"the prompts are {_brief(given)}: pass a list of texts or conversations, as in "
@@ -80,12 +85,11 @@ def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
         raise UserError(f"{where} has a column named {nameless[0]!r}: give it a name that is text.")
     if QUESTION not in row and PROMPT not in row:
         has = f"only {names}" if row else "none at all"
-        nested = [name for name, value in row.items() if isinstance(value, list)]
-        instead = (
-            f"give the problems in {nested[0]} themselves"
-            if len(row) == 1 and nested
-            else "rename the column that the model is to answer"
-        )
+        instead = "rename the column that the model is to answer"
+        for name, value in row.items():
+            if isinstance(value, list) and value and isinstance(value[0], Mapping):
+                messages = "role" in value[0]
+                instead = f"rename {name} to {PROMPT}" if messages else f"give what {name} has"
         raise UserError(f"{where} has no column {QUESTION} or {PROMPT}, {has}: {instead}.")
     if row.keys() != first.keys():
         raise UserError(

@@ -268,8 +268,12 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
         path = folder / file
         if not path.exists():
             pickles = sorted(p.name for p in folder.glob("*.bin"))
-            hint = f" ({pickles[0]} is a pickle, which is never loaded)" if pickles else ""
-            raise WeightsError(f"{folder} has no {file}{hint}: only safetensors are loaded.")
+            if pickles:
+                raise WeightsError(
+                    f"{folder} has no {file}, and {pickles[0]} is a pickle, which is never loaded: "
+                    f"load it with transformers, and write it with save_pretrained."
+                )
+            raise WeightsError(f"{folder} has no {file}: only safetensors are loaded.")
         try:
             handle = stack.enter_context(safe_open(path, framework="numpy"))
         except SafetensorError as error:

@@ -226,6 +226,11 @@ class RewardRunner:
         failure = outcomes[failed[0]]
         assert isinstance(failure, Failure)
         first = f"reward function {name} {failure.reason} for {samples.named(failed[0])}"
+        if isinstance(failure.cause, TypeError) and "string indices" in str(failure.cause):
+            first += (
+                "; completions are texts where problems are, and messages only where these are "
+                "conversations"
+            )
         if self.limits.failures == "stop":
             raise RewardFailureError(
                 f"{first}: mend it, or set reward_failures to drop to leave out the completions "

@@ -226,3 +226,10 @@ def test_problems_can_come_through_a_pipe(tmp_path: Path) -> None:
         train, heldout = load_data(str(pipe), None, 8)
         writing.result()
     assert (len(train), len(heldout)) == (18, 2)
+
+
+def test_a_data_set_in_another_format_is_read_as_plain_numbers() -> None:
+    rows = [{"question": f"{i}?", "answer": i} for i in range(20)]
+    data = datasets.Dataset.from_list(rows).with_format("numpy")
+    train, _ = load_data(data, None, 2)
+    assert [type(train[i].columns["answer"]) for i in range(2)] == [int, int]

@@ -182,12 +182,13 @@ SCRIPTS = {
     "trainer(train_data=[])": "train_data is empty: add problems",
     "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
     "trainer(train_data={'question': ['x'], 'answer': [1]})": "pass datasets.Dataset.from_dict(",
+    "trainer(train_data=[{'messages': [{'role': 'user', 'content': 'x'}]}])": "rename messages to",
     "trainer(train_data=ROWS, eval_data=datasets.DatasetDict(test=Dataset.from_list(ROWS)))": (
         "as in eval_data=data['test']"
     ),
     "trainer(train_data=Dataset.from_list(ROWS).data.table)": "pass datasets.Dataset(train_data)",
     "trainer(train_data=[{'question': 'x', 'answer': 1, 0: 2}] * 40)": "a column named 0: give it",
-    "trainer(train_data=[{'data': ROWS}])": "give the problems in data themselves",
+    "trainer(train_data=[{'data': ROWS}])": "give what data has",
     "trainer(train_data=[{'question': [{'role': 'user', 'content': 'x'}], 'answer': 1}] * 40)": (
         "name the column prompt for a list of messages"
     ),
@@ -295,7 +296,10 @@ SCRIPTS = {
     ),
     "trainer().evaluate(num_samples=0)": "num_samples is 0: use a whole number",
     "trainer().generate('What is 1 + 1?')": "pass a list of texts or conversations",
-    "trainer().generate([{'role': 'user', 'content': 'x'}])": "put the message into a list",
+    "trainer().generate([{'role': 'user', 'content': 'x'}])": "pass a list of conversations",
+    "trainer().generate(['x'], max_new_tokens=5)": "set GRPOConfig(max_completion_length=...)",
+    "trainer().evaluate(eval_dataset=ROWS)": "pass it to GRPOTrainer(eval_dataset=...)",
+    "GRPOConfig().steps = 5": "dataclasses.replace(cfg, steps=5) makes another",
     "trainer().generate([1])": "prompt 1: prompt is 1: it must be non-empty text",
     "trainer().save_pretrained('')": "is no folder to save the model in",
     "trainer().save_pretrained(DATA)": "is no folder to save the model in",
