@@ -17,7 +17,7 @@ Data = str | Path | PromptSource | Iterable[Any]
 """Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""
 
 _TABLES = {"DataFrame": "datasets.Dataset.from_pandas", "Table": "datasets.Dataset"}
-"""What makes a data set of tables of pandas and pyarrow."""
+"""Functions that make data sets of the tables of pandas and pyarrow."""
 _HELDOUT_SHARE = 10  # holds out at most one in ten problems of data without held-out ones
 
 
