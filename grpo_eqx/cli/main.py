@@ -3,6 +3,7 @@
 import difflib
 import functools
 import inspect
+import itertools
 import operator
 import os
 import re
@@ -93,7 +94,14 @@ def run(arguments: Sequence[str]) -> int:
 def _program(arguments: Sequence[str]) -> int | None:
     """Returns where a command seems to start, of arguments that have no `--`."""
     programs = re.compile(r"(.*/)?(python[\d.]*|grpo-eqx|bash|sh|torchrun)|.*\.(py|sh)")
-    return next((i for i, each in enumerate(arguments) if programs.fullmatch(each)), None)
+    return next(
+        (
+            i
+            for i, (before, each) in enumerate(itertools.pairwise(arguments), start=1)
+            if programs.fullmatch(each) and not before.startswith("-")  # else a flag's value
+        ),
+        None,
+    )
 
 
 def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcommand | Group:
