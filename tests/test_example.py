@@ -63,7 +63,7 @@ def test_a_short_run_prints_accuracies_and_leaves_a_folder(run: Run, tmp_path: P
     assert re.search(r"^accuracy after: 0\.\d+ ", out, re.MULTILINE)
     names = {entry.name for entry in (tmp_path / "out").iterdir()}
     files = {"config.json", "layout.json", "metrics.jsonl", "learning_curve.png"}
-    assert names == files | {"checkpoints", "completions", "model"}
+    assert names == files | {".lock", "checkpoints", "completions", "model"}
 
 
 def test_without_arguments_it_says_what_it_trains(
