@@ -106,7 +106,7 @@ class Command:
         process.communicate()
 
     def rows(self) -> list[dict[str, float]]:
-        """The metrics of every step that is recorded, times aside."""
+        """The metrics of every step and evaluation that is recorded, times aside."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [
@@ -132,7 +132,7 @@ class Command:
 def wait_for_step(command: Command, process: subprocess.Popen[str], step: int) -> None:
     """Waits until a process has recorded a step, or ended."""
     deadline = time.monotonic() + 300
-    while len(command.rows()) < step and process.poll() is None:
+    while sum("reward" in row for row in command.rows()) < step and process.poll() is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
