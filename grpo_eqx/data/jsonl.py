@@ -11,6 +11,8 @@ from grpo_eqx.errors import UserError
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+ARGUMENTS = {"data": "train_data", "eval_data": "eval_data"}
+"""Arguments of `GRPOTrainer` that take what the settings name, for messages."""
 _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
 
@@ -20,11 +22,10 @@ def read_jsonl(path: Path, setting: str = "data") -> Records:
     **Arguments:** the file; the setting that names it, for messages.
     """
     given = f"{setting} {str(path)!r}"
-    argument = "eval_data" if setting == "eval_data" else "train_data"
     if (builder := _OTHER_FORMATS.get(path.suffix)) is not None:
         raise UserError(
             f"{given} is no JSONL file: load it in a script, and pass it on as "
-            f"GRPOTrainer({argument}=datasets.load_dataset({builder!r}, data_files=..., "
+            f"GRPOTrainer({ARGUMENTS[setting]}=datasets.load_dataset({builder!r}, data_files=..., "
             f"split='train'))."
         )
     try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_eqx.config import EMBEDDED_DATA
-from grpo_eqx.data.jsonl import read_jsonl
+from grpo_eqx.data.jsonl import ARGUMENTS, read_jsonl
 from grpo_eqx.data.prompts import Part, PromptSource
 from grpo_eqx.data.records import Records
 from grpo_eqx.data.word_problems import WordProblems
@@ -88,7 +88,7 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
     if isinstance(data, PromptSource):
         return data
     if not isinstance(data, str | Path):
-        return _records("eval_data" if setting == "eval_data" else "train_data", data)
+        return _records(ARGUMENTS[setting], data)
     name = str(data)
     if name == EMBEDDED_DATA:
         return WordProblems("train" if default_split == "train" else "heldout")

@@ -12,9 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from grpo_eqx.choices import (
-    Remat,
-)
+from grpo_eqx.choices import Remat
 from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.kv_cache import KeyValues, KVCache

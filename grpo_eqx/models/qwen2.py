@@ -9,9 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from grpo_eqx.choices import (
-    Remat,
-)
+from grpo_eqx.choices import Remat
 from grpo_eqx.models.attention import Past, Segment, attend
 from grpo_eqx.models.base import CausalLM, PromptCache, Rows, parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention

@@ -3,9 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from grpo_eqx.choices import (
-    KLEstimator,
-)
+from grpo_eqx.choices import KLEstimator
 from grpo_eqx.objective.ratios import MAX_EXPONENT
 
 

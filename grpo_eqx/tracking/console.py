@@ -1,7 +1,6 @@
 """Console output during a run."""
 
 import contextlib
-import os
 import statistics
 import sys
 import threading
@@ -65,9 +64,8 @@ class _RunConsole(Console):
     """Console of a run, which ends as a process does whose output nobody reads any more."""
 
     def on_broken_pipe(self) -> None:
-        self.quiet = True
-        devnull = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(devnull, sys.stdout.fileno())
+        with contextlib.suppress(SystemExit):  # rich's own, with another exit code
+            Console.on_broken_pipe(self)
         raise SystemExit(EXIT_PIPE_CLOSED)
 
 

@@ -4,9 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from grpo_eqx.choices import (
-    Remat,
-)
+from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM

@@ -4,9 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
-from grpo_eqx.choices import (
-    Remat,
-)
+from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.objective import Objective

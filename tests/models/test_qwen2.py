@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.choices import (
-    Remat,
-)
+from grpo_eqx.choices import Remat
 from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache
