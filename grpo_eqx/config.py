@@ -55,7 +55,10 @@ EMBEDDED_DATA = "word_problems"
 HINTS = {
     "warmup_steps": "for a share of all updates set warmup_ratio",
     "reward_funcs": "pass functions to GRPOTrainer(reward_funcs=...)",
-    "mesh": "as in '1,-1,1'",
+    "mesh": "as in '1,-1,1', or pass an object to GRPOTrainer(mesh=...)",
+    "rollout_sharding": "pass an object to GRPOTrainer(rollout_sharding=...)",
+    "loss_backend": "pass an object to GRPOTrainer(loss_backend=...)",
+    "optimizer": "pass an optax transformation to GRPOTrainer(optimizer=...)",
     "data": "pass problems themselves to GRPOTrainer(train_data=...)",
     "eval_data": "pass problems themselves to GRPOTrainer(eval_data=...)",
     "model": "pass a model itself to GRPOTrainer(model=..., tokenizer=...)",

@@ -33,9 +33,8 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
         raise UserError(
             f"config {str(path)!r} is not encoded in UTF-8: save it in UTF-8."
         ) from error
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"config {str(path)!r} is no valid YAML or JSON: {reason}.") from error
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise UserError(f"config {str(path)!r} is no valid {_what_is_wrong(error)}.") from error
     if settings is None:
         return {}
     if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
@@ -56,8 +55,23 @@ def _parse(text: str) -> Any:
         return json.loads(text, object_pairs_hook=_without_repetition)
     except UserError:
         raise
-    except ValueError:
-        return yaml.load(text, _Loader)
+    except ValueError as error:
+        try:
+            return yaml.load(text, _Loader)
+        except yaml.YAMLError as of_yaml:
+            raise (error if text.lstrip().startswith("{") else of_yaml) from None
+
+
+def _what_is_wrong(error: json.JSONDecodeError | yaml.YAMLError) -> str:
+    """Names the format of a text that cannot be parsed, and where it is wrong."""
+    if isinstance(error, json.JSONDecodeError):
+        hint = "; JSON has no comments" if error.doc[error.pos :][:1] in "/#" else ""
+        return f"JSON: line {error.lineno}, column {error.colno}: {error.msg}{hint}"
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return f"YAML: {' '.join(str(error).split())}"
+    problem = getattr(error, "problem", None) or "it cannot be parsed"
+    return f"YAML: line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 class _Loader(yaml.SafeLoader):

@@ -9,6 +9,7 @@ from jaxtyping import Bool
 
 from grpo_eqx.data.batches import pad_prompts
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.tracking.console import track_on_terminal
@@ -89,7 +90,7 @@ class Evaluation:
         """
         num_samples = self.solved.shape[1]
         if k != int(k) or not 1 <= k <= num_samples:
-            raise ValueError(f"pass@{k} needs 1 <= k <= {num_samples}, the samples per problem.")
+            raise UserError(f"pass@{k} needs 1 <= k <= {num_samples}, the samples per problem.")
         wrong = num_samples - self.solved.sum(axis=1)
         # C(wrong, k) / C(samples, k), as a product of k ratios
         draws = np.arange(k)

@@ -21,7 +21,10 @@ _LIBRARY_LOGS = "set the level of Python's logging in your script"
 
 ADVICE: Mapping[str, str] = {
     # TRL's and transformers' batches and length of training
-    "per_device_train_batch_size": f"use prompts_per_step, over all devices; {_FROM_PROMPTS}",
+    "per_device_train_batch_size": (
+        f"use prompts_per_step, which counts prompts, not completions, over all devices; "
+        f"{_FROM_PROMPTS}"
+    ),
     "per_device_eval_batch_size": "evaluations choose their batches by themselves",
     "gradient_accumulation_steps": "use micro_batch_size_per_device, which accumulates gradients",
     "generation_batch_size": "use prompts_per_step x num_generations",
@@ -244,12 +247,15 @@ def advice(name: str) -> str | None:
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
-    """Raises `UserError` for the first name that is not a known setting."""
-    for name in names:
+    """Raises `UserError` for names that are not known settings."""
+    answers = []
+    for name in dict.fromkeys(names):
         if name in known:
             continue
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
         answer = advice(name) or (f"did you mean {near[0]}?" if near else None)
         if answer is None:
             answer = "grpo-eqx train --help-all lists all settings"
-        raise UserError(f"{name} is no setting: {answer}" + ("" if answer.endswith("?") else "."))
+        answers.append(f"{name} is no setting: {answer}" + ("" if answer[-1] == "?" else "."))
+    if answers:
+        raise UserError(" ".join(answers))

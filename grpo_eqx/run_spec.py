@@ -23,7 +23,11 @@ from grpo_eqx.models.pretrained import find_config, is_local, model_folder, shar
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
-from grpo_eqx.sharding.rollout_sharding import RolloutSharding, parse_rollout_sharding
+from grpo_eqx.sharding.rollout_sharding import (
+    RolloutLayout,
+    RolloutSharding,
+    parse_rollout_sharding,
+)
 from grpo_eqx.sharding.rules import batch_sharding
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
 from grpo_eqx.training.micro_batches import MicroBatches
@@ -273,7 +277,12 @@ def _check_batches(
 ) -> None:
     """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
     G, size = cfg.num_generations, cfg.micro_batch_size_per_device
-    rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
+    layout = rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
+    if not isinstance(layout, RolloutLayout):
+        raise UserError(
+            f"{type(rollout_sharding).__name__}.layout returned a {type(layout).__name__}: return "
+            f"a grpo_eqx.sharding.RolloutLayout."
+        )
     for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
         MicroBatches.plan(P, G, batch_sharding(mesh, P, G), None if size == "auto" else size)
 

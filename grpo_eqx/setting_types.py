@@ -107,9 +107,10 @@ def _wanted(parts: Sequence[Any], value: Any, hint: str | None) -> str:
     comma = "," if any("," in words for words in others) else ""
     wanted = f"{', '.join(others)}{comma} or {last}" if others else last
     texts = [str(choice) for choice in choices if choice is not None]
-    near = difflib.get_close_matches(str(value), texts, n=1) if hint is None else []
+    is_guess = isinstance(value, str) and (hint is None or value not in hint)
+    near = difflib.get_close_matches(value, texts, n=1) if is_guess else []
     guess = f" (did you mean {near[0]}?)" if near else ""
-    more = "" if hint is None else f"; {hint}"
+    more = "" if hint is None or near else f"; {hint}"
     return f"use {wanted}{guess}{more}"
 
 

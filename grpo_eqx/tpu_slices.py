@@ -60,7 +60,7 @@ def find_slice(name: str) -> Slice:
         raise UserError(
             f"unknown TPU type {name!r}: use one of {_names('v4')}; {_names('v5litepod')} "
             f"(or v5e-N); {_names('v5p')}; {_names('v6e')}; a grid such as v6e:4x4; or local, the "
-            f"devices of this machine."
+            f"devices of this machine (the only way to plan for GPUs)."
         )
     for known in _slices(generation):
         if known.name == f"{generation}-{match[2]}":

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -13,17 +14,43 @@ from grpo_eqx.errors import RunError, UserError
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
 _PACKAGE = Path(__file__).parent
+_INSTALLED = {
+    Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")
+}
+"""Folders of Python's library and of installed packages."""
 _FULL = "GRPO_EQX_FULL_TRACEBACKS"
 
 
 def users_frames(error: BaseException) -> str:
-    """Formats the frames of an error's traceback that are not of this package; may be empty."""
-    frames = [
+    """Formats the frames of an error's traceback up to the last of the user's own; may be empty."""
+    frames = _frames(error)
+    own = [i for i, frame in enumerate(frames) if _is_users(frame)]
+    return _formatted(frames[: own[-1] + 1] if own else [])
+
+
+def frames_of_cause(error: BaseException) -> str:
+    """Formats the frames of an error in the user's code, and in what that calls; may be empty."""
+    frames = _frames(error)
+    own = [i for i, frame in enumerate(frames) if _is_users(frame)]
+    return _formatted(frames[own[0] :] if own else [])
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Lists the frames that are not of this package."""
+    return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if _PACKAGE not in Path(frame.filename).parents and not frame.filename.startswith("<")
     ]
+
+
+def _formatted(frames: list[traceback.FrameSummary]) -> str:
     return "".join(traceback.format_list(frames))
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    """Returns whether a frame is neither of Python's library nor of an installed package."""
+    return not any(folder in Path(frame.filename).parents for folder in _INSTALLED)
 
 
 def shortened(earlier: Hook) -> Hook:
@@ -36,8 +63,9 @@ def shortened(earlier: Hook) -> Hook:
         if not isinstance(error, UserError | RunError) or os.environ.get(_FULL):
             earlier(kind, error, trace)
             return
-        cause = "" if error.__cause__ is None else users_frames(error.__cause__)
-        lines = "Traceback (most recent call last):\n", users_frames(error), cause
-        print("".join(lines) + f"{kind.__name__}: {error}", file=sys.stderr)
+        cause = "" if error.__cause__ is None else frames_of_cause(error.__cause__)
+        frames = users_frames(error) + cause
+        header = "Traceback (most recent call last):\n" if frames else ""
+        print(f"{header}{frames}{kind.__name__}: {error}", file=sys.stderr)
 
     return hook

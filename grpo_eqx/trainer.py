@@ -5,7 +5,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import equinox as eqx
 import jax
@@ -61,6 +61,7 @@ from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.trainer_arguments import (
     as_config,
     check_objects,
+    missing_attribute,
     refuse_arguments,
     with_trl_names,
 )
@@ -366,6 +367,8 @@ class GRPOTrainer:
         Compiles the run's programs, with the objects that were passed for its settings. Raises
         `UserError` where the mesh, the batches or the model do not fit the devices.
         """
+        if search is not None and search not in get_args(Searchable):
+            raise UserError(f"search is {search!r}: use {' or '.join(get_args(Searchable))}.")
         # Each process plans on its own and may stop at a different time.
         alone = jax.process_count() == 1
         return plan_run(self._run, find_target(topology), _say, search, help_if_not=alone)
@@ -383,12 +386,14 @@ class GRPOTrainer:
         if is_main():
             self.tokenizer.save_pretrained(folder)
 
-    def save_model(self, path: str | Path) -> None:
-        """Writes the model: `save_pretrained` by another of TRL's names."""
-        self.save_pretrained(path)
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """Writes the model: `save_pretrained`, by default to `model/` in the run's folder."""
+        assert self.cfg.output_dir is not None  # resolved
+        run = RunFolder(self.cfg.output_dir)
+        self.save_pretrained(run.model if output_dir is None else output_dir)
 
     def push_to_hub(
-        self, repo_id: str, *, private: bool | None = None, revision: str | None = None
+        self, repo_id: str = "", *, private: bool | None = None, revision: str | None = None
     ) -> str:
         """Uploads model and tokenizer to the Hugging Face hub, with the token of `HF_TOKEN`.
 
@@ -397,6 +402,8 @@ class GRPOTrainer:
 
         **Returns:** the address of the commit. Raises `RunError` where the hub refuses.
         """
+        if not repo_id:
+            raise UserError("repo_id is missing: give owner/name, or a name of your own.")
         with tempfile.TemporaryDirectory() as scratch:
             self.save_pretrained(scratch)
 
@@ -406,6 +413,9 @@ class GRPOTrainer:
                 return upload(Path(scratch), repo_id, private=private, revision=revision)
 
             return from_main(raise_on_all_hosts(uploaded))
+
+    def __getattr__(self, name: str) -> Any:
+        raise missing_attribute(name)
 
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""

@@ -54,6 +54,30 @@ _METHOD_ADVICE: Mapping[str, str] = {
 }
 """Advice on arguments that methods of `GRPOTrainer` do not have."""
 
+_ATTRIBUTE_ADVICE: Mapping[str, str] = {
+    "args": "use cfg",
+    "config": "use cfg",
+    "model": "the model is state.model; save_pretrained writes it for transformers",
+    "processing_class": "use tokenizer",
+    "ref_model": "it is state.reference",
+    "reward_funcs": "they are rewards.funcs, by name",
+    "train_dataset": "the problems are prompts.data.prompts",
+    "train_data": "the problems are prompts.data.prompts",
+    "eval_dataset": "the held-out problems are heldout.prompts",
+    "eval_data": "the held-out problems are heldout.prompts",
+    "optimizer": "it is programs.optimizer",
+    "lr_scheduler": "the rate of every update is in learning_rates",
+    "log": "metrics are recorded by themselves; pass trackers to get them",
+    "log_metrics": "metrics are recorded by themselves, in metrics.jsonl",
+    "save_metrics": "metrics are recorded by themselves, in metrics.jsonl",
+    "save_state": "checkpoints are saved by themselves: save_steps and save_minutes",
+    "add_callback": "pass GRPOTrainer trackers",
+    "remove_callback": "pass GRPOTrainer trackers",
+    "predict": "use evaluate or generate",
+    "create_model_card": "write a README.md into the folder that save_pretrained makes",
+}
+"""Advice on attributes of other libraries' trainers, by name."""
+
 _OTHER_ARGUMENTS = (
     "model", "reward_funcs", "eval_func", "optimizer", "mesh", "rollout_sharding", "loss_backend",
     "trackers",
@@ -107,11 +131,19 @@ def _check_object(name: str, value: Any, kind: type, setting: str | None = None)
         return
     if isinstance(value, type):
         raise UserError(f"{name}: {value.__name__} is a class: pass an object of it.")
-    what = repr(value) if isinstance(value, str) else f"of type {type(value).__name__}"
+    own = type(value)
+    what = f"of type {own.__name__}, of {own.__module__.partition('.')[0]}"
     raise UserError(
-        f"{name} is {what}: pass an object of the class {kind.__name__}, or set "
-        f"GRPOConfig({setting or name}=...)."
+        f"{name} is {repr(value) if isinstance(value, str) else what}: pass an object of "
+        f"{_public_name(kind)}, or set GRPOConfig({setting or name}=...)."
     )
+
+
+def _public_name(kind: type) -> str:
+    """Returns the name that users import a class by, with an example of a mesh."""
+    package = ".".join(kind.__module__.split(".")[: 2 if kind.__module__.startswith("grpo") else 1])
+    example = ", such as ExplicitMesh(dp=1, fsdp=-1, tp=1)" if kind is Mesh else ""
+    return f"{package}.{kind.__name__}{example}"
 
 
 def refuse_arguments(method: str, others: Mapping[str, Any]) -> None:
@@ -119,6 +151,14 @@ def refuse_arguments(method: str, others: Mapping[str, Any]) -> None:
     for name in others:
         instead = _METHOD_ADVICE.get(name, "its docstring lists all")
         raise UserError(f"{method} has no argument {name}: {instead}.")
+
+
+def missing_attribute(name: str) -> AttributeError:
+    """Returns the error of an attribute that `GRPOTrainer` does not have."""
+    instead = _ATTRIBUTE_ADVICE.get(name)
+    return AttributeError(
+        f"'GRPOTrainer' object has no attribute {name!r}" + (f": {instead}" if instead else "")
+    )
 
 
 def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None) -> GRPOConfig:
@@ -132,6 +172,11 @@ def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = Non
             f"the config is {str(cfg)!r}: it is the first argument, and a model is passed by name, "
             f"as in GRPOTrainer(model={str(cfg)!r})."
         )
+    if isinstance(cfg, Mapping):
+        raise UserError("the config is a dict: pass GRPOConfig(**that).")
+    if callable(cfg):
+        name = getattr(cfg, "__name__", type(cfg).__name__)
+        raise UserError(f"the config is the function or class {name}: call it, as in {name}(...).")
     if not isinstance(cfg, GRPOConfig):
         kind = type(cfg)
         raise UserError(

@@ -37,7 +37,7 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
     [
         ("max_steps: 3", "max_steps is no setting: use steps"),
         ("steps: x", "steps is 'x': use a whole number"),
-        ("steps: [", "is no valid YAML or JSON: "),
+        ("steps: [", "is no valid YAML: line 1, column 9: "),
         ("- 3", "has no settings by name"),
         ("3: 4", "has no settings by name"),
         ("recipe: dapo", "recipe is no setting"),

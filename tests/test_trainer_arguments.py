@@ -50,7 +50,7 @@ class Torch:
     ("cfg", "model", "message"),
     [
         ("Qwen/Qwen2.5-0.5B", None, r"as in GRPOTrainer\(model='Qwen/Qwen2.5-0.5B'\)"),
-        ({"steps": 3}, None, r"the config is a builtins.dict: make it with grpo_eqx.GRPOConfig"),
+        ({"steps": 3}, None, r"the config is a dict: pass GRPOConfig\(\*\*that\)"),
         (None, Torch(), "the model is a Torch of torch: pass the folder"),
     ],
     ids=["name", "dict", "torch"],

@@ -73,10 +73,15 @@ class RunFacts:
         the changes make it another run.
         """
         if refused := self.refused(saved):
+            instead = "use another output_dir or --resume never to start a new run"
+            if self.config["resume"] not in ("auto", "never"):
+                instead = (
+                    f"start a new run from its weights, which grpo-eqx export {checkpoint} writes "
+                    f"as a folder for --model"
+                )
             raise UserError(
                 f"the checkpoint {str(checkpoint)!r} is of another run ({'; '.join(refused)}): set "
-                f"these back to continue it, or use another output_dir or --resume never to start "
-                f"a new run."
+                f"these back to continue it, or {instead}."
             )
         settings = self._changed(saved.config, self.config)
         inputs = self._changed(saved.fingerprints, self.fingerprints)  # held-out problems at most

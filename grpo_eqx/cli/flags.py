@@ -15,6 +15,7 @@ import tyro
 
 from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete
 from grpo_eqx.cli.help import asks_for_help, placeholder, show_help
+from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_files import read_settings, to_yaml
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
@@ -28,7 +29,7 @@ from grpo_eqx.errors import (
 from grpo_eqx.peer_settings import refuse_unknown
 from grpo_eqx.recipes import RECIPES, RecipeName
 from grpo_eqx.setting_types import converted
-from grpo_eqx.tracebacks import users_frames
+from grpo_eqx.tracebacks import frames_of_cause
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
 
@@ -125,7 +126,7 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
     `UserError` ends the process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line
     and `EXIT_FAULT`.
     """
-    with _ends_with_a_line():
+    with _ends_with_a_line(), standard_output():
         if asks_for_help(sys.argv[1:]):
             command = f"python {sys.argv[0]}"
             show_help(RunFlags, command, inspect.getdoc(main) or "", sys.argv[1:])
@@ -138,7 +139,7 @@ def run(main: Callable[[GRPOConfig], None]) -> None:
 
 def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
-    with _ends_with_a_line():
+    with _ends_with_a_line(), standard_output():
         cfg = flags.settings()
         flags.export()
         if flags.print_config:
@@ -159,7 +160,7 @@ def _ends_with_a_line() -> Iterator[None]:
         yield
     except (UserError, RunError) as error:
         if isinstance(error, RewardError) and error.__cause__ is not None:
-            print(users_frames(error.__cause__), end="", file=sys.stderr)
+            print(frames_of_cause(error.__cause__), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr, flush=True)
         _end(exit_code(error))
     except KeyboardInterrupt:

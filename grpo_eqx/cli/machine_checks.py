@@ -22,12 +22,10 @@ from urllib.parse import urlsplit
 import jax
 from packaging.requirements import Requirement
 
-from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.distributed.cluster import declared_by, find_cluster
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import ModelConfig
-from grpo_eqx.models.hub import HubName
-from grpo_eqx.models.pretrained import is_local, model_folder
+from grpo_eqx.models.pretrained import hub_model, is_local, model_folder
 from grpo_eqx.models.registry import published_config, read_config
 from grpo_eqx.training.compilation import cache_folder
 
@@ -279,7 +277,7 @@ def _config_at_hand(model: str) -> ModelConfig | None:
     """Returns the config of a model that is published, on this machine, or in the hub's cache."""
     if is_local(model):
         return read_config(model_folder(model) / "config.json")
-    name = HubName.parse("model", model, EMBEDDED_MODEL)
+    name = hub_model(model)
     if (published := published_config(model)) is not None:
         return published
     from huggingface_hub import try_to_load_from_cache

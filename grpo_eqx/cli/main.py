@@ -5,9 +5,7 @@ import functools
 import inspect
 import itertools
 import operator
-import os
 import re
-import select
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -21,8 +19,9 @@ from grpo_eqx.cli.flag_values import AS_SETTINGS
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.cli.plan import Plan
+from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.cli.train import Train
-from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PIPE_CLOSED, EXIT_USER_ERROR, RunError, UserError
+from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunError, UserError
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
@@ -43,8 +42,8 @@ def main() -> None:
     Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
     try:
-        code = run(sys.argv[1:])
-        sys.stdout.flush()
+        with standard_output():
+            code = run(sys.argv[1:])
         sys.exit(code)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -52,22 +51,8 @@ def main() -> None:
     except (CommandError, RunError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
-    except BrokenPipeError:
-        if not _output_is_closed():
-            raise
-        sys.exit(EXIT_PIPE_CLOSED)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
-
-
-def _output_is_closed() -> bool:
-    """Returns whether nobody reads standard output, as in `... | head`; then drops the rest."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    closed = any(event & select.POLLERR for _, event in poll.poll(0))
-    if closed:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return closed
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -24,7 +24,8 @@ class _PlanFlags(Subcommand, abc.ABC):
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
     json: Path | None = None
-    """File to write the plan to as JSON, with sizes in bytes per device."""
+    """File to write the plan to as JSON, with sizes in bytes per device. -: standard output, in
+    place of the report."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,18 +50,22 @@ class Plan(ConfigFlags, _PlanFlags):
         if self.print_config:
             print(to_yaml(cfg), end="")
             return 0
-        if self.json is not None and (self.json.is_dir() or not self.json.parent.is_dir()):
-            raise UserError(f"json is {self.json}: it must be a file in an existing folder.")
+        prints_json = self.json == Path("-")
+        file = None if prints_json else self.json
+        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+            raise UserError(f"json is {file}: it must be a file in an existing folder.")
         with _progress() as say:
             plan = ask(cfg, self.topology, say, self.search)
-        print_plan(plan, Console())
-        if self.json is not None:
+        text = json.dumps(plan.to_json(), indent=2)
+        if prints_json:
+            print(text)
+        else:
+            print_plan(plan, Console())
+        if file is not None:
             try:
-                self.json.write_text(json.dumps(plan.to_json(), indent=2) + "\n")
+                file.write_text(text + "\n")
             except OSError as error:
-                raise UserError(
-                    f"json is {self.json}, which cannot be written: {error}."
-                ) from error
+                raise UserError(f"json is {file}, which cannot be written: {error}.") from error
         return 0 if plan.fits else EXIT_DOES_NOT_FIT
 
 

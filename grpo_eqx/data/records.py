@@ -88,8 +88,14 @@ def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
         instead = "rename the column that the model is to answer"
         for name, value in row.items():
             if isinstance(value, list) and value and isinstance(value[0], Mapping):
-                messages = "role" in value[0]
-                instead = f"rename {name} to {PROMPT}" if messages else f"give what {name} has"
+                instead = f"give what {name} has"
+                if "role" in value[0]:
+                    instead = f"rename {name} to {PROMPT}"
+                    if isinstance(value[-1], Mapping) and value[-1].get("role") == "assistant":
+                        instead += (
+                            ", without the assistant's last message, which is for the model to "
+                            "write; what rewards compare with goes into a column such as answer"
+                        )
         raise UserError(f"{where} has no column {QUESTION} or {PROMPT}, {has}: {instead}.")
     if row.keys() != first.keys():
         raise UserError(

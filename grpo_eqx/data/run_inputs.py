@@ -125,11 +125,17 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
 
 
 def _read_template(path: str) -> str:
+    if any(mark in path for mark in ("{%", "{{", "\n")):
+        raise UserError(
+            "chat_template is a template itself, and names a file: write it to one, and give its "
+            "path."
+        )
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not encoded in UTF-8"
         raise UserError(
-            f"chat_template is {path!r}, which cannot be read ({error}): give a file with a Jinja "
+            f"chat_template is {path!r}, which cannot be read ({reason}): give a file with a Jinja "
             f"template, or {PLAIN!r} for problems without one."
         ) from error
 

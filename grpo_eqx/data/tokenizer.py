@@ -159,7 +159,8 @@ class ChatTokenizer:
         return self.plain or prompt.plain
 
     def _render_messages(self, messages: Conversation) -> str:
-        if self.system_prompt is not None and messages[0]["role"] != "system":
+        adds_system = self.system_prompt is not None and messages[0]["role"] != "system"
+        if adds_system:
             messages = [{"role": "system", "content": self.system_prompt}, *messages]
         try:
             return self.tokenizer.apply_chat_template(
@@ -167,9 +168,12 @@ class ChatTokenizer:
             )
         except Exception as error:  # whatever a template does, or raises on purpose
             roles = " and ".join(message["role"] for message in messages)
+            fix = "set chat_template to a file with another"
+            if adds_system:
+                fix = f"leave system_prompt unset, with its text in the problems, or {fix}"
             raise UserError(
                 f"the tokenizer's chat template cannot render a {roles} message "
-                f"({first_line(error)}): mend it, or use the model's own tokenizer."
+                f"({first_line(error)}): {fix}."
             ) from error
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:

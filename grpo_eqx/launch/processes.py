@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 from grpo_eqx.errors import EXIT_PREEMPTED, UserError
 
@@ -74,7 +74,9 @@ def run_together(processes: Sequence[Process]) -> Outcome:
             for index, process in enumerate(processes):
                 hosts.append(_start(process))
                 threads.append(_thread(_report_end, index, hosts[-1], events))
-                threads.append(_thread(_copy_lines, process.name, hosts[-1], events, ended))
+                for stream in ("stdout", "stderr"):
+                    copied = process.name, hosts[-1], stream, events, ended
+                    threads.append(_thread(_copy_lines, *copied))
             code, told = _wait(hosts, processes, events)
             if told:
                 _end(hosts, events, _SAVING_SECONDS)
@@ -115,7 +117,7 @@ def _start(process: Process) -> subprocess.Popen[bytes]:
             env=process.environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=subprocess.PIPE,
             start_new_session=True,
         )
     except OSError as error:
@@ -137,30 +139,38 @@ def _report_end(index: int, host: subprocess.Popen[bytes], events: _Events) -> N
 
 
 def _copy_lines(
-    name: str, host: subprocess.Popen[bytes], events: _Events, ended: threading.Event
+    name: str,
+    host: subprocess.Popen[bytes],
+    stream: str,
+    events: _Events,
+    ended: threading.Event,
 ) -> None:
-    """Copies lines until the pipe closes, or all have ended: a daemon may keep it open."""
-    assert host.stdout is not None
+    """Copies lines of `stdout` or `stderr` to this process's own.
+
+    Until the pipe closes, or all have ended: a daemon may keep it open.
+    """
+    source: IO[bytes] = getattr(host, stream)
     prefix, rest, last = f"[{name}] ".encode(), b"", False
-    with host.stdout:
+    with source:
         while not last:
             last = ended.is_set()  # before polling, so that nothing written until then is missed
-            if not select.select([host.stdout], [], [], 0 if last else _POLL_SECONDS)[0]:
+            if not select.select([source], [], [], 0 if last else _POLL_SECONDS)[0]:
                 continue
-            chunk = os.read(host.stdout.fileno(), _PIPE_BYTES)
+            chunk = os.read(source.fileno(), _PIPE_BYTES)
             last = last or not chunk
             *lines, rest = (rest + chunk).split(b"\n")
-            _write(b"".join(prefix + line + b"\n" for line in lines), events)
+            _write(b"".join(prefix + line + b"\n" for line in lines), stream, events)
     if rest:
-        _write(prefix + rest + b"\n", events)
+        _write(prefix + rest + b"\n", stream, events)
 
 
-def _write(text: bytes, events: _Events) -> None:
+def _write(text: bytes, stream: str, events: _Events) -> None:
+    target = getattr(sys, stream)
     try:
-        sys.stdout.buffer.write(text)
-        sys.stdout.buffer.flush()
+        target.buffer.write(text)
+        target.buffer.flush()
     except BrokenPipeError:  # the reader is gone, and so is the reason to go on
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         events.put(_Event(None, 128 + signal.SIGPIPE))
 
 

@@ -60,7 +60,21 @@ class LossBackend(eqx.Module):
         counted = in_vocabulary(ids, len(head))
         hidden = jnp.where(counted[..., None], hidden, 0)
         ids = jnp.where(counted, ids, 0)
-        return self.token_stats(hidden, head, ids, temperature, mesh).where(counted)
+        stats = self.token_stats(hidden, head, ids, temperature, mesh)
+        self._check(stats, ids.shape)
+        return stats.where(counted)
+
+    def _check(self, stats: TokenStats, shape: tuple[int, ...]) -> None:
+        """Refuses what a backend of someone else's returns by mistake."""
+        name = type(self).__name__
+        if not isinstance(stats, TokenStats):
+            raise UserError(f"{name} returned a {type(stats).__name__}: return TokenStats.")
+        for field, x in stats._asdict().items():
+            if x.shape != shape or x.dtype != jnp.float32:
+                raise UserError(
+                    f"{name} returned {field} of shape {list(x.shape)} and dtype {x.dtype}: they "
+                    f"must be float32, of the shape of ids, {list(shape)}."
+                )
 
     @abc.abstractmethod
     def token_stats(

@@ -47,13 +47,11 @@ def model_folder(name_or_path: str | Path) -> Path:
         raise UserError(f"model {str(path)!r} is a file: give its folder, {str(path.parent)!r}.")
     if str(name_or_path) == EMBEDDED_MODEL:
         return _ASSETS / EMBEDDED_MODEL
-    from huggingface_hub.errors import HFValidationError
-
-    name = HubName.parse("model", str(name_or_path), EMBEDDED_MODEL)
+    name = hub_model(str(name_or_path))
     patterns = ["*.json", "*.safetensors", "merges.txt", "vocab.txt", "*.jinja"]
     try:
         return download("model", name, allow=patterns)
-    except (OSError, HFValidationError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"model {str(name_or_path)!r} is neither a folder nor {EMBEDDED_MODEL!r}, and could "
             f"not be downloaded from the Hugging Face hub ({type(error).__name__}: "
@@ -65,9 +63,10 @@ def _check_folder(path: Path) -> None:
     """Refuses folders that people take for a model's."""
     if (path / "metrics.jsonl").exists():
         raise UserError(f"model {str(path)!r} is the folder of a run: use {str(path / 'model')!r}.")
-    if (path / "config.json").exists():
+    is_adapter = (path / "adapter_config.json").exists()
+    if (path / "config.json").exists() and not (is_adapter and not any(path.glob("model*"))):
         return
-    if (path / "adapter_config.json").exists():
+    if is_adapter:
         raise UserError(f"model {str(path)!r} is an adapter: merge it into its model first.")
     raise UserError(
         f"model {str(path)!r} has no config.json: give a folder with config.json, safetensors and "
@@ -80,21 +79,31 @@ def is_local(model: str) -> bool:
     return model == EMBEDDED_MODEL or Path(model).is_dir()
 
 
+def hub_model(name: str) -> HubName:
+    """Parses the name of a model that is not local; raises `UserError` for what cannot be one."""
+    of_hub = HubName.parse("model", name, EMBEDDED_MODEL)
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", of_hub.repository):
+        raise UserError(
+            f"model {name!r} does not exist here, and is no name on the Hugging Face hub such as "
+            f"Qwen/Qwen2.5-3B-Instruct: give a folder that exists, or a name."
+        )
+    return of_hub
+
+
 def find_config(name: str) -> ModelConfig:
     """Finds the config of a folder, of a published model by its name, or of any on the hub."""
     if is_local(name):
         return read_config(model_folder(name) / "config.json")
-    of_hub = HubName.parse("model", name, EMBEDDED_MODEL)
+    of_hub = hub_model(name)
     return published_config(name) or read_config(_downloaded_config(of_hub, name))
 
 
 def _downloaded_config(of_hub: HubName, name: str) -> str:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HFValidationError
 
     try:
         return hf_hub_download(of_hub.repository, "config.json", revision=of_hub.revision)
-    except (OSError, HFValidationError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(
             f"model {name!r} is not a folder, and its config.json could not be downloaded from the "
             f"Hugging Face hub ({type(error).__name__}: {first_line(error)})."

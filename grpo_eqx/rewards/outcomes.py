@@ -1,6 +1,7 @@
 """Arguments of a reward function, and its outcome for each completion."""
 
 import dataclasses
+import inspect
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -94,7 +95,13 @@ def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Out
 
     Raises `RewardError` where that is anything but a list with one number or `None` for each.
     """
-    length = len(returned) if isinstance(returned, (Sequence, np.ndarray)) else None
+    length = _length(returned)
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise RewardError(
+            f"reward function {name} returned a coroutine: write it as async def, and await what "
+            f"it calls."
+        )
     if length != count:
         got = repr(returned) if length is None else f"{length} values"
         raise RewardError(
@@ -108,6 +115,12 @@ def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Out
                 raise TypeError("a string is no number")
             number = None if reward is None else float(reward)
         except (OverflowError, TypeError, ValueError) as error:
+            if inspect.iscoroutine(reward):
+                _close_all(returned)
+                raise RewardError(
+                    f"reward function {name} returned a coroutine for completion {i}: write it as "
+                    f"async def, and return await asyncio.gather(*those)."
+                ) from None
             raise RewardError(
                 f"reward function {name} returned {reward!r} for completion {i}: return a float, "
                 f"or None where it does not apply."
@@ -115,3 +128,17 @@ def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Out
         finite = number is None or np.isfinite(number)
         outcomes.append(number if finite else Failure(f"returned {reward!r}"))
     return outcomes
+
+
+def _length(returned: Any) -> int | None:
+    """Returns the length of a list, a tuple or an array of any library; `None` of anything else."""
+    if isinstance(returned, Sequence):
+        return len(returned)
+    return len(returned) if hasattr(returned, "__array__") and returned.ndim > 0 else None
+
+
+def _close_all(rewards: Sequence[Any]) -> None:
+    """Closes coroutines that nobody will await, of which Python would warn."""
+    for reward in rewards:
+        if inspect.iscoroutine(reward):
+            reward.close()

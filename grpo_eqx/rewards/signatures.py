@@ -11,11 +11,10 @@ _ALWAYS = "prompts", "completions", "completion_ids"
 _OTHERWISE = {
     "question": "the questions are its prompts",
     "prompt": "the prompts of all completions are its prompts, a list",
-    "trainer_state": "that is TRL's; pass what it needs in your own object",
-    "log_extra": "that is TRL's; pass what it needs in your own object",
-    "log_metric": "that is TRL's; pass what it needs in your own object",
 }
 """Arguments that people expect, and where what they want is."""
+_OF_TRL = "trainer_state", "log_extra", "log_metric"
+"""Arguments that TRL passes, and nobody here."""
 
 
 def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
@@ -52,6 +51,12 @@ def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[s
         raise UserError(
             f"reward function {name} takes {nameless[0]} by position only, and arguments are "
             f"passed by name: remove the / from its signature."
+        )
+    if of_trl := [p.name for p in by_name if p.name in _OF_TRL and p.name not in given]:
+        raise UserError(
+            f"reward function {name} takes {', '.join(of_trl)}, which TRL passes, and grpo_eqx "
+            f"does not: remove it from the function; what it returns is logged under its name, and "
+            f"a Tracker gets all metrics."
         )
     for parameter in by_name:
         if parameter.default is parameter.empty and parameter.name not in given:

@@ -1,6 +1,7 @@
 """Device layouts: strategies that build a `jax.sharding.Mesh` of (dp, fsdp, tp)."""
 
 import abc
+import math
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -42,7 +43,13 @@ class Mesh(eqx.Module):
         of `dp` is one host. Otherwise, devices are ordered by process and id.
         """
         devices = jax.devices() if devices is None else devices
-        grid = _grid(self.shape(devices), devices)
+        shape = self.shape(devices)
+        if len(shape) != len(AXES) or math.prod(shape) != len(devices):
+            raise UserError(
+                f"{type(self).__name__}.shape returned {shape} for {len(devices)} devices: return "
+                f"the sizes of {', '.join(AXES)}, whose product is the number of devices."
+            )
+        grid = _grid(shape, devices)
         # Automatic axes: the compiler places collectives; jax.make_mesh would make explicit ones.
         return jax.sharding.Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
 

@@ -39,7 +39,8 @@ class Stages:
         """Says what begins now, on the main process."""
         if is_main():
             seconds = time.monotonic() - self.started
-            print(f"[{seconds:3.0f} s] {text}", file=sys.stderr, flush=True)
+            with contextlib.suppress(OSError):  # its disk may be full: no reason to end a run
+                print(f"[{seconds:3.0f} s] {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def lasting(self, text: str) -> Iterator[None]:

@@ -48,9 +48,18 @@ class RunLock:
         if self._file is not None:
             with contextlib.suppress(OSError):  # the disk may be full
                 self._file.truncate(0)
+            self._remove_empty_folder()
             fcntl.flock(self._file, fcntl.LOCK_UN)  # closing is not enough if a child has it open
             self._file.close()
             self._file = None
+
+    def _remove_empty_folder(self) -> None:
+        """Removes the folder of a run that was refused before it wrote anything."""
+        folder = self.path.parent
+        with contextlib.suppress(OSError):
+            if [path.name for path in folder.iterdir()] == [self.path.name]:
+                self.path.unlink()
+                folder.rmdir()
 
     def _take(self) -> None:
         if not is_main():

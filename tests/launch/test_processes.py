@@ -49,13 +49,10 @@ def test_lines_come_whole_with_the_name_of_their_process(
     capsysbinary: pytest.CaptureFixture[bytes],
 ) -> None:
     assert together("echo a; echo b >&2; printf 'no end'", "printf 'x\\ry\\n\\377\\n'") == 0
-    out = capsysbinary.readouterr().out
+    out, err = capsysbinary.readouterr()
     lines = out.split(b"\n")
-    assert [line for line in lines if line.startswith(b"[0]")] == [
-        b"[0] a",
-        b"[0] b",
-        b"[0] no end",
-    ]
+    assert [line for line in lines if line.startswith(b"[0]")] == [b"[0] a", b"[0] no end"]
+    assert err == b"[0] b\n"
     assert [line for line in lines if line.startswith(b"[1]")] == [b"[1] x\ry", b"[1] \xff"]
     assert out.endswith(b"\n")
 

@@ -66,6 +66,7 @@ CONFIGS = {
     "wandb_project='x'": "wandb_project is x while wandb is disabled",
     "wandb=True": "wandb is True: use online, offline or disabled",
     "mesh=[1, -1, 1]": "mesh is [1, -1, 1]: use a string; as in '1,-1,1'",
+    "rollout_sharding=3": "pass an object to GRPOTrainer(rollout_sharding=...)",
     "dtype='fp16'": "dtype is 'fp16': use auto, float32 or bfloat16",
     "kv_cache_dtype='int4'": "(did you mean int8?)",
     "remat=True": "remat is True: use none, dots, full or auto",
@@ -79,7 +80,7 @@ CONFIGS = {
 
 # Settings of TRL, Tunix and verl: what to use instead.
 OF_OTHERS = {
-    "per_device_train_batch_size": "use prompts_per_step, over all devices",
+    "per_device_train_batch_size": "use prompts_per_step, which counts prompts, not completions",
     "gradient_accumulation_steps": "use micro_batch_size_per_device",
     "max_steps": "use steps",
     "max_prompt_tokens": "use max_prompt_length",
@@ -126,7 +127,7 @@ COMMANDS = {
     "train --recipe ppo": "recipe is 'ppo': use grpo, ",
     "train -n 3": "'-n' is no flag: flags start with --.",
     "train --config nowhere.yaml": "config 'nowhere.yaml' cannot be read",
-    "train --config {DATA}": "is no valid YAML or JSON",
+    "train --config {DATA}": "is no valid JSON: line 2, column 1",
     "train --help losses": "--help has no group 'losses'",
     "train --dynamic-sampling false": "takes no value: leave it out, or use --no-dynamic-sampling",
     "train --config a.yaml --config b.yaml": "--config is given twice",
@@ -238,17 +239,17 @@ SCRIPTS = {
     "trainer(train_data='word_problems@main')": "only names on the Hugging Face hub have revisions",
     # calls
     "GRPOTrainer('Qwen/Qwen2.5-0.5B')": "as in GRPOTrainer(model='Qwen/Qwen2.5-0.5B')",
-    "GRPOTrainer({'steps': 3})": "make it with grpo_eqx.GRPOConfig(...)",
-    "GRPOTrainer(args={'steps': 3})": "the config is a builtins.dict",
+    "GRPOTrainer({'steps': 3})": "pass GRPOConfig(**that)",
+    "GRPOTrainer(args={'steps': 3})": "the config is a dict",
     "trainer(args=GRPOConfig())": "args and cfg are the same argument: pass one of them",
     "GRPOTrainer('tiny_qwen2', 'correct')": "only the config is passed by position",
-    "GRPOTrainer(mesh='auto')": "pass an object of the class Mesh, or set GRPOConfig(mesh=...)",
+    "GRPOTrainer(mesh='auto')": "fsdp=-1, tp=1), or set GRPOConfig(mesh=...)",
     "GRPOTrainer(loss_backend='dense')": "or set GRPOConfig(loss_backend=...)",
     "GRPOTrainer(rollout_sharding='legacy')": "or set GRPOConfig(rollout_sharding=...)",
     "GRPOTrainer(optimizer='adamw')": "or set GRPOConfig(optimizer=...)",
     "import optax\nGRPOTrainer(optimizer=optax.adamw)": "optimizer is of type function",
     "trainer(trackers='wandb')": "for Weights & Biases, set GRPOConfig(wandb='online')",
-    "trainer(trackers=[print])": "trackers is of type builtin_function_or_method: pass an object",
+    "trainer(trackers=[print])": "trackers is of type builtin_function_or_method, of builtins: pass",
     "from grpo_eqx.tracking import Tracker\ntrainer(trackers=[Tracker])": (
         "trackers: Tracker is a class: pass an object of it"
     ),
@@ -328,6 +329,42 @@ SCRIPTS = {
     "trainer(model=model(max_position_embeddings=16))": "16 positions of the model",
     "trainer(model=model(quantization_config={'bits': 4}))": "quantization_config",
     "trainer(chat_template='none', system_prompt='Think.')": "without a template there are no",
+    "trainer(chat_template='{% for m in messages %}{{ m.content }}{% endfor %}')": (
+        "chat_template is a template itself, and names a file"
+    ),
+    "trainer(chat_template='nowhere.jinja')": "cannot be read (No such file or directory)",
+    "trainer(system_prompt='Add.', chat_template=file('gemma.jinja', NO_SYSTEM))": (
+        "(no system role): leave system_prompt unset, with its text in the problems"
+    ),
+    "trainer(model='/nowhere/qwen')": "model '/nowhere/qwen' does not exist here",
+    "trainer(model=model(adapter=True))": "is an adapter: merge it into its model first",
+    "trainer(train_data=[{'messages': TALK}] * 20, reward_funcs='format')": (
+        "rename messages to prompt, without the assistant's last message"
+    ),
+    # what TRL has, and this library has not
+    "trainer(reward_funcs=lambda log_metric=None, **columns: [])": (
+        "reward function <lambda> takes log_metric, which TRL passes, and grpo_eqx does not"
+    ),
+    "async def one(): return 1.0\ndef f(**columns): return [one()]\n"
+    "trainer(reward_funcs=f).fit()": "returned a coroutine for completion 0: write it as async def",
+    "async def one(): return 1.0\ndef f(**columns): return one()\n"
+    "trainer(reward_funcs=f).fit()": "returned a coroutine: write it as async def",
+    "trainer().push_to_hub()": "repo_id is missing: give owner/name",
+    "trainer().plan(search='steps')": "search is 'steps': use micro_batch_size_per_device or",
+    "trainer().plan('a100')": "local, the devices of this machine (the only way to plan for GPUs)",
+    "trainer().evaluate(num_samples=2, temperature=1.0).pass_at(3)": "pass@3 needs 1 <= k <= 2",
+    "GRPOTrainer(recipes.dapo)": "the config is the function or class dapo: call it",
+    # objects of their own
+    "GRPOTrainer(mesh=jax.make_mesh((1, 1, 1), ('dp', 'fsdp', 'tp')))": (
+        "mesh is of type Mesh, of jax: pass an object of grpo_eqx.sharding.Mesh, such as"
+    ),
+    "class M(sharding.Mesh):\n    def shape(self, devices): return 1, len(devices)\n"
+    "GRPOTrainer(GRPOConfig(steps=2), mesh=M())": "return the sizes of dp, fsdp, tp",
+    "class R(sharding.RolloutSharding):\n    def layout(self, *batch): return 'dp'\n"
+    "GRPOTrainer(rollout_sharding=R())": "R.layout returned a str: return a grpo_eqx.sharding.Ro",
+    "class B(loss_backends.LossBackend):\n    def token_stats(self, hidden, head, ids, *rest):\n"
+    "        return loss_backends.TokenStats(hidden, hidden, hidden)\n"
+    "GRPOTrainer(loss_backend=B())": "B returned logps of shape",
 }
 
 TABLE = [

@@ -19,7 +19,7 @@ from typing import Any
 import datasets
 import jax
 
-from grpo_eqx import GRPOConfig, GRPOTrainer, cli
+from grpo_eqx import GRPOConfig, GRPOTrainer, cli, loss_backends, recipes, sharding
 from grpo_eqx.cli.main import main as command_main
 
 HERE = Path(tempfile.mkdtemp())
@@ -34,6 +34,12 @@ DATA = HERE / "problems.jsonl"
 DATA.write_text("".join(f'{{"question": "{i} + {i}?", "answer": {2 * i}}}\n' for i in range(40)))
 ROWS = [{"question": f"{i} + {i}?", "answer": 2 * i} for i in range(40)]
 Dataset = datasets.Dataset
+TALK = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+"""Template that refuses system messages, as Gemma's does."""
 
 
 def file(name: str, content: str | bytes) -> str:
@@ -43,16 +49,19 @@ def file(name: str, content: str | bytes) -> str:
     return str(path)
 
 
-def model(*, without: str = "", weights: str = "", **fields: Any) -> str:
+def model(*, without: str = "", weights: str = "", adapter: bool = False, **fields: Any) -> str:
     """Copies the model without files of some name, and with other fields in its config.json.
 
-    Its weights can be replaced by a text.
+    Its weights can be replaced by a text, or be those of an adapter.
     """
     folder = Path(tempfile.mkdtemp(dir=HERE)) / "model"
     shutil.copytree(MODEL, folder)
     if without:
         for path in folder.glob(without):
             path.unlink()
+    if adapter:
+        (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
+        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     if weights:
         (folder / "model.safetensors").write_text(weights)
     config = folder / "config.json"
@@ -71,7 +80,14 @@ def trainer(**arguments: Any) -> GRPOTrainer:
 
 def run_script(text: str) -> None:
     """Runs the body of a script's `main`."""
-    scope = {**globals(), "GRPOConfig": GRPOConfig, "GRPOTrainer": GRPOTrainer}
+    of_package = {
+        "GRPOConfig": GRPOConfig,
+        "GRPOTrainer": GRPOTrainer,
+        "recipes": recipes,
+        "sharding": sharding,
+        "loss_backends": loss_backends,
+    }
+    scope = {**globals(), **of_package}
     sys.argv = ["train.py"]
     cli.run(lambda _: exec(text, scope))
 

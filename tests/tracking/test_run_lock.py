@@ -101,4 +101,13 @@ def test_it_can_be_taken_again_and_checking_creates_nothing(tmp_path: Path) -> N
     for _ in range(2):
         with lock:
             assert lock.path.exists()
+            (lock.path.parent / "metrics.jsonl").touch()
         assert lock.path.read_text() == ""
+
+
+def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path: Path) -> None:
+    lock = RunLock(tmp_path / "new")
+    for _ in range(2):
+        with lock:
+            assert lock.path.exists()
+        assert list(tmp_path.iterdir()) == []
