@@ -224,7 +224,9 @@ class GRPOTrainer:
         self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
 
     @explains_out_of_memory
-    def fit(self, resume_from_checkpoint: str | Path | bool | None = None) -> FitResult:
+    def fit(
+        self, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
+    ) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder.
 
         **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`; as in
@@ -232,6 +234,7 @@ class GRPOTrainer:
 
         Raises `UserError` where the checkpoint is of another run, or cannot be read.
         """
+        refuse_arguments("fit", others)
         cfg = self.cfg
         if self.state.step >= cfg.steps:
             raise UserError(
@@ -255,8 +258,11 @@ class GRPOTrainer:
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
         return FitResult(record.folder.path, record.history, seconds)
 
-    def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> FitResult:
+    def train(
+        self, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
+    ) -> FitResult:
         """Trains: `fit` by TRL's name."""
+        refuse_arguments("train", others)
         return self.fit(resume_from_checkpoint)
 
     def _train(self, record: RunRecord, checkpoints: Checkpoints) -> None:
@@ -300,7 +306,7 @@ class GRPOTrainer:
 
     @explains_out_of_memory
     def evaluate(
-        self, /, *, temperature: float = 0.0, num_samples: int = 1, **others: Any
+        self, /, *eval_dataset: Any, temperature: float = 0.0, num_samples: int = 1, **others: Any
     ) -> Evaluation:
         """Solves up to `cfg.eval_problems` held-out problems: by default greedy pass@1.
 
@@ -309,7 +315,7 @@ class GRPOTrainer:
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
-        refuse_arguments("evaluate", others)
+        refuse_arguments("evaluate", {**({"eval_dataset": 0} if eval_dataset else {}), **others})
         problems, temperature = self.heldout.prompts, float(temperature)
         if num_samples != int(num_samples) or num_samples < 1:
             raise UserError(

@@ -249,7 +249,7 @@ SCRIPTS = {
     "GRPOTrainer(optimizer='adamw')": "or set GRPOConfig(optimizer=...)",
     "import optax\nGRPOTrainer(optimizer=optax.adamw)": "optimizer is of type function",
     "trainer(trackers='wandb')": "for Weights & Biases, set GRPOConfig(wandb='online')",
-    "trainer(trackers=[print])": "trackers is of type builtin_function_or_method, of builtins: pass",
+    "trainer(trackers=[print])": "trackers is of type builtin_function_or_method, of builtins",
     "from grpo_eqx.tracking import Tracker\ntrainer(trackers=[Tracker])": (
         "trackers: Tracker is a class: pass an object of it"
     ),
@@ -349,6 +349,9 @@ SCRIPTS = {
     "trainer(reward_funcs=f).fit()": "returned a coroutine for completion 0: write it as async def",
     "async def one(): return 1.0\ndef f(**columns): return one()\n"
     "trainer(reward_funcs=f).fit()": "returned a coroutine: write it as async def",
+    "trainer().fit(steps=3)": "fit has no argument steps: set GRPOConfig(steps=...)",
+    "trainer().train(trial=None, ignore_keys_for_eval=[])": "train has no argument trial",
+    "trainer().evaluate(ROWS)": "evaluate has no argument eval_dataset: pass it to GRPOTrainer",
     "trainer().push_to_hub()": "repo_id is missing: give owner/name",
     "trainer().plan(search='steps')": "search is 'steps': use micro_batch_size_per_device or",
     "trainer().plan('a100')": "local, the devices of this machine (the only way to plan for GPUs)",
