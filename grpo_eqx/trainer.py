@@ -225,7 +225,7 @@ class GRPOTrainer:
 
     @explains_out_of_memory
     def fit(
-        self, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
+        self, /, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
     ) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder.
 
