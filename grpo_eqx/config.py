@@ -138,7 +138,8 @@ class GRPOConfig:
     min_p: Share = 0.0
     """Sample from tokens with at least this fraction of the most likely token's probability."""
     stop_strings: tuple[str, ...] = ()
-    """Strings that end a completion, like end-of-sequence tokens; they stay in its text."""
+    """Strings that end a completion, like end-of-sequence tokens; they stay in its text. A shell
+    writes the end of a line as $'\\n'."""
     max_num_seqs: PositiveInt | None = None
     """Completions decoded at a time, across all devices; as some end, others take their place.
     Fewer take less memory, although each then keeps its own copy of its prompt's keys and values.
@@ -379,6 +380,11 @@ class GRPOConfig:
                 f"output_dir is {str(self.output_dir)!r}, and variables such as {variable[0]} are "
                 f"not expanded in settings: write the name itself."
             )
+        if spelled := [x for x in self.stop_strings if re.fullmatch(r"(\\[nrt])+", x)]:
+            raise UserError(
+                f"stop_strings has {spelled[0]}, which is a backslash and a letter: in a shell, "
+                f"write $'{spelled[0]}' for the character that it stands for."
+            )
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
         if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
@@ -404,7 +410,7 @@ class GRPOConfig:
         return dataclasses.replace(self, steps=steps, num_train_epochs=None)
 
     def without_effect(self) -> str | None:
-        """Returns a note on settings without effect because every ratio is 1, or `None`."""
+        """Returns notes on settings without effect, or `None`."""
         of_ratios = (
             "epsilon", "epsilon_high", "delta", "dual_clip", "sapo_temperature_pos",
             "sapo_temperature_neg",
@@ -415,13 +421,21 @@ class GRPOConfig:
         ]
         if self.importance_sampling_level != "token":
             names.append("importance_sampling_level")
+        notes = []
+        slots, completions = self.max_num_seqs, self.prompts_per_step * self.num_generations
+        if slots is not None and slots >= completions:
+            notes.append(
+                f"note: max_num_seqs is {slots}, and a rollout has {completions} completions: all "
+                f"are decoded at once, as without it."
+            )
         if self.updates_per_step > 1 or not names:
-            return None
-        return (
+            return "\n".join(notes) or None
+        notes.append(
             f"note: with one update per rollout the ratio is exactly 1, and {', '.join(names)} "
             f"{'has' if len(names) == 1 else 'have'} no effect; raise num_iterations or "
             f"steps_per_generation for more updates."
         )
+        return "\n".join(notes)
 
     def resolved(self) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses."""

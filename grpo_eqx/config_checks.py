@@ -277,7 +277,8 @@ def check_alternatives(
     """Refuses two settings for one thing."""
     if num_train_epochs is not None and steps != DEFAULT_STEPS:
         raise UserError(
-            f"steps is {steps} and num_train_epochs is {num_train_epochs:g}: set one of them."
+            f"steps is {steps} and num_train_epochs is {num_train_epochs:g}: set one of them, and "
+            f"leave the other at its default (steps=150, num_train_epochs=None)."
         )
     if warmup_ratio is not None and warmup_steps > 0:
         raise UserError(

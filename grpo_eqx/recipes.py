@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.errors import UserError
 
 _UPDATES = 4  # per rollout, where a recipe is off-policy: as in GSPO, and a divisor of 16
 
@@ -93,4 +94,13 @@ RECIPES: Mapping[str, Callable[..., GRPOConfig]] = {
 
 
 def _config(overrides: Mapping[str, Any], **fields: Any) -> GRPOConfig:
-    return GRPOConfig(**{**fields, **overrides})
+    try:
+        return GRPOConfig(**{**fields, **overrides})
+    except UserError as error:
+        kept = [f"{name}={value!r}" for name, value in fields.items() if name not in overrides]
+        blamed = any(each.partition("=")[0] in str(error) for each in kept)
+        if not overrides or not blamed:
+            raise
+        raise UserError(
+            f"{error} The recipe sets {', '.join(kept)}: pass None for what does not apply."
+        ) from None

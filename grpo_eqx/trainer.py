@@ -33,6 +33,7 @@ from grpo_eqx.evaluation import Evaluation, complete
 from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
 from grpo_eqx.generation import Completions
 from grpo_eqx.loss_backends import LossBackend
+from grpo_eqx.metric_names import check_best_metric
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.hub import upload
 from grpo_eqx.models.pretrained import save_pretrained
@@ -212,6 +213,7 @@ class GRPOTrainer:
         self.programs = self._run.programs(
             self.mesh, self.tokenizer, lambda name: self._stages.say(f"compiling {name}")
         )
+        check_best_metric(self.cfg, self.rewards, self.programs.options, self._run.passes)
         devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
         with self._stages.lasting(f"loading the model onto {devices}"):
             self.state = self._initial_state()
@@ -230,7 +232,7 @@ class GRPOTrainer:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder.
 
         **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`; as in
-        TRL, `True` for the newest in the run's folder, and `False` for none.
+        TRL, `True` for the newest in the run's folder, which must have one, and `False` for none.
 
         Raises `UserError` where the checkpoint is of another run, or cannot be read.
         """
@@ -238,12 +240,13 @@ class GRPOTrainer:
         cfg = self.cfg
         if self.state.step >= cfg.steps:
             raise UserError(
-                f"this trainer has finished its {cfg.steps} steps: create a new one to continue."
+                f"this trainer has finished its {cfg.steps} steps: create a new one, with more "
+                f"steps, to continue."
             )
         with StopRequest(cfg.preemption_deadline, _say_here) as stop, self._watchdog, self._lock:
             checkpoints = self._checkpoints(stop, resume_from_checkpoint)
             again = self.state.step > 0 and resume_from_checkpoint is None  # in this process
-            continued = again or self._resume(checkpoints)
+            continued = again or self._resume(checkpoints, resume_from_checkpoint)
             with self.rewards:
                 if self.state.step < cfg.steps:
                     with self._stages.lasting("trying the reward functions on one completion"):
@@ -396,6 +399,8 @@ class GRPOTrainer:
         """Writes the model: `save_pretrained`, by default to `model/` in the run's folder."""
         assert self.cfg.output_dir is not None  # resolved
         run = RunFolder(self.cfg.output_dir)
+        if output_dir is None and self._record is None:
+            raise UserError("nothing is trained yet: name a folder, as in save_model('untrained').")
         self.save_pretrained(run.model if output_dir is None else output_dir)
 
     def push_to_hub(
@@ -448,12 +453,19 @@ class GRPOTrainer:
         facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
         return Checkpoints(cfg, facts, stop, _say, self._stages.started)
 
-    def _resume(self, checkpoints: Checkpoints) -> bool:
+    def _resume(self, checkpoints: Checkpoints, source: str | Path | bool | None) -> bool:
         """Replaces the state by that of a checkpoint, if there is one to resume from.
+
+        Raises `UserError` if there is none, and the source is `True`.
 
         **Returns:** whether the run in the output folder is the one that continues.
         """
         found = checkpoints.find()
+        if found is None and source is True:
+            raise UserError(
+                f"resume_from_checkpoint is True, and {str(self.cfg.output_dir)!r} has no "
+                f"checkpoint to resume from: leave it out, or name one."
+            )
         if found is None:
             return False
         for array in jax.tree.leaves(eqx.filter(self.state, eqx.is_array)):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,9 @@ def _check_object(name: str, value: Any, kind: type, setting: str | None = None)
         return
     if isinstance(value, type):
         raise UserError(f"{name}: {value.__name__} is a class: pass an object of it.")
+    if inspect.isfunction(value):
+        name_of = value.__name__
+        raise UserError(f"{name} is the function {name_of}: call it, as in {name_of}(...).")
     own = type(value)
     what = f"of type {own.__name__}, of {own.__module__.partition('.')[0]}"
     raise UserError(

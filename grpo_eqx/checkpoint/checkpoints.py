@@ -169,7 +169,7 @@ class Checkpoints:
                 continue
             self.say(f"resuming from {saved.path}, after step {state.step} of {self.cfg.steps}")
             if state.step == self.cfg.steps:
-                self.say("nothing is left to train; for a new run, set --resume never")
+                self.say("nothing is left to train; for a new run, set resume to never")
             if changes:
                 self.say(f"settings changed since then: {'; '.join(changes)}")
             if found.folder == self.folder:

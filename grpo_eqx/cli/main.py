@@ -1,13 +1,16 @@
 """The command `grpo-eqx`."""
 
+import contextlib
+import dataclasses
 import difflib
 import functools
 import inspect
+import io
 import itertools
 import operator
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -33,6 +36,13 @@ _ANY = functools.reduce(
     (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _SUBCOMMANDS.items()),
 )
 """Union of the subcommands, for the help on all of them."""
+_OF_LAUNCHERS: Mapping[str, str] = {
+    "nproc_per_node": "use --processes",
+    "num_processes": "use --processes",
+    "nnodes": "use --processes",
+    "max_restarts": "use --restarts",
+}
+"""Flags of other launchers, and what to use instead."""
 _ABOUT = "GRPO in JAX, from a laptop to a TPU pod. --version prints the version."
 
 
@@ -92,6 +102,8 @@ def _program(arguments: Sequence[str]) -> int | None:
 def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcommand | Group:
     """Returns the subcommand of a kind that arguments describe, of which the first is its name."""
     if not issubclass(kind, ConfigFlags):
+        if not issubclass(kind, Group):
+            _refuse_unknown(kind, arguments)
         return _cli(kind, arguments[1:], tyro.conf.FlagCreatePairsOff, name=arguments[0])
     _help_or_refuse(kind, arguments)
     with AS_SETTINGS:
@@ -99,15 +111,51 @@ def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcomm
         return _cli(kind, arguments[1:], name=arguments[0], default=default)
 
 
+def _refuse_unknown(kind: type[Subcommand], arguments: Sequence[str]) -> None:
+    """Refuses flags that a subcommand does not have, of which the parser says something else."""
+    assert dataclasses.is_dataclass(kind)
+    known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind))]
+    for argument in arguments[1:]:
+        flag = argument.partition("=")[0].replace("_", "-")
+        if flag.startswith("--") and flag not in known:
+            raise UserError(_unknown_flag(flag, f"grpo-eqx {arguments[0]}", known))
+
+
 def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **options: Any) -> Any:
-    return tyro.cli(
-        kind,
-        prog=f"grpo-eqx {name}".strip(),
-        description=None if name else _ABOUT,
-        args=arguments,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, *config),
-        **options,
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(
+                kind,
+                prog=f"grpo-eqx {name}".strip(),
+                description=None if name else _ABOUT,
+                args=arguments,
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, *config),
+                **options,
+            )
+    except SystemExit:
+        if not said.getvalue():  # the help
+            raise
+        words = itertools.takewhile(lambda word: not word.startswith("-"), arguments)
+        command = " ".join(["grpo-eqx", name, *(words if name == "launch" else ())])
+        raise UserError(_in_a_sentence(said.getvalue(), command)) from None
+
+
+def _in_a_sentence(box: str, command: str) -> str:
+    """Returns the complaint of the parser about a command, which comes in a box, in a sentence."""
+    lines = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
+    text = " ".join(line for line in lines if line)
+    complaint = re.split(r"Argument helptext|For full helptext", text)[0].strip(" .")
+    if unknown := re.search(r"Unrecognized options:? (-[^\s,]+)", complaint):
+        return _unknown_flag(unknown[1], command)
+    return f"{complaint}; {command} --help says more."
+
+
+def _unknown_flag(flag: str, command: str, known: Collection[str] = ()) -> str:
+    near = difflib.get_close_matches(flag, known, n=1)
+    guess = f"did you mean {near[0]}" if near else f"{command} --help lists all"
+    fix = _OF_LAUNCHERS.get(flag.lstrip("-").replace("-", "_"), guess)
+    return f"{flag} is no flag of {command}: {fix}" + ("?" if near else ".")
 
 
 def _about_no_subcommand(word: str) -> str:

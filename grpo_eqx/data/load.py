@@ -106,6 +106,11 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
 
 def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
     HubName.parse(setting, name, EMBEDDED_DATA)  # refuses a revision of what has none
+    if name and (path / "dataset_info.json").exists():
+        raise UserError(
+            f"{setting} {name!r} is what save_to_disk wrote: pass "
+            f"datasets.load_from_disk({name!r}) to GRPOTrainer(train_data=...)."
+        )
     if name and path.is_dir():
         raise UserError(f"{setting} {name!r} is a folder: give a JSONL file, or a hub name.")
     before, colon, _ = name.partition(":")

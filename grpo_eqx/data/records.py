@@ -7,7 +7,6 @@ from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource
 from grpo_eqx.errors import UserError
 
 QUESTION, PROMPT = "question", "prompt"
-_MESSAGE = "role", "content"
 _ROLES = "system", "user", "assistant", "tool"
 
 
@@ -142,11 +141,12 @@ def _wanted(column: str, content: Any) -> str:
 def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
     """Returns the text that the model answers; refuses messages that no template expects."""
     for message in conversation:
-        fields = [message.get(name) for name in _MESSAGE] if isinstance(message, Mapping) else [0]
-        if not all(isinstance(field, str) for field in fields):
+        if not _is_message(message):
+            parts = isinstance(message, Mapping) and isinstance(message.get("content"), list)
+            more = "; images and other parts are not supported" if parts else ""
             raise UserError(
                 f"{where}: {PROMPT} has the message {_brief(message)}: give messages as objects "
-                f"with role and content, both text."
+                f"with role and content, both text{more}."
             )
         if message["role"] not in _ROLES:
             raise UserError(
@@ -160,6 +160,15 @@ def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
             f"with the user's."
         )
     return str(last["content"])
+
+
+def _is_message(message: Any) -> bool:
+    """Returns whether a message has role and content, or calls tools, as templates expect."""
+    if not isinstance(message, Mapping):
+        return False
+    content = message.get("content")
+    has_content = isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
+    return has_content and isinstance(message.get("role"), str)
 
 
 def _brief(value: Any) -> str:

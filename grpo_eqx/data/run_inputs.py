@@ -71,6 +71,11 @@ def load_inputs(
         )
     if not train[0].plain:
         tokenizer.check_template()
+    if cfg.system_prompt is not None and _is_file(cfg.system_prompt):
+        raise UserError(
+            f"system_prompt is {cfg.system_prompt!r}, the name of a file: give its text, as in "
+            f'--system-prompt "$(cat {cfg.system_prompt})".'
+        )
     inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -82,6 +87,13 @@ def load_inputs(
             f"their own: it would do nothing; leave it unset."
         )
     return inputs
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # too long for a name
+        return False
 
 
 def _has_system_message(prompt: Prompt) -> bool:
@@ -127,8 +139,8 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
 def _read_template(path: str) -> str:
     if any(mark in path for mark in ("{%", "{{", "\n")):
         raise UserError(
-            "chat_template is a template itself, and names a file: write it to one, and give its "
-            "path."
+            "chat_template is the path of a file, and this is a template itself: write it to a "
+            "file, and give its path."
         )
     try:
         return Path(path).expanduser().read_text(encoding="utf-8")

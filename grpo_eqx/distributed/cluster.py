@@ -42,6 +42,7 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
             return _checked(cluster) if cluster.num_processes > 1 else None
     worker = tpu_metadata.worker(environment)
     if worker is None or len(worker.hosts) == 1:
+        _refuse_torchrun(environment)
         return None
     return _checked(_of_hosts(worker.hosts, worker.number))
 
@@ -50,6 +51,17 @@ def declared_by(environment: Mapping[str, str] = os.environ) -> str:
     """Names what `find_cluster` reads: that which declares the processes of a run."""
     found = (name for name, find in _DECLARED.items() if find(environment) is not None)
     return next(found, "the TPU VM's metadata server")
+
+
+def _refuse_torchrun(environment: Mapping[str, str]) -> None:
+    """Refuses processes of a launcher that is not read, which would be runs of their own."""
+    size = environment.get("WORLD_SIZE", "1")
+    if size not in ("", "1") and "RANK" in environment:
+        raise UserError(
+            f"WORLD_SIZE is {size}, as torchrun and accelerate set it, and they are not read: JAX "
+            f"uses all devices of a host from one process; for several hosts use grpo-eqx launch, "
+            f"or give --coordinator-address, --num-processes and --process-id."
+        )
 
 
 def _of_jax(environment: Mapping[str, str]) -> Cluster | None:

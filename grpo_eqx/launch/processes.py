@@ -121,10 +121,11 @@ def _start(process: Process) -> subprocess.Popen[bytes]:
             start_new_session=True,
         )
     except OSError as error:
-        raise UserError(
-            f"cannot start {process.arguments[0]!r} ({error.strerror}): give a program that is "
-            f"on PATH, or its path."
-        ) from error
+        program = process.arguments[0]
+        fix = "give a program that is on PATH, or its path"
+        if " " in program and len(process.arguments) == 1:
+            fix = "leave out the quotes around the command"
+        raise UserError(f"cannot start {program!r} ({error.strerror}): {fix}.") from error
 
 
 def _thread(function: Callable[..., None], *arguments: object) -> threading.Thread:

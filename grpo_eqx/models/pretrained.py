@@ -43,8 +43,6 @@ def model_folder(name_or_path: str | Path) -> Path:
     if path.is_dir():
         _check_folder(path)
         return path
-    if path.is_file():
-        raise UserError(f"model {str(path)!r} is a file: give its folder, {str(path.parent)!r}.")
     if str(name_or_path) == EMBEDDED_MODEL:
         return _ASSETS / EMBEDDED_MODEL
     name = hub_model(str(name_or_path))
@@ -66,6 +64,10 @@ def _check_folder(path: Path) -> None:
     is_adapter = (path / "adapter_config.json").exists()
     if (path / "config.json").exists() and not (is_adapter and not any(path.glob("model*"))):
         return
+    if (path / "state").is_dir() and (path / "facts").is_dir():
+        raise UserError(
+            f"model {str(path)!r} is a checkpoint: use the folder that grpo-eqx export makes of it."
+        )
     if is_adapter:
         raise UserError(f"model {str(path)!r} is an adapter: merge it into its model first.")
     raise UserError(
@@ -81,6 +83,8 @@ def is_local(model: str) -> bool:
 
 def hub_model(name: str) -> HubName:
     """Parses the name of a model that is not local; raises `UserError` for what cannot be one."""
+    if Path(name).is_file():
+        raise UserError(f"model {name!r} is a file: give its folder, {str(Path(name).parent)!r}.")
     of_hub = HubName.parse("model", name, EMBEDDED_MODEL)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", of_hub.repository):
         raise UserError(

@@ -21,8 +21,10 @@ BUILT_IN: dict[str, RewardFunc] = {
 def reward_func(name: str) -> RewardFunc:
     """Returns the built-in reward function of that name; raises `UserError` for an unknown one."""
     if name not in BUILT_IN:
-        several = "; separate names with spaces" if "," in name else ""
+        more = "; separate names with spaces" if "," in name else ""
+        if "/" in name:
+            more = "; reward models are not loaded: call yours in a function of your own"
         raise UserError(
-            f"no reward function named {name!r}; built-in: {', '.join(BUILT_IN)}{several}."
+            f"no reward function named {name!r}; built-in: {', '.join(BUILT_IN)}{more}."
         )
     return BUILT_IN[name]

@@ -113,7 +113,7 @@ class RunFolder:
     def history(self, last: int) -> list[dict[str, float]]:
         """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
         return [
-            {name: math.nan if x is None else x for name, x in row.items() if name != "step"}
+            {name: math.nan if x is None else float(x) for name, x in row.items()}
             for row in self._rows(last)
             if "step_time" in row  # else an evaluation
         ]

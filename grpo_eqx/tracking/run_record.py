@@ -125,7 +125,7 @@ class RunRecord:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `step`, counted from 1."""
-        self.history.append(metrics)
+        self.history.append({"step": float(step), **metrics})
         if self.only_history:
             return
         with self.folder.writing():

@@ -66,6 +66,7 @@ CONFIGS = {
     "wandb_project='x'": "wandb_project is x while wandb is disabled",
     "wandb=True": "wandb is True: use online, offline or disabled",
     "mesh=[1, -1, 1]": "mesh is [1, -1, 1]: use a string; as in '1,-1,1'",
+    "stop_strings=(r'\\n\\n',)": "which is a backslash and a letter: in a shell, write $'",
     "rollout_sharding=3": "pass an object to GRPOTrainer(rollout_sharding=...)",
     "dtype='fp16'": "dtype is 'fp16': use auto, float32 or bfloat16",
     "kv_cache_dtype='int4'": "(did you mean int8?)",
@@ -167,6 +168,13 @@ COMMANDS = {
     "launch slurm python train.py": "-- is missing before python",
     "launch local --processes 0 -- python x.py": "processes",
     "doctor --outputdir x": "--outputdir",
+    "launch local --nproc_per_node 2 -- python x.py": (
+        "--nproc_per_node is no flag of grpo-eqx launch local: use --processes."
+    ),
+    "export {RUN} --format hf": (
+        "--format is no flag of grpo-eqx export: grpo-eqx export --help lists all."
+    ),
+    "launch local -- 'grpo-eqx train'": "leave out the quotes around the command",
 }
 
 # Bodies of scripts: data, calls, rewards and models.
@@ -247,7 +255,7 @@ SCRIPTS = {
     "GRPOTrainer(loss_backend='dense')": "or set GRPOConfig(loss_backend=...)",
     "GRPOTrainer(rollout_sharding='legacy')": "or set GRPOConfig(rollout_sharding=...)",
     "GRPOTrainer(optimizer='adamw')": "or set GRPOConfig(optimizer=...)",
-    "import optax\nGRPOTrainer(optimizer=optax.adamw)": "optimizer is of type function",
+    "import optax\nGRPOTrainer(optimizer=optax.adamw)": "optimizer is the function adamw: call it",
     "trainer(trackers='wandb')": "for Weights & Biases, set GRPOConfig(wandb='online')",
     "trainer(trackers=[print])": "trackers is of type builtin_function_or_method, of builtins",
     "from grpo_eqx.tracking import Tracker\ntrainer(trackers=[Tracker])": (
@@ -330,11 +338,25 @@ SCRIPTS = {
     "trainer(model=model(quantization_config={'bits': 4}))": "quantization_config",
     "trainer(chat_template='none', system_prompt='Think.')": "without a template there are no",
     "trainer(chat_template='{% for m in messages %}{{ m.content }}{% endfor %}')": (
-        "chat_template is a template itself, and names a file"
+        "chat_template is the path of a file, and this is a template itself"
     ),
     "trainer(chat_template='nowhere.jinja')": "cannot be read (No such file or directory)",
     "trainer(system_prompt='Add.', chat_template=file('gemma.jinja', NO_SYSTEM))": (
         "(no system role): leave system_prompt unset, with its text in the problems"
+    ),
+    "trainer(reward_funcs='me/reward-model')": "reward models are not loaded: call yours in a",
+    "trainer(train_data=[{'prompt': [{'role': 'user', 'content': [{'text': 'x'}]}]}] * 20)": (
+        "with role and content, both text; images and other parts are not supported"
+    ),
+    "trainer(system_prompt=DATA.as_posix())": "the name of a file: give its text, as in",
+    "trainer().save_model()": "nothing is trained yet: name a folder",
+    "trainer().train(resume_from_checkpoint=True)": "has no checkpoint to resume from: leave it",
+    "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
+    "trainer(save_total_limit=2, metric_for_best_model='eval_reward')": (
+        "metric_for_best_model is 'eval_reward', which training steps do not log (did you mean"
+    ),
+    "trainer(save_total_limit=2, metric_for_best_model='rewards/correct')": (
+        "(did you mean rewards/correct/"
     ),
     "trainer(model='/nowhere/qwen')": "model '/nowhere/qwen' does not exist here",
     "trainer(model=model(adapter=True))": "is an adapter: merge it into its model first",

@@ -1,0 +1,72 @@
+"""Names of the metrics that a run's steps log, known before the first."""
+
+import difflib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.errors import UserError
+from grpo_eqx.objective import TokenBatch, Totals
+from grpo_eqx.rewards import RewardRunner
+from grpo_eqx.run_spec import Passes
+from grpo_eqx.tracking.metrics import completion_metrics, failure_metrics, reward_metrics
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.programs import SKIPPED
+
+_OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+_OF_STEPS = (
+    "grad_norm", "update_norm", SKIPPED, "learning_rate", "num_tokens",
+    "dynamic_sampling/num_generation_batches", "dynamic_sampling/frac_groups_dropped",
+)  # fmt: skip
+
+
+def check_best_metric(
+    cfg: GRPOConfig, rewards: RewardRunner, options: ProgramOptions, passes: Passes
+) -> None:
+    """Raises `UserError` if the steps of a run do not log `metric_for_best_model`."""
+    name = cfg.metric_for_best_model
+    if name is None or name.startswith(_OF_THE_MACHINE):
+        return
+    known = metric_names(rewards, options, passes)
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        guess = f" (did you mean {near[0]}?)" if near else ""
+        raise UserError(
+            f"metric_for_best_model is {name!r}, which training steps do not log{guess}: use one "
+            f"of {', '.join(known)}. Evaluations are not compared."
+        )
+
+
+def metric_names(rewards: RewardRunner, options: ProgramOptions, passes: Passes) -> list[str]:
+    """Returns the names of a step's metrics, but for those of the machine, in order."""
+    one = np.zeros((len(rewards.funcs), 1, 2))
+    of_rewards = rewards.combined(one, one.astype(bool))
+    lengths = np.ones((1, 2), int)
+    names = {
+        **reward_metrics(of_rewards),
+        **failure_metrics(of_rewards),
+        **completion_metrics(lengths, lengths.astype(bool)),
+    }
+    return sorted({*names, *_objective_names(options, passes), *_OF_STEPS})
+
+
+def _objective_names(options: ProgramOptions, passes: Passes) -> list[str]:
+    def metrics() -> dict[str, jax.Array]:
+        floats = jnp.zeros((1, 2, 1), jnp.float32)
+        mask = jnp.ones(floats.shape, bool)
+        batch = TokenBatch(
+            logps=floats,
+            entropies=floats,
+            sampler_logps=floats,
+            advantages=floats[..., 0],
+            mask=mask,
+            policy_mask=mask,
+            old_logps=floats if passes.old_policy else None,
+            ref_logps=floats if passes.reference else None,
+        )
+        recorded = options.objective(batch, Totals.of(mask, mask))[1]
+        return {name: x for part in recorded for name, x in part.items()}
+
+    return list(jax.eval_shape(metrics))
