@@ -71,6 +71,9 @@ HINTS = {
 }
 """Advice on settings of a type that they often come in, but cannot have."""
 
+_PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
+"""Settings that may be a path."""
+
 MAY_CHANGE = frozenset(
     {
         # how long the run is, and what is kept of it
@@ -440,9 +443,11 @@ class GRPOConfig:
     def resolved(self) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses."""
         filled = self._filled()
+        paths = {name: str(getattr(filled, name)) for name in _PATHS}
+        in_home = {name: str(Path(x).expanduser()) for name, x in paths.items() if x[0] == "~"}
+        filled = dataclasses.replace(filled, **in_home)  # type: ignore[arg-type]
         if filled.output_dir is not None:
-            home = Path(filled.output_dir).expanduser()
-            return dataclasses.replace(filled, output_dir=str(home))
+            return filled
         return dataclasses.replace(filled, output_dir=f"runs/{self.run_name or _run_name(filled)}")
 
     def _filled(self) -> "GRPOConfig":
