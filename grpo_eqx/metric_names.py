@@ -16,8 +16,8 @@ from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import SKIPPED
 
 _OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
-_OF_STEPS = (
-    "grad_norm", "update_norm", SKIPPED, "learning_rate", "num_tokens",
+_OF_STEPS = "grad_norm", "update_norm", SKIPPED, "learning_rate", "num_tokens"
+_OF_DYNAMIC_SAMPLING = (
     "dynamic_sampling/num_generation_batches", "dynamic_sampling/frac_groups_dropped",
 )  # fmt: skip
 
@@ -29,17 +29,19 @@ def check_best_metric(
     name = cfg.metric_for_best_model
     if name is None or name.startswith(_OF_THE_MACHINE):
         return
-    known = metric_names(rewards, options, passes)
+    known = metric_names(cfg, rewards, options, passes)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         guess = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(
-            f"metric_for_best_model is {name!r}, which training steps do not log{guess}: use one "
-            f"of {', '.join(known)}. Evaluations are not compared."
+            f"metric_for_best_model is {name!r}, which training steps do not log, and evaluations "
+            f"are not compared{guess}: use one of {', '.join(known)}."
         )
 
 
-def metric_names(rewards: RewardRunner, options: ProgramOptions, passes: Passes) -> list[str]:
+def metric_names(
+    cfg: GRPOConfig, rewards: RewardRunner, options: ProgramOptions, passes: Passes
+) -> list[str]:
     """Returns the names of a step's metrics, but for those of the machine, in order."""
     one = np.zeros((len(rewards.funcs), 1, 2))
     of_rewards = rewards.combined(one, one.astype(bool))
@@ -49,7 +51,8 @@ def metric_names(rewards: RewardRunner, options: ProgramOptions, passes: Passes)
         **failure_metrics(of_rewards),
         **completion_metrics(lengths, lengths.astype(bool)),
     }
-    return sorted({*names, *_objective_names(options, passes), *_OF_STEPS})
+    of_sampling = _OF_DYNAMIC_SAMPLING if cfg.dynamic_sampling else ()
+    return sorted({*names, *_objective_names(options, passes), *_OF_STEPS, *of_sampling})
 
 
 def _objective_names(options: ProgramOptions, passes: Passes) -> list[str]:

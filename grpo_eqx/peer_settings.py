@@ -17,6 +17,8 @@ _PYTORCH = "it is about PyTorch, which is not used here"
 _DATA_ON_HOST = "problems are tokenized once and kept in memory"
 _NO_TOOLS = "completions are single turns of text, without tools"
 _NO_VESPO = "the vespo loss is not offered; loss_type lists those that are"
+_NO_LORA = "LoRA is not supported: all parameters are trained"
+_NO_QUANTIZATION = "quantized models are not supported; parameters are float32"
 _LIBRARY_LOGS = "set the level of Python's logging in your script"
 
 ADVICE: Mapping[str, str] = {
@@ -41,6 +43,52 @@ ADVICE: Mapping[str, str] = {
     "num_samples_per_prompt": "use num_generations",
     "dataloader_drop_last": "epochs are joined without gaps, so no batch is short",
     "average_tokens_across_devices": "it is always so: token counts are those of the whole batch",
+    # what TRL's scripts add, and names that people try
+    "model_revision": "write it after the name: model NAME@REVISION",
+    "attn_implementation": "the best attention of each kind of device is always used",
+    "torch_dtype": "use dtype; parameters stay in float32",
+    "use_peft": _NO_LORA,
+    "use_rslora": _NO_LORA,
+    "use_dora": _NO_LORA,
+    "load_in_8bit": _NO_QUANTIZATION,
+    "load_in_4bit": _NO_QUANTIZATION,
+    "dataset_config": "it is main or the first; load another with datasets, in a script",
+    "dataset_train_split": "write it after the name: data NAME:SPLIT",
+    "dataset_test_split": "use eval_data NAME:SPLIT",
+    "dataset_streaming": _DATA_ON_HOST,
+    "dataset_text_field": "name the column question or prompt",
+    "gradient_checkpointing_use_reentrant": "use remat (none, dots, full)",
+    "reward_model_name_or_path": "reward models are not loaded: call yours in a reward function",
+    "max_seq_length": "use max_prompt_length and max_completion_length",
+    "packing": "completions share rows by themselves",
+    "tokenizer_name": "it is the model's; in Python, GRPOTrainer(processing_class=...)",
+    "tokenizer_name_or_path": "it is the model's; in Python, GRPOTrainer(processing_class=...)",
+    "wandb_entity": "set WANDB_ENTITY in the environment",
+    "wandb_run_name": "use run_name",
+    "lr_scheduler": "use lr_scheduler_type (constant, linear, cosine)",
+    "grad_accum": "use micro_batch_size_per_device, which accumulates gradients",
+    "eval_batch_size": "evaluations choose their batches by themselves",
+    "device": "JAX uses the devices that it finds; JAX_PLATFORMS chooses among them",
+    "device_map": _MESH,
+    "precision": "use dtype",
+    "mixed_precision": "use dtype: parameters are always float32",
+    "compile": _XLA,
+    "save_dir": "use output_dir",
+    "log_dir": f"use output_dir; {_ALL_RECORDED}",
+    "project_name": "use wandb_project",
+    "experiment_name": "use run_name",
+    "name": "use run_name",
+    "clip_range": "use epsilon and epsilon_high",
+    "clip_eps": "use epsilon and epsilon_high",
+    "entropy_coeff": "use entropy_coef",
+    "kl_beta": "use beta",
+    "n_samples": "use num_generations",
+    "num_rollouts": "use num_generations",
+    "rollout_batch_size": "use prompts_per_step x num_generations",
+    "total_steps": "use steps",
+    "max_train_steps": "use steps",
+    "num_train_steps": "use steps",
+    "total_episodes": "use steps",
     # optimizer
     "lr_scheduler_kwargs": "lr_scheduler_type has no more settings; pass GRPOTrainer an optimizer",
     "optim": "use optimizer (adamw, lion), or pass GRPOTrainer an optax transformation",
@@ -234,8 +282,10 @@ _OF_PREFIX: Mapping[str, str] = {
     "vespo_": _NO_VESPO,
     "hub_": _PUSH,
     "torch_": _PYTORCH,
-    "lora_": "LoRA is not supported: all parameters are trained",
-    "peft_": "LoRA is not supported: all parameters are trained",
+    "lora_": _NO_LORA,
+    "peft_": _NO_LORA,
+    "bnb_": _NO_QUANTIZATION,
+    "use_bnb_": _NO_QUANTIZATION,
 }
 
 

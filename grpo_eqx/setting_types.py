@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import enum
 import functools
 import math
 import re
@@ -119,6 +120,8 @@ def as_one_of(parts: Sequence[Any], value: Any) -> tuple[Any, Any]:
 
     Raises `ValueError` if it is none.
     """
+    if isinstance(value, enum.Enum):  # as transformers has them
+        value = value.value
     for part in parts:
         if any(type(value) is type(choice) and value == choice for choice in _choices(part)):
             return value, part

@@ -200,7 +200,8 @@ class GRPOTrainer:
         built_in = (gsm8k.correct, gsm8k.correct_strict)
         if any(func in built_in for func in self.rewards.funcs.values()):
             gsm8k.check_answers(data.prompts)
-            gsm8k.check_answers(self.heldout.prompts)
+            if self.eval_func in built_in:
+                gsm8k.check_answers(self.heldout.prompts, "eval_func")
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
         if self.eval_func is not gsm8k.correct:  # which says itself what it needs, when it is used
             check_signatures(self._eval_reward.funcs, self.heldout.prompts[0].columns)

@@ -12,7 +12,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import version
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import tyro
 
@@ -114,9 +114,17 @@ def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcomm
 def _refuse_unknown(kind: type[Subcommand], arguments: Sequence[str]) -> None:
     """Refuses flags that a subcommand does not have, of which the parser says something else."""
     assert dataclasses.is_dataclass(kind)
-    known = ["--help", *(f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(kind))]
+    hints = get_type_hints(kind, include_extras=True)
+    by_place = [name for name, hint in hints.items() if "Positional" in str(hint)]
+    names = [field.name for field in dataclasses.fields(kind) if field.name not in by_place]
+    known = ["--help", *(f"--{name.replace('_', '-')}" for name in names)]
     for argument in arguments[1:]:
         flag = argument.partition("=")[0].replace("_", "-")
+        if flag[2:] in by_place:
+            raise UserError(
+                f"{flag[2:]} has no flag: give it by itself, as in grpo-eqx {arguments[0]} "
+                f"{flag[2:].upper()}."
+            )
         if flag.startswith("--") and flag not in known:
             raise UserError(_unknown_flag(flag, f"grpo-eqx {arguments[0]}", known))
 
@@ -144,10 +152,18 @@ def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **op
 def _in_a_sentence(box: str, command: str) -> str:
     """Returns the complaint of the parser about a command, which comes in a box, in a sentence."""
     lines = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
-    text = " ".join(line for line in lines if line)
+    text = " ".join(line for line in lines if line.strip("-"))
     complaint = re.split(r"Argument helptext|For full helptext", text)[0].strip(" .")
-    if unknown := re.search(r"Unrecognized options:? (-[^\s,]+)", complaint):
-        return _unknown_flag(unknown[1], command)
+    unknown = complaint.partition("Unrecognized options:")[2].split()
+    if unknown and unknown[0].startswith("-"):
+        return _unknown_flag(unknown[0].rstrip(","), command)
+    if complaint.startswith("Missing from"):
+        # Arguments are less indented than the help on them.
+        about = re.split("Unrecognized|For full helptext", box)[0]
+        found = re.findall(r"(?m)^[│ ] {5}((?:--)?[\w-]+)", about)
+        complaint = f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} missing"
+        if unknown:
+            complaint += f", and {unknown[0]} comes after no flag"
     return f"{complaint}; {command} --help says more."
 
 

@@ -1,6 +1,7 @@
 """Prompt sources, from training and held-out data as people have them."""
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -18,6 +19,7 @@ Data = str | Path | PromptSource | Iterable[Any]
 
 _TABLES = {"DataFrame": "datasets.Dataset.from_pandas", "Table": "datasets.Dataset"}
 """Functions that make data sets of the tables of pandas and pyarrow."""
+_MANY = 100_000
 _HELDOUT_SHARE = 10  # holds out at most one in ten problems of data without held-out ones
 
 
@@ -142,7 +144,7 @@ def _records(argument: str, data: Any) -> Records:
     if type(data).__name__ in ("Dataset", "IterableDataset"):
         data = data.with_format(None)  # plain numbers, whatever it was to yield
     try:
-        rows = list(data)
+        rows = _read_all(argument, data)
     except TypeError as error:
         raise UserError(
             f"{argument} is of type {type(data).__name__}: pass a datasets.Dataset, a list of "
@@ -152,6 +154,20 @@ def _records(argument: str, data: Any) -> Records:
         raise UserError(f"{argument} is empty: add problems.")
     numbered = ((f"{argument}, problem {i}", row) for i, row in enumerate(rows, start=1))
     return Records.of(numbered, argument)
+
+
+def _read_all(argument: str, data: Iterable[Any]) -> list[Any]:
+    """Reads rows to their end, and says how many there are so far where these are many."""
+    rows = []
+    for row in data:
+        rows.append(row)
+        if len(rows) % _MANY == 0:
+            print(
+                f"read {len(rows):,} problems of {argument} so far: it is read to its end",
+                file=sys.stderr,
+                flush=True,
+            )
+    return rows
 
 
 def _one_of_mapping(argument: str, data: Mapping[Any, Any]) -> str:

@@ -24,6 +24,8 @@ _KILL_SECONDS = 1.0
 _COPY_SECONDS = 5.0
 """Time to wait for the last lines to be written, if the reader of the output stalls."""
 _POLL_SECONDS = 0.05
+_NOISE = b"[Gloo] Rank "
+"""Start of lines that JAX's collectives on CPUs print, for nobody to act on."""
 _PIPE_BYTES = 2**20
 """Maximum bytes in a pipe."""
 
@@ -160,7 +162,8 @@ def _copy_lines(
             chunk = os.read(source.fileno(), _PIPE_BYTES)
             last = last or not chunk
             *lines, rest = (rest + chunk).split(b"\n")
-            _write(b"".join(prefix + line + b"\n" for line in lines), stream, events)
+            shown = [line for line in lines if not line.startswith(_NOISE)]
+            _write(b"".join(prefix + line + b"\n" for line in shown), stream, events)
     if rest:
         _write(prefix + rest + b"\n", stream, events)
 

@@ -25,6 +25,7 @@ from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"
 _INDEX = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
 _FLOATS = "F64", "F32", "F16", "BF16"
@@ -70,6 +71,11 @@ def _check_folder(path: Path) -> None:
         )
     if is_adapter:
         raise UserError(f"model {str(path)!r} is an adapter: merge it into its model first.")
+    if (path.parent / "metrics.jsonl").exists():
+        raise UserError(
+            f"model {str(path)!r} is part of a run: use {str(path.parent / 'model')!r}, or what "
+            f"grpo-eqx export makes of a checkpoint."
+        )
     raise UserError(
         f"model {str(path)!r} has no config.json: give a folder with config.json, safetensors and "
         f"a tokenizer."
@@ -275,7 +281,7 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
                 f"{folder / _INDEX} is not an index of tensors: {error!r}."
             ) from error
     else:
-        files = ["model.safetensors"]
+        files = [_SINGLE_FILE]
     tensors: dict[str, Any] = {}
     for file in files:
         path = folder / file
@@ -285,6 +291,10 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
                 raise WeightsError(
                     f"{folder} has no {file}, and {pickles[0]} is a pickle, which is never loaded: "
                     f"load it with transformers, and write it with save_pretrained."
+                )
+            if file != _SINGLE_FILE:
+                raise WeightsError(
+                    f"{folder} has no {file}, which {_INDEX} names: copy or download it again."
                 )
             raise WeightsError(f"{folder} has no {file}: only safetensors are loaded.")
         try:

@@ -44,10 +44,12 @@ class Mesh(eqx.Module):
         """
         devices = jax.devices() if devices is None else devices
         shape = self.shape(devices)
-        if len(shape) != len(AXES) or math.prod(shape) != len(devices):
+        types = [type(size) for size in shape]
+        if types != [int] * len(AXES) or math.prod(shape) != len(devices):
             raise UserError(
                 f"{type(self).__name__}.shape returned {shape} for {len(devices)} devices: return "
-                f"the sizes of {', '.join(AXES)}, whose product is the number of devices."
+                f"three whole numbers, the sizes of {', '.join(AXES)}, whose product is the number "
+                f"of devices."
             )
         grid = _grid(shape, devices)
         # Automatic axes: the compiler places collectives; jax.make_mesh would make explicit ones.

@@ -1,9 +1,21 @@
 """State of a run."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import equinox as eqx
 import optax
 
 from grpo_eqx.models.base import CausalLM
+
+_OF_TRL: Mapping[str, str] = {
+    "global_step": "use step",
+    "max_steps": "use cfg.steps of the trainer",
+    "epoch": "steps are counted, in step",
+    "log_history": "fit returns the history, which is also in metrics.jsonl",
+    "best_metric": "metric_for_best_model says which step is kept as the best",
+}
+"""What TRL's state of a trainer has, and what to use instead."""
 
 
 class TrainState(eqx.Module):
@@ -22,3 +34,7 @@ class TrainState(eqx.Module):
     """Tokens generated so far, each completion counted with its prompt."""
     skipped_in_a_row: int = 0
     """Updates in a row, up to the last one, that were skipped because they were not finite."""
+
+    def __getattr__(self, name: str) -> Any:
+        instead = f": {_OF_TRL[name]}" if name in _OF_TRL else ""
+        raise AttributeError(f"'TrainState' object has no attribute {name!r}{instead}")

@@ -106,6 +106,8 @@ OF_OTHERS = {
     "kl_coef": "use beta",
     "lora_r": "LoRA is not supported",
     "learning_rat": "did you mean learning_rate?",
+    "attn_implementation": "the best attention of each kind of device is always used",
+    "load_in_4bit": "quantized models are not supported",
     "wibble": "grpo-eqx train --help-all lists all settings",
 }
 
@@ -174,6 +176,8 @@ COMMANDS = {
     "export {RUN} --format hf": (
         "--format is no flag of grpo-eqx export: grpo-eqx export --help lists all."
     ),
+    "export {RUN} model": "--output is missing, and model comes after no flag; grpo-eqx export",
+    "export --checkpoint {RUN} --output x": "checkpoint has no flag: give it by itself, as in",
     "launch local -- 'grpo-eqx train'": "leave out the quotes around the command",
 }
 
@@ -353,7 +357,7 @@ SCRIPTS = {
     "trainer().train(resume_from_checkpoint=True)": "has no checkpoint to resume from: leave it",
     "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
     "trainer(save_total_limit=2, metric_for_best_model='eval_reward')": (
-        "metric_for_best_model is 'eval_reward', which training steps do not log (did you mean"
+        "which training steps do not log, and evaluations are not compared (did you mean reward?)"
     ),
     "trainer(save_total_limit=2, metric_for_best_model='rewards/correct')": (
         "(did you mean rewards/correct/"
@@ -384,7 +388,9 @@ SCRIPTS = {
         "mesh is of type Mesh, of jax: pass an object of grpo_eqx.sharding.Mesh, such as"
     ),
     "class M(sharding.Mesh):\n    def shape(self, devices): return 1, len(devices)\n"
-    "GRPOTrainer(GRPOConfig(steps=2), mesh=M())": "return the sizes of dp, fsdp, tp",
+    "GRPOTrainer(GRPOConfig(steps=2), mesh=M())": "the sizes of dp, fsdp, tp, whose product",
+    "class M(sharding.Mesh):\n    def shape(self, devices): return {'dp': 1, 'fsdp': 1, 'tp': 1}\n"
+    "GRPOTrainer(GRPOConfig(steps=2), mesh=M())": "return three whole numbers",
     "class R(sharding.RolloutSharding):\n    def layout(self, *batch): return 'dp'\n"
     "GRPOTrainer(rollout_sharding=R())": "R.layout returned a str: return a grpo_eqx.sharding.Ro",
     "class B(loss_backends.LossBackend):\n    def token_stats(self, hidden, head, ids, *rest):\n"
