@@ -37,6 +37,10 @@ class RewardError(UserError):
     """A reward function broke its contract; the message names the function."""
 
 
+class MissingAttributeError(UserError, AttributeError):
+    """An object has no attribute that another library's has; the message says what to use."""
+
+
 class PeerError(UserError):
     """Another process found that the input cannot work; the message says which one, and why."""
 

@@ -83,6 +83,9 @@ class Evaluation:
         """Fraction of completions that are correct: pass@1."""
         return float(self.solved.mean())
 
+    def __getitem__(self, name: str) -> None:
+        raise UserError(f"an evaluation has no {name!r}: it has accuracy and pass_at(k).")
+
     def pass_at(self, k: int) -> float:
         """Estimates pass@k without bias (arXiv 2107.03374, eq. 1).
 

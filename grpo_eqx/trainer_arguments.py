@@ -10,7 +10,7 @@ from typing import Any
 import optax
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import MissingAttributeError, UserError
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.peer_settings import advice
 from grpo_eqx.sharding import Mesh, RolloutSharding
@@ -151,16 +151,19 @@ def _public_name(kind: type) -> str:
 
 
 def refuse_arguments(method: str, others: Mapping[str, Any]) -> None:
-    """Raises `UserError` for an argument that a method of `GRPOTrainer` does not have."""
-    for name in others:
-        instead = _METHOD_ADVICE.get(name, "its docstring lists all")
-        raise UserError(f"{method} has no argument {name}: {instead}.")
+    """Raises `UserError` for arguments that a method of `GRPOTrainer` does not have."""
+    answers = [
+        f"{method} has no argument {name}: {_METHOD_ADVICE.get(name, 'its docstring lists all')}."
+        for name in others
+    ]
+    if answers:
+        raise UserError(" ".join(answers))
 
 
-def missing_attribute(name: str) -> AttributeError:
+def missing_attribute(name: str) -> MissingAttributeError:
     """Returns the error of an attribute that `GRPOTrainer` does not have."""
     instead = _ATTRIBUTE_ADVICE.get(name)
-    return AttributeError(
+    return MissingAttributeError(
         f"'GRPOTrainer' object has no attribute {name!r}" + (f": {instead}" if instead else "")
     )
 

@@ -62,15 +62,17 @@ def _check_folder(path: Path) -> None:
     """Refuses folders that people take for a model's."""
     if (path / "metrics.jsonl").exists():
         raise UserError(f"model {str(path)!r} is the folder of a run: use {str(path / 'model')!r}.")
-    is_adapter = (path / "adapter_config.json").exists()
-    if (path / "config.json").exists() and not (is_adapter and not any(path.glob("model*"))):
+    if (path / "adapter_config.json").exists():
+        raise UserError(
+            f"model {str(path)!r} is an adapter, or has one: merge it into its model first, and "
+            f"leave out adapter_config.json."
+        )
+    if (path / "config.json").exists():
         return
     if (path / "state").is_dir() and (path / "facts").is_dir():
         raise UserError(
             f"model {str(path)!r} is a checkpoint: use the folder that grpo-eqx export makes of it."
         )
-    if is_adapter:
-        raise UserError(f"model {str(path)!r} is an adapter: merge it into its model first.")
     if (path.parent / "metrics.jsonl").exists():
         raise UserError(
             f"model {str(path)!r} is part of a run: use {str(path.parent / 'model')!r}, or what "

@@ -92,7 +92,7 @@ class ExplicitMesh(Mesh):
             needed = f"a multiple of {fixed}" if -1 in sizes else str(fixed)
             raise UserError(
                 f"mesh {self} (dp,fsdp,tp) needs {needed} devices, but {len(devices)} "
-                f"{'is' if len(devices) == 1 else 'are'} available: use --mesh auto, or axis sizes "
+                f"{'is' if len(devices) == 1 else 'are'} available: use mesh auto, or axis sizes "
                 f"whose product is {len(devices)}."
             )
         return sizes[0], sizes[1], sizes[2]
@@ -113,7 +113,7 @@ class HostLocalMesh(Mesh):
         if len(set(per_host.values())) > 1:
             raise UserError(
                 f"mesh host_local needs the same number of devices on every host, but they have "
-                f"{dict(sorted(per_host.items()))}: use --mesh auto."
+                f"{dict(sorted(per_host.items()))}: use mesh auto."
             )
         return len(per_host), len(devices) // len(per_host), 1
 

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import optax
 
+from grpo_eqx.errors import MissingAttributeError
 from grpo_eqx.models.base import CausalLM
 
 _OF_TRL: Mapping[str, str] = {
@@ -37,4 +38,4 @@ class TrainState(eqx.Module):
 
     def __getattr__(self, name: str) -> Any:
         instead = f": {_OF_TRL[name]}" if name in _OF_TRL else ""
-        raise AttributeError(f"'TrainState' object has no attribute {name!r}{instead}")
+        raise MissingAttributeError(f"'TrainState' object has no attribute {name!r}{instead}")

@@ -266,7 +266,7 @@ def test_tiles_of_any_size_change_nothing(
 
 
 def test_a_tile_has_at_least_one_token_and_one_row() -> None:
-    with pytest.raises(UserError, match="token_tile is 0: it must be at least 1"):
+    with pytest.raises(UserError, match="token_tile is 0: it must be a whole number, at least 1"):
         ChunkedLoss(token_tile=0)
     with pytest.raises(UserError, match="vocabulary_tile"):
         ChunkedLoss(vocabulary_tile=0)

@@ -311,6 +311,7 @@ SCRIPTS = {
     "trainer().generate('What is 1 + 1?')": "pass a list of texts or conversations",
     "trainer().generate([{'role': 'user', 'content': 'x'}])": "pass a list of conversations",
     "trainer().generate(['x'], max_new_tokens=5)": "set GRPOConfig(max_completion_length=...)",
+    "trainer().generate(['x'], top_p=0.9, do_sample=True)": "generate has no argument do_sample",
     "trainer().evaluate(eval_dataset=ROWS)": "pass it to GRPOTrainer(eval_dataset=...)",
     "GRPOConfig().steps = 5": "dataclasses.replace(cfg, steps=5) makes another",
     "trainer().generate([1])": "prompt 1: prompt is 1: it must be non-empty text",
@@ -355,6 +356,11 @@ SCRIPTS = {
     "trainer(system_prompt=DATA.as_posix())": "the name of a file: give its text, as in",
     "trainer().save_model()": "nothing is trained yet: name a folder",
     "trainer().train(resume_from_checkpoint=True)": "has no checkpoint to resume from: leave it",
+    "recipes.dapo(GRPOConfig())": "settings are given by name, as in recipes.dapo(steps=100)",
+    "trainer().evaluate()['eval_loss']": "no 'eval_loss': it has accuracy and pass_at(k)",
+    "trainer().state.log_history": "fit returns the history, which is also in metrics.jsonl",
+    "trainer().log_metrics": "metrics are recorded by themselves",
+    "loss_backends.ChunkedLoss(token_tile='512')": "token_tile is '512': it must be a whole",
     "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
     "trainer(save_total_limit=2, metric_for_best_model='eval_reward')": (
         "which training steps do not log, and evaluations are not compared (did you mean reward?)"
@@ -363,7 +369,7 @@ SCRIPTS = {
         "(did you mean rewards/correct/"
     ),
     "trainer(model='/nowhere/qwen')": "model '/nowhere/qwen' does not exist here",
-    "trainer(model=model(adapter=True))": "is an adapter: merge it into its model first",
+    "trainer(model=model(adapter=True))": "is an adapter, or has one: merge it into its model",
     "trainer(train_data=[{'messages': TALK}] * 20, reward_funcs='format')": (
         "rename messages to prompt, without the assistant's last message"
     ),
