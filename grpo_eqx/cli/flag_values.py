@@ -88,6 +88,8 @@ def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) 
     if flag is None:
         use = f", or use --config {value}" if value.endswith((".yaml", ".yml", ".json")) else ""
         return f"{value!r} is no flag: flags start with --{use}."
+    if placeholders.get(flag, "").endswith("..."):  # only one after an equals sign
+        return f"--{flag}=... takes one value: for several, write --{flag} A B, without the =."
     if placeholders.get(flag):
         return f"--{flag} takes one value: leave out {value!r}, or quote all of it."
     if value.lower() in ("false", "no", "off", "0", "none"):

@@ -33,9 +33,10 @@ def _check_devices() -> None:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
         chosen = jax.config.jax_platforms  # type: ignore[attr-defined]
-        asked = f", with JAX_PLATFORMS={chosen}," if chosen else ""
+        asked = f" with JAX_PLATFORMS={chosen}" if chosen else ""
+        said = f" ({first_line(error)})" if str(error) else ""
         raise UserError(
-            f"JAX cannot use its devices{asked} ({first_line(error)}): unset JAX_PLATFORMS, or "
+            f"JAX cannot use its devices{asked}{said}: unset JAX_PLATFORMS, or "
             f"install what grpo-eqx doctor names."
         ) from error
 

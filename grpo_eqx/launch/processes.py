@@ -1,5 +1,6 @@
 """Concurrent processes: their output line by line, and none left behind."""
 
+import math
 import os
 import select
 import signal
@@ -19,6 +20,8 @@ _GRACE_SECONDS = 5.0
 """Time that processes have to exit by themselves after one of them failed."""
 _SAVING_SECONDS = 30.0
 """Time that they have after this process was asked to end: a run saves a checkpoint."""
+_SAME_SECONDS = 0.2
+"""Time within which several signals are one."""
 _KILL_SECONDS = 1.0
 """Time to wait for processes to disappear after a SIGKILL."""
 _COPY_SECONDS = 5.0
@@ -96,9 +99,13 @@ def run_together(processes: Sequence[Process]) -> Outcome:
 @contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
     """Turns signals that ask this process to end into events; SIGHUP only without `nohup`."""
+    last = -math.inf
 
     def put(number: int, frame: FrameType | None) -> None:
-        events.put(_Event(None, 128 + number))
+        nonlocal last
+        again, last = time.monotonic() - last < _SAME_SECONDS, time.monotonic()
+        if not again:  # `timeout` signals its child, and then the whole group
+            events.put(_Event(None, 128 + number))
 
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:

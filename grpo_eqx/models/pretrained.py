@@ -94,7 +94,7 @@ def hub_model(name: str) -> HubName:
     if Path(name).is_file():
         raise UserError(f"model {name!r} is a file: give its folder, {str(Path(name).parent)!r}.")
     of_hub = HubName.parse("model", name, EMBEDDED_MODEL)
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", of_hub.repository):
+    if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", of_hub.repository):
         raise UserError(
             f"model {name!r} does not exist here, and is no name on the Hugging Face hub such as "
             f"Qwen/Qwen2.5-3B-Instruct: give a folder that exists, or a name."

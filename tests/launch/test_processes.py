@@ -115,11 +115,18 @@ def test_a_second_signal_does_not_wait_for_the_grace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("grpo_eqx.launch.processes._GRACE_SECONDS", 1000.0)
+    monkeypatch.setattr("grpo_eqx.launch.processes._SAME_SECONDS", 0.0)
     pid = tmp_path / "pid"
     # It asks for the end, and for it again when it is asked to end.
     script = f"echo $$ >{pid}; trap 'kill -TERM {os.getpid()}' TERM; kill -TERM {os.getpid()}; {{ "
     assert together(script + "while :; do sleep 1000 & wait; done; }") == 128 + signal.SIGTERM
     assert gone(pid)
+
+
+def test_signals_at_once_are_one() -> None:
+    """As `timeout` sends them: the processes still have time to save."""
+    ask = f"kill -TERM {os.getpid()}"
+    assert together(f"trap 'sleep 0.3; exit 0' TERM; {ask}; {ask}; while :; do :; done") == 0
 
 
 @pytest.mark.parametrize("program", ["no-such-program", "/dev/null"])

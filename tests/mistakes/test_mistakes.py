@@ -145,6 +145,9 @@ COMMANDS = {
     "train --output-dir {HERE}/r --mesh 3,1,1": "mesh 3,1,1",
     "train --output-dir {HERE}/r --mesh bananas": "bananas",
     "train --output-dir {HERE}/r --resume nowhere": "resume is 'nowhere', which does not exist",
+    "train --reward-funcs correct tags --reward-weights=1 0.5": (
+        "--reward-weights=... takes one value: for several, write --reward-weights A B"
+    ),
     "train --reward-funcs right": "no reward function named 'right'",
     "train --chat-template nowhere": "chat_template is 'nowhere', which cannot be read",
     "trian": "there is no subcommand 'trian': use one of train, plan, export, doctor, launch (did",
@@ -368,6 +371,7 @@ SCRIPTS = {
     "trainer(save_total_limit=2, metric_for_best_model='rewards/correct')": (
         "(did you mean rewards/correct/"
     ),
+    "trainer(model='./nowhere')": "model './nowhere' does not exist here, and is no name on the",
     "trainer(model='/nowhere/qwen')": "model '/nowhere/qwen' does not exist here",
     "trainer(model=model(adapter=True))": "is an adapter, or has one: merge it into its model",
     "trainer(train_data=[{'messages': TALK}] * 20, reward_funcs='format')": (
