@@ -140,7 +140,7 @@ COMMANDS = {
     "train -- python train.py": "this subcommand takes no COMMAND",
     "train --data nowhere.jsonl": "data 'nowhere.jsonl' is neither a file",
     "train --data {HERE}": "is a folder: give a JSONL file",
-    "train --model ./nowhere": "model './nowhere' is neither a folder",
+    "train --model ./nowhere": "model './nowhere' does not exist here",
     "train --output-dir {DATA}/run": "cannot be written",
     "train --output-dir {HERE}/r --mesh 3,1,1": "mesh 3,1,1",
     "train --output-dir {HERE}/r --mesh bananas": "bananas",
