@@ -11,11 +11,15 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.objective import TokenBatch, Totals
 from grpo_eqx.rewards import RewardRunner
 from grpo_eqx.run_spec import Passes
-from grpo_eqx.tracking.metrics import completion_metrics, failure_metrics, reward_metrics
+from grpo_eqx.tracking.metrics import (
+    OF_THE_MACHINE,
+    completion_metrics,
+    failure_metrics,
+    reward_metrics,
+)
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import SKIPPED
 
-_OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
 _OF_STEPS = "grad_norm", "update_norm", SKIPPED, "learning_rate", "num_tokens"
 _OF_DYNAMIC_SAMPLING = (
     "dynamic_sampling/num_generation_batches", "dynamic_sampling/frac_groups_dropped",
@@ -27,7 +31,7 @@ def check_best_metric(
 ) -> None:
     """Raises `UserError` if the steps of a run do not log `metric_for_best_model`."""
     name = cfg.metric_for_best_model
-    if name is None or name.startswith(_OF_THE_MACHINE):
+    if name is None or name.startswith(OF_THE_MACHINE):
         return
     known = metric_names(cfg, rewards, options, passes)
     if name not in known:
@@ -42,7 +46,10 @@ def check_best_metric(
 def metric_names(
     cfg: GRPOConfig, rewards: RewardRunner, options: ProgramOptions, passes: Passes
 ) -> list[str]:
-    """Returns the names of a step's metrics, but for those of the machine, in order."""
+    """Returns the names of a step's metrics, but for those of the machine, in order.
+
+    With an optimizer that was passed, the learning rate is not known, and not logged.
+    """
     one = np.zeros((len(rewards.funcs), 1, 2))
     of_rewards = rewards.combined(one, one.astype(bool))
     lengths = np.ones((1, 2), int)

@@ -20,10 +20,10 @@ from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_h
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.setting_types import parse_duration
+from grpo_eqx.tracking.metrics import OF_THE_MACHINE
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 
-_OF_THE_MACHINE = "time/", "perf/", "compile/", "step_time"
 """Starts of the names of metrics that are not proposed to choose a checkpoint by."""
 
 
@@ -253,7 +253,7 @@ class Checkpoints:
         if name is None:
             return None
         if name not in metrics:
-            known = [each for each in sorted(metrics) if not each.startswith(_OF_THE_MACHINE)]
+            known = [each for each in sorted(metrics) if not each.startswith(OF_THE_MACHINE)]
             raise UserError(
                 f"metric_for_best_model is {name!r}, which this run does not log: use one of "
                 f"{', '.join(known)}."

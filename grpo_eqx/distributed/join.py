@@ -9,14 +9,14 @@ import jax
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.startup import initialize
-from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.errors import RunError, UserError, first_line
 
 
 def join_processes(cfg: GRPOConfig) -> None:
     """Joins this process with the others of its run, if there are any, before devices are touched.
 
     Raises `UserError`, in every process present, where processes are missing, or where config, code
-    or the version of JAX differ; also where JAX has no devices.
+    or the version of JAX differ; also, or `RunError`, where JAX has no devices.
     """
     facts = {
         **{field.name: repr(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)},
@@ -28,16 +28,24 @@ def join_processes(cfg: GRPOConfig) -> None:
 
 
 def _check_devices() -> None:
-    """Raises `UserError` where JAX finds no devices, as for a platform that is not there."""
+    """Raises an error that says what to do where JAX finds no devices.
+
+    That is a `UserError` where they were asked for, and a `RunError` where another process has
+    them, or they fail.
+    """
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
         chosen = jax.config.jax_platforms  # type: ignore[attr-defined]
-        asked = f" with JAX_PLATFORMS={chosen}" if chosen else ""
         said = f" ({first_line(error)})" if str(error) else ""
+        if not chosen or "in use" in str(error):
+            raise RunError(
+                f"JAX cannot use its devices{said}: end other processes that use them; "
+                f"grpo-eqx doctor says more."
+            ) from error
         raise UserError(
-            f"JAX cannot use its devices{asked}{said}: unset JAX_PLATFORMS, or "
-            f"install what grpo-eqx doctor names."
+            f"JAX cannot use its devices with JAX_PLATFORMS={chosen}{said}: unset JAX_PLATFORMS, "
+            f"or install what grpo-eqx doctor names."
         ) from error
 
 

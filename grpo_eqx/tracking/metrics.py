@@ -12,6 +12,9 @@ from jaxtyping import Bool, Int
 from grpo_eqx.objective.advantages import all_equal
 from grpo_eqx.rewards import Rewards
 
+OF_THE_MACHINE = "time/", "perf/", "compile/", "step_time"
+"""Starts of the names of metrics that say how fast a step was, and not what it learned."""
+
 
 class StepClock:
     """Clock that divides a step's time into named laps, each the time since the previous lap.
