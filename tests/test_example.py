@@ -93,7 +93,7 @@ GOOD = '{"question": "1+1?", "answer": "#### 2"}'
     ("arguments", "message"),
     [
         (["--model", "no/such-model"], r"model 'no/such-model' .*could not be downloaded"),
-        (["--model", "./nowhere"], r"model './nowhere' is neither a folder"),
+        (["--model", "./nowhere"], r"model './nowhere' does not exist here"),
         (["--data", "nowhere.jsonl"], r"data 'nowhere.jsonl' is neither a file"),
         (["--data", "{tmp}/bad.jsonl"], r"bad\.jsonl, line 2 is no valid JSON"),
         (["--data", "{tmp}/empty.jsonl"], r"empty\.jsonl' is empty"),
