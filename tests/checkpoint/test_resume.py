@@ -293,7 +293,7 @@ def test_the_best_checkpoint_by_a_metric_is_kept(
     norms = {row["step"]: row["grad_norm"] for row in records(tmp_path / "run")}
     best = min(norms, key=lambda step: norms[step])
     assert set(complete_steps(tmp_path / "run" / "checkpoints")) == {6, best}
-    with pytest.raises(UserError, match="'accuracy', which this run does not log: use one of"):
+    with pytest.raises(UserError, match="'accuracy', which training steps do not log"):
         train(tmp_path / "other", **{**settings, "metric_for_best_model": "accuracy"})
 
 
