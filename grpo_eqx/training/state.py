@@ -16,7 +16,7 @@ _OF_TRL: Mapping[str, str] = {
     "log_history": "fit returns the history, which is also in metrics.jsonl",
     "best_metric": "metric_for_best_model says which step is kept as the best",
 }
-"""What TRL's state of a trainer has, and what to use instead."""
+"""Attributes of TRL's trainer state, and what to use instead."""
 
 
 class TrainState(eqx.Module):
