@@ -319,7 +319,7 @@ class GRPOTrainer:
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
-        refuse_arguments("evaluate", {**({"eval_dataset": 0} if eval_dataset else {}), **others})
+        refuse_arguments("evaluate", [*(["eval_dataset"] if eval_dataset else []), *others])
         problems, temperature = self.heldout.prompts, float(temperature)
         if num_samples != int(num_samples) or num_samples < 1:
             raise UserError(

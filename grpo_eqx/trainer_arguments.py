@@ -3,7 +3,7 @@
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +150,7 @@ def _public_name(kind: type) -> str:
     return f"{package}.{kind.__name__}{example}"
 
 
-def refuse_arguments(method: str, others: Mapping[str, Any]) -> None:
+def refuse_arguments(method: str, others: Iterable[str]) -> None:
     """Raises `UserError` for arguments that a method of `GRPOTrainer` does not have."""
     answers = [
         f"{method} has no argument {name}: {_METHOD_ADVICE.get(name, 'its docstring lists all')}."

@@ -134,7 +134,7 @@ def _length(returned: Any) -> int | None:
     """Returns the length of a list, a tuple or an array of any library; `None` of anything else."""
     if isinstance(returned, Sequence):
         return len(returned)
-    return len(returned) if hasattr(returned, "__array__") and returned.ndim > 0 else None
+    return len(returned) if hasattr(returned, "__array__") and np.ndim(returned) > 0 else None
 
 
 def _close_all(rewards: Sequence[Any]) -> None:

@@ -98,6 +98,9 @@ class RunLock:
             raise UserError(self._in_use(self._holder())) from error
         except OSError:  # a file system without locks
             pass
+        if os.fstat(file.fileno()).st_nlink == 0:  # its run has ended just now, and removed it
+            file.close()
+            raise UserError(self._in_use(None))
         return file
 
     def _await_silence(self, holder: Mapping[str, Any], file: IO[str]) -> None:

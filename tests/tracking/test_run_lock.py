@@ -1,5 +1,6 @@
 """Two runs never write to one folder, and a run that is gone holds none."""
 
+import fcntl
 import json
 import os
 import socket
@@ -103,6 +104,22 @@ def test_it_can_be_taken_again_and_checking_creates_nothing(tmp_path: Path) -> N
             assert lock.path.exists()
             (lock.path.parent / "metrics.jsonl").touch()
         assert lock.path.read_text() == ""
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run removes it between the opening and the locking by another."""
+    lock = RunLock(tmp_path)
+    flock = fcntl.flock
+
+    def removed_first(*arguments: int) -> None:
+        lock.path.unlink(missing_ok=True)
+        flock(*arguments)
+
+    monkeypatch.setattr("fcntl.flock", removed_first)
+    with pytest.raises(UserError, match="is in use by another run"), lock:
+        pass
 
 
 def test_a_run_that_wrote_nothing_leaves_no_folder(tmp_path: Path) -> None:
