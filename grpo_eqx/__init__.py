@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from grpo_eqx.trainer import FitResult as FitResult
     from grpo_eqx.trainer import GRPOTrainer as GRPOTrainer
 
+__all__ = [
+    "Evaluation", "FitResult", "GRPOConfig", "GRPOTrainer", "UserError", "grpo_loss", "recipes"
+]  # fmt: skip
 __version__ = "0.1.0"
 sys.excepthook = shortened(sys.excepthook)
 __getattr__ = lazy_names(

@@ -29,7 +29,7 @@ from grpo_eqx.config_checks import (
     scales_rewards,
 )
 from grpo_eqx.errors import UserError
-from grpo_eqx.peer_settings import refuse_unknown
+from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
 from grpo_eqx.setting_types import (
     GroupSize,
     InnerShare,
@@ -356,6 +356,7 @@ class GRPOConfig:
         """Answers unknown names with what to use: `__init__` would raise a `TypeError`."""
         if values:
             raise UserError(f"settings are given by name, as in {cls.__name__}(steps=100).")
+        refuse_sections(settings, cls.__dataclass_fields__)
         refuse_unknown(settings, cls.__dataclass_fields__)
         return super().__new__(cls)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ import yaml
 
 from grpo_eqx.config import HINTS, GRPOConfig
 from grpo_eqx.errors import UserError, first_line
-from grpo_eqx.peer_settings import refuse_unknown
-from grpo_eqx.setting_types import converted
+from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
+from grpo_eqx.setting_types import all_converted
 
 _NAMES = frozenset(field.name for field in dataclasses.fields(GRPOConfig))
 
@@ -19,12 +20,16 @@ _NAMES = frozenset(field.name for field in dataclasses.fields(GRPOConfig))
 def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
     """Reads settings from a YAML or JSON file, such as the `config.json` of a run.
 
-    **Arguments:** the file; names that it may have besides settings. Raises `UserError` for a file
-    that cannot be read, for unknown settings and for values of other types. Whether the settings go
-    together is not checked.
+    **Arguments:** the file, `-` for standard input; names that it may have besides settings. Raises
+    `UserError` for a file that cannot be read, for unknown settings and for values of other types.
+    Whether the settings go together is not checked.
     """
+    if path.is_dir():
+        raise UserError(
+            f"config {str(path)!r} is a folder: give a file, such as the config.json of a run."
+        )
     try:
-        settings = _parse(path.read_text(encoding="utf-8"))
+        settings = _parse(_read(path))
     except UserError as error:
         raise UserError(f"config {str(path)!r}: {first_line(error)}") from error
     except OSError as error:
@@ -40,13 +45,17 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
     if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise UserError(f"config {str(path)!r} has no settings by name, as in `steps: 100`.")
     try:
-        refuse_unknown(settings, {*_NAMES, *others})
-        return {
-            name: converted(GRPOConfig, name, value, HINTS.get(name)) if name in _NAMES else value
-            for name, value in settings.items()
-        }
+        known = {*_NAMES, *others}
+        refuse_sections(settings, known)
+        refuse_unknown(settings, known)
+        own = {name: value for name, value in settings.items() if name in _NAMES}
+        return settings | all_converted(GRPOConfig, own, HINTS)
     except UserError as error:
         raise UserError(f"config {str(path)!r}: {first_line(error)}") from error
+
+
+def _read(path: Path) -> str:
+    return sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
 
 
 def _parse(text: str) -> Any:

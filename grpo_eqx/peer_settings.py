@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from grpo_eqx.errors import UserError
 
@@ -309,3 +310,22 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
         answers.append(f"{name} is no setting: {answer}" + ("" if answer[-1] == "?" else "."))
     if answers:
         raise UserError(" ".join(answers))
+
+
+def refuse_sections(settings: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises `UserError` for settings in groups, which also says what is wrong with their names."""
+    sections = {
+        name: value
+        for name, value in settings.items()
+        if name not in known and isinstance(value, Mapping)
+    }
+    if not sections:
+        return
+    names = ", ".join(sections)
+    answer = f"there are no sections: write what is in {names} at the top level."
+    inner = [str(name) for section in sections.values() for name in section]
+    try:
+        refuse_unknown([*(name for name in settings if name not in sections), *inner], known)
+    except UserError as error:
+        answer += f" {error}"
+    raise UserError(answer)

@@ -61,16 +61,33 @@ def parse_duration(name: str, text: str) -> float:
 def convert_settings(settings: Any, hints: Mapping[str, str] | None = None) -> None:
     """Gives the fields of a dataclass, frozen or not, the types of their annotations.
 
-    Converts what can mean one thing only, as values from YAML and JSON files do: `"1e-6"` to a
-    float, `8.0` to an integer, lists and single values to tuples, paths to strings. Raises
-    `UserError` for the first field whose value its type does not admit.
-
     **Arguments:** what else to say of fields, by name, where their values are of another type.
+    Raises the errors of `all_converted`.
     """
     kind: type = type(settings)
-    for name in _union_parts(kind):
-        hint = (hints or {}).get(name)
-        object.__setattr__(settings, name, converted(kind, name, getattr(settings, name), hint))
+    values = {name: getattr(settings, name) for name in _union_parts(kind)}
+    for name, value in all_converted(kind, values, hints or {}).items():
+        object.__setattr__(settings, name, value)
+
+
+def all_converted(
+    kind: type, values: Mapping[str, Any], hints: Mapping[str, str]
+) -> dict[str, Any]:
+    """Returns values, by the names of a dataclass' fields, as the types of these.
+
+    Converts what can mean one thing only, as values from YAML and JSON files do: `"1e-6"` to a
+    float, `8.0` to an integer, lists and single values to tuples, paths to strings, `"None"` to
+    `None`. Raises one `UserError` for all values that their types do not admit.
+    """
+    result, refusals = {}, []
+    for name, value in values.items():
+        try:
+            result[name] = converted(kind, name, value, hints.get(name))
+        except UserError as error:
+            refusals.append(str(error))
+    if refusals:
+        raise UserError(" ".join(refusals))
+    return result
 
 
 @functools.cache
@@ -84,7 +101,7 @@ def _union_parts(kind: type) -> dict[str, tuple[Any, ...]]:
 
 
 def converted(kind: type, name: str, value: Any, hint: str | None = None) -> Any:
-    """Returns a value as the type of a dataclass' field, as `convert_settings` does.
+    """Returns a value as the type of a dataclass' field, as `all_converted` does.
 
     Of the types in a union, it is the first that can be meant.
     """
@@ -122,6 +139,8 @@ def as_one_of(parts: Sequence[Any], value: Any) -> tuple[Any, Any]:
     """
     if isinstance(value, enum.Enum):  # as transformers has them
         value = value.value
+    if value == "None" and NoneType in parts:
+        return None, NoneType
     for part in parts:
         if any(type(value) is type(choice) and value == choice for choice in _choices(part)):
             return value, part

@@ -28,7 +28,7 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import MissingAttributeError, UserError
 from grpo_eqx.evaluation import Evaluation, complete
 from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
 from grpo_eqx.generation import Completions
@@ -64,6 +64,7 @@ from grpo_eqx.trainer_arguments import (
     check_objects,
     missing_attribute,
     refuse_arguments,
+    refuse_overrides,
     with_trl_names,
 )
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
@@ -83,6 +84,12 @@ class FitResult:
     """The metrics of every step."""
     seconds: float
     """Duration of the steps, compilation included."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise MissingAttributeError(
+            f"the result of fit has no attribute {name!r}: it has history, with the metrics of "
+            f"every step, output_dir and seconds"
+        )
 
 
 def _say(text: str) -> None:
@@ -425,6 +432,10 @@ class GRPOTrainer:
                 return upload(Path(scratch), repo_id, private=private, revision=revision)
 
             return from_main(raise_on_all_hosts(uploaded))
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_overrides(cls)
 
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute(name)

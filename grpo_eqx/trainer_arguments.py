@@ -76,6 +76,16 @@ _ATTRIBUTE_ADVICE: Mapping[str, str] = {
     "remove_callback": "pass GRPOTrainer trackers",
     "predict": "use evaluate or generate",
     "create_model_card": "write a README.md into the folder that save_pretrained makes",
+    "compute_loss": "the loss is set by loss_type and its settings; pass loss_backend for another",
+    "training_step": "a step is fixed; settings, rewards and strategy objects change it",
+    "prediction_step": "use evaluate or generate",
+    "get_train_dataloader": "pass train_data",
+    "get_eval_dataloader": "pass eval_data",
+    "create_optimizer": "pass optimizer, an optax transformation",
+    "create_scheduler": "pass optimizer, an optax transformation with its learning rates",
+    "_generate_and_score_completions": "pass reward_funcs; completions are in completions/",
+    "_prepare_inputs": "pass train_data",
+    "_save_checkpoint": "checkpoints are saved by themselves: save_steps and save_minutes",
 }
 """Advice on attributes of other libraries' trainers, by name."""
 
@@ -124,7 +134,24 @@ def check_objects(
             f"GRPOConfig(wandb='online')."
         )
     for tracker in trackers:
+        if inspect.isfunction(tracker):
+            raise UserError(
+                f"trackers has the function {tracker.__name__}: subclass "
+                f"grpo_eqx.tracking.Tracker, with methods log(step, metrics) and finish()."
+            )
         _check_object("trackers", tracker, Tracker, setting="wandb")
+        _check_signature(tracker, "log", "step", "metrics")
+        _check_signature(tracker, "finish")
+
+
+def _check_signature(tracker: Tracker, method: str, *arguments: str) -> None:
+    try:
+        inspect.signature(getattr(tracker, method)).bind(*arguments)
+    except TypeError as error:
+        raise UserError(
+            f"the method {method} of tracker {type(tracker).__name__} must take "
+            f"{' and '.join(arguments) or 'no arguments'}: {error}."
+        ) from error
 
 
 def _check_object(name: str, value: Any, kind: type, setting: str | None = None) -> None:
@@ -166,6 +193,15 @@ def missing_attribute(name: str) -> MissingAttributeError:
     return MissingAttributeError(
         f"'GRPOTrainer' object has no attribute {name!r}" + (f": {instead}" if instead else "")
     )
+
+
+def refuse_overrides(subclass: type) -> None:
+    """Raises `UserError` for a subclass of `GRPOTrainer` with methods that only TRL's calls."""
+    for name in vars(subclass).keys() & _ATTRIBUTE_ADVICE.keys():
+        raise UserError(
+            f"{subclass.__name__} defines {name}, which TRL's trainer calls, and this one does "
+            f"not: {_ATTRIBUTE_ADVICE[name]}."
+        )
 
 
 def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None) -> GRPOConfig:

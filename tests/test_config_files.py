@@ -13,9 +13,12 @@ from grpo_eqx.errors import UserError
 
 def test_values_get_the_types_of_their_settings(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text("learning_rate: 1e-5\nsteps: 7.0\nreward_funcs: [correct, format]\nbeta: 0\n")
+    path.write_text(
+        "learning_rate: 1e-5\nsteps: 7.0\nreward_funcs: [correct, format]\nbeta: 0\ntop_k: None\n"
+    )
     assert read_settings(path) == {
-        "learning_rate": 1e-5, "steps": 7, "reward_funcs": ("correct", "format"), "beta": 0.0
+        "learning_rate": 1e-5, "steps": 7, "reward_funcs": ("correct", "format"), "beta": 0.0,
+        "top_k": None,
     }  # fmt: skip
 
 
@@ -37,6 +40,8 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
     [
         ("max_steps: 3", "max_steps is no setting: use steps"),
         ("steps: x", "steps is 'x': use a whole number"),
+        ("steps: x\nseed: -1", "steps is 'x': use .*seed is -1: it must be"),
+        ("training:\n  max_steps: 3", "write what is in training at the top level. max_steps is"),
         ("steps: [", "is no valid YAML: line 1, column 9: "),
         ("- 3", "has no settings by name"),
         ("3: 4", "has no settings by name"),

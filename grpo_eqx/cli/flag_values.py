@@ -1,5 +1,7 @@
 """Values of flags: converted, and refused, as those of config files are."""
 
+import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
@@ -15,6 +17,7 @@ AS_SETTINGS = ConstructorRegistry()
 
 What takes the settings then refuses these, with the sentence that it has for Python and files.
 """
+_FLAG = re.compile(r"--\w[\w-]*(?==|$)")
 
 
 @AS_SETTINGS.primitive_rule
@@ -23,12 +26,9 @@ def _as_setting(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
     if info.type is bool or not all(map(_is_of_setting, parts)):
         return None
     many = any(get_origin(part) is tuple for part in parts)
-    may_be_none = NoneType in parts
 
     def value(typed: list[str]) -> Any:
-        if may_be_none and typed == ["None"]:
-            return None
-        given = tuple(typed) if many else typed[0]
+        given = tuple(typed) if many and typed != ["None"] else typed[0]
         try:
             return as_one_of(parts, given)[0]
         except ValueError:
@@ -52,6 +52,18 @@ def _is_of_setting(kind: Any) -> bool:
         kind = get_args(kind)[0]
     plain = bool, int, float, str, Path, NoneType
     return kind in plain or get_origin(kind) in (Literal, tuple)
+
+
+def refuse_dashes(arguments: Sequence[str]) -> None:
+    """Raises `UserError` for a value after a flag that would be read as a flag."""
+    for before, argument in itertools.pairwise(["", *arguments]):
+        starts = argument.startswith("--")
+        if starts and not _FLAG.match(argument):
+            example = before if _FLAG.fullmatch(before) else "--FLAG"
+            raise UserError(
+                f"{argument!r} starts with dashes: write {example}={argument!r} where it is a "
+                f"value, or put it in a file for --config."
+            )
 
 
 def check_complete(arguments: Sequence[str], placeholders: Mapping[str, str]) -> None:

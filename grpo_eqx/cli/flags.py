@@ -13,7 +13,7 @@ from typing import NoReturn, TypeVar
 
 import tyro
 
-from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete
+from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete, refuse_dashes
 from grpo_eqx.cli.help import asks_for_help, placeholder, show_help
 from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.config import GRPOConfig
@@ -41,7 +41,8 @@ class ConfigFlags(GRPOConfig):
     recipe: RecipeName | None = None
     """Start from the settings of a published recipe; a file and other flags override them."""
     config: Path | None = None
-    """YAML or JSON file with settings; a run's config.json is one. Other flags override them."""
+    """YAML or JSON file with settings. Other flags override them. A run's config.json is one; -
+    stands for standard input."""
     print_config: bool = False
     """Print all settings as YAML; --config reads them. Then exit."""
 
@@ -64,8 +65,9 @@ class ConfigFlags(GRPOConfig):
     @classmethod
     def check(cls, arguments: Sequence[str]) -> None:
         """Raises `UserError` for a flag that there is not, or one that lacks its value."""
+        refuse_dashes(arguments)
         flags = [each[2:].partition("=")[0] for each in arguments if each.startswith("--")]
-        names = [flag.replace("-", "_") for flag in flags if " " not in flag]  # else a value
+        names = [flag.replace("-", "_") for flag in flags]
         for name in ("config", "recipe"):
             if names.count(name) > 1:
                 raise UserError(f"--{name} is given twice: give one.")

@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
         own, command = own[:end], own[end + 1 :]
     if own[:1] == ["launch"] and not command and (start := _program(own)) is not None:
         raise UserError(f"-- is missing before {own[start]}: put it before the command to run.")
-    if not own or (own[0] not in _SUBCOMMANDS and not asks_for_help(own)):
+    if not own or (own[0] not in _SUBCOMMANDS and not asks_for_help(own[:1])):
         raise UserError(_about_no_subcommand(own[0] if own else ""))
     chosen = _parsed(_SUBCOMMANDS[own[0]], own) if own[0] in _SUBCOMMANDS else _cli(_ANY, own)
     while isinstance(chosen, Group):
@@ -118,15 +118,16 @@ def _refuse_unknown(kind: type[Subcommand], arguments: Sequence[str]) -> None:
     by_place = [name for name, hint in hints.items() if "Positional" in str(hint)]
     names = [field.name for field in dataclasses.fields(kind) if field.name not in by_place]
     known = ["--help", *(f"--{name.replace('_', '-')}" for name in names)]
+    command, answers = f"grpo-eqx {arguments[0]}", []
     for argument in arguments[1:]:
         flag = argument.partition("=")[0].replace("_", "-")
-        if flag[2:] in by_place:
-            raise UserError(
-                f"{flag[2:]} has no flag: give it by itself, as in grpo-eqx {arguments[0]} "
-                f"{flag[2:].upper()}."
-            )
-        if flag.startswith("--") and flag not in known:
-            raise UserError(_unknown_flag(flag, f"grpo-eqx {arguments[0]}", known))
+        if flag.startswith("--") and flag[2:] in by_place:
+            by_itself = f"{command} {flag[2:].upper()}"
+            answers.append(f"{flag[2:]} has no flag: give it by itself, as in {by_itself}.")
+        elif flag.startswith("--") and flag not in known:
+            answers.append(_unknown_flag(flag, command, known))
+    if answers:
+        raise UserError(" ".join(answers))
 
 
 def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **options: Any) -> Any:

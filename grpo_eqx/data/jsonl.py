@@ -58,8 +58,13 @@ def _rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
             raise UserError(
                 f"{where} is not encoded in UTF-8, perhaps in Latin-1: save the file in UTF-8."
             ) from error
-        except (ValueError, RecursionError) as error:
+        except json.JSONDecodeError as error:
+            cut_off = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
+            fix = "write one object per line, without commas between them"
+            if cut_off:
+                fix = "it ends within an object: write each on one line, and the file to its end"
             raise UserError(
-                f"{where} is no valid JSON ({error}): write one object per line, without commas "
-                f"between them."
+                f"{where} is no valid JSON ({error.msg}, at column {error.colno}): {fix}."
             ) from error
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{where} cannot be read ({error}): write plain JSON.") from error

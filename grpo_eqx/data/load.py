@@ -172,13 +172,18 @@ def _read_all(argument: str, data: Iterable[Any]) -> list[Any]:
 
 def _one_of_mapping(argument: str, data: Mapping[Any, Any]) -> str:
     """Returns what to pass in place of the parts of a data set, or of its columns."""
-    if any(
-        isinstance(part, Iterable) and not hasattr(part, "column_names") for part in data.values()
-    ):
+    if not all(map(_is_data_set, data.values())):
         return f"datasets.Dataset.from_dict({argument}), or a list of problems"
     preferred = ("test", "validation") if argument == "eval_data" else ("train",)
     part = next((name for name in preferred if name in data), next(iter(data), "train"))
     return f"one data set, as in {argument}=data[{part!r}]"
+
+
+def _is_data_set(part: Any) -> bool:
+    """Returns whether an entry of a mapping is a data set, and no column of one."""
+    if isinstance(part, list):
+        return bool(part) and isinstance(part[0], Mapping) and "role" not in part[0]
+    return hasattr(part, "column_names") or isinstance(part, PromptSource) or callable(part)
 
 
 def _load_hub(name: str, default_split: str) -> PromptSource | None:

@@ -126,7 +126,10 @@ def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{where}: {column} has an unpaired surrogate.") from error
+        raise UserError(
+            f"{where}: {column} has {text[error.start]!r} at character {error.start + 1}, half of "
+            f"a character that was cut in two: remove it."
+        ) from error
 
 
 def _wanted(column: str, content: Any) -> str:

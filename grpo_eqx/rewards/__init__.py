@@ -22,7 +22,9 @@ def reward_func(name: str) -> RewardFunc:
     """Returns the built-in reward function of that name; raises `UserError` for an unknown one."""
     if name not in BUILT_IN:
         more = "; separate names with spaces" if "," in name else ""
-        if "/" in name:
+        if ".py" in name or ":" in name:
+            more = "; functions of your own are passed in a script: GRPOTrainer(reward_funcs=[...])"
+        elif "/" in name:
             more = "; reward models are not loaded: call yours in a function of your own"
         raise UserError(
             f"no reward function named {name!r}; built-in: {', '.join(BUILT_IN)}{more}."

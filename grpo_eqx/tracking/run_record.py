@@ -175,6 +175,7 @@ class RunRecord:
             yield (
                 "reward_std", f"the rewards of step {step} are too large for float32: scale them."
             )  # fmt: skip
+        largest_std = 0.0
         for name, mean in metrics.items():
             func = name.removeprefix("rewards/").removesuffix("/mean")
             if name != f"rewards/{func}/mean" or func == SOFT_OVERLONG:
@@ -190,6 +191,15 @@ class RunRecord:
                     f"reward function {func} returned {mean:g} for all completions of step {step}: "
                     f"from equal rewards nothing is learned.",
                 )
+            else:
+                largest_std = max(largest_std, metrics[f"rewards/{func}/std"])
+        sums = self.cfg.multi_objective_aggregation == "sum_then_normalize"
+        if sums and metrics["reward_std"] <= _EQUAL * largest_std:
+            yield (
+                "reward_std",
+                f"the weighted rewards of step {step} add up to {metrics['reward']:g} for all "
+                f"completions: from equal rewards nothing is learned.",
+            )
 
     def _warn_once(self, subject: str, text: str) -> None:
         if subject not in self._warned:

@@ -50,7 +50,8 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([row(1), "{oops"], r"p\.jsonl, line 2 is no valid JSON"),
+        ([row(1), "{oops"], r"p\.jsonl, line 2 is no valid JSON .* write one object per line"),
+        ([row(1), row(2)[:-3]], r"line 2 is no valid JSON .* it ends within an object"),
         ([row(1), "", "[1]"], r"line 3 is of type list: give an object"),
         (['{"query": "x", "label": 3}'], r"line 1 has no column question or prompt, only label, q"),
         (["{}"], r"line 1 has no column question or prompt, none at all"),
@@ -64,8 +65,11 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
             r"line 1: the conversation in prompt ends with the assistant's message",
         ),
         ([row(1), "", row(2, level=3)], r"line 3 has the columns answer, level, question, but the"),
-        ([row(1), "[" * 100_000], r"line 2 is no valid JSON"),
-        ([r'{"question": "\ud800", "answer": "1"}'], r"line 1: .* an unpaired surrogate"),
+        ([row(1), "[" * 100_000], r"line 2 cannot be read"),
+        (
+            [r'{"question": "\ud800", "answer": "1"}'],
+            r"question has .* character 1, half of a",
+        ),
         (["[" + row(1) + "]"], r"is a JSON list: write one object per line, as jq"),
         ([], r"is empty"),
         (["", " "], r"is empty"),

@@ -131,6 +131,13 @@ COMMANDS = {
     "train -n 3": "'-n' is no flag: flags start with --.",
     "train --config nowhere.yaml": "config 'nowhere.yaml' cannot be read",
     "train --config {DATA}": "is no valid JSON: line 2, column 1",
+    "train --config {HERE}": "is a folder: give a file, such as the config.json of a run.",
+    "train --stop-strings ---": "'---' starts with dashes: write --stop-strings='---'",
+    "train --temperature 0.7x --learning-rate nan": (
+        "temperature is '0.7x': use a number (above 0 and finite: training samples completions). "
+        "learning_rate is nan: it must be above 0 and finite."
+    ),
+    "eval --help": "there is no subcommand 'eval': use one of train",
     "train --help losses": "--help has no group 'losses'",
     "train --dynamic-sampling false": "takes no value: leave it out, or use --no-dynamic-sampling",
     "train --config a.yaml --config b.yaml": "--config is given twice",
@@ -148,6 +155,7 @@ COMMANDS = {
     "train --reward-funcs correct tags --reward-weights=1 0.5": (
         "--reward-weights=... takes one value: for several, write --reward-weights A B"
     ),
+    "train --reward-funcs mine.py:brief": "functions of your own are passed in a script",
     "train --reward-funcs right": "no reward function named 'right'",
     "train --chat-template nowhere": "chat_template is 'nowhere', which cannot be read",
     "trian": "there is no subcommand 'trian': use one of train, plan, export, doctor, launch (did",
@@ -180,7 +188,8 @@ COMMANDS = {
         "--format is no flag of grpo-eqx export: grpo-eqx export --help lists all."
     ),
     "export {RUN} model": "--output is missing, and model comes after no flag; grpo-eqx export",
-    "export --checkpoint {RUN} --output x": "checkpoint has no flag: give it by itself, as in",
+    "export --checkpoint {RUN} --output-dir x": "checkpoint has no flag: give it by itself, as in "
+    "grpo-eqx export CHECKPOINT. --output-dir is no flag of grpo-eqx export: did you mean --output",
     "launch local -- 'grpo-eqx train'": "leave out the quotes around the command",
 }
 
@@ -196,6 +205,21 @@ SCRIPTS = {
     "trainer(train_data=[{'text': 'x', 'label': 1}])": "no column question or prompt, only label",
     "trainer(train_data=[ROWS[0], {'question': 'x'}])": "problem 2 has the columns question, but",
     "trainer(train_data=[])": "train_data is empty: add problems",
+    "trainer(eval_data={'easy': ROWS, 'hard': ROWS})": (
+        "eval_data is a dict of easy, hard: pass one data set, as in eval_data=data['easy']"
+    ),
+    "trainer(trackers=[lambda step, metrics: None])": "subclass grpo_eqx.tracking.Tracker, with",
+    "trainer(trackers=[type('T', (Tracker,), {'log': lambda s, m: 0, 'finish': id})()])": (
+        "the method log of tracker T must take step and metrics: too many positional arguments"
+    ),
+    "type('Mine', (GRPOTrainer,), {'compute_loss': id})": (
+        "Mine defines compute_loss, which TRL's trainer calls, and this one does not: the loss is"
+    ),
+    "GRPOConfig(training={'max_steps': 2}, seed='x')": (
+        "there are no sections: write what is in training at the top level. max_steps is no "
+        "setting: use steps."
+    ),
+    "trainer(train_data=[{'question': 'a\\ud83d', 'answer': 1}])": "character 2, half of a",
     "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
     "trainer(train_data={'question': ['x'], 'answer': [1]})": "pass datasets.Dataset.from_dict(",
     "trainer(train_data=[{'messages': [{'role': 'user', 'content': 'x'}]}])": "rename messages to",

@@ -21,6 +21,7 @@ import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, cli, loss_backends, recipes, sharding
 from grpo_eqx.cli.main import main as command_main
+from grpo_eqx.tracking import Tracker  # noqa: F401 -- rows of the table use it
 
 HERE = Path(tempfile.mkdtemp())
 MODEL = Path(sys.argv[1])
