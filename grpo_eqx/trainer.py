@@ -92,6 +92,9 @@ class FitResult:
         )
 
 
+_HELDOUT = "held-out problem"
+
+
 def _say(text: str) -> None:
     """Prints progress on long work."""
     if is_main():
@@ -208,7 +211,7 @@ class GRPOTrainer:
         if any(func in built_in for func in self.rewards.funcs.values()):
             gsm8k.check_answers(data.prompts)
             if self.eval_func in built_in:
-                gsm8k.check_answers(self.heldout.prompts, "eval_func")
+                gsm8k.check_answers(self.heldout.prompts, "eval_func", _HELDOUT)
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
         if self.eval_func is not gsm8k.correct:  # which says itself what it needs, when it is used
             check_signatures(self._eval_reward.funcs, self.heldout.prompts[0].columns)
@@ -279,7 +282,7 @@ class GRPOTrainer:
     def _train(self, record: RunRecord, checkpoints: Checkpoints) -> None:
         """Makes the remaining steps."""
         cfg = self.cfg
-        for text in (self.describe(), str(record.layout), self._note):
+        for text in (self.describe(), str(record.layout), self._note, self._evaluation_note()):
             if text is not None:
                 record.note(text)
         for step, metrics in self._early_evaluations:
@@ -333,11 +336,17 @@ class GRPOTrainer:
                 f"num_samples is {num_samples!r}: use a whole number that is at least 1."
             )
         if self.eval_func is gsm8k.correct:
-            gsm8k.check_answers(problems, "eval_func")
+            gsm8k.check_answers(problems, "eval_func", _HELDOUT)
         with self._stages.lasting(f"evaluating on {len(problems):,} problems"):
             completions = self._complete(self.heldout.tokens, temperature, num_samples)
         with self._watchdog, self._eval_reward as reward:
-            evaluation = Evaluation(rewarded(reward, problems, completions).total == 1.0)
+            scores = rewarded(reward, problems, completions).total
+        if np.any(scores > 0) and not np.any(scores == 1):
+            _say(
+                f"warning: eval_func returned at most {np.nanmax(scores):g}, and only 1 counts as "
+                f"solved."
+            )
+        evaluation = Evaluation(scores == 1.0)
         recorded = self.state.step, evaluation.metrics(temperature)
         if self._record is None:
             self._early_evaluations.append(recorded)
@@ -456,6 +465,16 @@ class GRPOTrainer:
             + (f" ({data.num_dropped:,} overlong ones dropped)" if data.num_dropped else "")
             + f", {len(self.heldout):,} held out"
         )
+
+    def _evaluation_note(self) -> str | None:
+        """Returns a note if the held-out problems need another `eval_func` than the default."""
+        if self.eval_func is not gsm8k.correct:
+            return None
+        try:
+            gsm8k.check_answers(self.heldout.prompts, "eval_func", _HELDOUT)
+        except UserError as error:
+            return f"note: evaluate() cannot score the held-out problems: {error}"
+        return None
 
     def _checkpoints(self, stop: StopRequest, source: str | Path | bool | None) -> Checkpoints:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""

@@ -98,26 +98,34 @@ _OTHER_ARGUMENTS = (
 def with_trl_names(given: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
     """Returns arguments of `GRPOTrainer`, with those under TRL's names in their places.
 
-    Raises `UserError` for an argument that there is not, with what to use, or that is given twice.
+    Raises `UserError` for arguments that there are not, with what to use, or that are given twice.
     """
-    arguments = dict(given)
+    arguments, answers = dict(given), list[str]()
     for name, value in others.items():
         if value is None and name in {*_ARGUMENTS, *_ARGUMENT_ADVICE}:  # as a script may pass it
             continue
         own = _ARGUMENTS.get(name)
         if own is None:
-            near = difflib.get_close_matches(name, [*given, *_OTHER_ARGUMENTS, *_ARGUMENTS], n=1)
-            guess = f"use {near[0]}" if near else "its docstring lists all"
-            instead = _ARGUMENT_ADVICE.get(name)
-            if instead is None and name in GRPOConfig.__dataclass_fields__:
-                instead = f"it is a setting: GRPOConfig({name}=...)"
-            if instead is None and (of_config := advice(name)) is not None:
-                instead = f"it is none of the settings either; {of_config}"
-            raise UserError(f"GRPOTrainer has no argument {name}: {instead or guess}.")
-        if arguments[own] is not None:
-            raise UserError(f"{name} and {own} are the same argument: pass one of them.")
-        arguments[own] = value
+            answers.append(f"GRPOTrainer has no argument {name}: {_instead_of(name, given)}.")
+        elif arguments[own] is not None:
+            answers.append(f"{name} and {own} are the same argument: pass one of them.")
+        else:
+            arguments[own] = value
+    if answers:
+        raise UserError(" ".join(answers))
     return arguments
+
+
+def _instead_of(name: str, given: Iterable[str]) -> str:
+    """Returns what to use instead of an argument that `GRPOTrainer` does not have."""
+    if name in _ARGUMENT_ADVICE:
+        return _ARGUMENT_ADVICE[name]
+    if name in GRPOConfig.__dataclass_fields__:
+        return f"it is a setting: GRPOConfig({name}=...)"
+    if (of_config := advice(name)) is not None:
+        return f"it is none of the settings either; {of_config}"
+    near = difflib.get_close_matches(name, [*given, *_OTHER_ARGUMENTS, *_ARGUMENTS], n=1)
+    return f"use {near[0]}" if near else "its docstring lists all"
 
 
 def check_objects(

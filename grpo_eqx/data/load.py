@@ -17,8 +17,11 @@ from grpo_eqx.models.hub import HubName, download
 Data = str | Path | PromptSource | Iterable[Any]
 """Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""
 
-_TABLES = {"DataFrame": "datasets.Dataset.from_pandas", "Table": "datasets.Dataset"}
-"""Functions that make data sets of the tables of pandas and pyarrow."""
+_TABLES = {
+    "DataFrame": "datasets.Dataset.from_pandas({}, preserve_index=False)",
+    "Table": "datasets.Dataset({})",
+}
+"""Calls that make data sets of the tables of pandas and pyarrow."""
 _MANY = 100_000
 _HELDOUT_SHARE = 10  # holds out at most one in ten problems of data without held-out ones
 
@@ -138,8 +141,8 @@ def _records(argument: str, data: Any) -> Records:
         )
     if type(data).__name__ in _TABLES:
         raise UserError(
-            f"{argument} is a {type(data).__name__}: pass {_TABLES[type(data).__name__]}"
-            f"({argument})."
+            f"{argument} is a {type(data).__name__}: pass "
+            f"{_TABLES[type(data).__name__].format(argument)}."
         )
     if type(data).__name__ in ("Dataset", "IterableDataset"):
         data = data.with_format(None)  # plain numbers, whatever it was to yield

@@ -1,5 +1,6 @@
 """Problems from rows with named columns, as data sets, JSONL files and lists have them."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -113,6 +114,11 @@ def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
         text = _last_of_user(where, content)
     else:
         raise UserError(f"{where}: {column} is {_brief(content)}: {_wanted(column, content)}.")
+    if _is_text_of_messages(text):
+        raise UserError(
+            f"{where}: {column} is the JSON text of a list of messages: make it a list, as "
+            f"json.loads does, in the column {PROMPT}."
+        )
     if not text.strip():
         raise UserError(f"{where}: {column} is {_brief(content)}: it must be non-empty text.")
     if isinstance(content, str) != isinstance(first[column], str):
@@ -132,8 +138,15 @@ def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
         ) from error
 
 
+def _is_text_of_messages(text: str) -> bool:
+    """Returns whether a text is a conversation as JSON or Python writes it, as in CSV files."""
+    return re.match(r"\s*\[\s*\{\s*['\"](role|content)['\"]\s*:", text) is not None
+
+
 def _wanted(column: str, content: Any) -> str:
     """Returns what to give in place of a content that is neither text nor messages."""
+    if hasattr(content, "tolist"):
+        return "make it a list of messages, as its method tolist does"
     if isinstance(content, Mapping):
         return f"put the message into a list, in the column {PROMPT}"
     if isinstance(content, list | tuple) and content:

@@ -143,23 +143,26 @@ def gold_number(answer: object) -> Fraction:
     return number
 
 
-def check_answers(prompts: Sequence[Prompt], instead: str = "reward_funcs and eval_func") -> None:
+def check_answers(
+    prompts: Sequence[Prompt], instead: str = "reward_funcs and eval_func", kind: str = "problem"
+) -> None:
     """Refuses problems that `correct` cannot score, before anything is generated.
 
-    **Arguments:** the problems; what to pass for problems without numbers, for messages.
+    **Arguments:** the problems; what to pass for problems without numbers, and what to call a
+    problem, for messages.
     """
     for number, prompt in enumerate(prompts, start=1):
         if "answer" not in prompt.columns:
             has = f"only {', '.join(prompt.columns)}" if prompt.columns else "and no other"
             raise UserError(
-                f"the problems have no column answer to compare with, {has}: add one, or pass "
+                f"the {kind}s have no column answer to compare with, {has}: add one, or pass "
                 f"{instead} of your own."
             )
         try:
             gold_number(prompt.columns["answer"])
         except RewardError as error:
             raise UserError(
-                f"problem {number} ({quoted(prompt.text)}): {error}; for other answers, pass "
+                f"{kind} {number} ({quoted(prompt.text)}): {error}; for other answers, pass "
                 f"{instead} of your own."
             ) from error
 

@@ -164,7 +164,7 @@ class RunRecord:
             yield (
                 "clipped",
                 f"{clipped:.0%} of the completions were cut off at max_completion_length "
-                f"({self.cfg.max_completion_length}) before their answer; consider raising it.",
+                f"({self.cfg.max_completion_length}) before they ended; consider raising it.",
             )
         if math.isnan(metrics["reward"]):
             yield (

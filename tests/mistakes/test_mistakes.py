@@ -200,7 +200,9 @@ SCRIPTS = {
         "train_data is a DatasetDict of train: pass one data set, as in train_data=data['train']"
     ),
     "trainer(train_data={'question': ['x']})": "train_data is a dict of question",
-    "trainer(train_data=Dataset.from_list(ROWS).to_pandas())": "pass datasets.Dataset.from_pandas",
+    "trainer(train_data=Dataset.from_list(ROWS).to_pandas())": (
+        "pass datasets.Dataset.from_pandas(train_data, preserve_index=False)."
+    ),
     "trainer(train_data=['1 + 1?'])": "problem 1 is of type str: give an object",
     "trainer(train_data=[{'text': 'x', 'label': 1}])": "no column question or prompt, only label",
     "trainer(train_data=[ROWS[0], {'question': 'x'}])": "problem 2 has the columns question, but",
@@ -220,6 +222,14 @@ SCRIPTS = {
         "setting: use steps."
     ),
     "trainer(train_data=[{'question': 'a\\ud83d', 'answer': 1}])": "character 2, half of a",
+    "trainer(train_data=[{'prompt': json.dumps(TALK[:1])}])": (
+        "problem 1: prompt is the JSON text of a list of messages: make it a list, as json.loads"
+    ),
+    "trainer(train_data=[{'prompt': np.array(TALK[:1])}])": "make it a list of messages, as its",
+    "trainer(callbacks=[], tools=[])": (
+        "no argument callbacks: pass trackers for metrics; checkpoints and logs are settings. "
+        "GRPOTrainer has no argument tools: completions are single turns of text, without tools."
+    ),
     "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
     "trainer(train_data={'question': ['x'], 'answer': [1]})": "pass datasets.Dataset.from_dict(",
     "trainer(train_data=[{'messages': [{'role': 'user', 'content': 'x'}]}])": "rename messages to",

@@ -18,6 +18,7 @@ from typing import Any
 
 import datasets
 import jax
+import numpy as np  # noqa: F401 -- rows of the table use it
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, cli, loss_backends, recipes, sharding
 from grpo_eqx.cli.main import main as command_main
