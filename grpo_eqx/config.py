@@ -28,7 +28,7 @@ from grpo_eqx.config_checks import (
     DEFAULT_STEPS,
     scales_rewards,
 )
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, refuse_all
 from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
 from grpo_eqx.setting_types import (
     GroupSize,
@@ -42,6 +42,7 @@ from grpo_eqx.setting_types import (
     Seed,
     Share,
     ShareBelowOne,
+    all_converted,
     convert_settings,
     parse_duration,
 )
@@ -53,6 +54,7 @@ EMBEDDED_DATA = "word_problems"
 """Name of the problem set that ships with the package."""
 
 HINTS = {
+    "steps": "leave it out beside num_train_epochs",
     "warmup_steps": "for a share of all updates set warmup_ratio",
     "reward_funcs": "pass functions to GRPOTrainer(reward_funcs=...)",
     "mesh": "as in '1,-1,1', or pass an object to GRPOTrainer(mesh=...)",
@@ -357,7 +359,12 @@ class GRPOConfig:
         if values:
             raise UserError(f"settings are given by name, as in {cls.__name__}(steps=100).")
         refuse_sections(settings, cls.__dataclass_fields__)
-        refuse_unknown(settings, cls.__dataclass_fields__)
+        own = {name: x for name, x in settings.items() if name in cls.__dataclass_fields__}
+        if own.keys() != settings.keys():
+            refuse_all(
+                lambda: refuse_unknown(settings, cls.__dataclass_fields__),
+                lambda: all_converted(cls, own, HINTS),
+            )
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -379,11 +386,7 @@ class GRPOConfig:
         for name in ("model", "data", "eval_data", "output_dir", "resume"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty: give a name or path, or leave it out.")
-        if variable := re.search(r"\$\{?\w+\}?", str(self.output_dir)):
-            raise UserError(
-                f"output_dir is {str(self.output_dir)!r}, and variables such as {variable[0]} are "
-                f"not expanded in settings: write the name itself."
-            )
+        self._refuse_variables()
         if spelled := [x for x in self.stop_strings if re.fullmatch(r"(\\[nrt])+", x)]:
             raise UserError(
                 f"stop_strings has {spelled[0]}, which is a backslash and a letter: in a shell, "
@@ -405,6 +408,19 @@ class GRPOConfig:
         if self.warmup_ratio is None:
             return self.warmup_steps
         return math.ceil(self.warmup_ratio * self.steps * self.updates_per_step)
+
+    def _refuse_variables(self) -> None:
+        """Refuses paths with variables, which the shell would have expanded."""
+        answers = []
+        for name in _PATHS:
+            value = str(getattr(self, name))
+            if variable := re.search(r"\$(\w+|\{\w+\})", value):
+                answers.append(
+                    f"{name} is {value!r}, and variables such as {variable[0]} are not expanded in "
+                    f"settings: write the name itself."
+                )
+        if answers:
+            raise UserError(" ".join(answers))
 
     def for_problems(self, count: int) -> "GRPOConfig":
         """Returns a copy in which `steps` replaces `num_train_epochs`, for so many problems."""

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from grpo_eqx.config import HINTS, GRPOConfig
-from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.errors import UserError, first_line, refuse_all
 from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
 from grpo_eqx.setting_types import all_converted
 
@@ -47,9 +47,12 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
     try:
         known = {*_NAMES, *others}
         refuse_sections(settings, known)
-        refuse_unknown(settings, known)
         own = {name: value for name, value in settings.items() if name in _NAMES}
-        return settings | all_converted(GRPOConfig, own, HINTS)
+        refuse_all(
+            lambda: refuse_unknown(settings, known),
+            lambda: settings.update(all_converted(GRPOConfig, own, HINTS)),
+        )
+        return settings
     except UserError as error:
         raise UserError(f"config {str(path)!r}: {first_line(error)}") from error
 

@@ -1,5 +1,7 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
+from collections.abc import Callable
+
 EXIT_FAULT = 1
 """Exit code of a run that failed."""
 EXIT_USER_ERROR = 2
@@ -71,3 +73,15 @@ class RewardFailureError(RewardError, RunError):
 def exit_code(error: UserError | RunError) -> int:
     """Returns the exit code of a command that an error ends."""
     return EXIT_FAULT if isinstance(error, RunError) else EXIT_USER_ERROR
+
+
+def refuse_all(*checks: Callable[[], object]) -> None:
+    """Makes all checks, and raises one `UserError` for all that they refuse."""
+    refusals = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            refusals.append(str(error))
+    if refusals:
+        raise UserError(" ".join(refusals))

@@ -314,18 +314,20 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
 
 def refuse_sections(settings: Mapping[str, Any], known: Collection[str]) -> None:
     """Raises `UserError` for settings in groups, which also says what is wrong with their names."""
-    sections = {
-        name: value
-        for name, value in settings.items()
-        if name not in known and isinstance(value, Mapping)
-    }
+    sections, names = list[str](), list[str]()
+    left = list(settings.items())
+    while left:
+        name, value = left.pop(0)
+        if isinstance(value, Mapping):
+            sections.append(name)
+            left += [(str(inner), x) for inner, x in value.items()]
+        else:
+            names.append(name)
     if not sections:
         return
-    names = ", ".join(sections)
-    answer = f"there are no sections: write what is in {names} at the top level."
-    inner = [str(name) for section in sections.values() for name in section]
+    answer = f"there are no sections: write what is in {', '.join(sections)} at the top level."
     try:
-        refuse_unknown([*(name for name in settings if name not in sections), *inner], known)
+        refuse_unknown(names, known)
     except UserError as error:
         answer += f" {error}"
     raise UserError(answer)

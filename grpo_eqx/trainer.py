@@ -63,6 +63,7 @@ from grpo_eqx.trainer_arguments import (
     as_config,
     check_objects,
     missing_attribute,
+    note_on_replaced,
     refuse_arguments,
     refuse_overrides,
     with_trl_names,
@@ -175,7 +176,17 @@ class GRPOTrainer:
         join_processes(given)
         self._watchdog = Watchdog(given.hang_timeout)
         use_compilation_cache()
-        self._note = given.without_effect()
+        self._notes = (
+            given.without_effect(),
+            note_on_replaced(
+                given,
+                reward_funcs=reward_funcs,
+                optimizer=optimizer,
+                mesh=mesh,
+                rollout_sharding=rollout_sharding,
+                loss_backend=loss_backend,
+            ),
+        )
         self.cfg = cfg = given.resolved()
         assert cfg.output_dir is not None  # resolved
         folder = RunFolder(cfg.output_dir)
@@ -282,7 +293,7 @@ class GRPOTrainer:
     def _train(self, record: RunRecord, checkpoints: Checkpoints) -> None:
         """Makes the remaining steps."""
         cfg = self.cfg
-        for text in (self.describe(), str(record.layout), self._note, self._evaluation_note()):
+        for text in (self.describe(), str(record.layout), *self._notes, self._evaluation_note()):
             if text is not None:
                 record.note(text)
         for step, metrics in self._early_evaluations:

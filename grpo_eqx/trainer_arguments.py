@@ -152,6 +152,21 @@ def check_objects(
         _check_signature(tracker, "finish")
 
 
+def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:
+    """Returns a note on settings in whose place objects were passed, or `None`."""
+    names = [
+        name
+        for name, value in passed.items()
+        if value is not None and getattr(cfg, name) != getattr(GRPOConfig(), name)
+    ]
+    if not names:
+        return None
+    return (
+        f"note: the {'setting' if len(names) == 1 else 'settings'} {', '.join(names)} "
+        f"{'has' if len(names) == 1 else 'have'} no effect: GRPOTrainer got others."
+    )
+
+
 def _check_signature(tracker: Tracker, method: str, *arguments: str) -> None:
     try:
         inspect.signature(getattr(tracker, method)).bind(*arguments)

@@ -87,7 +87,8 @@ def check_complete(arguments: Sequence[str], placeholders: Mapping[str, str]) ->
         expected = placeholders.get(flag, "")
         if equals and not expected and flag in placeholders:
             raise UserError(_about_stray(value, flag, placeholders))
-        several = expected.endswith("...") and not equals
+        unknown = flag.removeprefix("no-") not in placeholders  # another message tells of it
+        several = (expected.endswith("...") and not equals) or unknown
         awaited = bool(expected) and not several and not equals
         if expected.endswith("...") and flag in lists:
             raise UserError(f"--{flag} is given twice: give all values after one.")

@@ -25,6 +25,7 @@ from grpo_eqx.errors import (
     RunError,
     UserError,
     exit_code,
+    refuse_all,
 )
 from grpo_eqx.peer_settings import refuse_unknown
 from grpo_eqx.recipes import RECIPES, RecipeName
@@ -73,8 +74,12 @@ class ConfigFlags(GRPOConfig):
                 raise UserError(f"--{name} is given twice: give one.")
         values = {field.name: placeholder(cls, field.name) for field in dataclasses.fields(cls)}
         switched_off = {f"no_{name}" for name, value in values.items() if not value}
-        refuse_unknown([name for name in names if name not in switched_off], {"help", *values})
-        check_complete(arguments, {name.replace("_", "-"): x for name, x in values.items()})
+        flag_names = [name for name in names if name not in switched_off]
+        placeholders = {name.replace("_", "-"): x for name, x in values.items()}
+        refuse_all(
+            lambda: refuse_unknown(flag_names, {"help", *values}),
+            lambda: check_complete(arguments, placeholders),
+        )
 
     @classmethod
     def defaults_for(cls: type[Flags], arguments: Sequence[str]) -> Flags:

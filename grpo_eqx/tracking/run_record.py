@@ -194,7 +194,7 @@ class RunRecord:
             else:
                 largest_std = max(largest_std, metrics[f"rewards/{func}/std"])
         sums = self.cfg.multi_objective_aggregation == "sum_then_normalize"
-        if sums and metrics["reward_std"] <= _EQUAL * largest_std:
+        if sums and largest_std > 0 and metrics["reward_std"] <= _EQUAL * largest_std:
             yield (
                 "reward_std",
                 f"the weighted rewards of step {step} add up to {metrics['reward']:g} for all "

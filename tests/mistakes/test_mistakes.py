@@ -116,7 +116,7 @@ COMMANDS = {
     "train --max_steps 3": "max_steps is no setting: use steps.",
     "train --per-device-train-batch-size=4": "use prompts_per_step",
     "train --learning-rat 1": "learning_rat is no setting: did you mean learning_rate?",
-    "train --steps x": "steps is 'x': use a whole number (at least 1).",
+    "train --steps x": "steps is 'x': use a whole number (at least 1); leave it out beside num",
     "train --steps 1.5": "steps is '1.5': use a whole number",
     "train --steps": "--steps has no value",
     "train --steps --seed 1": "--steps has no value",
@@ -138,6 +138,9 @@ COMMANDS = {
         "learning_rate is nan: it must be above 0 and finite."
     ),
     "eval --help": "there is no subcommand 'eval': use one of train",
+    "train --lr 1 --dynamic-sampling true": (
+        "lr is no setting: use learning_rate. --dynamic-sampling takes no value: leave out 'true'."
+    ),
     "train --help losses": "--help has no group 'losses'",
     "train --dynamic-sampling false": "takes no value: leave it out, or use --no-dynamic-sampling",
     "train --config a.yaml --config b.yaml": "--config is given twice",
@@ -216,6 +219,16 @@ SCRIPTS = {
     ),
     "type('Mine', (GRPOTrainer,), {'compute_loss': id})": (
         "Mine defines compute_loss, which TRL's trainer calls, and this one does not: the loss is"
+    ),
+    "GRPOConfig(scale_reward='group', beta='x')": (
+        "scale_reward is no setting: did you mean scale_rewards? beta is 'x': use a number"
+    ),
+    "GRPOConfig(num_train_epochs=1, steps=None)": "leave it out beside num_train_epochs.",
+    "GRPOConfig(model={'path': 'm', 'lr': 1})": (
+        "write what is in model at the top level. path is no setting: "
+    ),
+    "GRPOConfig(data='$HOME/x.jsonl', model='${HOME}/m')": (
+        "as $HOME are not expanded in settings: write the name itself."
     ),
     "GRPOConfig(training={'max_steps': 2}, seed='x')": (
         "there are no sections: write what is in training at the top level. max_steps is no "
