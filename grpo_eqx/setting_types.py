@@ -13,7 +13,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, refuse_all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +79,12 @@ def all_converted(
     float, `8.0` to an integer, lists and single values to tuples, paths to strings, `"None"` to
     `None`. Raises one `UserError` for all values that their types do not admit.
     """
-    result, refusals = {}, []
-    for name, value in values.items():
-        try:
-            result[name] = converted(kind, name, value, hints.get(name))
-        except UserError as error:
-            refusals.append(str(error))
-    if refusals:
-        raise UserError(" ".join(refusals))
+    result = dict[str, Any]()
+
+    def convert(name: str) -> None:
+        result[name] = converted(kind, name, values[name], hints.get(name))
+
+    refuse_all(*(functools.partial(convert, name) for name in values))
     return result
 
 

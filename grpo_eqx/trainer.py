@@ -75,6 +75,9 @@ from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
 
+_HELDOUT = "held-out problem"
+"""What messages call a problem of an evaluation."""
+
 
 @dataclasses.dataclass(frozen=True)
 class FitResult:
@@ -91,9 +94,6 @@ class FitResult:
             f"the result of fit has no attribute {name!r}: it has history, with the metrics of "
             f"every step, output_dir and seconds"
         )
-
-
-_HELDOUT = "held-out problem"
 
 
 def _say(text: str) -> None:

@@ -154,10 +154,11 @@ def check_objects(
 
 def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:
     """Returns a note on settings in whose place objects were passed, or `None`."""
+    defaults = GRPOConfig()
     names = [
         name
         for name, value in passed.items()
-        if value is not None and getattr(cfg, name) != getattr(GRPOConfig(), name)
+        if value is not None and getattr(cfg, name) != getattr(defaults, name)
     ]
     if not names:
         return None

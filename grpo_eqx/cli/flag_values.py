@@ -57,8 +57,7 @@ def _is_of_setting(kind: Any) -> bool:
 def refuse_dashes(arguments: Sequence[str]) -> None:
     """Raises `UserError` for a value after a flag that would be read as a flag."""
     for before, argument in itertools.pairwise(["", *arguments]):
-        starts = argument.startswith("--")
-        if starts and not _FLAG.match(argument):
+        if argument.startswith("--") and not _FLAG.match(argument):
             example = before if _FLAG.fullmatch(before) else "--FLAG"
             raise UserError(
                 f"{argument!r} starts with dashes: write {example}={argument!r} where it is a "

@@ -186,7 +186,7 @@ def _is_data_set(part: Any) -> bool:
     """Returns whether an entry of a mapping is a data set, and no column of one."""
     if isinstance(part, list):
         return bool(part) and isinstance(part[0], Mapping) and "role" not in part[0]
-    return hasattr(part, "column_names") or isinstance(part, PromptSource) or callable(part)
+    return hasattr(part, "column_names") or isinstance(part, PromptSource)
 
 
 def _load_hub(name: str, default_split: str) -> PromptSource | None:
