@@ -4,6 +4,7 @@ import functools
 import logging
 import sys
 import traceback
+import warnings
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +18,9 @@ def silence_orbax() -> None:
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_of_others)
+    warnings.filterwarnings(
+        "ignore", "coroutine '_read_array_index_and_device_put' was never awaited", RuntimeWarning
+    )
     sys.unraisablehook = functools.partial(_report_others, sys.unraisablehook)
 
 
