@@ -29,7 +29,10 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
             f"config {str(path)!r} is a folder: give a file, such as the config.json of a run."
         )
     try:
-        settings = _parse(_read(path))
+        text = _read(path)
+        if not text.strip():
+            raise UserError("it is empty: write settings into it, as in `steps: 100`.")
+        settings = _parse(text)
     except UserError as error:
         raise UserError(f"config {str(path)!r}: {first_line(error)}") from error
     except OSError as error:

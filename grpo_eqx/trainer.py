@@ -348,7 +348,9 @@ class GRPOTrainer:
             )
         if self.eval_func is gsm8k.correct:
             gsm8k.check_answers(problems, "eval_func", _HELDOUT)
-        with self._stages.lasting(f"evaluating on {len(problems):,} problems"):
+        step = self.state.step
+        when = f"after {step:,} step{'s' if step > 1 else ''}" if step else "before training"
+        with self._stages.lasting(f"evaluating on {len(problems):,} problems {when}"):
             completions = self._complete(self.heldout.tokens, temperature, num_samples)
         with self._watchdog, self._eval_reward as reward:
             scores = rewarded(reward, problems, completions).total

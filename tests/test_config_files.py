@@ -57,9 +57,12 @@ def test_what_is_wrong_is_said_with_the_file(tmp_path: Path, text: str, message:
         read_settings(tmp_path / "nowhere.yaml")
 
 
-def test_a_file_may_be_empty_and_have_what_is_no_setting(tmp_path: Path) -> None:
+def test_a_file_may_have_no_setting_yet_and_have_what_is_no_setting(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("# later")
     assert read_settings(path) == {}
+    path.write_text("\n")
+    with pytest.raises(UserError, match="it is empty: write settings into it"):
+        read_settings(path)
     path.write_text("recipe: dapo")
     assert read_settings(path, ["recipe"]) == {"recipe": "dapo"}

@@ -181,6 +181,8 @@ def _about_no_subcommand(word: str) -> str:
         return f"a subcommand is missing: use one of {known}."
     if word.startswith("-"):
         return f"{word} comes before the subcommand ({known}): put flags after it."
+    if word in ("eval", "evaluate"):
+        return f"there is no subcommand {word!r}: call GRPOTrainer(cfg).evaluate() in Python."
     near = difflib.get_close_matches(word, _SUBCOMMANDS, n=1)
     guess = f" (did you mean {near[0]}?)" if near else ""
     return f"there is no subcommand {word!r}: use one of {known}{guess}."

@@ -137,7 +137,8 @@ COMMANDS = {
         "temperature is '0.7x': use a number (above 0 and finite: training samples completions). "
         "learning_rate is nan: it must be above 0 and finite."
     ),
-    "eval --help": "there is no subcommand 'eval': use one of train",
+    "eval --help": "there is no subcommand 'eval': call GRPOTrainer(cfg).evaluate() in Python",
+    "exprt --help": "there is no subcommand 'exprt': use one of train",
     "train --lr 1 --dynamic-sampling true": (
         "lr is no setting: use learning_rate. --dynamic-sampling takes no value: leave out 'true'."
     ),
