@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import json
 import math
+import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -113,8 +114,8 @@ class GRPOConfig:
     """JSONL file with training problems, hub name (openai/gsm8k), or word_problems, the embedded
     ones. A hub name can end in a revision and another split than train: NAME@REVISION:SPLIT."""
     eval_data: str | None = None
-    """Held-out problems: a name or file as for data. None: the embedded held-out set, the hub's
-    split test, or problems held out from the end of data, at most a tenth."""
+    """Held-out problems, for evaluations: a name or file as for data. None: the embedded held-out
+    set, the hub's split test, or problems held out from the end of data, at most a tenth."""
     system_prompt: str | None = None
     """System message before each problem. None: left to the chat template."""
     chat_template: str | None = None
@@ -268,7 +269,8 @@ class GRPOConfig:
     steps: PositiveInt = DEFAULT_STEPS
     """Training steps: rollouts, each with num_iterations x steps_per_generation updates."""
     num_train_epochs: PositiveFloat | None = None
-    """Passes over the training problems, in place of steps. None: steps decides."""
+    """Passes over the training problems, in place of steps, which is left out. None: steps
+    decides."""
     optimizer: Literal["adamw", "lion"] = "adamw"
     """Optimizer; any other optax transformation can be passed to GRPOTrainer."""
     learning_rate: PositiveFloat | None = None
@@ -350,7 +352,7 @@ class GRPOConfig:
     wandb: Literal["online", "offline", "disabled"] = "disabled"
     """Weights & Biases: stream, write locally, or off."""
     wandb_project: str | None = None
-    """Project of the Weights & Biases run. None: grpo_eqx."""
+    """Project of the Weights & Biases run. None: that of WANDB_PROJECT, else grpo_eqx."""
     seed: Seed = 0
     """Seed for data order and sampling, below 2^32."""
 
@@ -535,7 +537,7 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
     if cfg.reward_failures == "drop":
         defaults["max_failed_rewards"] = 0.1
     if cfg.wandb != "disabled":
-        defaults["wandb_project"] = "grpo_eqx"
+        defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"
     return defaults
 
 

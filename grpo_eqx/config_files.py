@@ -3,14 +3,14 @@
 import dataclasses
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from grpo_eqx.config import HINTS, GRPOConfig
-from grpo_eqx.errors import UserError, first_line, refuse_all
+from grpo_eqx.errors import UserError, first_line, refuse_all, without_repetition
 from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
 from grpo_eqx.setting_types import all_converted
 
@@ -67,7 +67,7 @@ def _read(path: Path) -> str:
 def _parse(text: str) -> Any:
     """Parses JSON, or else YAML: of JSON, YAML lacks tabs and surrogate pairs."""
     try:
-        return json.loads(text, object_pairs_hook=_without_repetition)
+        return json.loads(text, object_pairs_hook=without_repetition)
     except UserError:
         raise
     except ValueError as error:
@@ -96,21 +96,11 @@ class _Loader(yaml.SafeLoader):
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
     keys = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
     found: dict[Any, Any] = loader.construct_mapping(node, deep=True)
-    _without_repetition([(loader.construct_object(key, deep=True), None) for key in keys])
+    without_repetition([(loader.construct_object(key, deep=True), None) for key in keys])
     return found
 
 
 _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def _without_repetition(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Returns a dict; raises `UserError` for a name that occurs twice."""
-    found = {}
-    for name, value in pairs:
-        if name in found:
-            raise UserError(f"{name} is set twice: leave out one of them.")
-        found[name] = value
-    return found
 
 
 def to_yaml(cfg: GRPOConfig) -> str:

@@ -1,6 +1,7 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 EXIT_FAULT = 1
 """Exit code of a run that failed."""
@@ -85,3 +86,13 @@ def refuse_all(*checks: Callable[[], object]) -> None:
             refusals.append(str(error))
     if refusals:
         raise UserError(" ".join(refusals))
+
+
+def without_repetition(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
+    """Returns a dict; raises `UserError` for a name that occurs twice."""
+    found = {}
+    for name, value in pairs:
+        if name in found:
+            raise UserError(f"{name} is set twice: leave out one of them.")
+        found[name] = value
+    return found

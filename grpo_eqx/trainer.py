@@ -479,6 +479,11 @@ class GRPOTrainer:
             + f", {len(self.heldout):,} held out"
         )
 
+    @property
+    def can_evaluate(self) -> bool:
+        """Whether the held-out problems have what `eval_func` compares with, as far as known."""
+        return self._evaluation_note() is None
+
     def _evaluation_note(self) -> str | None:
         """Returns a note if the held-out problems need another `eval_func` than the default."""
         if self.eval_func is not gsm8k.correct:

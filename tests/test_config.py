@@ -54,6 +54,13 @@ def test_a_run_can_be_named() -> None:
             GRPOConfig(run_name=name)
 
 
+def test_the_wandb_project_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "arithmetic")
+    assert GRPOConfig(wandb="offline").resolved().wandb_project == "arithmetic"
+    monkeypatch.delenv("WANDB_PROJECT")
+    assert GRPOConfig(wandb="offline").resolved().wandb_project == "grpo_eqx"
+
+
 def test_given_values_are_kept() -> None:
     cfg = GRPOConfig(learning_rate=3e-5, epsilon=0.1, output_dir=Path("x")).resolved()
     assert (cfg.learning_rate, cfg.epsilon_high, cfg.output_dir) == (3e-5, 0.1, "x")

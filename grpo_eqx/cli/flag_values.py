@@ -102,6 +102,8 @@ def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) 
         return f"{value!r} is no flag: flags start with --{use}."
     if placeholders.get(flag, "").endswith("..."):  # only one after an equals sign
         return f"--{flag}=... takes one value: for several, write --{flag} A B, without the =."
+    if flag in ("data", "eval-data"):
+        return f"--{flag} takes one file: join several, as cat A.jsonl B.jsonl > C.jsonl does."
     if placeholders.get(flag):
         return f"--{flag} takes one value: leave out {value!r}, or quote all of it."
     if value.lower() in ("false", "no", "off", "0", "none"):

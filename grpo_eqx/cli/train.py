@@ -11,6 +11,7 @@ from grpo_eqx.launch.subcommand import Subcommand
 class Train(RunFlags, Subcommand):
     """Train a language model with GRPO and built-in rewards.
 
+    With --eval-data or --eval-problems, the trained model is evaluated on held-out problems.
     grpo-eqx plan takes the same flags to plan the run, except those that connect several processes.
     On several hosts, start train on all of them. For your own rewards, data or strategies, write a
     script: see examples/gsm8k.py.
@@ -27,8 +28,12 @@ def _train(cfg: GRPOConfig) -> None:
 
     trainer = GRPOTrainer(cfg)
     result = trainer.fit()
+    asked = cfg.eval_data is not None or cfg.eval_problems != GRPOConfig.eval_problems
+    evaluation = trainer.evaluate() if asked and trainer.can_evaluate else None
     if is_main():
         steps = trainer.cfg.steps
         whole = len(result.history) == steps  # not where it began from another run's checkpoint
         done = f"{steps} steps in {result.seconds:.0f} s" if whole else f"{steps} steps done"
+        if evaluation is not None:
+            print(f"{evaluation} (greedy)")
         print(f"{done}; the run is in {result.output_dir}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.data.records import Records
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, without_repetition
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
@@ -53,7 +53,9 @@ def _rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
         if not line.strip():
             continue
         try:
-            yield where, json.loads(line.decode())
+            yield where, json.loads(line.decode(), object_pairs_hook=without_repetition)
+        except UserError as error:
+            raise UserError(f"{where}: {error}") from error
         except UnicodeDecodeError as error:
             raise UserError(
                 f"{where} is not encoded in UTF-8, perhaps in Latin-1: save the file in UTF-8."

@@ -86,9 +86,14 @@ def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
     if QUESTION not in row and PROMPT not in row:
         has = f"only {names}" if row else "none at all"
         instead = "rename the column that the model is to answer"
+        if len(row) == 1 and (mark := next((x for x in ";\t|" if x in names), None)):
+            instead = f"this is one column: read the file with the delimiter {mark!r}"
         for name, value in row.items():
             if isinstance(value, list) and value and isinstance(value[0], Mapping):
-                instead = f"give what {name} has"
+                instead = (
+                    f"rename {name} to {PROMPT}, and make it a list of objects with role (system, "
+                    f"user or assistant) and content, which ends with the user's message"
+                )
                 if "role" in value[0]:
                     instead = f"rename {name} to {PROMPT}"
                     if isinstance(value[-1], Mapping) and value[-1].get("role") == "assistant":

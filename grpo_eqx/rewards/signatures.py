@@ -52,15 +52,15 @@ def _check(name: str, parameters: list[inspect.Parameter], columns: Collection[s
             f"reward function {name} takes {nameless[0]} by position only, and arguments are "
             f"passed by name: remove the / from its signature."
         )
-    if of_trl := [p.name for p in by_name if p.name in _OF_TRL and p.name not in given]:
+    needed = [p.name for p in by_name if p.default is p.empty and p.name not in given]
+    if of_trl := [name for name in needed if name in _OF_TRL]:
         raise UserError(
             f"reward function {name} takes {', '.join(of_trl)}, which TRL passes, and grpo_eqx "
             f"does not: remove it from the function; what it returns is logged under its name, and "
             f"a Tracker gets all metrics."
         )
-    for parameter in by_name:
-        if parameter.default is parameter.empty and parameter.name not in given:
-            raise UserError(f"reward function {name} asks for {_missing(parameter.name, columns)}.")
+    if needed:
+        raise UserError(f"reward function {name} asks for {_missing(needed[0], columns)}.")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return
     if rest := [each for each in given if each not in {p.name for p in by_name}]:

@@ -151,6 +151,7 @@ COMMANDS = {
     "train -- python train.py": "this subcommand takes no COMMAND",
     "train --data nowhere.jsonl": "data 'nowhere.jsonl' is neither a file",
     "train --data {HERE}": "is a folder: give a JSONL file",
+    "train --data {DATA} {DATA}": "--data takes one file: join several, as cat A.jsonl",
     "train --model ./nowhere": "model './nowhere' does not exist here",
     "train --output-dir {DATA}/run": "cannot be written",
     "train --output-dir {HERE}/r --mesh 3,1,1": "mesh 3,1,1",
@@ -252,7 +253,11 @@ SCRIPTS = {
     ),
     "trainer(train_data=Dataset.from_list(ROWS).data.table)": "pass datasets.Dataset(train_data)",
     "trainer(train_data=[{'question': 'x', 'answer': 1, 0: 2}] * 40)": "a column named 0: give it",
-    "trainer(train_data=[{'data': ROWS}])": "give what data has",
+    "trainer(train_data=[{'question;answer': '1 + 1?;2'}] * 20)": "with the delimiter ';'",
+    'trainer(train_data=file(\'twice.jsonl\', \'{"question": "1?", "question": "2?"}\'))': (
+        "twice.jsonl, line 1: question is set twice: leave out one of them"
+    ),
+    "trainer(train_data=[{'data': ROWS}])": "rename data to prompt, and make it a list of objects",
     "trainer(train_data=[{'question': [{'role': 'user', 'content': 'x'}], 'answer': 1}] * 40)": (
         "name the column prompt for a list of messages"
     ),
@@ -426,7 +431,7 @@ SCRIPTS = {
         "rename messages to prompt, without the assistant's last message"
     ),
     # what TRL has, and this library has not
-    "trainer(reward_funcs=lambda log_metric=None, **columns: [])": (
+    "trainer(reward_funcs=lambda log_metric, **columns: [])": (
         "reward function <lambda> takes log_metric, which TRL passes, and grpo_eqx does not"
     ),
     "async def one(): return 1.0\ndef f(**columns): return [one()]\n"
