@@ -29,8 +29,8 @@ from grpo_eqx.config_checks import (
     DEFAULT_STEPS,
     scales_rewards,
 )
-from grpo_eqx.errors import UserError, refuse_all
-from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
+from grpo_eqx.errors import MissingAttributeError, UserError, refuse_all
+from grpo_eqx.peer_settings import advice, refuse_sections, refuse_unknown
 from grpo_eqx.setting_types import (
     GroupSize,
     InnerShare,
@@ -46,6 +46,7 @@ from grpo_eqx.setting_types import (
     all_converted,
     convert_settings,
     parse_duration,
+    refuse_address,
 )
 
 EMBEDDED_MODEL = "tiny_qwen2"
@@ -71,8 +72,32 @@ HINTS = {
     "run_name": "in a file, put it in quotes",
     "wandb": "off is disabled",
     "scale_rewards": "TRL's True is group, and its False is none",
+    "overlong_buffer": "it is a share of max_completion_length",
+    **{f"top_k={value}": "None samples from all tokens" for value in (-1, 0)},
+    **{f"top_p={value}": "1.0 samples from all tokens" for value in (None, 0)},
+    "min_p=None": "0.0 samples from all tokens",
+    **{f"max_grad_norm={value}": "a large one, such as 1e9, never clips" for value in (None, 0)},
+    "stop_strings=None": "an empty list for none",
+    **{f"steps={value}": "leave it out beside num_train_epochs" for value in (-1, None)},
+    "loss_type=gspo": "gspo is grpo with importance_sampling_level sequence, as in recipe gspo",
+    "loss_type=luspo": (
+        "luspo is dr_grpo with importance_sampling_level sequence, up to a constant factor"
+    ),
+    "loss_type=vespo": "vespo is not offered",
+    "loss_type=ppo": "ppo clips as grpo does, with a critic, which is not offered",
+    "loss_type=reinforce": "reinforce is an advantage_estimator",
+    "loss_type=reinforce_plus_plus": "reinforce_plus_plus is an advantage_estimator",
+    "loss_type=rloo": "rloo is an advantage_estimator, and a recipe",
+    "advantage_estimator=gae": "gae needs a critic, which is not offered",
+    "advantage_estimator=gspo": "gspo is a recipe, with importance_sampling_level sequence",
+    "advantage_estimator=dr_grpo": "dr_grpo is a loss_type, and a recipe",
+    "advantage_estimator=gdpo": "gdpo is multi_objective_aggregation normalize_then_sum",
+    "advantage_estimator=reinforce++": "reinforce++ is reinforce_plus_plus",
+    "kl_estimator=kl": "verl's kl is k1",
+    "kl_estimator=mse": "verl's mse is k2",
+    "kl_estimator=low_var_kl": "verl's low_var_kl is k3",
 }
-"""Advice on settings of a type that they often come in, but cannot have."""
+"""Advice on settings, or values of settings, that they often come in, but cannot have."""
 
 _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 """Settings that may be a path."""
@@ -360,6 +385,11 @@ class GRPOConfig:
         """Answers unknown names with what to use: `__init__` would raise a `TypeError`."""
         if values:
             raise UserError(f"settings are given by name, as in {cls.__name__}(steps=100).")
+        if bare := inspect.get_annotations(cls).keys() - cls.__dataclass_fields__.keys():
+            raise UserError(
+                f"{cls.__name__} has no field {min(bare)}, as it is no dataclass: put "
+                f"@dataclasses.dataclass(frozen=True, kw_only=True) above it."
+            )
         refuse_sections(settings, cls.__dataclass_fields__)
         own = {name: x for name, x in settings.items() if name in cls.__dataclass_fields__}
         if own.keys() != settings.keys():
@@ -389,6 +419,8 @@ class GRPOConfig:
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty: give a name or path, or leave it out.")
         self._refuse_variables()
+        for name in ("output_dir", "resume"):
+            refuse_address(name, getattr(self, name) or "")
         if spelled := [x for x in self.stop_strings if re.fullmatch(r"(\\[nrt])+", x)]:
             raise UserError(
                 f"stop_strings has {spelled[0]}, which is a backslash and a letter: in a shell, "
@@ -482,15 +514,22 @@ class GRPOConfig:
 
 def _run_name(cfg: GRPOConfig) -> str:
     """Names a run after its model, data and seed, with a hash of what else makes it another run."""
-    default = GRPOConfig(model=cfg.model)._filled()
+    of_subclass = {
+        field.name: field.default
+        if field.default_factory is dataclasses.MISSING
+        else field.default_factory()
+        for field in dataclasses.fields(cfg)
+    }
+    defaults = of_subclass | dataclasses.asdict(GRPOConfig(model=cfg.model)._filled())
     others = {
         name: getattr(cfg, name)
-        for name in sorted(cfg.__dataclass_fields__.keys() - MAY_CHANGE | {"chat_template"})
-        if name not in ("model", "seed") and getattr(cfg, name) != getattr(default, name)
+        for name in sorted(defaults.keys() - MAY_CHANGE | {"chat_template"})
+        if name not in ("model", "seed") and getattr(cfg, name) != defaults[name]
     }
     # Of these, the last part does not tell one from another.
     others |= {name: x for name, x in (("model", cfg.model), ("data", cfg.data)) if _is_path(x)}
-    digest = hashlib.sha256(json.dumps(others, sort_keys=True).encode()).hexdigest()[:6]
+    text = json.dumps(others, sort_keys=True, default=str)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
     parts = [_last_part(x).removesuffix(".jsonl") for x in (cfg.model, cfg.data)]
     return "-".join([*parts, f"seed{cfg.seed}", *([digest] if others else [])])
 
@@ -547,7 +586,18 @@ def _refuse_change(cfg: GRPOConfig, name: str, value: Any) -> None:
     )
 
 
+def _refuse_attribute(cfg: GRPOConfig, name: str) -> None:
+    as_dict = "use dataclasses.asdict(cfg)" if name.startswith("to_") else None
+    instead = as_dict or advice(name)
+    raise MissingAttributeError(
+        f"{type(cfg).__name__!r} object has no attribute {name!r}"
+        + ("" if instead is None else f": {instead}")
+    )
+
+
 GRPOConfig.__setattr__ = _refuse_change  # type: ignore[assignment]  # dataclass' own says less
+# Not in the class, where type checkers would take it to have any attribute.
+GRPOConfig.__getattr__ = _refuse_attribute  # type: ignore[attr-defined]
 # What `__new__` hides: it takes any names, to answer the unknown ones.
 GRPOConfig.__signature__ = inspect.signature(  # type: ignore[attr-defined]
     functools.partial(GRPOConfig.__init__, None)  # type: ignore[arg-type]

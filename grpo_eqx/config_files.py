@@ -14,15 +14,15 @@ from grpo_eqx.errors import UserError, first_line, refuse_all, without_repetitio
 from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
 from grpo_eqx.setting_types import all_converted
 
-_NAMES = frozenset(field.name for field in dataclasses.fields(GRPOConfig))
 
-
-def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
+def read_settings(
+    path: Path, others: Collection[str] = (), kind: type[GRPOConfig] = GRPOConfig
+) -> dict[str, Any]:
     """Reads settings from a YAML or JSON file, such as the `config.json` of a run.
 
-    **Arguments:** the file, `-` for standard input; names that it may have besides settings. Raises
-    `UserError` for a file that cannot be read, for unknown settings and for values of other types.
-    Whether the settings go together is not checked.
+    **Arguments:** the file, `-` for standard input; names that it may have besides settings; the
+    config whose settings they are. Raises `UserError` for a file that cannot be read, for unknown
+    settings and for values of other types. Whether the settings go together is not checked.
     """
     if path.is_dir():
         raise UserError(
@@ -48,12 +48,13 @@ def read_settings(path: Path, others: Collection[str] = ()) -> dict[str, Any]:
     if not isinstance(settings, dict) or not all(isinstance(name, str) for name in settings):
         raise UserError(f"config {str(path)!r} has no settings by name, as in `steps: 100`.")
     try:
-        known = {*_NAMES, *others}
+        names = kind.__dataclass_fields__.keys()
+        known = {*names, *others}
         refuse_sections(settings, known)
-        own = {name: value for name, value in settings.items() if name in _NAMES}
+        own = {name: value for name, value in settings.items() if name in names}
         refuse_all(
             lambda: refuse_unknown(settings, known),
-            lambda: settings.update(all_converted(GRPOConfig, own, HINTS)),
+            lambda: settings.update(all_converted(kind, own, HINTS)),
         )
         return settings
     except UserError as error:

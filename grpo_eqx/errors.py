@@ -1,6 +1,6 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 EXIT_FAULT = 1
@@ -86,6 +86,16 @@ def refuse_all(*checks: Callable[[], object]) -> None:
             refusals.append(str(error))
     if refusals:
         raise UserError(" ".join(refusals))
+
+
+def refuse_unknown(function: str, names: Iterable[str], advice: Mapping[str, str]) -> None:
+    """Raises `UserError` for arguments that a function does not have, with advice by name."""
+    answers = [
+        f"{function} has no argument {name}: {advice.get(name, 'its docstring lists all')}."
+        for name in names
+    ]
+    if answers:
+        raise UserError(" ".join(answers))
 
 
 def without_repetition(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -21,6 +21,12 @@ _NO_VESPO = "the vespo loss is not offered; loss_type lists those that are"
 _NO_LORA = "LoRA is not supported: all parameters are trained"
 _NO_QUANTIZATION = "quantized models are not supported; parameters are float32"
 _LIBRARY_LOGS = "set the level of Python's logging in your script"
+_ONE_DTYPE = "use dtype for what is computed; parameters are float32"
+_WHOLE_TOKENS = "use micro_batch_size_per_device; completions share rows by themselves"
+_NO_CRITIC = "there is no critic: advantages are relative to a group or a batch"
+_ALWAYS_SHUFFLED = "prompts are reshuffled every epoch, in an order set by seed"
+_JAX_PROFILER = "use jax.profiler.trace around trainer.fit()"
+_LAUNCHED = "a process uses all devices of its host; grpo-eqx launch starts one on every host"
 
 ADVICE: Mapping[str, str] = {
     # TRL's and transformers' batches and length of training
@@ -140,6 +146,7 @@ ADVICE: Mapping[str, str] = {
     "log_completions_hub_repo": "tables of completions are files: use log_completions_steps",
     "log_multimodal": "prompts are text",
     "debug": "set jax.config's jax_debug_nans",
+    "tokenizer": "it is the model's; in Python, GRPOTrainer(tokenizer=...)",
     "skip_memory_metrics": "peak memory is recorded where the device reports it",
     # evaluation
     "eval_strategy": _EVALUATE,
@@ -177,9 +184,9 @@ ADVICE: Mapping[str, str] = {
     # draws
     "data_seed": "use seed: data order and sampling follow from it",
     "full_determinism": "draws are functions of seed, step and prompt; see XLA_FLAGS for GPUs",
-    "shuffle_dataset": "prompts are reshuffled every epoch, in an order set by seed",
-    "train_sampling_strategy": "prompts are reshuffled every epoch, in an order set by seed",
-    "length_column_name": "prompts are reshuffled every epoch, in an order set by seed",
+    "shuffle_dataset": _ALWAYS_SHUFFLED,
+    "train_sampling_strategy": _ALWAYS_SHUFFLED,
+    "length_column_name": _ALWAYS_SHUFFLED,
     # devices
     "use_cpu": "set JAX_PLATFORMS=cpu in the environment",
     "no_cuda": "set JAX_PLATFORMS=cpu in the environment",
@@ -203,7 +210,7 @@ ADVICE: Mapping[str, str] = {
     "router_aux_loss_coef": "models with experts are not supported",
     # generation
     "generation_kwargs": "use temperature, top_k, top_p, min_p and stop_strings",
-    "repetition_penalty": "it is not offered; use temperature, top_k, top_p and min_p",
+    "repetition_penalty": "there is none, as with 1.0; use temperature, top_k, top_p and min_p",
     "cache_implementation": "use max_num_seqs and kv_cache_dtype",
     "use_vllm": _ONE_ENGINE,
     "use_transformers_paged": _ONE_ENGINE,
@@ -235,7 +242,189 @@ ADVICE: Mapping[str, str] = {
     "checkpoint_root_directory": _FILES,
     "checkpointing_options": "use save_steps, save_minutes and save_total_limit",
     "actor_optimizer": "pass GRPOTrainer an optimizer",
-    # verl and others
+    "rollout_engine": _ONE_ENGINE,
+    "rollout_mapping_config": _ONE_ENGINE,
+    "rollout_config": "use temperature, top_k, top_p, min_p and max_completion_length",
+    "data_type": _ONE_DTYPE,
+    "eos_tokens": "use stop_strings; the tokenizer's end of sequence always ends a completion",
+    "return_logprobs": "sampling/* metrics compare the sampler's log-probs with the trainer's",
+    "role_to_mesh": _MESH,
+    "role_to_logical_axis_rule": _MESH,
+    "data_sharding_axis": _MESH,
+    "offload_to_cpu": "all stays on the devices: fsdp in mesh splits it over more of them",
+    "metrics_logging_options": f"use output_dir and wandb; {_ALL_RECORDED}",
+    "metrics_logger_options": f"use output_dir and wandb; {_ALL_RECORDED}",
+    "metrics_prefix": "use run_name",
+    "profiler_options": _JAX_PROFILER,
+    "pbar_description": "progress is a live line on a terminal only",
+    "max_inflight_computations": "steps are dispatched by themselves",
+    "algo_variant": "use a recipe, as in grpo_eqx.recipes.gspo(), or --recipe gspo",
+    "loss_algo": "use importance_sampling_level (token, sequence, sequence_token)",
+    "policy_loss_fn": "use loss_type",
+    "reward_manager": "use reward_funcs",
+    "off_policy_steps": "sampling and training alternate: use num_iterations",
+    "max_concurrency": "use max_num_seqs",
+    "max_turns": _NO_TOOLS,
+    "num_mini_batches": "use steps_per_generation, the updates per pass over a rollout",
+    "degenerate_group_masking": "groups of equal rewards have no advantage; dynamic_sampling "
+    "replaces them",
+    "critic_optimizer": _NO_CRITIC,
+    # verl: the model and its update
+    "path": "use model",
+    "override_config": "write them into the model's config.json",
+    "custom_chat_template": "use chat_template",
+    "external_lib": "import it in your script",
+    "use_remove_padding": _WHOLE_TOKENS,
+    "enable_gradient_checkpointing": "use remat (none, dots, full)",
+    "enable_activation_offload": "use remat (none, dots, full)",
+    "target_modules": _NO_LORA,
+    "exclude_modules": _NO_LORA,
+    "use_liger": "use loss_backend (chunked, pallas), which never hold all logits",
+    "use_fused_kernels": "use loss_backend (chunked, pallas), which never hold all logits",
+    "use_shm": "weights are read from the model's folder",
+    "strategy": _MESH,
+    "use_dynamic_bsz": _WHOLE_TOKENS,
+    "ppo_max_token_len_per_gpu": _WHOLE_TOKENS,
+    "ppo_micro_batch_size": "use micro_batch_size_per_device",
+    "forward_max_token_len_per_gpu": _WHOLE_TOKENS,
+    "log_prob_micro_batch_size": "use micro_batch_size_per_device",
+    "log_prob_micro_batch_size_per_gpu": "use micro_batch_size_per_device",
+    "log_prob_use_dynamic_bsz": _WHOLE_TOKENS,
+    "log_prob_max_token_len_per_gpu": _WHOLE_TOKENS,
+    "loss_agg_mode": "use loss_type: token-mean is bnpo, seq-mean-token-mean is grpo, and "
+    "seq-mean-token-sum-norm is dr_grpo",
+    "loss_scale_factor": "use loss_type dr_grpo, which divides by max_completion_length",
+    "loss_mode": "use loss_type and importance_sampling_level, or a recipe such as gspo",
+    "tau_pos": "use sapo_temperature_pos",
+    "tau_neg": "use sapo_temperature_neg",
+    "use_kl_loss": "set beta above 0",
+    "kl_loss_type": "use kl_estimator: kl is k1, mse is k2, low_var_kl is k3",
+    "use_kl_in_reward": "the KL term is part of the loss: set beta",
+    "kl_penalty": "use kl_estimator: kl is k1, mse is k2, low_var_kl is k3",
+    "kl_ctrl": "use beta, which is constant",
+    "target_kl": "beta is constant",
+    "horizon": "beta is constant",
+    "calculate_entropy": "it is always recorded, as entropy",
+    "entropy_from_logits_with_chunking": "use loss_backend chunked",
+    "entropy_checkpointing": "use loss_backend chunked",
+    "use_torch_compile": _XLA,
+    "shuffle": _ALWAYS_SHUFFLED,
+    "ulysses_sequence_parallel_size": "sequences are not split: use tp and fsdp in mesh",
+    "betas": "use adam_beta1 and adam_beta2",
+    "clip_grad": "use max_grad_norm",
+    "optimizer_impl": "use optimizer (adamw, lion), or pass GRPOTrainer an optax transformation",
+    "lr_warmup_steps": "use warmup_steps",
+    "lr_warmup_steps_ratio": "use warmup_ratio",
+    "warmup_style": "use lr_scheduler_type (constant, linear, cosine)",
+    "min_lr_ratio": "decay ends at 0; for another end, pass GRPOTrainer an optimizer",
+    "num_cycles": "pass GRPOTrainer an optimizer, an optax transformation",
+    "offload_policy": "all stays on the devices: fsdp in mesh splits it over more of them",
+    "param_offload": "all stays on the devices: fsdp in mesh splits it over more of them",
+    "optimizer_offload": "all stays on the devices: fsdp in mesh splits it over more of them",
+    "model_dtype": _ONE_DTYPE,
+    "forward_prefetch": _MESH,
+    "wrap_policy": _MESH,
+    "reshard_after_forward": _MESH,
+    "checkpoint": "use save_steps, save_minutes and save_total_limit",
+    "save_contents": "checkpoints hold all that a run needs to resume",
+    "async_save": "checkpoints are always written in the background",
+    "load_contents": "checkpoints hold all that a run needs to resume",
+    # verl: sampling
+    "rollout.name": _ONE_ENGINE,
+    "rollout.mode": _ONE_ENGINE,
+    "rollout.dtype": "use dtype and kv_cache_dtype",
+    "load_format": _ONE_ENGINE,
+    "gpu_memory_utilization": f"use max_num_seqs; {_ONE_ENGINE}",
+    "enforce_eager": _ONE_ENGINE,
+    "free_cache_engine": _ONE_ENGINE,
+    "engine_kwargs": _ONE_ENGINE,
+    "enable_chunked_prefill": _ONE_ENGINE,
+    "enable_prefix_caching": "a prompt is prefilled once for its group",
+    "disable_log_stats": _ONE_ENGINE,
+    "layered_summon": _ONE_ENGINE,
+    "max_num_batched_tokens": f"use max_num_seqs; {_ONE_ENGINE}",
+    "max_model_len": "use max_prompt_length and max_completion_length",
+    "prompt_length": "use max_prompt_length",
+    "response_length": "use max_completion_length",
+    "ignore_eos": "completions end at the end of sequence",
+    "do_sample": "training samples with temperature; call trainer.evaluate(temperature=...)",
+    "val_kwargs": "call trainer.evaluate(num_samples=..., temperature=...)",
+    "calculate_log_probs": "sampling/* metrics compare the sampler's log-probs with the trainer's",
+    "tensor_model_parallel_size": _MESH,
+    "tensor_parallel_size": _MESH,
+    "data_parallel_size": _MESH,
+    "pipeline_model_parallel_size": "layers are not split over devices: set fsdp and tp in mesh",
+    "pipeline_parallel_size": "layers are not split over devices: set fsdp and tp in mesh",
+    "expert_parallel_size": "models with experts are not supported",
+    "multi_turn": _NO_TOOLS,
+    "agent": _NO_TOOLS,
+    "rollout_is": "use importance_sampling_mode (token_truncate, sequence_truncate and others)",
+    "rollout_is_level": "use importance_sampling_mode (token_truncate, sequence_truncate)",
+    "rollout_rs": "use importance_sampling_mode (token_mask, sequence_mask)",
+    "rollout_is_threshold": "use importance_sampling_clip_max",
+    "tis_imp_ratio_cap": "use importance_sampling_mode token_truncate and "
+    "importance_sampling_clip_max",
+    "rollout_correction": "use importance_sampling_mode and importance_sampling_clip_max",
+    # verl: rewards, advantages and data
+    "critic": _NO_CRITIC,
+    "critic_warmup": _NO_CRITIC,
+    "gamma": "rewards are those of whole completions: nothing is discounted",
+    "lam": _NO_CRITIC,
+    "adv_estimator": "use advantage_estimator",
+    "norm_adv_by_std_in_grpo": "use scale_rewards: True is group, False is none",
+    "filter_groups": "use dynamic_sampling and max_generation_batches",
+    "max_num_gen_batches": "use max_generation_batches",
+    "gen_batch_size": "use prompts_per_step",
+    "custom_reward_function": "pass functions to GRPOTrainer(reward_funcs=...)",
+    "reward_kwargs": "pass functools.partial(f, ...) to GRPOTrainer(reward_funcs=...)",
+    "reward_fn_key": "reward functions receive every column",
+    "sandbox_fusion": "call it in a reward function, with reward_workers and reward_timeout",
+    "launch_reward_fn_async": "write the reward function as async def, or use reward_workers",
+    "prompt_key": "name the column question or prompt",
+    "image_key": "prompts are text",
+    "video_key": "prompts are text",
+    "train_max_samples": "pass fewer rows to GRPOTrainer(train_data=...)",
+    "val_max_samples": "use eval_problems",
+    "val_batch_size": "evaluations choose their batches by themselves",
+    "return_raw_chat": "reward functions receive every column",
+    "return_raw_input_ids": "reward functions receive every column",
+    "return_full_prompt": "reward functions receive every column",
+    "filter_overlong_prompts": "use overlong_prompts (error, drop, truncate_left)",
+    "filter_overlong_prompts_workers": "use overlong_prompts (error, drop, truncate_left)",
+    "truncation": "use overlong_prompts (error, drop, truncate_left)",
+    "apply_chat_template_kwargs": "set them in a template, and use chat_template",
+    "validation_shuffle": "evaluations do not depend on the order of problems",
+    "custom_cls": "pass problems to GRPOTrainer(train_data=...)",
+    "sampler": _ALWAYS_SHUFFLED,
+    # verl: the trainer
+    "logger": "use wandb (online, offline, disabled), or pass GRPOTrainer trackers",
+    "save_freq": "use save_steps (None in place of -1)",
+    "test_freq": _EVALUATE,
+    "val_before_train": "call trainer.evaluate() before fit()",
+    "val_only": "call trainer.evaluate() without fit()",
+    "log_val_generations": "use log_completions_steps, for those of training",
+    "rollout_data_dir": "use log_completions_steps: tables are in output_dir",
+    "validation_data_dir": "call trainer.generate(prompts), and write what it returns",
+    "resume_mode": "use resume (auto, never, a path)",
+    "resume_from_path": "use resume",
+    "default_local_dir": "use output_dir",
+    "default_hdfs_dir": "use output_dir, on a file system that all hosts share",
+    "del_local_ckpt_after_load": "use save_total_limit",
+    "max_actor_ckpt_to_keep": "use save_total_limit",
+    "max_critic_ckpt_to_keep": _NO_CRITIC,
+    "nnodes": _LAUNCHED,
+    "n_gpus_per_node": _LAUNCHED,
+    "balance_batch": _WHOLE_TOKENS,
+    "ray_init": _LAUNCHED,
+    "ray_kwargs": _LAUNCHED,
+    "hybrid_engine": _ONE_ENGINE,
+    "nccl_timeout": "use hang_timeout",
+    "esi_redundant_time": "use stop_after",
+    "profiler": _JAX_PROFILER,
+    "global_profiler": _JAX_PROFILER,
+    "use_legacy_worker_impl": _ONE_ENGINE,
+    # others
+    "version": "grpo-eqx --version prints it",
     "lr": "use learning_rate",
     "batch_size": "use prompts_per_step",
     "train_batch_size": "use prompts_per_step",
@@ -277,6 +466,8 @@ ADVICE: Mapping[str, str] = {
 _OF_PREFIX: Mapping[str, str] = {
     "vllm_": _ONE_ENGINE,
     "sglang_": _ONE_ENGINE,
+    "rollout_vllm_": _ONE_ENGINE,
+    "rollout_sglang_": _ONE_ENGINE,
     "dataloader_": _DATA_ON_HOST,
     "ddp_": _MESH,
     "fsdp_": _MESH,
@@ -292,8 +483,10 @@ _OF_PREFIX: Mapping[str, str] = {
 
 def advice(name: str) -> str | None:
     """Returns what to do instead of a setting that another library has, if that is known."""
-    if name in ADVICE:
-        return ADVICE[name]
+    *_, section, last = ["", *name.split(".")]  # as in rollout.name
+    for each in (name, f"{section}.{last}", last):
+        if each in ADVICE:
+            return ADVICE[each]
     return next((text for start, text in _OF_PREFIX.items() if name.startswith(start)), None)
 
 
@@ -312,15 +505,27 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
         raise UserError(" ".join(answers))
 
 
+_ALSO_SECTIONS = frozenset({"data", "model", "optim", "optimizer"})
+"""Names of settings that are sections in other libraries' files."""
+
+
+def _is_section(name: str, value: Mapping[Any, Any], known: Collection[str]) -> bool:
+    """Returns whether a dict is a group of settings, and no value of one."""
+    if name in _ALSO_SECTIONS:
+        return any(inner in known or advice(str(inner)) for inner in value)
+    return name not in known and advice(name) is None
+
+
 def refuse_sections(settings: Mapping[str, Any], known: Collection[str]) -> None:
     """Raises `UserError` for settings in groups, which also says what is wrong with their names."""
     sections, names = list[str](), list[str]()
     left = list(settings.items())
     while left:
-        name, value = left.pop(0)
-        if isinstance(value, Mapping):
+        path, value = left.pop(0)
+        name = path if path in ADVICE else path.rpartition(".")[2]
+        if isinstance(value, Mapping) and _is_section(name, value, known):
             sections.append(name)
-            left += [(str(inner), x) for inner, x in value.items()]
+            left += [(f"{name}.{inner}", x) for inner, x in value.items()]
         else:
             names.append(name)
     if not sections:

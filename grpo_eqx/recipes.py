@@ -119,10 +119,15 @@ def _config(overrides: Mapping[str, Any], **fields: Any) -> GRPOConfig:
     try:
         return GRPOConfig(**{**fields, **overrides})
     except UserError as error:
-        kept = [f"{name}={value!r}" for name, value in fields.items() if name not in overrides]
-        blamed = any(each.partition("=")[0] in str(error) for each in kept)
+        kept = {name: value for name, value in fields.items() if name not in overrides}
+        blamed = {name: getattr(GRPOConfig, name) for name in kept if name in str(error)}
         if not overrides or not blamed:
             raise
         raise UserError(
-            f"{error} The recipe sets {', '.join(kept)}: pass None for what does not apply."
+            f"{error} The recipe sets {_listed(kept)}: where that does not apply, pass the "
+            f"default, {_listed(blamed)}."
         ) from None
+
+
+def _listed(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in fields.items())

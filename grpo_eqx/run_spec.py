@@ -242,7 +242,12 @@ class RunSpec:
     def initial_state(self, programs: Programs) -> TrainState:
         """Places model, optimizer state and reference on the devices, before the first step."""
         source = self.cfg.model if self.passed.model is None else self.passed.model
-        model = raise_on_all_hosts(lambda: shard_model(source, programs.mesh))
+        return self.untrained_state(
+            programs, raise_on_all_hosts(lambda: shard_model(source, programs.mesh))
+        )
+
+    def untrained_state(self, programs: Programs, model: CausalLM) -> TrainState:
+        """Places optimizer state and reference beside a model, as before its first update."""
         state = programs.init(model)
         if not self.passes.reference:  # without a KL term no reference model takes up memory
             return state

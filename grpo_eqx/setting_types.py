@@ -58,11 +58,22 @@ def parse_duration(name: str, text: str) -> float:
     return seconds
 
 
+def refuse_address(name: str, path: str | Path) -> None:
+    """Raises `UserError` for an address such as `gs://bucket`, where only folders can be used."""
+    address = re.match(r"([A-Za-z][\w+.-]+:)/+(.*)", str(path))  # `Path` makes one slash of two
+    if address is not None:
+        raise UserError(
+            f"{name} is '{address[1]}//{address[2]}', an address, and runs are read and written as "
+            f"files: mount the bucket, for example with gcsfuse, and give the folder."
+        )
+
+
 def convert_settings(settings: Any, hints: Mapping[str, str] | None = None) -> None:
     """Gives the fields of a dataclass, frozen or not, the types of their annotations.
 
-    **Arguments:** what else to say of fields, by name, where their values are of another type.
-    Raises the errors of `all_converted`.
+    **Arguments:** what else to say of fields, by name, where their values are of another type, and
+    of a value that they cannot have, by both, as in `top_k=0`. Raises the errors of
+    `all_converted`.
     """
     kind: type = type(settings)
     values = {name: getattr(settings, name) for name in _union_parts(kind)}
@@ -82,7 +93,7 @@ def all_converted(
     result = dict[str, Any]()
 
     def convert(name: str) -> None:
-        result[name] = converted(kind, name, values[name], hints.get(name))
+        result[name] = converted(kind, name, values[name], hints)
 
     refuse_all(*(functools.partial(convert, name) for name in values))
     return result
@@ -98,22 +109,30 @@ def _union_parts(kind: type) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def converted(kind: type, name: str, value: Any, hint: str | None = None) -> Any:
+def converted(kind: type, name: str, value: Any, hints: Mapping[str, str] | None = None) -> Any:
     """Returns a value as the type of a dataclass' field, as `all_converted` does.
 
     Of the types in a union, it is the first that can be meant.
     """
-    parts = _union_parts(kind)[name]
+    hints, parts = hints or {}, _union_parts(kind)[name]
     try:
         result, part = as_one_of(parts, value)
     except ValueError:
         given = repr(value)
         shown = given if len(given) <= _LONGEST_VALUE else f"{given[:_LONGEST_VALUE]}..."
+        hint = hints.get(f"{name}={value}", hints.get(name))
         raise UserError(f"{name} is {shown}: {_wanted(parts, value, hint)}.") from None
     allowed = _range(part)
     if allowed is not None and not allowed.admits(result):
-        raise UserError(f"{name} is {value}: it must be {allowed.words}.")
+        hint = hints.get(f"{name}={result:g}")
+        more = f"; {hint}" if hint else ", or None" if NoneType in parts else ""
+        raise UserError(f"{name} is {value}: it must be {allowed.words}{more}.")
     return result
+
+
+def values_of(kind: type, name: str, hint: str | None = None) -> str:
+    """Returns what to use for a dataclass' field, as a message says it."""
+    return _wanted(_union_parts(kind)[name], None, hint)
 
 
 def _wanted(parts: Sequence[Any], value: Any, hint: str | None) -> str:
@@ -172,7 +191,9 @@ def _words(part: Any) -> list[str]:
     return [_NOUNS[part]] if part in _NOUNS else []
 
 
-_NOUNS: dict[type, str] = {int: "a whole number", float: "a number", str: "a string"}
+_NOUNS: dict[type, str] = {
+    int: "a whole number", float: "a number", str: "a string", Path: "a path"
+}  # fmt: skip
 
 
 def _convert(value: Any, kind: Any) -> Any:
@@ -184,6 +205,8 @@ def _convert(value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         values = value if isinstance(value, list | tuple) else [value]
         return tuple(_convert(each, get_args(kind)[0]) for each in values)
+    if kind not in _CONVERSIONS and kind is not NoneType and get_origin(kind) is not Literal:
+        return value  # a field of a subclass, which knows its type better
     return _CONVERSIONS[kind](value)
 
 

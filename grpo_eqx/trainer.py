@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from grpo_eqx.checkpoint.checkpoints import Checkpoints
+from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.choices import LOCAL, Searchable
@@ -65,6 +65,7 @@ from grpo_eqx.trainer_arguments import (
     missing_attribute,
     note_on_replaced,
     refuse_arguments,
+    refuse_assignment,
     refuse_overrides,
     with_trl_names,
 )
@@ -76,7 +77,7 @@ from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
 
 _HELDOUT = "held-out problem"
-"""What messages call a problem of an evaluation."""
+"""Name of an evaluation's problem in messages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,7 +257,8 @@ class GRPOTrainer:
         **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`; as in
         TRL, `True` for the newest in the run's folder, which must have one, and `False` for none.
 
-        Raises `UserError` where the checkpoint is of another run, or cannot be read.
+        Raises `UserError` where the checkpoint is of another run, or cannot be read; the trainer
+        can be used as before.
         """
         refuse_arguments("fit", others)
         cfg = self.cfg
@@ -268,18 +270,23 @@ class GRPOTrainer:
         with StopRequest(cfg.preemption_deadline, _say_here) as stop, self._watchdog, self._lock:
             checkpoints = self._checkpoints(stop, resume_from_checkpoint)
             again = self.state.step > 0 and resume_from_checkpoint is None  # in this process
-            continued = again or self._resume(checkpoints, resume_from_checkpoint)
+            found = None if again else self._found(checkpoints, resume_from_checkpoint)
+            continued = again or (found is not None and found.folder == checkpoints.folder)
+            folder = RunFolder(checkpoints.folder.parent)
+            raise_on_all_hosts(lambda: folder.check_start(continued=continued))
             with self.rewards:
-                if self.state.step < cfg.steps:
+                if (self.state.step if found is None else found.steps[0]) < cfg.steps:
                     with self._stages.lasting("trying the reward functions on one completion"):
                         raise_on_all_hosts(self._try_rewards)
+                if found is not None:  # last, so that a refusal leaves everything as it was
+                    self._restore(checkpoints, found)
                 self._record = record = RunRecord(
                     cfg, self.layout(), self.trackers,
                     only_history=not is_main(), step=self.state.step, continued=continued,
                 )  # fmt: skip
                 with record, checkpoints:
                     self._train(record, checkpoints)
-            write_final_model(self.save_pretrained, record.folder.model)
+            write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
         return FitResult(record.folder.path, record.history, seconds)
 
@@ -382,7 +389,7 @@ class GRPOTrainer:
         """
         refuse_arguments("generate", others)
         messages = as_prompts(prompts)
-        tokens = self.tokenizer.encode(messages)
+        tokens = self.tokenizer.encode_prompts(messages)
         limit = self.cfg.max_prompt_length
         for message, ids in zip(messages, tokens, strict=True):
             prompt = f"the prompt {quoted(message.text)}"
@@ -412,21 +419,33 @@ class GRPOTrainer:
         alone = jax.process_count() == 1
         return plan_run(self._run, find_target(topology), _say, search, help_if_not=alone)
 
-    def save_pretrained(self, path: str | Path) -> None:
+    def save_pretrained(self, path: str | Path = "", **others: Any) -> None:
         """Writes model and tokenizer as a folder that Hugging Face transformers loads.
 
-        Raises `UserError` where the path cannot be a folder, and `OSError` where it cannot be
-        written.
+        Raises `UserError` where the path cannot be a folder, or cannot be written.
         """
+        refuse_arguments("save_pretrained", others)
         folder = Path(path).expanduser()
-        if not str(path) or folder.is_file():
-            raise UserError(f"{str(path)!r} is no folder to save the model in: give another path.")
+        try:
+            if not str(path) or folder.is_file():
+                raise UserError(
+                    f"{str(path)!r} is no folder to save the model in: give another path."
+                )
+            self._save_model(folder)
+        except OSError as error:
+            raise UserError(
+                f"{str(path)!r} cannot be written ({error.strerror or error}): choose another."
+            ) from error
+
+    def _save_model(self, folder: Path) -> None:
+        """Writes model and tokenizer; raises `OSError` where the folder cannot be written."""
         save_pretrained(self.state.model, folder)
         if is_main():
             self.tokenizer.save_pretrained(folder)
 
-    def save_model(self, output_dir: str | Path | None = None) -> None:
+    def save_model(self, output_dir: str | Path | None = None, **others: Any) -> None:
         """Writes the model: `save_pretrained`, by default to `model/` in the run's folder."""
+        refuse_arguments("save_model", others)
         assert self.cfg.output_dir is not None  # resolved
         run = RunFolder(self.cfg.output_dir)
         if output_dir is None and self._record is None:
@@ -434,7 +453,12 @@ class GRPOTrainer:
         self.save_pretrained(run.model if output_dir is None else output_dir)
 
     def push_to_hub(
-        self, repo_id: str = "", *, private: bool | None = None, revision: str | None = None
+        self,
+        repo_id: str = "",
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        **others: Any,
     ) -> str:
         """Uploads model and tokenizer to the Hugging Face hub, with the token of `HF_TOKEN`.
 
@@ -443,6 +467,7 @@ class GRPOTrainer:
 
         **Returns:** the address of the commit. Raises `RunError` where the hub refuses.
         """
+        refuse_arguments("push_to_hub", others)
         if not repo_id:
             raise UserError("repo_id is missing: give owner/name, or a name of your own.")
         with tempfile.TemporaryDirectory() as scratch:
@@ -461,6 +486,10 @@ class GRPOTrainer:
 
     def __getattr__(self, name: str) -> Any:
         raise missing_attribute(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        refuse_assignment(name)
+        object.__setattr__(self, name, value)
 
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""
@@ -502,12 +531,13 @@ class GRPOTrainer:
         facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
         return Checkpoints(cfg, facts, stop, _say, self._stages.started)
 
-    def _resume(self, checkpoints: Checkpoints, source: str | Path | bool | None) -> bool:
-        """Replaces the state by that of a checkpoint, if there is one to resume from.
+    def _found(
+        self, checkpoints: Checkpoints, source: str | Path | bool | None
+    ) -> Resumable | None:
+        """Returns the checkpoints to resume from, if there are any.
 
-        Raises `UserError` if there is none, and the source is `True`.
-
-        **Returns:** whether the run in the output folder is the one that continues.
+        Raises `UserError` if they are of another run, or if there are none and the source is
+        `True`.
         """
         found = checkpoints.find()
         if found is None and source is True:
@@ -515,13 +545,30 @@ class GRPOTrainer:
                 f"resume_from_checkpoint is True, and {str(self.cfg.output_dir)!r} has no "
                 f"checkpoint to resume from: leave it out, or name one."
             )
-        if found is None:
-            return False
-        for array in jax.tree.leaves(eqx.filter(self.state, eqx.is_array)):
-            array.delete()  # two states may not fit the devices
-        self.state = checkpoints.restore(found, self._run.state_shapes(self.programs))
+        if found is not None:
+            checkpoints.check(found, self._run.state_shapes(self.programs))
+        return found
+
+    def _restore(self, checkpoints: Checkpoints, found: Resumable) -> None:
+        """Replaces the state by that of a checkpoint."""
+        before = self.state
+        # Two states may not fit the devices. A state and the parameters do: an update has as many
+        # gradients.
+        for array in jax.tree.leaves(
+            eqx.filter((before.opt_state, before.reference), eqx.is_array)
+        ):
+            array.delete()
+        try:
+            self.state = checkpoints.restore(found, self._run.state_shapes(self.programs))
+        except BaseException:
+            new = self._run.untrained_state(self.programs, before.model)
+            self.state = dataclasses.replace(
+                before, opt_state=new.opt_state, reference=new.reference
+            )
+            if before.step > 0:
+                _say("warning: all but the model was freed to read a checkpoint, and starts anew")
+            raise
         self._watchdog.progress("reading the checkpoint")
-        return found.folder == checkpoints.folder
 
     def _try_rewards(self) -> None:
         """Calls the reward functions once, on a completion of the first problem."""

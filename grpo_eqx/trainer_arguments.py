@@ -10,8 +10,9 @@ from typing import Any
 import optax
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import MissingAttributeError, UserError
+from grpo_eqx.errors import MissingAttributeError, UserError, refuse_unknown
 from grpo_eqx.loss_backends import LossBackend
+from grpo_eqx.models.base import CausalLM
 from grpo_eqx.peer_settings import advice
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.tracking.trackers import Tracker
@@ -52,6 +53,11 @@ _METHOD_ADVICE: Mapping[str, str] = {
     "num_generations": "evaluate has num_samples",
     "steps": "set GRPOConfig(steps=...)",
     "do_sample": "set temperature",
+    "save_directory": "the folder is its first argument",
+    "safe_serialization": "safetensors are always written",
+    "max_shard_size": "files hold at most 5 GB",
+    "commit_message": "it is always the same",
+    "token": "set the environment variable HF_TOKEN",
 }
 """Advice on arguments that methods of `GRPOTrainer` do not have."""
 
@@ -61,12 +67,12 @@ _ATTRIBUTE_ADVICE: Mapping[str, str] = {
     "model": "the model is state.model; save_pretrained writes it for transformers",
     "processing_class": "use tokenizer",
     "ref_model": "it is state.reference",
-    "reward_funcs": "they are rewards.funcs, by name",
-    "train_dataset": "the problems are prompts.data.prompts",
-    "train_data": "the problems are prompts.data.prompts",
-    "eval_dataset": "the held-out problems are heldout.prompts",
-    "eval_data": "the held-out problems are heldout.prompts",
-    "optimizer": "it is programs.optimizer",
+    "reward_funcs": "they are rewards.funcs, by name; pass others to GRPOTrainer",
+    "train_dataset": "the problems are prompts.data.prompts; pass others to GRPOTrainer",
+    "train_data": "the problems are prompts.data.prompts; pass others to GRPOTrainer",
+    "eval_dataset": "the held-out problems are heldout.prompts; pass others to GRPOTrainer",
+    "eval_data": "the held-out problems are heldout.prompts; pass others to GRPOTrainer",
+    "optimizer": "it is programs.optimizer; pass another to GRPOTrainer",
     "lr_scheduler": "the rate of every update is in learning_rates",
     "log": "metrics are recorded by themselves; pass trackers to get them",
     "log_metrics": "metrics are recorded by themselves, in metrics.jsonl",
@@ -186,6 +192,8 @@ def _check_object(name: str, value: Any, kind: type, setting: str | None = None)
     if inspect.isfunction(value):
         name_of = value.__name__
         raise UserError(f"{name} is the function {name_of}: call it, as in {name_of}(...).")
+    if isinstance(value, optax.MultiSteps):
+        raise UserError(f"{name} is an optax.MultiSteps: pass its gradient_transformation().")
     own = type(value)
     what = f"of type {own.__name__}, of {own.__module__.partition('.')[0]}"
     raise UserError(
@@ -203,12 +211,7 @@ def _public_name(kind: type) -> str:
 
 def refuse_arguments(method: str, others: Iterable[str]) -> None:
     """Raises `UserError` for arguments that a method of `GRPOTrainer` does not have."""
-    answers = [
-        f"{method} has no argument {name}: {_METHOD_ADVICE.get(name, 'its docstring lists all')}."
-        for name in others
-    ]
-    if answers:
-        raise UserError(" ".join(answers))
+    refuse_unknown(method, others, _METHOD_ADVICE)
 
 
 def missing_attribute(name: str) -> MissingAttributeError:
@@ -217,6 +220,12 @@ def missing_attribute(name: str) -> MissingAttributeError:
     return MissingAttributeError(
         f"'GRPOTrainer' object has no attribute {name!r}" + (f": {instead}" if instead else "")
     )
+
+
+def refuse_assignment(name: str) -> None:
+    """Raises the error of an attribute that only TRL's trainer has: it would not be read."""
+    if name in _ATTRIBUTE_ADVICE:
+        raise missing_attribute(name)
 
 
 def refuse_overrides(subclass: type) -> None:
@@ -255,6 +264,8 @@ def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = Non
             f"the model is a {type(model).__name__} of torch: pass the folder that its "
             f"save_pretrained writes, or its name on the hub."
         )
+    if not isinstance(model, str | Path):
+        _check_object("model", model, CausalLM)
     given = {"model": model, "data": train_data, "eval_data": eval_data}
     names: dict[str, Any] = {name: str(x) for name, x in given.items() if isinstance(x, str | Path)}
     return dataclasses.replace(cfg, **names)

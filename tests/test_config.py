@@ -1,5 +1,6 @@
 """What a config refuses, converts and fills in."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,15 @@ from typing import Any
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(GRPOConfig):
+    """A config with fields of its own."""
+
+    penalty: float = 0.5
+    table: dict[str, int] = dataclasses.field(default_factory=dict)
+    steps: int = 7
 
 
 def of_any_type(**fields: Any) -> GRPOConfig:
@@ -259,3 +269,16 @@ def test_clip_ranges_without_effect_as_yet_are_named_not_refused() -> None:
 def test_what_cannot_work_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         GRPOConfig(**fields)
+
+
+def test_a_subclass_may_have_fields_of_its_own() -> None:
+    plain = Own().resolved()
+    assert (plain.penalty, plain.table, plain.steps) == (0.5, {}, 7)
+    assert plain.output_dir == GRPOConfig().resolved().output_dir
+    cfg = Own(penalty="2", table={"a": 1}, steps=1).resolved()
+    assert (cfg.penalty, cfg.table) == (2.0, {"a": 1})
+    assert cfg.output_dir not in (plain.output_dir, Own(penalty=3.0).resolved().output_dir)
+    with pytest.raises(UserError, match="penalti is no setting: did you mean penalty"):
+        Own(penalti=1)
+    with pytest.raises(UserError, match="penalty is 'x': use a number"):
+        Own(penalty="x")

@@ -104,11 +104,11 @@ def test_prompts_completions_and_rewards_stay_together() -> None:
     ids, mask = np.asarray(rollout.prompts.ids), np.asarray(rollout.prompts.mask)
     tokens = groups.completions.ids
     for p, prompt in enumerate(groups.prompts):
-        assert ids[p][mask[p]].tolist() == trainer.tokenizer.encode([prompt])[0]
+        assert ids[p][mask[p]].tolist() == trainer.tokenizer.encode_prompts([prompt])[0]
         for g in range(2):
             length = int(rollout.lengths[p, g])
             assert groups.completions.ids[p][g] == rollout.completion_ids[p, g, :length].tolist()
-    texts = trainer.tokenizer.decode([row for group in tokens for row in group])
+    texts = trainer.tokenizer.decode_completions([row for group in tokens for row in group])
     assert texts == [text for group in groups.completions.texts for text in group]
     assert groups.rewards.each[1].reshape(-1).tolist() == [len(text) for text in texts]
     finished = groups.completions.finished

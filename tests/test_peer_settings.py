@@ -16,9 +16,12 @@ def test_no_setting_of_ours_is_advised_against() -> None:
 NO_SETTINGS = {
     "process_id", "save_pretrained", "resume_from_checkpoint", "num_samples", "eval_func",
     "num_tokens", "push_to_hub", "repo_id", "jax_default_matmul_precision", "jax_debug_nans",
-    "loss_type", "grpo_eqx", "train_data",
+    "loss_type", "grpo_eqx", "train_data", "adam_beta",
+    "dr_grpo", "low_var_kl", "sequence_token", "sequence_truncate", "token_truncate",
+    "sequence_mask", "token_mask",
+    "truncate_left",
 }  # fmt: skip
-"""Words of advice with an underscore that are arguments, methods and names of others."""
+"""Words of advice with an underscore that are arguments, methods, values and names of others."""
 
 
 def test_settings_that_are_advised_exist() -> None:

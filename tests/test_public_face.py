@@ -1,7 +1,6 @@
 """What users import: one list, which the documentation follows."""
 
 import ast
-import importlib
 import re
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def test_the_reference_shows_the_public_names_and_no_others() -> None:
 def test_every_public_name_can_be_imported() -> None:
     for name in PUBLIC:
         package, _, own = name.rpartition(".")
-        assert hasattr(importlib.import_module(package), own), name
+        exec(f"from {package} import {own}", {})
 
 
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)

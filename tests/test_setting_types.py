@@ -99,7 +99,7 @@ def test_what_can_mean_one_thing_is_converted(name: str, value: Any, expected: A
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("count", 0, "count is 0: it must be at least 1."),
+        ("count", 0, "count is 0: it must be at least 1, or None."),
         ("count", 8.5, "count is 8.5: use a whole number (at least 1), auto or None."),
         ("count", True, "count is True: use a whole number (at least 1), auto or None."),
         ("count", "atuo", "count is 'atuo': use a whole number (at least 1), auto or None (did you "

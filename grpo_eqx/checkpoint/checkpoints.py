@@ -146,6 +146,20 @@ class Checkpoints:
                 return raise_on_all_hosts(functools.partial(RunFacts.saved, saved))
         return None
 
+    def check(self, found: Resumable, like: TrainState) -> None:
+        """Raises `UserError` where checkpoints are of another run; reads no arrays.
+
+        **Arguments:** what `find` found; the state's shapes.
+        """
+        for saved in found.saved:
+            try:
+                raise_on_all_hosts(functools.partial(self._changes, saved, like))
+                return
+            except UserError:
+                raise
+            except Exception:  # `restore` says what is wrong with it
+                continue
+
     def restore(self, found: Resumable, like: TrainState) -> TrainState:
         """Restores the newest checkpoint that can be read.
 
@@ -158,9 +172,7 @@ class Checkpoints:
         failures = []
         for saved in found.saved:
             try:
-                read = functools.partial(self._read, saved, like)
-                changes, arrays = raise_on_all_hosts(read)
-                state = saved.verified(arrays, like)
+                changes, state = self._restored(saved, like)
             except UserError:
                 raise
             except Exception as error:  # whatever Orbax and TensorStore find wrong with it
@@ -180,16 +192,26 @@ class Checkpoints:
             f"({failures[0]}): restore one from a backup, or start anew with --resume never."
         )
 
-    def _read(self, saved: SavedStep, like: TrainState) -> tuple[list[str], dict[str, jax.Array]]:
-        """Reads one checkpoint; returns what has changed since, and its arrays."""
+    def _restored(self, saved: SavedStep, like: TrainState) -> tuple[list[str], TrainState]:
+        """Reads one checkpoint; returns what has changed since, and its state."""
+
+        def read() -> tuple[list[str], dict[str, jax.Array]]:
+            return self._changes(saved, like), saved.read(like)
+
+        changes, arrays = raise_on_all_hosts(read)
+        return changes, saved.verified(arrays, like)
+
+    def _changes(self, saved: SavedStep, like: TrainState) -> list[str]:
+        """Returns what has changed since a checkpoint; raises `UserError` for another run's."""
         changes = self.facts.changes_since(RunFacts.saved(saved), saved.path)
         try:
-            return changes, saved.read(like)
+            saved.check_arrays(like)
         except OtherArraysError as error:
             raise UserError(
                 f"the checkpoint {str(saved.path)!r} is of another model or optimizer than this "
                 f"run ({error}): pass those again, or use another output_dir or --resume never."
             ) from error
+        return changes
 
     def _put_aside_after(self, step: int) -> None:
         """Moves later checkpoints, which are damaged or not wanted, out of the run's way."""

@@ -16,6 +16,7 @@ from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
 from grpo_eqx.models.registry import read_config
+from grpo_eqx.setting_types import refuse_address
 from grpo_eqx.sharding.mesh import AutoMesh
 from grpo_eqx.training.lowering import model_shapes
 
@@ -49,7 +50,9 @@ def export(
     Loads no more than the parameters, onto one device. The output appears when it is complete.
     Raises `UserError` where anything is missing, damaged or in the way.
     """
-    unfinished = _unfinished(output)
+    refuse_address("checkpoint", source)
+    refuse_address("output", output)
+    unfinished = _unfinished(output, source)
     try:
         loaded = _load(source, model, say)
     except UserError:
@@ -66,13 +69,15 @@ def export(
     return Exported(loaded.checkpoint, size)
 
 
-def _unfinished(output: Path) -> Path:
+def _unfinished(output: Path, source: Path) -> Path:
     """Creates the folder to write to, which takes its name when all is written."""
     try:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
+            one, other = output.resolve(), source.resolve()
+            overlap = one.is_relative_to(other) or other.is_relative_to(one)
             raise UserError(
                 f"output is {str(output)!r}, which exists and is not an empty folder: choose "
-                f"another, or delete it first."
+                f"another{'' if overlap else ', or delete it first'}."
             )
         unfinished = output.absolute().with_name(f"{output.absolute().name}.unfinished")
         unfinished.mkdir(parents=True, exist_ok=True)

@@ -54,15 +54,8 @@ class SavedStep:
             raise DamagedError("its facts are not as they were saved")
         return dict(saved["facts"])
 
-    def read(self, like: TrainState) -> dict[str, jax.Array]:
-        """Reads the arrays of a state, unverified, onto the devices.
-
-        **Arguments:** a state of `jax.ShapeDtypeStruct`s, whose shardings the arrays get. The mesh
-        and the number of processes may differ from those that saved. Only what the state has is
-        read: it may be just a model.
-
-        Raises `OtherArraysError` if the checkpoint has others, and TensorStore's errors.
-        """
+    def check_arrays(self, like: TrainState) -> None:
+        """Raises `OtherArraysError` if the checkpoint has other arrays than a state's shapes."""
         arrays = named_arrays(like)
         shapes = {name: tuple(shape) for name, shape in self.facts["shapes"].items()}
         if not like.opt_state:
@@ -74,6 +67,18 @@ class SavedStep:
                     f"{name.removeprefix('model.')} is {shapes.get(name, 'missing')} there, and "
                     f"{expected} here"
                 )
+
+    def read(self, like: TrainState) -> dict[str, jax.Array]:
+        """Reads the arrays of a state, unverified, onto the devices.
+
+        **Arguments:** a state of `jax.ShapeDtypeStruct`s, whose shardings the arrays get. The mesh
+        and the number of processes may differ from those that saved. Only what the state has is
+        read: it may be just a model.
+
+        Raises `OtherArraysError` if the checkpoint has others, and TensorStore's errors.
+        """
+        self.check_arrays(like)
+        arrays = named_arrays(like)
         args = ocp.args.PyTreeRestore(
             arrays,
             restore_args=ocp.checkpoint_utils.construct_restore_args(arrays),

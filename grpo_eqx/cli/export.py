@@ -37,7 +37,9 @@ class Export(Subcommand):
         import jax
 
         from grpo_eqx.checkpoint.export import export
+        from grpo_eqx.distributed.join import check_xla_flags
 
+        check_xla_flags()
         # An accelerator may belong to the run, and is not needed.
         jax.config.update("jax_platforms", "cpu")
         written = export(self.checkpoint, self.output, self.dtype, _say, self.model)

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -22,9 +22,9 @@ _FLAG = re.compile(r"--\w[\w-]*(?==|$)")
 
 @AS_SETTINGS.primitive_rule
 def _as_setting(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
-    parts = get_args(info.type) if info.type_origin in (Union, UnionType) else (info.type,)
-    if info.type is bool or not all(map(_is_of_setting, parts)):
+    if info.type is bool or not is_of_setting(info.type):
         return None
+    parts = _parts(info.type)
     many = any(get_origin(part) is tuple for part in parts)
 
     def value(typed: list[str]) -> Any:
@@ -46,12 +46,19 @@ def _as_setting(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
     )
 
 
-def _is_of_setting(kind: Any) -> bool:
+def is_of_setting(kind: Any) -> bool:
     """Returns whether a type is one that settings have; those of subcommands are not."""
+    if len(parts := _parts(kind)) > 1:
+        return all(map(is_of_setting, parts))
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     plain = bool, int, float, str, Path, NoneType
     return kind in plain or get_origin(kind) in (Literal, tuple)
+
+
+def _parts(kind: Any) -> tuple[Any, ...]:
+    """Returns the types that a type is a union of."""
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def refuse_dashes(arguments: Sequence[str]) -> None:
@@ -65,11 +72,16 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
             )
 
 
-def check_complete(arguments: Sequence[str], placeholders: Mapping[str, str]) -> None:
+def check_complete(
+    arguments: Sequence[str],
+    placeholders: Mapping[str, str],
+    wanted: Callable[[str], str] = lambda flag: "give one after it",
+) -> None:
     """Raises `UserError` for a flag without its value, and for a value without its flag.
 
     **Arguments:** the command line; what stands for the value of each flag, by the flag's name
-    without dashes: empty for a switch, ending with `...` where there may be several.
+    without dashes: empty for a switch, ending with `...` where there may be several; returns what
+    to write for the value that a flag lacks.
     """
     flag, awaited, several = None, False, False
     lists: set[str] = set()
@@ -92,8 +104,8 @@ def check_complete(arguments: Sequence[str], placeholders: Mapping[str, str]) ->
         if expected.endswith("...") and flag in lists:
             raise UserError(f"--{flag} is given twice: give all values after one.")
         lists.add(flag)
-    if awaited:
-        raise UserError(f"--{flag} has no value: give one after it.")
+    if awaited and flag is not None:
+        raise UserError(f"--{flag} has no value: {wanted(flag)}.")
 
 
 def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) -> str:
@@ -104,6 +116,8 @@ def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) 
         return f"--{flag}=... takes one value: for several, write --{flag} A B, without the =."
     if flag in ("data", "eval-data"):
         return f"--{flag} takes one file: join several, as cat A.jsonl B.jsonl > C.jsonl does."
+    if flag == "mesh":
+        return "--mesh takes one value: join the sizes with commas, as in --mesh 1,-1,1."
     if placeholders.get(flag):
         return f"--{flag} takes one value: leave out {value!r}, or quote all of it."
     if value.lower() in ("false", "no", "off", "0", "none"):

@@ -9,14 +9,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
-from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete, refuse_dashes
+from grpo_eqx.cli.flag_values import (
+    AS_SETTINGS,
+    check_complete,
+    is_of_setting,
+    refuse_dashes,
+)
 from grpo_eqx.cli.help import asks_for_help, placeholder, show_help
 from grpo_eqx.cli.streams import standard_output
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.config import HINTS, GRPOConfig
 from grpo_eqx.config_files import read_settings, to_yaml
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.errors import (
@@ -29,10 +34,11 @@ from grpo_eqx.errors import (
 )
 from grpo_eqx.peer_settings import refuse_unknown
 from grpo_eqx.recipes import RECIPES, RecipeName
-from grpo_eqx.setting_types import converted
+from grpo_eqx.setting_types import converted, values_of
 from grpo_eqx.tracebacks import frames_of_cause
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
+Config = TypeVar("Config", bound=GRPOConfig)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,6 +53,8 @@ class ConfigFlags(GRPOConfig):
     print_config: bool = False
     """Print all settings as YAML; --config reads them. Then exit."""
 
+    config_class = GRPOConfig
+
     def __post_init__(self) -> None:
         pass  # tyro would print a `UserError` of the config's own checks in a box
 
@@ -55,8 +63,8 @@ class ConfigFlags(GRPOConfig):
 
         Raises `UserError` for values that cannot be.
         """
-        settings = [field.name for field in dataclasses.fields(GRPOConfig)]
-        cfg = GRPOConfig(**{name: getattr(self, name) for name in settings})
+        settings = [field.name for field in dataclasses.fields(self.config_class)]
+        cfg = self.config_class(**{name: getattr(self, name) for name in settings})
         for field in dataclasses.fields(self):
             if field.name not in settings:
                 value = converted(type(self), field.name, getattr(self, field.name))
@@ -76,9 +84,14 @@ class ConfigFlags(GRPOConfig):
         switched_off = {f"no_{name}" for name, value in values.items() if not value}
         flag_names = [name for name in names if name not in switched_off]
         placeholders = {name.replace("_", "-"): x for name, x in values.items()}
+
+        def wanted(flag: str) -> str:
+            name = flag.replace("-", "_")
+            return values_of(cls, name, HINTS.get(name))
+
         refuse_all(
             lambda: refuse_unknown(flag_names, {"help", *values}),
-            lambda: check_complete(arguments, placeholders),
+            lambda: check_complete(arguments, placeholders, wanted),
         )
 
     @classmethod
@@ -92,7 +105,7 @@ class ConfigFlags(GRPOConfig):
         parser.add_argument("--config", nargs="?")
         given = parser.parse_known_args(arguments)[0]
         path = None if given.config is None else Path(given.config)
-        of_file = {} if path is None else read_settings(path, ["recipe"])
+        of_file = {} if path is None else read_settings(path, ["recipe"], cls.config_class)
         recipe = of_file.pop("recipe", None)
         if recipe is not None and recipe not in RECIPES:
             raise UserError(f"recipe is {recipe!r} in {path}: use one of {', '.join(RECIPES)}.")
@@ -126,25 +139,60 @@ class RunFlags(ConfigFlags):
         os.environ.update({name: str(value) for name, value in given.items() if value is not None})
 
 
-def run(main: Callable[[GRPOConfig], None]) -> None:
+def run(main: Callable[[Config], None]) -> None:
     """Calls `main` with the config that the command line describes, every field a flag.
 
+    It is a `GRPOConfig`, or the subclass of it that the parameter of `main` is annotated with.
     `--recipe` names a recipe and `--config` a file, whose settings become the flags' defaults. A
     `UserError` ends the process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line
     and `EXIT_FAULT`.
     """
     with _ends_with_a_line(), standard_output():
+        kind = _flags_for(_config_of(main))
         if asks_for_help(sys.argv[1:]):
             command = f"python {sys.argv[0]}"
-            show_help(RunFlags, command, inspect.getdoc(main) or "", sys.argv[1:])
-        RunFlags.check(sys.argv[1:])
-        default = RunFlags.defaults_for(sys.argv[1:])
+            show_help(kind, command, inspect.getdoc(main) or "", sys.argv[1:])
+        kind.check(sys.argv[1:])
+        default = kind.defaults_for(sys.argv[1:])
     with AS_SETTINGS:
-        flags = tyro.cli(RunFlags, description=main.__doc__, default=default)
+        flags = tyro.cli(kind, description=main.__doc__, default=default)
     start(flags, main)
 
 
-def start(flags: RunFlags, main: Callable[[GRPOConfig], None]) -> None:
+def _config_of(main: Callable[..., None]) -> type[GRPOConfig]:
+    """Returns the class of config that a function is annotated to take."""
+    try:
+        kind = get_type_hints(main)[next(iter(inspect.signature(main).parameters))]
+    except (KeyError, NameError, StopIteration, TypeError, ValueError):  # there is no annotation
+        return GRPOConfig
+    return kind if inspect.isclass(kind) and issubclass(kind, GRPOConfig) else GRPOConfig
+
+
+def _flags_for(config: type[GRPOConfig]) -> type[RunFlags]:
+    """Returns the flags of a config; raises `UserError` for a field that can be no flag."""
+    inherited, types = GRPOConfig.__dataclass_fields__, get_type_hints(config, include_extras=True)
+    own = [each for each in dataclasses.fields(config) if each is not inherited.get(each.name)]
+    for field in own:
+        name = f"{config.__name__}.{field.name}"
+        if not is_of_setting(types[field.name]):
+            raise UserError(
+                f"{name} is of a type that no flag has: make it int, float, str, bool, Path, "
+                f"Literal or a tuple of one of these, or None besides."
+            )
+        if field.default is dataclasses.MISSING:
+            raise UserError(f"{name} has no default, which a flag needs: give it one.")
+    return dataclasses.make_dataclass(
+        "Flags",
+        # Again, as the fields of `RunFlags` would hide other defaults.
+        [(each.name, types[each.name], dataclasses.field(default=each.default)) for each in own],
+        bases=(RunFlags, config) if own else (RunFlags,),
+        namespace={"config_class": config},
+        frozen=True,
+        kw_only=True,
+    )
+
+
+def start(flags: RunFlags, main: Callable[[Any], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
     with _ends_with_a_line(), standard_output():
         cfg = flags.settings()

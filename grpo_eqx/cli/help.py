@@ -84,7 +84,7 @@ def groups_of(flags: type) -> dict[str, list[str]]:
         for number, line in enumerate(_source(kind).splitlines(), start=1):
             if comment := re.fullmatch(r"    # (\w+).*", line):
                 group = comment[1].lower()
-            elif number in fields:
+            elif number in fields and fields[number] not in _all(groups):
                 groups.setdefault(group, []).append(fields[number])
     return groups
 
@@ -125,23 +125,30 @@ def _explained(flags: type, name: str, text: str, default: Any) -> str:
         default = " ".join(map(str, default))
     shown = "" if default in (None, False, "") else f"default: {default}"
     more = "; ".join(part for part in (choices, shown) if part)
-    return f"{text} ({more})" if more else text
+    return f"{text} ({more})".strip() if more else text
 
 
 @functools.cache
 def _documented(kind: type) -> Mapping[str, tuple[ast.AnnAssign, str]]:
-    """Returns the fields that a class defines, with the text under each as one line."""
+    """Returns the fields that a class defines, with the text under each, if any, as one line."""
     (node,) = ast.parse(_source(kind)).body
     assert isinstance(node, ast.ClassDef)
     return {
-        field.target.id: (field, " ".join(str(text.value.value).split()))
-        for field, text in itertools.pairwise(node.body)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
+        field.target.id: (field, " ".join(_text(after).split()))
+        for field, after in itertools.pairwise([*node.body, ast.Pass()])
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
     }
 
 
+def _text(statement: ast.stmt) -> str:
+    """Returns the text of a statement that is nothing else."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return str(statement.value.value)
+    return ""
+
+
 def _source(kind: type) -> str:
-    return textwrap.dedent(inspect.getsource(kind))
+    try:
+        return textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):  # a class made at run time
+        return "class Unknown: pass"

@@ -23,10 +23,12 @@ import jax
 from packaging.requirements import Requirement
 
 from grpo_eqx.distributed.cluster import declared_by, find_cluster
+from grpo_eqx.distributed.join import check_xla_flags
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.pretrained import hub_model, is_local, model_folder
 from grpo_eqx.models.registry import published_config, read_config
+from grpo_eqx.setting_types import refuse_address
 from grpo_eqx.training.compilation import cache_folder
 
 _NETWORK_SECONDS = 4.0
@@ -111,6 +113,7 @@ def _version(package: str) -> str | None:
 
 def devices() -> Check:
     """Lists the devices of this host, as another process sees them: a backend may abort it."""
+    check_xla_flags()
     present = accelerator(Path("/dev"))
     try:
         listing = subprocess.run(
@@ -229,6 +232,7 @@ def _reached(url: str, more: str, fix: str) -> Check:
 
 def output_folder(folder: Path) -> Check:
     """Checks that runs can be written."""
+    refuse_address("output_dir", folder)
     problem = _unwritable(folder)
     if problem is None:
         return Check("ok", f"{folder} can be written")

@@ -68,13 +68,13 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Runs the subcommand that the arguments name, and returns its exit code."""
     own = list(arguments)
-    if own == ["--version"]:
-        print(f"grpo_eqx {version('grpo_eqx')}")
-        return 0
     command: list[str] = []
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
+    if "--version" in own:
+        print(f"grpo_eqx {version('grpo_eqx')}")
+        return 0
     if own[:1] == ["launch"] and not command and (start := _program(own)) is not None:
         raise UserError(f"-- is missing before {own[start]}: put it before the command to run.")
     if not own or (own[0] not in _SUBCOMMANDS and not asks_for_help(own[:1])):

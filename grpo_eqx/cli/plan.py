@@ -43,6 +43,7 @@ class Plan(ConfigFlags, _PlanFlags):
     def run(self, command: tuple[str, ...]) -> int:
         from rich.console import Console
 
+        from grpo_eqx.distributed.join import check_xla_flags
         from grpo_eqx.planner.plan_report import print_plan
         from grpo_eqx.planner.planning_process import ask
 
@@ -50,6 +51,7 @@ class Plan(ConfigFlags, _PlanFlags):
         if self.print_config:
             print(to_yaml(cfg), end="")
             return 0
+        check_xla_flags()
         prints_json = self.json == Path("-")
         file = None if prints_json else self.json
         if file is not None and (file.is_dir() or not file.parent.is_dir()):

@@ -63,7 +63,7 @@ class TokenizedPrompts:
                 f"function: rename it."
             )
         try:
-            tokens = tokenizer.encode(prompts)
+            tokens = tokenizer.encode_prompts(prompts)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
         too_long = [i for i, ids in enumerate(tokens) if len(ids) > max_length]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.data.records import Records
+from grpo_eqx.data.records import PROMPT, QUESTION, Records, is_list_of_rows
 from grpo_eqx.errors import UserError, without_repetition
 
 _GZIP = b"\x1f\x8b"
@@ -16,11 +16,12 @@ ARGUMENTS = {"data": "train_data", "eval_data": "eval_data"}
 _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
 
-def read_jsonl(path: Path, setting: str = "data") -> Records:
+def read_jsonl(path: str | Path, setting: str = "data") -> Records:
     """Reads a JSONL file; raises `UserError` if unreadable, empty or (naming the line) invalid.
 
     **Arguments:** the file; the setting that names it, for messages.
     """
+    path = Path(path)
     given = f"{setting} {str(path)!r}"
     if (builder := _OTHER_FORMATS.get(path.suffix)) is not None:
         raise UserError(
@@ -41,10 +42,30 @@ def read_jsonl(path: Path, setting: str = "data") -> Records:
             f"{given} is a JSON list: write one object per line, as "
             f"jq -c '.[]' FILE.json > FILE.jsonl does."
         )
-    records = Records.of(_rows(content, path), path.name)
+    try:
+        records = Records.of(_rows(content, path), path.name)
+    except UserError as error:
+        if (key := _key_of_rows(content)) is None:
+            raise
+        raise UserError(
+            f"{given} is one JSON object with the problems under {key!r}: write one object per "
+            f"line, as jq -c '.{key}[]' FILE.json > FILE.jsonl does, or pass that list to "
+            f"GRPOTrainer."
+        ) from error
     if not records.rows:
         raise UserError(f"{given} is empty: it needs one JSON object per line.")
     return records
+
+
+def _key_of_rows(content: bytes) -> str | None:
+    """Returns the key of the problems in a file that is one JSON object; `None` if it is not."""
+    try:
+        whole = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(whole, dict) or whole.keys() & {QUESTION, PROMPT}:
+        return None
+    return next((key for key, value in whole.items() if is_list_of_rows(value)), None)
 
 
 def _rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from grpo_eqx.config import EMBEDDED_DATA
 from grpo_eqx.data.jsonl import ARGUMENTS, read_jsonl
 from grpo_eqx.data.prompts import Part, PromptSource
-from grpo_eqx.data.records import Records
+from grpo_eqx.data.records import Records, is_list_of_rows
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.hub import HubName, download
@@ -184,9 +184,7 @@ def _one_of_mapping(argument: str, data: Mapping[Any, Any]) -> str:
 
 def _is_data_set(part: Any) -> bool:
     """Returns whether an entry of a mapping is a data set, and no column of one."""
-    if isinstance(part, list):
-        return bool(part) and isinstance(part[0], Mapping) and "role" not in part[0]
-    return hasattr(part, "column_names") or isinstance(part, PromptSource)
+    return is_list_of_rows(part) or hasattr(part, "column_names") or isinstance(part, PromptSource)
 
 
 def _load_hub(name: str, default_split: str) -> PromptSource | None:

@@ -2,10 +2,9 @@
 
 import abc
 import dataclasses
+import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import equinox as eqx
+from typing import Any, dataclass_transform
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages with their `role` and `content`, as chat templates take them."""
@@ -39,15 +38,28 @@ class Prompt:
         return "\n".join(f"{message['role']}: {message['content']}" for message in self.content)
 
 
-class PromptSource(eqx.Module):
+@dataclass_transform()
+class PromptSource(abc.ABC):
     """A fixed sequence of problems. Subclass it to train on data of your own.
 
     `source[index]` must return the same problem every time: runs are reproduced and resumed by
-    index alone. Every problem of a source must have the same columns.
+    index alone. Every problem of a source must have the same columns. A subclass that annotates
+    fields and has no `__init__` of its own becomes a dataclass.
     """
 
-    name: eqx.AbstractVar[str]
-    """Short description, printed at the start of a run."""
+    name: str
+    """Short description, printed at the start of a run; by default the name of the class."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__init__" not in vars(cls) and inspect.get_annotations(cls):
+            dataclasses.dataclass(eq=False)(cls)  # hashable, as functools.cache needs
+
+    def __getattr__(self, attribute: str) -> Any:
+        # An attribute of the class would become the default of a subclass' field `name`.
+        if attribute == "name":
+            return type(self).__name__
+        return object.__getattribute__(self, attribute)  # raises Python's own error
 
     @abc.abstractmethod
     def __len__(self) -> int:

@@ -65,6 +65,13 @@ def as_prompts(given: Iterable[str | Conversation]) -> list[Prompt]:
             "the prompts are the messages of one conversation: pass a list of conversations, as in "
             "generate([messages])."
         )
+    if is_list_of_rows(contents):
+        row = contents[0]
+        column = next((name for name in (PROMPT, QUESTION) if name in row), next(iter(row), ""))
+        raise UserError(
+            f"the prompts are rows with the columns {', '.join(map(str, row))}: pass the texts of "
+            f"one, as in generate([row[{column!r}] for row in rows])."
+        )
     if not contents and given != []:
         raise UserError(
             f"the prompts are {_brief(given)}: pass a list of texts or conversations, as in "
@@ -72,6 +79,16 @@ def as_prompts(given: Iterable[str | Conversation]) -> list[Prompt]:
         )
     rows = [{QUESTION if isinstance(each, str) else PROMPT: each} for each in contents]
     return [Records.of([(f"prompt {i}", row)], "")[0] for i, row in enumerate(rows, start=1)]
+
+
+def is_list_of_rows(value: Any) -> bool:
+    """Returns whether a value is a list of objects that are rows, and not messages."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and isinstance(value[0], Mapping)
+        and "role" not in value[0]
+    )
 
 
 def _content_column(row: Mapping[str, Any]) -> str:
@@ -85,28 +102,42 @@ def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
         raise UserError(f"{where} has a column named {nameless[0]!r}: give it a name that is text.")
     if QUESTION not in row and PROMPT not in row:
         has = f"only {names}" if row else "none at all"
-        instead = "rename the column that the model is to answer"
-        if len(row) == 1 and (mark := next((x for x in ";\t|" if x in names), None)):
-            instead = f"this is one column: read the file with the delimiter {mark!r}"
-        for name, value in row.items():
-            if isinstance(value, list) and value and isinstance(value[0], Mapping):
-                instead = (
-                    f"rename {name} to {PROMPT}, and make it a list of objects with role (system, "
-                    f"user or assistant) and content, which ends with the user's message"
-                )
-                if "role" in value[0]:
-                    instead = f"rename {name} to {PROMPT}"
-                    if isinstance(value[-1], Mapping) and value[-1].get("role") == "assistant":
-                        instead += (
-                            ", without the assistant's last message, which is for the model to "
-                            "write; what rewards compare with goes into a column such as answer"
-                        )
-        raise UserError(f"{where} has no column {QUESTION} or {PROMPT}, {has}: {instead}.")
+        raise UserError(
+            f"{where} has no column {QUESTION} or {PROMPT}, {has}: {_without_content(row)}."
+        )
     if row.keys() != first.keys():
         raise UserError(
             f"{where} has the columns {names}, but the first problem has "
             f"{', '.join(sorted(map(str, first)))}: give every problem the same columns."
         )
+
+
+def _without_content(row: Mapping[str, Any]) -> str:
+    """Returns what to change in a row without a column that the model answers, as a clause."""
+    if {"chosen", "rejected"} <= row.keys():
+        return (
+            f"these are preference pairs, and GRPO samples its own completions: make a column "
+            f"{PROMPT} of the messages before the answers"
+        )
+    if "input_ids" in row:
+        return f"these are tokens: give problems as text, in a column {QUESTION} or {PROMPT}"
+    if len(row) == 1 and (mark := next((x for x in ";\t|" if x in next(iter(row))), None)):
+        return f"this is one column: read the file with the delimiter {mark!r}"
+    instead = "rename the column that the model is to answer"
+    for name, value in row.items():
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            instead = (
+                f"rename {name} to {PROMPT}, and make it a list of objects with role (system, "
+                f"user or assistant) and content, which ends with the user's message"
+            )
+            if "role" in value[0]:
+                instead = f"rename {name} to {PROMPT}"
+                if isinstance(value[-1], Mapping) and value[-1].get("role") == "assistant":
+                    instead += (
+                        ", without the assistant's last message, which is for the model to "
+                        "write; what rewards compare with goes into a column such as answer"
+                    )
+    return instead
 
 
 def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any]) -> None:

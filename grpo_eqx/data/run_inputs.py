@@ -64,12 +64,13 @@ def load_inputs(
         cfg.eval_problems,
     )
     tokenizer = _chat_tokenizer(cfg, tokenizer)
-    if train[0].plain and cfg.chat_template is not None:
+    plain = _problem(train, 0).plain
+    if plain and cfg.chat_template is not None:
         raise UserError(
             f"chat_template is {cfg.chat_template!r}, and the problems of {train.name} are texts "
             f"that the model continues as they are: it would do nothing; leave it unset."
         )
-    if not train[0].plain:
+    if not plain:
         tokenizer.check_template()
     if cfg.system_prompt is not None and _is_file(cfg.system_prompt):
         raise UserError(
@@ -104,7 +105,7 @@ def _tokenize(
     cfg: GRPOConfig, source: PromptSource, count: int, tokenizer: ChatTokenizer
 ) -> TokenizedPrompts:
     """Tokenizes the first `count` problems of a source, or all if it has fewer."""
-    prompts = [source[i] for i in range(min(count, len(source)))]
+    prompts = [_problem(source, i) for i in range(min(count, len(source)))]
     return TokenizedPrompts(
         source.name,
         prompts,
@@ -112,6 +113,17 @@ def _tokenize(
         max_length=cfg.max_prompt_length,
         overlong=cfg.overlong_prompts,
     )
+
+
+def _problem(source: PromptSource, index: int) -> Prompt:
+    """Returns a problem; raises `UserError` where a source of the user's returns something else."""
+    prompt = source[index]
+    if not isinstance(prompt, Prompt):
+        raise UserError(
+            f"{source.name}: __getitem__ returned a {type(prompt).__name__} for problem "
+            f"{index + 1}: return grpo_eqx.data.Prompt(text, columns)."
+        )
+    return prompt
 
 
 def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTokenizer:

@@ -6,15 +6,17 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from grpo_eqx.data.prompts import Conversation, Prompt, quoted
-from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.errors import MissingAttributeError, UserError, first_line
+from grpo_eqx.models.hub import failed_download
 
 _GENERATION_CONFIG = "generation_config.json"
 _MODEL_CONFIG = "config.json"
 _SMALLEST_SHARE = 0.8
 """Share of a model's vocabulary that its tokenizer has at least: the rest is padding."""
+_OF_TRANSFORMERS = "the tokenizer of transformers is trainer.tokenizer.tokenizer"
 _FALLBACK_BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
@@ -56,9 +58,18 @@ class ChatTokenizer:
         # The contents of the model's generation_config.json, to be saved with the model again.
         self.generation_config: dict[str, Any] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        raise MissingAttributeError(
+            f"'ChatTokenizer' object has no attribute {name!r}: {_OF_TRANSFORMERS}."
+        )
+
+    def __call__(self, *texts: Any, **options: Any) -> NoReturn:
+        """Raises `UserError`: it is transformers' tokenizers that are called."""
+        raise UserError(f"a ChatTokenizer cannot be called: {_OF_TRANSFORMERS}.")
+
     @classmethod
     def from_pretrained(
-        cls, folder: Path, system_prompt: str | None = None, *, plain: bool = False
+        cls, folder: str | Path, system_prompt: str | None = None, *, plain: bool = False
     ) -> "ChatTokenizer":
         """Loads the tokenizer in a model's folder; the other arguments are `__init__`'s.
 
@@ -69,12 +80,16 @@ class ChatTokenizer:
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
+        folder = Path(folder)
         generation_config = _json_object(folder / _GENERATION_CONFIG)
         eos_ids = _eos_ids(generation_config, folder / _GENERATION_CONFIG)
         of_config = _eos_ids(_json_object(folder / _MODEL_CONFIG), folder / _MODEL_CONFIG)
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
         except Exception as error:  # the tokenizers library raises nothing more precise
+            for path in sorted(folder.glob("*.json")):
+                if (fault := failed_download(path)) is not None:
+                    raise UserError(f"{path} cannot be read: {fault}.") from error
             # It also reads config.json, and may name the field at fault on its second line.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{folder} contains no usable tokenizer: {reason}") from error
@@ -176,7 +191,7 @@ class ChatTokenizer:
                 f"({first_line(error)}): {fix}."
             ) from error
 
-    def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    def encode_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Renders and encodes prompts. Raises `UserError` for a prompt without tokens."""
         tokens: list[list[int]] = [[]] * len(prompts)
         for plain in (False, True):  # a template brings its own special tokens
@@ -216,7 +231,7 @@ class ChatTokenizer:
                 "nothing: leave it unset, or use a template with system messages."
             )
 
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+    def decode_completions(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Decodes completions to text, without special tokens."""
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
 
@@ -233,8 +248,8 @@ class ChatTokenizer:
             added = _spelled_bytes(tokens)
         else:
             # Measured after a copy of itself: a text's first token may lose its leading space.
-            once = self.decode([[i] for i in tokens])
-            twice = self.decode([[i, i] for i in tokens])
+            once = self.decode_completions([[i] for i in tokens])
+            twice = self.decode_completions([[i, i] for i in tokens])
             texts = zip(tokens, once, twice, strict=True)
             added = {i: two[len(one) :].encode() for i, one, two in texts}
         if "ByteFallback" in decoders:

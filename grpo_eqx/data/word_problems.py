@@ -10,7 +10,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import equinox as eqx
 import numpy as np
 
 from grpo_eqx.data.prompts import Prompt, PromptSource
@@ -83,7 +82,7 @@ class WordProblems(PromptSource):
     split: Split = "train"
     size: int = 8192
     seed: int = 0
-    name: str = eqx.field(init=False)
+    name: str = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.name = f"embedded word problems ({self.split})"

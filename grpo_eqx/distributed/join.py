@@ -3,6 +3,10 @@
 import dataclasses
 import functools
 import hashlib
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -11,6 +15,11 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.startup import initialize
 from grpo_eqx.errors import RunError, UserError, first_line
 
+_PARSE_XLA_FLAGS = """
+from jaxlib import xla_client
+xla_client.CompileOptions().executable_build_options.debug_options
+"""
+
 
 def join_processes(cfg: GRPOConfig) -> None:
     """Joins this process with the others of its run, if there are any, before devices are touched.
@@ -18,6 +27,7 @@ def join_processes(cfg: GRPOConfig) -> None:
     Raises `UserError`, in every process present, where processes are missing, or where config, code
     or the version of JAX differ; also, or `RunError`, where JAX has no devices.
     """
+    check_xla_flags()
     facts = {
         **{field.name: repr(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)},
         "the version of JAX": jax.__version__,
@@ -25,6 +35,21 @@ def join_processes(cfg: GRPOConfig) -> None:
     }
     initialize(facts, require_processes=cfg.require_processes, timeout=cfg.start_timeout)
     _check_devices()
+
+
+@functools.cache
+def check_xla_flags() -> None:
+    """Raises `UserError` where XLA_FLAGS has a flag that XLA refuses: it would abort the process.
+
+    Another process parses them, in a quarter of a second.
+    """
+    if not os.environ.get("XLA_FLAGS"):
+        return
+    parse = [sys.executable, "-c", _PARSE_XLA_FLAGS]
+    said = subprocess.run(parse, capture_output=True, text=True, errors="replace").stderr
+    if refused := re.search(r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*", said):
+        reason = refused[0].strip(" .")
+        raise UserError(f"XLA refuses XLA_FLAGS ({reason}): correct it, or unset it.")
 
 
 def _check_devices() -> None:

@@ -44,18 +44,18 @@ def initialize(
     have different numbers of devices.
     """
     facts = {name: brief(value) for name, value in (facts or {}).items()}
-    required = require_processes
+    required, by = require_processes, "require_processes"
     if required is None and REQUIRE_PROCESSES in os.environ:
-        required = int(_number_of(REQUIRE_PROCESSES))
+        required, by = int(_number_of(REQUIRE_PROCESSES)), REQUIRE_PROCESSES
     if timeout is None:
         timeout = _number_of(START_TIMEOUT) if START_TIMEOUT in os.environ else _START_SECONDS
     if jax.distributed.is_initialized():
-        _check_number(jax.process_count(), required)
+        _check_number(jax.process_count(), required, by)
         check_even(Counter(device.process_index for device in jax.devices()))
         assert_same_on_all_hosts(facts)
         return
     cluster = find_cluster()
-    _check_number(1 if cluster is None else cluster.num_processes, required)
+    _check_number(1 if cluster is None else cluster.num_processes, required, by)
     if cluster is None:
         return
     meet(cluster, facts, timeout)
@@ -127,9 +127,9 @@ def _number_of(variable: str) -> float:
     return float(text)
 
 
-def _check_number(found: int, required: int | None) -> None:
+def _check_number(found: int, required: int | None, by: str) -> None:
     if required is not None and found != required:
         raise UserError(
             f"{found} {'process was' if found == 1 else 'processes were'} started, but "
-            f"{required} are required: start the same command on every host."
+            f"{required} are required by {by}: start the same command on every host."
         )

@@ -44,7 +44,9 @@ class Completions:
     @functools.cached_property
     def texts(self) -> list[list[str]]:
         """Text of each completion, `[P][G]`."""
-        texts = iter(self.tokenizer.decode([ids for group in self.ids for ids in group]))
+        texts = iter(
+            self.tokenizer.decode_completions([ids for group in self.ids for ids in group])
+        )
         return [list(itertools.islice(texts, len(group))) for group in self.ids]
 
     def joined(self, other: "Completions") -> "Completions":

@@ -67,6 +67,17 @@ def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -
     return _snapshots[key]
 
 
+def failed_download(path: Path) -> str | None:
+    """Returns what a file holds instead of its content, and the fix, as a clause; `None` if not."""
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS; run git lfs pull"
+    if start.lstrip()[:1] == b"<":
+        return "it is a web page; download it again"
+    return None
+
+
 def upload(folder: Path, repository: str, *, private: bool | None, revision: str | None) -> str:
     """Uploads a model's folder to a repository, which is created where it does not exist.
 

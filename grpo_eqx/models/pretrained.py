@@ -15,9 +15,9 @@ from safetensors.numpy import save_file
 
 from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError, WeightsError, first_line
+from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
-from grpo_eqx.models.hub import HubName, download
+from grpo_eqx.models.hub import HubName, download, failed_download
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.arrays import fetch, shard
@@ -29,6 +29,14 @@ _SINGLE_FILE = "model.safetensors"
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
 _FLOATS = "F64", "F32", "F16", "BF16"
+_ARGUMENT_ADVICE: Mapping[str, str] = {
+    "torch_dtype": "use dtype",
+    "device_map": "pass mesh, a jax.sharding.Mesh of (dp, fsdp, tp)",
+    "revision": "write the name as owner/name@revision",
+    "trust_remote_code": "code of models is never loaded",
+    "safe_serialization": "safetensors are always written",
+}
+"""Advice on arguments of transformers' functions of the same names."""
 _FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Names of constants that old transformers versions stored with the weights, and all ignore."""
 
@@ -126,6 +134,7 @@ def from_pretrained(
     name_or_path: str | Path,
     mesh: jax.sharding.Mesh | None = None,
     dtype: jax.typing.DTypeLike = jnp.float32,
+    **others: Any,
 ) -> CausalLM:
     """Loads a model of a known family, each array directly into its sharding over `mesh`.
 
@@ -138,6 +147,7 @@ def from_pretrained(
     the shape that `config.json` implies. A stored head must equal the embedding if tied to it;
     stored rotary frequencies are ignored.
     """
+    refuse_unknown("from_pretrained", others, _ARGUMENT_ADVICE)
     try:
         dtype = jnp.dtype(dtype)
     except TypeError as error:
@@ -194,7 +204,10 @@ def shard_model(model: str | CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
 
 
 def save_pretrained(
-    model: CausalLM, folder: str | Path, dtype: jax.typing.DTypeLike | None = None
+    model: CausalLM,
+    folder: str | Path,
+    dtype: jax.typing.DTypeLike | None = None,
+    **others: Any,
 ) -> None:
     """Writes `config.json` and safetensors that Hugging Face transformers loads.
 
@@ -202,6 +215,7 @@ def save_pretrained(
     each, and one of them is in host memory at a time. All processes must call this; only the first
     one writes. Raises `OSError` where the folder cannot be written.
     """
+    refuse_unknown("save_pretrained", others, _ARGUMENT_ADVICE)
     folder = Path(folder)
     dtype = jnp.dtype(model.embed_tokens.dtype if dtype is None else dtype)
     if is_main():
@@ -308,13 +322,7 @@ def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
 
 
 def _what_is_wrong(path: Path, error: SafetensorError) -> str:
-    with path.open("rb") as file:
-        start = file.read(64)
-    if start.startswith(b"version https://git-lfs"):
-        return "it is a pointer of Git LFS; run git lfs pull"
-    if start.lstrip()[:1] == b"<":
-        return "it is a web page; download it again"
-    return _truncation(path) or f"{error}; download it again"
+    return failed_download(path) or _truncation(path) or f"{error}; download it again"
 
 
 def _truncation(path: Path) -> str | None:
@@ -377,6 +385,11 @@ def _reason_missing(name: str, tensors: Mapping[str, Any]) -> str:
     longer = next((other for other in tensors if other.endswith(f".{name}")), None)
     if longer is not None:
         return f", but there is {longer!r}: remove the prefix from the tensors' names"
+    if name.removeprefix("model.") in tensors:
+        return (
+            ", as AutoModel leaves out the head and the prefix 'model.': load the model with "
+            "AutoModelForCausalLM instead, and save it again"
+        )
     if name == "lm_head.weight":
         return ": set tie_word_embeddings to true in config.json, if the model ties them"
     if re.match(r"model\.layers\.\d+\.", name):

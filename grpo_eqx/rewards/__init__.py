@@ -21,7 +21,9 @@ BUILT_IN: dict[str, RewardFunc] = {
 def reward_func(name: str) -> RewardFunc:
     """Returns the built-in reward function of that name; raises `UserError` for an unknown one."""
     if name not in BUILT_IN:
-        more = "; separate names with spaces" if "," in name else ""
+        more = ""
+        if "," in name or " " in name:
+            more = "; separate names with spaces in a command, and write a list in a file or Python"
         if ".py" in name or ":" in name:
             more = "; functions of your own are passed in a script: GRPOTrainer(reward_funcs=[...])"
         elif "/" in name:

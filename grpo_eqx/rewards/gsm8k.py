@@ -7,7 +7,7 @@ layout. All have TRL's reward signature and take time linear in the text, whatev
 """
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Sized
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from numbers import Number
@@ -81,6 +81,7 @@ def format(
 
     **Returns:** one score per completion, 0.0 or 1.0.
     """
+    _check_list("completions", completions)
     return [float(_has_layout(last_text(completion))) for completion in completions]
 
 
@@ -95,6 +96,7 @@ def tags(
 
     **Returns:** one score per completion, from 0.0 to 1.0.
     """
+    _check_list("completions", completions)
     return [_tag_score(last_text(completion)) for completion in completions]
 
 
@@ -200,8 +202,24 @@ def _compare(
     completions: Sequence[str | Conversation],
     answer: Sequence[object],
 ) -> list[float]:
+    _check_list("completions", completions)
+    _check_list("answer", answer)
+    if len(answer) != len(completions):
+        raise RewardError(
+            f"len(answer) is {len(answer)} and len(completions) is {len(completions)}: pass lists "
+            f"with one entry per completion."
+        )
     pairs = zip(completions, _gold_numbers(answer), strict=True)
     return [float(read(last_text(completion)) == gold) for completion, gold in pairs]
+
+
+def _check_list(name: str, value: object) -> None:
+    """Refuses a single text or number, as calls by hand may pass."""
+    if isinstance(value, str) or not isinstance(value, Sized):
+        raise RewardError(
+            f"{name} is {quoted(value) if isinstance(value, str) else repr(value)}: pass a list "
+            f"with one entry per completion."
+        )
 
 
 def _marked_numbers(text: str) -> Iterator[Fraction | None]:

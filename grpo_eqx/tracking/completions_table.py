@@ -37,4 +37,5 @@ def write_completions(
         "length": completions.lengths.reshape(-1),
         "truncated": ~completions.finished.reshape(-1),
     }
-    pq.write_table(pa.table(table), path)
+    with path.open("wb") as file:  # a path with a colon would be taken for an address
+        pq.write_table(pa.table(table), file)

@@ -45,9 +45,9 @@ class RunFolder:
 
         **Returns:** where an earlier run was put, if there was one.
 
-        Raises `UserError` if the folder cannot be written.
+        Raises the errors of `check_start`.
         """
-        self.check_writable()
+        self.check_start(continued=continued)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             kept = None if continued else self._keep_previous()
@@ -66,8 +66,28 @@ class RunFolder:
         except OSError as error:
             raise self._unwritable(error.strerror) from error
 
+    def check_start(self, *, continued: bool) -> None:
+        """Raises `UserError` if a run cannot start in the folder; changes nothing.
+
+        **Arguments:** whether it is the run in the folder that goes on.
+        """
+        self.check_writable()
+        present = self._present()
+        if present and not continued and not self.metrics.exists():
+            raise UserError(
+                f"output_dir {str(self.path)!r} already contains {present[0].name!r}, but is not a "
+                f"run folder: choose another."
+            )
+
     def check_writable(self) -> None:
         """Raises `UserError` if the folder cannot be written; creates nothing."""
+        try:
+            str(self.path.absolute()).encode()
+        except UnicodeEncodeError as error:  # TensorStore takes no other names
+            raise UserError(
+                f"output_dir {str(self.path)!r} is not read as UTF-8: set PYTHONUTF8=1 in the "
+                f"environment."
+            ) from error
         try:
             existing = next(
                 path for path in (self.path, *self.path.absolute().parents) if path.exists()
@@ -152,20 +172,19 @@ class RunFolder:
             kept.write_text("".join(lines), encoding="utf-8")
             kept.replace(self.metrics)
 
-    def _keep_previous(self) -> Path | None:
+    def _present(self) -> list[Path]:
+        """Lists the entries of a run that are there."""
         entries = [
             self.config, self.layout, self.hub_commits, self.metrics, self.completions,
             self.learning_curve, self.model, self.checkpoints, self._run_id,
             self.path / "wandb",
         ]  # fmt: skip
-        present = [entry for entry in entries if entry.exists()]
+        return [entry for entry in entries if entry.exists()]
+
+    def _keep_previous(self) -> Path | None:
+        present = self._present()
         if not present:
             return None
-        if not self.metrics.exists():
-            raise UserError(
-                f"output_dir {str(self.path)!r} already contains {present[0].name!r}, but is not a "
-                f"run folder: choose another."
-            )
         # The metrics last: without them, this would be no run folder.
         return self.put_aside(sorted(present, key=lambda entry: entry == self.metrics))
 

@@ -299,3 +299,38 @@ def test_the_best_checkpoint_by_a_metric_is_kept(
 
 def test_what_may_change_are_settings() -> None:
     assert {field.name for field in dataclasses.fields(GRPOConfig)} >= MAY_CHANGE
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_refusal_leaves_the_trainer_and_the_folder_as_they_were(
+    settings: dict[str, Any], train: Callable[..., GRPOTrainer], tmp_path: Path, damaged: bool
+) -> None:
+    folder = tmp_path / "run"
+    train(folder, until=2)
+    changes = {} if damaged else {"learning_rate": 1e-4}
+    trainer = GRPOTrainer(
+        GRPOConfig(**{**settings, **changes}, output_dir=folder), reward_funcs=[distinct_words]
+    )
+    for path in (folder / "checkpoints").iterdir() if damaged else ():
+        spoil(path)
+    files, state = sorted(folder.rglob("*")), jax.device_get(trainer.state)
+    with pytest.raises(UserError, match="can be read" if damaged else "of another run"):
+        trainer.fit()
+    assert sorted(folder.rglob("*")) == files
+    assert same(trainer.state, state)
+    assert len(trainer.generate(["1 + 1?"])) == 1
+    trainer.fit(resume_from_checkpoint=False)
+    assert trainer.state.step == STEPS
+
+
+def test_a_foreign_folder_is_refused_before_a_checkpoint_is_read(
+    settings: dict[str, Any], train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    train(tmp_path / "run", until=2)
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    trainer = GRPOTrainer(
+        GRPOConfig(**settings, output_dir=tmp_path / "mine"), reward_funcs=[distinct_words]
+    )
+    with pytest.raises(UserError, match="already contains 'model', but is not a run folder"):
+        trainer.fit(tmp_path / "run")
+    assert trainer.state.step == 0

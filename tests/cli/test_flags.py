@@ -1,7 +1,9 @@
 """The command line: recipes as starting points."""
 
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 
@@ -9,6 +11,16 @@ from grpo_eqx import GRPOConfig, cli, recipes
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, RewardFailureError, RunError, UserError
 from grpo_eqx.rewards import RewardRunner
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Own(GRPOConfig):
+    """A config with fields of its own."""
+
+    penalty: float = 0.5
+    """Weight of the penalty."""
+    style: Literal["short", "long"] | None = None
+    steps: int = 7
 
 
 def config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> GRPOConfig:
@@ -148,3 +160,64 @@ def test_an_error_of_a_users_function_comes_with_the_users_frames(
     assert line.startswith("error: reward function faulty raised KeyError: 'gold' (test_flags.py")
     places = [frame for frame in frames if frame.startswith("  File")]
     assert [place.rpartition(" in ")[2] for place in places] == ["faulty", "helper"]
+
+
+def own_config_of(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Own:
+    """The config that a command line describes for a function that takes a subclass."""
+    configs: list[Own] = []
+
+    def main(cfg: Own) -> None:
+        configs.append(cfg)
+
+    monkeypatch.setattr(sys, "argv", ["script.py", *arguments])
+    cli.run(main)
+    return configs[0]
+
+
+def test_a_subclass_of_the_config_has_flags_for_its_fields(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert own_config_of(monkeypatch) == Own()
+    path = tmp_path / "run.yaml"
+    path.write_text("penalty: 2\n")
+    flags = "--config", str(path), "--style", "long"
+    assert own_config_of(monkeypatch, *flags) == Own(penalty=2.0, style="long")
+    with pytest.raises(SystemExit):
+        own_config_of(monkeypatch, "--penalty", "x")
+    assert capsys.readouterr().err == "error: penalty is 'x': use a number.\n"
+    with pytest.raises(SystemExit):
+        own_config_of(monkeypatch, "--help-all")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "--penalty FLOAT Weight of the penalty. (default: 0.5)" in said
+    assert "--style CHOICE (short, long)" in said
+    assert said.count("--steps INT") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "default", "message"),
+    [
+        (list[str], None, "Bad.field is of a type that no flag has: make it int, float, "),
+        (int, dataclasses.MISSING, "Bad.field has no default, which a flag needs: give it one."),
+    ],
+)
+def test_a_field_that_can_be_no_flag_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: Any,
+    default: Any,
+    message: str,
+) -> None:
+    bad = dataclasses.make_dataclass(
+        "Bad", [("field", kind, dataclasses.field(default=default))],
+        bases=(GRPOConfig,), frozen=True, kw_only=True,
+    )  # fmt: skip
+
+    def main(cfg: GRPOConfig) -> None:
+        pytest.fail("the run starts")
+
+    main.__annotations__["cfg"] = bad
+    monkeypatch.setattr(sys, "argv", ["script.py"])
+    with pytest.raises(SystemExit) as stop:
+        cli.run(main)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {message}")

@@ -78,10 +78,11 @@ def test_every_level_has_help(
     assert said in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], ["train"], ["export"], ["launch", "local"]])
 def test_the_version_is_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["grpo-eqx", "--version"])
+    monkeypatch.setattr(sys, "argv", ["grpo-eqx", *words, "--version"])
     with pytest.raises(SystemExit) as end:
         main()
     assert end.value.code == 0

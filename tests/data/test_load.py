@@ -10,6 +10,7 @@ from typing import Any
 import datasets
 import pytest
 
+from grpo_eqx.data.jsonl import read_jsonl
 from grpo_eqx.data.load import load_data
 from grpo_eqx.errors import UserError
 
@@ -219,6 +220,11 @@ def test_the_real_gsm8k() -> None:
     train, heldout = load_data(str(GSM8K), None, num_eval=512)
     assert len(train) + len(heldout) == 7473
     assert len(heldout) == 512
+
+
+def test_a_file_can_be_named_by_a_text(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", row(1))
+    assert read_jsonl(path)[0].text == "1+1?"
 
 
 def test_problems_can_come_through_a_pipe(tmp_path: Path) -> None:

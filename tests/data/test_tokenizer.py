@@ -78,7 +78,7 @@ def of_words() -> ChatTokenizer:
 
 
 def embedded() -> ChatTokenizer:
-    return ChatTokenizer.from_pretrained(model_folder("tiny_qwen2"))
+    return ChatTokenizer.from_pretrained(str(model_folder("tiny_qwen2")))
 
 
 @pytest.mark.parametrize("make", [embedded, byte_level, of_characters])
@@ -87,7 +87,9 @@ def test_the_tokens_of_a_text_make_its_bytes(make: Make, text: str) -> None:
     tokenizer = make()
     added = tokenizer.token_bytes(len(tokenizer.tokenizer))
     ids = tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert b"".join(added[i] for i in ids).decode() == text == tokenizer.decode([ids])[0]
+    assert (
+        b"".join(added[i] for i in ids).decode() == text == tokenizer.decode_completions([ids])[0]
+    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_space_before_the_first_token_is_not_decoded(make: Make, text: str) ->
     added = tokenizer.token_bytes(len(tokenizer.tokenizer))
     ids = tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
     assert b"".join(added[i] for i in ids).decode() == " " + text
-    assert tokenizer.decode([ids]) == [text]
+    assert tokenizer.decode_completions([ids]) == [text]
 
 
 @pytest.mark.parametrize("make", [byte_level, with_fallback_to_bytes])
@@ -132,7 +134,9 @@ def test_tokens_added_to_a_byte_level_tokenizer_are_decoded_like_its_own() -> No
     tokenizer.tokenizer.add_tokens([AddedToken(text, special=False) for text in texts])
     added = tokenizer.token_bytes(size + 4)[size:]
     assert added == [b"<tool>", b"\n\n", " 価".encode(), b" q"]
-    assert [text.decode() for text in added] == tokenizer.decode([[size + i] for i in range(4)])
+    assert [text.decode() for text in added] == tokenizer.decode_completions(
+        [[size + i] for i in range(4)]
+    )
 
 
 def test_fewer_ids_than_the_tokenizer_has() -> None:
@@ -279,7 +283,7 @@ def with_template(template: str | None, **options: Any) -> ChatTokenizer:
 def test_messages_are_rendered_by_the_template(prompt: Prompt, expected: str) -> None:
     chat = with_template(TEMPLATE, system_prompt="Think.")
     assert chat.render(prompt) == expected
-    assert chat.tokenizer.decode(chat.encode([prompt])[0]) == expected
+    assert chat.tokenizer.decode(chat.encode_prompts([prompt])[0]) == expected
 
 
 def test_without_a_template_a_question_is_continued_where_that_is_asked_for() -> None:
@@ -297,10 +301,16 @@ def test_a_system_prompt_without_messages_is_refused() -> None:
         with_template(TEMPLATE, system_prompt="Think.").render(Prompt("1 =", {}, plain=True))
 
 
+@pytest.mark.parametrize("name", ["encode", "decode", "apply_chat_template", "pad_token"])
+def test_what_transformers_tokenizers_have_is_there(name: str) -> None:
+    with pytest.raises(AttributeError, match=rf"'{name}': .* is trainer\.tokenizer\.tokenizer"):
+        getattr(embedded(), name)
+
+
 def test_prompts_of_both_kinds_keep_their_places() -> None:
     chat = with_template(TEMPLATE)
     prompts = [Prompt("a", {}, plain=True), Prompt("b", {}), Prompt("c", {}, plain=True)]
-    decoded = [chat.tokenizer.decode(ids) for ids in chat.encode(prompts)]
+    decoded = [chat.tokenizer.decode(ids) for ids in chat.encode_prompts(prompts)]
     assert decoded == ["a", "[user]b[assistant]", "c"]
 
 

@@ -73,7 +73,40 @@ CONFIGS = {
     "remat=True": "remat is True: use none, dots, full or auto",
     "micro_batch_size_per_device='atuo'": "(did you mean auto?)",
     "run_name='a/b'": "give a name without slashes",
-    "output_dir=3": "output_dir is 3: use a string or None",
+    "output_dir=3": "output_dir is 3: use a string, a path or None",
+    "output_dir='gs://bucket/run1'": "output_dir is 'gs://bucket/run1', an address, and runs are",
+    "output_dir=Path('s3://bucket/run1')": "output_dir is 's3://bucket/run1', an address",
+    "resume='gs://bucket/run1'": "mount the bucket, for example with gcsfuse, and give the folder.",
+    "mesh={'fsdp': 1, 'tp': 1}": "use a string; as in '1,-1,1', or pass an object to GRPOTrainer(",
+    "reward_weights={'correct': 1.0}": "use a list, each a number, or None",
+    "overlong_buffer={'enable': True, 'len': 512}": "it is a share of max_completion_length",
+    "lr_scheduler_kwargs={'min_lr': 0}": "lr_scheduler_type has no more settings; pass GRPOTrainer",
+    "generation_kwargs={'temperature': 1}": "use temperature, top_k, top_p, min_p and stop_strings",
+    "chat_template_kwargs={'thinking': False}": "set them in a template, and use chat_template",
+    "model_init_kwargs={'dtype': 'auto'}": "use model and dtype; parameters are float32",
+    "gradient_checkpointing_kwargs={'x': 1}": "use remat (none, dots, full)",
+    "optimizer={'kind': 'sgd'}": "use adamw or lion; pass an optax transformation to GRPOTrainer",
+    "actor={'optim': {'lr': 1}, 'checkpoint': {'save_contents': []}}": (
+        "there are no sections: write what is in actor, optim at the top level. checkpoint is no "
+        "setting: use save_steps, save_minutes and save_total_limit. lr is no setting: use learn"
+    ),
+    "rollout={'name': 'vllm', 'temperature': 1.0}": (
+        "write what is in rollout at the top level. rollout.name is no setting: there is no second"
+    ),
+    "**{'actor_rollout_ref.rollout.n': 8}": "rollout.n is no setting: use num_generations.",
+    "loss_type='gspo'": "gspo is grpo with importance_sampling_level sequence, as in recipe gspo.",
+    "loss_type='luspo'": "luspo is dr_grpo with importance_sampling_level sequence, up to a const",
+    "loss_type='vespo'": "cispo or sapo; vespo is not offered.",
+    "loss_type='ppo'": "ppo clips as grpo does, with a critic, which is not offered.",
+    "loss_type='reinforce'": "reinforce is an advantage_estimator.",
+    "loss_type='rloo'": "rloo is an advantage_estimator, and a recipe.",
+    "advantage_estimator='reinforce++'": "reinforce++ is reinforce_plus_plus.",
+    "kl_estimator='low_var_kl', beta=0.1": "use k1, k2, k3 or None; verl's low_var_kl is k3.",
+    "top_k=-1": "top_k is -1: it must be at least 1; None samples from all tokens.",
+    "top_p=None": "use a number (above 0 and at most 1); 1.0 samples from all tokens.",
+    "min_p=None": "0.0 samples from all tokens.",
+    "max_grad_norm=0": "a large one, such as 1e9, never clips.",
+    "stop_strings=None": "stop_strings is None: use a list, each a string; an empty list for none.",
     "data=['a.jsonl']": "data is ['a.jsonl']: use a string",
     "5": "settings are given by name, as in GRPOConfig(steps=100)",
     "{'steps': 5}": "settings are given by name",
@@ -108,6 +141,21 @@ OF_OTHERS = {
     "learning_rat": "did you mean learning_rate?",
     "attn_implementation": "the best attention of each kind of device is always used",
     "load_in_4bit": "quantized models are not supported",
+    "save_freq": "use save_steps (None in place of -1)",
+    "test_freq": "call trainer.evaluate() before and after fit()",
+    "val_before_train": "call trainer.evaluate() before fit()",
+    "logger": "use wandb (online, offline, disabled), or pass GRPOTrainer trackers",
+    "loss_agg_mode": "use loss_type: token-mean is bnpo, seq-mean-token-mean is grpo",
+    "use_kl_loss": "set beta above 0",
+    "norm_adv_by_std_in_grpo": "use scale_rewards: True is group, False is none",
+    "gpu_memory_utilization": "use max_num_seqs; there is no second engine",
+    "tensor_model_parallel_size": "set mesh and rollout_sharding",
+    "path": "use model",
+    "rollout_engine": "there is no second engine",
+    "rollout_vllm_hbm_utilization": "there is no second engine",
+    "metrics_logging_options": "use output_dir and wandb",
+    "offload_to_cpu": "fsdp in mesh splits it over more of them",
+    "version": "grpo-eqx --version prints it",
     "wibble": "grpo-eqx train --help-all lists all settings",
 }
 
@@ -135,7 +183,7 @@ COMMANDS = {
     "train --stop-strings ---": "'---' starts with dashes: write --stop-strings='---'",
     "train --temperature 0.7x --learning-rate nan": (
         "temperature is '0.7x': use a number (above 0 and finite: training samples completions). "
-        "learning_rate is nan: it must be above 0 and finite."
+        "learning_rate is nan: it must be above 0 and finite, or None."
     ),
     "eval --help": "there is no subcommand 'eval': call GRPOTrainer(cfg).evaluate() in Python",
     "exprt --help": "there is no subcommand 'exprt': use one of train",
@@ -169,7 +217,18 @@ COMMANDS = {
     "train config.yaml": "'config.yaml' is no flag: flags start with --, or use --config",
     "train --dynamic-sampling=true": "--dynamic-sampling takes no value: leave out 'true'.",
     "train --reward-funcs correct --reward-funcs tags": "--reward-funcs is given twice",
-    "train --reward-funcs correct,tags": "separate names with spaces",
+    "train --reward-funcs correct,tags": "separate names with spaces in a command, and write a",
+    "train --reward-funcs 'correct tags'": "separate names with spaces in a command, and write a",
+    "train --mesh 1 -1 1": "join the sizes with commas, as in --mesh 1,-1,1.",
+    "train --wandb": "--wandb has no value: use online, offline or disabled",
+    "train --resume --steps 1": "--resume has no value: use a string; auto, never or a path.",
+    "train --config": "--config has no value: use a path or None.",
+    "train --output-dir gs://bucket/run1": "mount the bucket, for example with gcsfuse",
+    "export {RUN} --output gs://bucket/model": "output is 'gs://bucket/model', an address",
+    "export {RUN} --output {RUN}": "and is not an empty folder: choose another.",
+    "export {RUN} --output {RUN}/model/..": "and is not an empty folder: choose another.",
+    "export {RUN} --output {HERE}": "and is not an empty folder: choose another.",
+    "export {RUN} --output {MODEL}": "and is not an empty folder: choose another, or delete it fi",
     "train --output-dir ''": "output_dir is empty",
     "train --output-dir {HERE}/link": "it is a link to nowhere, which does not exist",
     "train --output-dir /proc/run": "'/proc/run' cannot be written",
@@ -303,6 +362,23 @@ SCRIPTS = {
     "trainer(train_data=file('d.csv', 'question,answer'))": "load_dataset('csv'",
     "trainer(train_data=file('e.jsonl', '{oops'))": "line 1 is no valid JSON",
     "trainer(train_data=file('f.jsonl', ''))": "is empty: it needs one JSON object per line",
+    "trainer(train_data=file('g.json', json.dumps({'version': 1, 'data': ROWS})))": (
+        "is one JSON object with the problems under 'data': write one object per line, as "
+        "jq -c '.data[]' FILE.json > FILE.jsonl does, or pass that list to GRPOTrainer."
+    ),
+    "trainer(train_data=file('h.json', json.dumps({'rows': ROWS}, indent=2)))": (
+        "is one JSON object with the problems under 'rows'"
+    ),
+    "trainer(train_data=[{'chosen': TALK, 'rejected': TALK}])": (
+        "these are preference pairs, and GRPO samples its own completions: make a column prompt of"
+    ),
+    "trainer(train_data=[{'input_ids': [1, 2], 'attention_mask': [1, 1]}])": (
+        "these are tokens: give problems as text, in a column question or prompt"
+    ),
+    "class S(data.PromptSource):\n    def __len__(self): return 40\n"
+    "    def __getitem__(self, index): return ROWS[index]\ntrainer(train_data=S())": (
+        "S: __getitem__ returned a dict for problem 1: return grpo_eqx.data.Prompt(text, columns)."
+    ),
     "trainer(train_data='someone/nothing')": "could not be loaded from the Hugging Face hub",
     "trainer(train_data='word_problems@main')": "only names on the Hugging Face hub have revisions",
     # calls
@@ -316,6 +392,9 @@ SCRIPTS = {
     "GRPOTrainer(rollout_sharding='legacy')": "or set GRPOConfig(rollout_sharding=...)",
     "GRPOTrainer(optimizer='adamw')": "or set GRPOConfig(optimizer=...)",
     "import optax\nGRPOTrainer(optimizer=optax.adamw)": "optimizer is the function adamw: call it",
+    "import optax\nGRPOTrainer(optimizer=optax.MultiSteps(optax.sgd(1.0), 2))": (
+        "optimizer is an optax.MultiSteps: pass its gradient_transformation()."
+    ),
     "trainer(trackers='wandb')": "for Weights & Biases, set GRPOConfig(wandb='online')",
     "trainer(trackers=[print])": "trackers is of type builtin_function_or_method, of builtins",
     "from grpo_eqx.tracking import Tracker\ntrainer(trackers=[Tracker])": (
@@ -356,6 +435,14 @@ SCRIPTS = {
     "class F:\n    def __call__(self, **columns): pass\ntrainer(reward_funcs=F)": (
         "reward function F is a class: pass an object of it, F()."
     ),
+    "rewards.gsm8k.correct(['6 * 7?'], ['42'], answer='42')": (
+        "answer is '42': pass a list with one entry per completion."
+    ),
+    "rewards.gsm8k.correct_strict(['6 * 7?'], ['42'], answer=42)": "answer is 42: pass a list",
+    "rewards.gsm8k.correct(['6 * 7?'], ['42', '43'], answer=['42'])": (
+        "len(answer) is 1 and len(completions) is 2: pass lists with one entry per completion."
+    ),
+    "rewards.gsm8k.format(['6 * 7?'], '<think>')": "completions is '<think>': pass a list with one",
     "trainer(reward_funcs=lambda question, **columns: [])": "the questions are its prompts",
     "trainer(reward_funcs=lambda **columns: [10**400]).fit()": "for completion 0: return a float",
     "trainer(eval_func=3)": "eval_func has 3, which is no function",
@@ -366,6 +453,11 @@ SCRIPTS = {
     "trainer().evaluate(num_samples=0)": "num_samples is 0: use a whole number",
     "trainer().generate('What is 1 + 1?')": "pass a list of texts or conversations",
     "trainer().generate([{'role': 'user', 'content': 'x'}])": "pass a list of conversations",
+    "trainer().generate(ROWS)": (
+        "the prompts are rows with the columns question, answer: pass the texts of one, as in "
+        "generate([row['question'] for row in rows])."
+    ),
+    "trainer().generate(Dataset.from_list([{'text': 'x'}]))": "as in generate([row['text'] for",
     "trainer().generate(['x'], max_new_tokens=5)": "set GRPOConfig(max_completion_length=...)",
     "trainer().generate(['x'], top_p=0.9, do_sample=True)": "generate has no argument do_sample",
     "trainer().evaluate(eval_dataset=ROWS)": "pass it to GRPOTrainer(eval_dataset=...)",
@@ -373,11 +465,43 @@ SCRIPTS = {
     "trainer().generate([1])": "prompt 1: prompt is 1: it must be non-empty text",
     "trainer().save_pretrained('')": "is no folder to save the model in",
     "trainer().save_pretrained(DATA)": "is no folder to save the model in",
+    "trainer().save_pretrained('/proc/nowhere/model')": (
+        "'/proc/nowhere/model' cannot be written (No such file or directory): choose another."
+    ),
+    "trainer().save_model(DATA / 'model')": "cannot be written (Not a directory): choose another.",
+    "trainer().save_pretrained('x', safe_serialization=True)": (
+        "save_pretrained has no argument safe_serialization: safetensors are always written."
+    ),
+    "trainer().save_pretrained(save_directory='x')": "the folder is its first argument",
+    "trainer().save_model('x', push_to_hub=True)": "save_model has no argument push_to_hub",
+    "trainer().push_to_hub('me/model', token='x')": "set the environment variable HF_TOKEN",
+    "trainer().eval_dataset = ROWS": (
+        "the held-out problems are heldout.prompts; pass others to GRPOTrainer"
+    ),
+    "trainer().compute_loss = print": "the loss is set by loss_type and its settings",
+    "trainer().tokenizer.encode('What', return_tensors='np')": (
+        "'ChatTokenizer' object has no attribute 'encode': the tokenizer of transformers is "
+        "trainer.tokenizer.tokenizer"
+    ),
+    "trainer().tokenizer('What')": "a ChatTokenizer cannot be called: the tokenizer of",
     "trainer().push_to_hub('my model!!')": "repo_id is 'my model!!': use owner/name",
     # models
     "trainer(model='')": "model is empty",
     "trainer(model=DATA)": "is a file: give its folder",
     "trainer(model=model(weights='version https://git-lfs.github.com/spec/v1'))": "run git lfs",
+    "trainer(model=model(tokenizer='version https://git-lfs.github.com/spec/v1'))": (
+        "tokenizer.json cannot be read: it is a pointer of Git LFS; run git lfs pull."
+    ),
+    "trainer(model={'norm.weight': np.ones(3)}, processing_class=3)": (
+        "model is of type dict, of builtins: pass an object of grpo_eqx.models.CausalLM, or set "
+        "GRPOConfig(model=...)."
+    ),
+    "trainer(model=models.from_pretrained, processing_class=3)": (
+        "model is the function from_pretrained: call it, as in from_pretrained(...)."
+    ),
+    "models.from_pretrained(MODEL, torch_dtype='auto')": (
+        "from_pretrained has no argument torch_dtype: use dtype."
+    ),
     "trainer(model=model(num_hidden_layers=2))": "have 1 of the layers that config.json",
     "trainer(tokenizer='base')": "the tokenizer is of type str: pass one of transformers",
     "trainer(chat_template=file('same.jinja', 'hello'))": "leaves out the user's message",
@@ -418,6 +542,17 @@ SCRIPTS = {
     "trainer().log_metrics": "metrics are recorded by themselves",
     "loss_backends.ChunkedLoss(token_tile='512')": "token_tile is '512': it must be a whole",
     "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
+    "recipes.dapo(prompts_per_step=2)": (
+        "overlong_buffer=0.2, steps_per_generation=4: where that does not apply, pass the default, "
+        "steps_per_generation=1."
+    ),
+    "GRPOConfig().to_dict()": "object has no attribute 'to_dict': use dataclasses.asdict(cfg)",
+    "GRPOConfig().to_json_string()": "use dataclasses.asdict(cfg)",
+    "GRPOConfig().max_steps": "'GRPOConfig' object has no attribute 'max_steps': use steps",
+    "class My(GRPOConfig):\n    penalty: float = 0.5\nMy(penalty=1)": (
+        "My has no field penalty, as it is no dataclass: put @dataclasses.dataclass(frozen=True, "
+        "kw_only=True) above it."
+    ),
     "trainer(save_total_limit=2, metric_for_best_model='eval_reward')": (
         "which training steps do not log, and evaluations are not compared (did you mean reward?)"
     ),

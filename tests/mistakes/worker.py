@@ -20,7 +20,17 @@ import datasets
 import jax
 import numpy as np  # noqa: F401 -- rows of the table use it
 
-from grpo_eqx import GRPOConfig, GRPOTrainer, cli, loss_backends, recipes, sharding
+from grpo_eqx import (
+    GRPOConfig,
+    GRPOTrainer,
+    cli,
+    data,
+    loss_backends,
+    models,
+    recipes,
+    rewards,
+    sharding,
+)
 from grpo_eqx.cli.main import main as command_main
 from grpo_eqx.tracking import Tracker  # noqa: F401 -- rows of the table use it
 
@@ -51,10 +61,17 @@ def file(name: str, content: str | bytes) -> str:
     return str(path)
 
 
-def model(*, without: str = "", weights: str = "", adapter: bool = False, **fields: Any) -> str:
+def model(
+    *,
+    without: str = "",
+    weights: str = "",
+    tokenizer: str = "",
+    adapter: bool = False,
+    **fields: Any,
+) -> str:
     """Copies the model without files of some name, and with other fields in its config.json.
 
-    Its weights can be replaced by a text, or be those of an adapter.
+    Its weights and tokenizer can be replaced by a text; weights can be those of an adapter.
     """
     folder = Path(tempfile.mkdtemp(dir=HERE)) / "model"
     shutil.copytree(MODEL, folder)
@@ -66,6 +83,8 @@ def model(*, without: str = "", weights: str = "", adapter: bool = False, **fiel
         (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
     if weights:
         (folder / "model.safetensors").write_text(weights)
+    if tokenizer:
+        (folder / "tokenizer.json").write_text(tokenizer)
     config = folder / "config.json"
     if config.exists():
         config.write_text(json.dumps({**json.loads(config.read_text()), **fields}))
@@ -86,6 +105,9 @@ def run_script(text: str) -> None:
         "GRPOConfig": GRPOConfig,
         "GRPOTrainer": GRPOTrainer,
         "recipes": recipes,
+        "data": data,
+        "models": models,
+        "rewards": rewards,
         "sharding": sharding,
         "loss_backends": loss_backends,
     }

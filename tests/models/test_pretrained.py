@@ -221,6 +221,13 @@ def test_a_missing_tensor_is_named(folder: Path, name: str):
         from_pretrained(folder)
 
 
+def test_weights_that_automodel_saved_are_named(folder: Path):
+    tensors = {name.removeprefix("model."): x for name, x in tensors_of(folder).items()}
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(WeightsError, match=r"'model.embed.*AutoModelForCausalLM instead, and save"):
+        from_pretrained(folder)
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -1,0 +1,80 @@
+"""A source of problems is a class as people write it."""
+
+import dataclasses
+import functools
+
+import pytest
+
+from grpo_eqx.data.load import load_data
+from grpo_eqx.data.prompts import Prompt, PromptSource
+
+
+class Counted(PromptSource):
+    """With an `__init__`, and without a name."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    @functools.cache  # noqa: B019 -- as people write it
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(f"{index}?", {})
+
+
+class Named(Counted):
+    name = "a name of the class"
+
+
+class Annotated(PromptSource):
+    """With fields, the name without a default before one without any."""
+
+    name: str
+    size: int
+
+    def __post_init__(self) -> None:
+        self.texts = [f"{i}?" for i in range(self.size)]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(self.texts[index], {})
+
+
+class More(Annotated):
+    more: int = 1
+
+
+@dataclasses.dataclass
+class Decorated(PromptSource):
+    size: int
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Prompt:
+        return Prompt(f"{index}?", {})
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        (Counted(20), "Counted"),
+        (Named(20), "a name of the class"),
+        (Annotated("a field", 20), "a field"),
+        (More(name="inherited", size=20), "inherited"),
+        (Decorated(20), "Decorated"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_source_needs_no_more_than_its_two_methods(source: PromptSource, name: str) -> None:
+    train, heldout = load_data(source, None, 2)
+    assert (len(train), len(heldout), heldout[1].text) == (18, 2, "19?")
+    assert (train.name, heldout.name) == (name, f"the last 2 of {name}")
+
+
+def test_other_attributes_are_missing_as_usual() -> None:
+    with pytest.raises(AttributeError, match="'Counted' object has no attribute 'names'"):
+        _ = Counted(1).names
