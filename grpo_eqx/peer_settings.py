@@ -26,6 +26,8 @@ _WHOLE_TOKENS = "use micro_batch_size_per_device; completions share rows by them
 _NO_CRITIC = "there is no critic: advantages are relative to a group or a batch"
 _ALWAYS_SHUFFLED = "prompts are reshuffled every epoch, in an order set by seed"
 _JAX_PROFILER = "use jax.profiler.trace around trainer.fit()"
+_OF_PLAN = "it belongs to grpo-eqx plan: leave it out, or write plan in place of train"
+_OF_LAUNCH = "it belongs to grpo-eqx launch local, before the --"
 _LAUNCHED = "a process uses all devices of its host; grpo-eqx launch starts one on every host"
 
 ADVICE: Mapping[str, str] = {
@@ -423,6 +425,12 @@ ADVICE: Mapping[str, str] = {
     "profiler": _JAX_PROFILER,
     "global_profiler": _JAX_PROFILER,
     "use_legacy_worker_impl": _ONE_ENGINE,
+    # flags of other commands
+    "topology": _OF_PLAN,
+    "search": _OF_PLAN,
+    "json": _OF_PLAN,
+    "processes": _OF_LAUNCH,
+    "devices_per_process": _OF_LAUNCH,
     # others
     "version": "grpo-eqx --version prints it",
     "lr": "use learning_rate",

@@ -427,10 +427,10 @@ class GRPOTrainer:
         refuse_arguments("save_pretrained", others)
         folder = Path(path).expanduser()
         try:
-            if not str(path) or folder.is_file():
-                raise UserError(
-                    f"{str(path)!r} is no folder to save the model in: give another path."
-                )
+            if not str(path):
+                raise UserError("save_pretrained needs a folder: give its path.")
+            if folder.is_file():
+                raise UserError(f"{str(path)!r} is a file: give the path of a folder.")
             self._save_model(folder)
         except OSError as error:
             raise UserError(

@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.peer_settings import advice
 from grpo_eqx.setting_types import as_one_of
 
 AS_SETTINGS = ConstructorRegistry()
@@ -18,6 +19,7 @@ AS_SETTINGS = ConstructorRegistry()
 What takes the settings then refuses these, with the sentence that it has for Python and files.
 """
 _FLAG = re.compile(r"--\w[\w-]*(?==|$)")
+_ASSIGNMENT = re.compile(r"[+~]*([A-Za-z_][\w.]*)=(.*)")
 
 
 @AS_SETTINGS.primitive_rule
@@ -70,6 +72,26 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
                 f"{argument!r} starts with dashes: write {example}={argument!r} where it is a "
                 f"value, or put it in a file for --config."
             )
+
+
+def refuse_assignments(arguments: Sequence[str], known: Collection[str]) -> None:
+    """Raises `UserError` for settings that are given without dashes, as Hydra takes them.
+
+    **Arguments:** the command line; the names of flags, without dashes.
+    """
+    answers = []
+    for before, argument in itertools.pairwise(["", *arguments]):
+        match = _ASSIGNMENT.fullmatch(argument)
+        if match is None or (before.startswith("--") and "=" not in before):
+            continue
+        name, value = match.groups()
+        flag = name.rpartition(".")[2].replace("_", "-")
+        answer = advice(name) or "flags start with --"
+        if flag in known:
+            answer = f"write --{flag} {value}"
+        answers.append(f"{argument!r} is no flag: {answer}.")
+    if answers:
+        raise UserError(" ".join(answers))
 
 
 def check_complete(

@@ -17,6 +17,7 @@ from grpo_eqx.cli.flag_values import (
     AS_SETTINGS,
     check_complete,
     is_of_setting,
+    refuse_assignments,
     refuse_dashes,
 )
 from grpo_eqx.cli.help import asks_for_help, placeholder, show_help
@@ -89,6 +90,7 @@ class ConfigFlags(GRPOConfig):
             name = flag.replace("-", "_")
             return values_of(cls, name, HINTS.get(name))
 
+        refuse_assignments(arguments, placeholders.keys())
         refuse_all(
             lambda: refuse_unknown(flag_names, {"help", *values}),
             lambda: check_complete(arguments, placeholders, wanted),

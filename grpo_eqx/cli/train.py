@@ -33,7 +33,8 @@ def _train(cfg: GRPOConfig) -> None:
     if is_main():
         steps = trainer.cfg.steps
         whole = len(result.history) == steps  # not where it began from another run's checkpoint
-        done = f"{steps} steps in {result.seconds:.0f} s" if whole else f"{steps} steps done"
+        count = f"{steps} step{'s' if steps > 1 else ''}"
+        done = f"{count} in {result.seconds:.0f} s" if whole else f"{count} done"
         if evaluation is not None:
             print(f"{evaluation} (greedy)")
         print(f"{done}; the run is in {result.output_dir}")

@@ -210,7 +210,8 @@ def _load_hub(name: str, default_split: str) -> PromptSource | None:
     except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
         raise UserError(
             f"data {name!r} is not a local file and could not be loaded from the Hugging Face hub "
-            f"({type(error).__name__}: {first_line(error)})."
+            f"({type(error).__name__}: {first_line(error)}): check its name and the network, or "
+            f"give a file."
         ) from error
     title = f"{repository} ({split or default_split})"
     numbered = ((f"{title}, problem {i}", row) for i, row in enumerate(rows, start=1))

@@ -62,7 +62,7 @@ def model_folder(name_or_path: str | Path) -> Path:
         raise UserError(
             f"model {str(name_or_path)!r} is neither a folder nor {EMBEDDED_MODEL!r}, and could "
             f"not be downloaded from the Hugging Face hub ({type(error).__name__}: "
-            f"{first_line(error)})."
+            f"{first_line(error)}): check its name and the network, or give a folder."
         ) from error
 
 
@@ -126,7 +126,8 @@ def _downloaded_config(of_hub: HubName, name: str) -> str:
     except (OSError, ValueError) as error:
         raise UserError(
             f"model {name!r} is not a folder, and its config.json could not be downloaded from the "
-            f"Hugging Face hub ({type(error).__name__}: {first_line(error)})."
+            f"Hugging Face hub ({type(error).__name__}: {first_line(error)}): check its name and "
+            f"the network, or give a folder."
         ) from error
 
 

@@ -155,7 +155,7 @@ def check_answers(
     """
     for number, prompt in enumerate(prompts, start=1):
         if "answer" not in prompt.columns:
-            has = f"only {', '.join(prompt.columns)}" if prompt.columns else "and no other"
+            has = f"only {', '.join(prompt.columns)}" if prompt.columns else "nor any other"
             raise UserError(
                 f"the {kind}s have no column answer to compare with, {has}: add one, or pass "
                 f"{instead} of your own."

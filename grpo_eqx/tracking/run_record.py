@@ -188,8 +188,8 @@ class RunRecord:
             elif metrics[f"rewards/{func}/std"] <= _EQUAL * abs(mean):
                 yield (
                     name,
-                    f"reward function {func} returned {mean:g} for all completions of step {step}: "
-                    f"from equal rewards nothing is learned.",
+                    f"reward function {func} returned {mean:g} for all completions of step {step} "
+                    f"that it scored: from equal rewards nothing is learned.",
                 )
             else:
                 largest_std = max(largest_std, metrics[f"rewards/{func}/std"])

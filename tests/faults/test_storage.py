@@ -48,7 +48,8 @@ def test_a_full_disk_ends_the_run_and_leaves_what_was_saved(
     filler.unlink()
     output = command.finish()
     assert "resuming from" in output
-    assert [row["step"] for row in command.rows()] == list(range(1, 13))
+    steps = [row["step"] for row in command.rows() if "reward" in row]
+    assert steps == list(range(1, 13))
 
 
 def test_a_folder_that_cannot_be_written_is_refused_at_the_start(

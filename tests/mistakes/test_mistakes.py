@@ -195,6 +195,12 @@ COMMANDS = {
     "train --config a.yaml --config b.yaml": "--config is given twice",
     "train --train-data x.jsonl": "train_data is no setting: use data",
     "train --eval-data no.jsonl": "eval_data 'no.jsonl' is neither a file",
+    "train algorithm.adv_estimator=grpo data.train_batch_size=4": (
+        "'algorithm.adv_estimator=grpo' is no flag: use advantage_estimator. "
+        "'data.train_batch_size=4' is no flag: use prompts_per_step."
+    ),
+    "train learning_rate=1e-6": "'learning_rate=1e-6' is no flag: write --learning-rate 1e-6.",
+    "train --topology v6e-8": "topology is no setting: it belongs to grpo-eqx plan: leave it out",
     "train extra": "'extra' is no flag: flags start with --.",
     "train -- python train.py": "this subcommand takes no COMMAND",
     "train --data nowhere.jsonl": "data 'nowhere.jsonl' is neither a file",
@@ -463,8 +469,8 @@ SCRIPTS = {
     "trainer().evaluate(eval_dataset=ROWS)": "pass it to GRPOTrainer(eval_dataset=...)",
     "GRPOConfig().steps = 5": "dataclasses.replace(cfg, steps=5) makes another",
     "trainer().generate([1])": "prompt 1: prompt is 1: it must be non-empty text",
-    "trainer().save_pretrained('')": "is no folder to save the model in",
-    "trainer().save_pretrained(DATA)": "is no folder to save the model in",
+    "trainer().save_pretrained()": "save_pretrained needs a folder: give its path",
+    "trainer().save_pretrained(DATA)": "is a file: give the path of a folder",
     "trainer().save_pretrained('/proc/nowhere/model')": (
         "'/proc/nowhere/model' cannot be written (No such file or directory): choose another."
     ),
