@@ -28,6 +28,8 @@ def read_settings(
         raise UserError(
             f"config {str(path)!r} is a folder: give a file, such as the config.json of a run."
         )
+    if path.suffix == ".toml":
+        raise UserError(f"config {str(path)!r} is TOML, which is not read: write YAML or JSON.")
     try:
         text = _read(path)
         if not text.strip():

@@ -201,6 +201,7 @@ COMMANDS = {
     ),
     "train learning_rate=1e-6": "'learning_rate=1e-6' is no flag: write --learning-rate 1e-6.",
     "train --topology v6e-8": "topology is no setting: it belongs to grpo-eqx plan: leave it out",
+    "train --config run.toml": "config 'run.toml' is TOML, which is not read: write YAML or JSON",
     "train extra": "'extra' is no flag: flags start with --.",
     "train -- python train.py": "this subcommand takes no COMMAND",
     "train --data nowhere.jsonl": "data 'nowhere.jsonl' is neither a file",
