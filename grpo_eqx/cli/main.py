@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
-    if "--version" in own:
+    if own[-1:] == ["--version"] and "tpu-vm" not in own:  # whose flag is its software's version
         print(f"grpo_eqx {version('grpo_eqx')}")
         return 0
     if own[:1] == ["launch"] and not command and (start := _program(own)) is not None:
