@@ -3,7 +3,6 @@
 Batches are drawn at random; each setting of `SETTINGS` is compiled once for each shape.
 """
 
-import functools
 from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
@@ -129,8 +128,7 @@ def evaluate_parts(
         return jax.value_and_grad(loss, (0, 1), has_aux=True)(part.logps, part.entropies)
 
     (losses, metrics), gradients = jax.vmap(of_part)(parts)
-    each = [jax.tree.map(lambda x, i=i: x[i], metrics) for i in range(len(losses))]
-    return losses.sum(), gradients, functools.reduce(Metrics.merged, each).values()
+    return losses.sum(), gradients, metrics.merged()
 
 
 def evaluate(objective: Objective, batch: TokenBatch, cuts: tuple[int, int] = (1, 1)) -> Evaluation:
