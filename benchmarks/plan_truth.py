@@ -6,8 +6,9 @@ r"""Whether a plan is true: its peak, and the memory that the same run takes on 
 On CPUs, what is measured is the growth of a process' resident memory, from before its trainer is
 made to the highest during training. The process has trained the same before, and dropped it: so
 libraries, the tokenizer and compiled programs, which a plan does not count, are in it already, and
-their size is shown too. On GPUs it is the allocator's highest. The model is random, has the
-embedded one's tokenizer, and ends few completions early: a plan is for completions of full length.
+their size is shown too. On GPUs it is the allocator's highest. The model is random and has the
+embedded one's tokenizer. A plan is the same for completions of any length: by default few end
+early, and with `--mean-length` most do.
 """
 
 import dataclasses
@@ -36,7 +37,10 @@ class PlanTruth:
     prompts_per_step: int = 8
     """Prompts of a step, with 8 completions each."""
     max_completion_length: int = 64
-    """Tokens of each completion."""
+    """Tokens that a completion has at most."""
+    mean_length: int | None = None
+    """Tokens after which a completion ends, on average, if nothing stops it before. None: as many
+    as the vocabulary has."""
     micro_batch_size_per_device: int | None = None
     """As for training."""
     steps: int = 2
@@ -79,8 +83,9 @@ def config(asked: dict[str, Any]) -> Any:
     own = ("prompts_per_step", "max_completion_length", "micro_batch_size_per_device", "steps")
     settings = {name: asked[name] for name in own}
     return GRPOConfig(
-        model=str(folder / "model"), output_dir=folder / "run", eval_problems=64, **settings
-    )
+        model=str(folder / "model"), output_dir=folder / "run", resume="never", eval_problems=64,
+        **settings,
+    )  # fmt: skip
 
 
 def make(asked: dict[str, Any]) -> int:
@@ -94,10 +99,11 @@ def make(asked: dict[str, Any]) -> int:
     from grpo_eqx.prng import make_key
 
     embedded, folder = model_folder("tiny_qwen2"), Path(asked["folder"]) / "model"
+    vocab_size = Qwen2Config.from_json(embedded / "config.json").vocab_size
     size = asked["hidden_size"]
     model = Qwen2.init(
         Qwen2Config(
-            vocab_size=Qwen2Config.from_json(embedded / "config.json").vocab_size,
+            vocab_size=vocab_size,
             hidden_size=size,
             intermediate_size=4 * size,
             num_hidden_layers=asked["num_hidden_layers"],
@@ -106,22 +112,26 @@ def make(asked: dict[str, Any]) -> int:
         ),
         make_key(0),
     )
-    # All logits are equal then, and few completions end before their full length.
+    # All logits are equal then: any token is as likely to end a completion.
     save_pretrained(eqx.tree_at(lambda m: m.norm, model, model.norm * 0), folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         (folder / name).write_bytes((embedded / name).read_bytes())
+    if asked["mean_length"] is not None:
+        ends = {"eos_token_id": list(range(2, vocab_size, asked["mean_length"])), "pad_token_id": 0}
+        (folder / "generation_config.json").write_text(json.dumps(ends))
     return sum(x.size for x in jax.tree.leaves(model))
 
 
 def plan(asked: dict[str, Any]) -> dict[str, Any]:
     """What is planned."""
-    from grpo_eqx.planner import find_target, plan_run
+    from grpo_eqx.planner.devices import find_target
+    from grpo_eqx.planner.search import plan_run
     from grpo_eqx.run_spec import RunSpec
 
     found = plan_run(RunSpec.describe(config(asked)), find_target("local"), lambda _: None)
     return {
         "planned_bytes": found.peak_bytes,
-        "program": max(found.programs, key=lambda name: found.programs[name].peak_bytes),
+        "program": max(found.training, key=lambda name: found.training[name].peak_bytes),
         "device_kind": found.device_kind,
         "parameters": found.resident["parameters"] // 4,
     }

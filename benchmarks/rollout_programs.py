@@ -71,6 +71,7 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = ProgramOptions(
         sampling=Sampling(),
+        max_prompt_length=work.prompt_length,
         max_completion_length=work.completion_length,
         stopping=Stopping.of_ids((), work.model.vocab_size),
         pad_id=0,
@@ -81,6 +82,7 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),
         objective=Objective(loss_type="dapo"),
+        tokens_per_micro_batch=512 if on_cpu else 8192,
     )
     return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
 
@@ -100,15 +102,11 @@ def random_prompts(work: Work) -> Prompts:
 
 def compile_generate(programs: Programs, work: Work) -> jax.stages.Compiled:
     """For the devices of the programs' mesh, which need not be there."""
-    return lower_generate(programs, *shapes(programs, work)).compile()
+    model = model_shapes(work.model, programs.mesh)
+    return lower_generate(programs, model, work.prompts, work.group, work.prompt_length).compile()
 
 
 def compile_update(programs: Programs, work: Work) -> jax.stages.Compiled:
-    """In one micro-batch, for the devices of the programs' mesh, which need not be there."""
-    return lower_update(programs, *shapes(programs, work)).compile()
-
-
-def shapes(programs: Programs, work: Work) -> tuple[Qwen2, int, int, int]:
-    """Of the model, and of its prompts."""
+    """For the devices of the programs' mesh, which need not be there."""
     model = model_shapes(work.model, programs.mesh)
-    return model, work.prompts, work.group, work.prompt_length
+    return lower_update(programs, model, work.prompts, work.group).compile()

@@ -209,11 +209,10 @@ def place(collective: Collective) -> tuple[str, str]:
 def loops_of(scope: str) -> Sequence[str]:
     """Names of the places outside and inside the loops of a scope, the outermost first."""
     if "update" in scope:
-        # The loop over micro-batches is none, for there is one.
-        depth = max(0, len(re.findall(r"\bwhile\b", scope)) - 1)
+        depth = len(re.findall(r"\bwhile\b", scope))
         part = "tile of the loss" if "shard_map" in scope else "layer"
         way = "backward" if "transpose(" in scope else "forward"
-        return ["once", *[f"each {part}, {way}"] * depth]
+        return ["once", "each micro-batch", *[f"each {part}, {way}"] * (depth - 1)][: depth + 1]
     depth = len(re.findall(r"\bwhile\b", scope))
     # Only a loop of known length, which that over tokens is not, calls its body as a function.
     over_layers = re.search(r"\bwhile\b/body/closed_call", scope.partition("/while/body/while")[0])

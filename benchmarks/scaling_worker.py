@@ -52,6 +52,7 @@ def make_programs(work: Work) -> Programs:
     mesh = parse_mesh("auto").build()
     options = ProgramOptions(
         sampling=Sampling(),
+        max_prompt_length=work.prompt_length,
         max_completion_length=work.completion_length,
         stopping=Stopping.of_ids((), MODEL.vocab_size),  # nothing ends before the limit
         pad_id=0,
@@ -61,6 +62,7 @@ def make_programs(work: Work) -> Programs:
         attention=best_attention(mesh),
         transposed_decoding=True,
         objective=Objective(),
+        tokens_per_micro_batch=512,
     )
     return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
 
@@ -81,11 +83,13 @@ def timed_update(programs: Programs, model: Qwen2, rollout: Rollout, work: Work)
     rng = np.random.default_rng(1)
     advantages = rng.standard_normal((work.prompts, work.group), np.float32)
     batch = Batch(rollout, advantages)
+    prompt_lengths = np.full(work.prompts, work.prompt_length)
+    packing = programs.packing(prompt_lengths, np.asarray(rollout.lengths))
     state = programs.init(model)
 
     def update() -> Any:
         nonlocal state
-        state, metrics = programs.update(state, batch)
+        state, metrics = programs.update(state, batch, packing)
         return state, metrics
 
     return timed(update, work.repeats)

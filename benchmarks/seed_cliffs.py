@@ -67,7 +67,7 @@ def say(text: str) -> None:
 
 def of_3b() -> tuple[Sequence[str], Iterator[Row]]:
     lengths = {"max_prompt_length": 256, "max_completion_length": 2048, "optimizer": "lion"}
-    sizes = {"dense": (3, 4, 8, 16), "chunked": (4, 16, 32, 64), "pallas": (4, 16, 32, 64)}
+    sizes = {"dense": (2, 4, 8, 16), "chunked": (4, 16, 32, 64), "pallas": (4, 16, 32, 64)}
 
     def rows() -> Iterator[Row]:
         for backend, tried in sizes.items():
@@ -76,7 +76,8 @@ def of_3b() -> tuple[Sequence[str], Iterator[Row]]:
                 cfg = config(
                     "3B", micro_batch_size_per_device=size, loss_backend=backend, **batch, **lengths
                 )
-                yield Row((backend, str(size)), ask(cfg, "v6e-8", say, help_if_not=False))
+                plan = ask(cfg, "v6e-8", say, help_if_not=False)
+                yield Row((backend, str(plan.micro_batch_size)), plan)
 
     return ("loss backend", "micro-batch"), rows()
 
@@ -92,7 +93,8 @@ def of_7b() -> tuple[Sequence[str], Iterator[Row]]:
                     "7B", prompts_per_step=prompts, num_generations=group,
                     micro_batch_size_per_device=size, **lengths,
                 )  # fmt: skip
-                yield Row((str(group), str(size)), ask(cfg, "v4-16", say, help_if_not=False))
+                plan = ask(cfg, "v4-16", say, help_if_not=False)
+                yield Row((str(group), str(plan.micro_batch_size)), plan)
 
     return ("num_generations", "micro-batch"), rows()
 

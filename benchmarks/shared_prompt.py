@@ -27,6 +27,7 @@ from small_model import small_model
 
 from grpo_eqx import UserError
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
+from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.base import parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention
@@ -72,9 +73,13 @@ class Update:
 
     def __init__(self, batch: Batch, micro_batch_size: int):
         mesh = parse_mesh("auto").build(jax.devices()[:1])
+        (_, prompt_length), (*_, length) = (
+            x.shape for x in (batch.rollout.prompts.ids, batch.rollout.completion_ids)
+        )
         options = ProgramOptions(
             sampling=Sampling(),
-            max_completion_length=batch.rollout.completion_ids.shape[-1],
+            max_prompt_length=prompt_length,
+            max_completion_length=length,
             stopping=Stopping.of_ids((), MODEL.vocab_size),
             pad_id=0,
             seed=0,
@@ -84,24 +89,30 @@ class Update:
             # The mean over all tokens, with advantages as given: it knows of no groups.
             objective=Objective(loss_type="dapo"),
             micro_batch_size_per_device=micro_batch_size,
+            tokens_per_micro_batch=512,
         )
         programs = Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
         self.batch = batch
+        masks = batch.rollout.prompts.mask, batch.rollout.completion_mask
+        packing = programs.packing(*(np.asarray(mask).sum(axis=-1) for mask in masks))
+        self.tokens = int(packing.num_tokens().sum())
+        """Through the layers in one update."""
+        self.packing = jax.tree.map(jnp.asarray, packing)
         self.state: TrainState = programs.init(Qwen2.init(MODEL, make_key(0)))
-        self.program = jax.jit(programs.update, donate_argnums=0).lower(self.state, batch).compile()
+        self.program = programs.jitted_update.lower(*self.arguments).compile()
 
     def __call__(self) -> float:
         """One update; its seconds."""
         start = time.perf_counter()
-        self.state, metrics = self.program(self.state, self.batch)
+        model, opt_state, metrics = self.program(*self.arguments)
+        self.state = TrainState(model, opt_state)
         jax.block_until_ready((self.state, metrics))
         return time.perf_counter() - start
 
     @property
-    def tokens(self) -> int:
-        """Through the layers in one update."""
-        rollout = self.batch.rollout
-        return rollout.prompts.ids.size + rollout.completion_ids.size
+    def arguments(self) -> tuple[Any, ...]:
+        """Of the program."""
+        return self.state.model, self.state.opt_state, self.batch, self.packing, None
 
     @property
     def temporary_bytes(self) -> int:
@@ -170,12 +181,9 @@ def in_groups_of_one(batch: Batch) -> Batch:
     """The plain layout: as many prompts as completions."""
     group = batch.advantages.shape[1]
 
-    def alone(path: tuple[jax.tree_util.GetAttrKey, ...], x: jax.Array) -> jax.Array:
-        if path[-1].name.startswith("prompt_"):
-            return jnp.repeat(x, group, axis=0)
-        return x.reshape(-1, 1, *x.shape[2:])
-
-    return jax.tree.map_with_path(alone, batch)
+    return map_prompts_and_completions(
+        lambda x: jnp.repeat(x, group, axis=0), lambda x: x.reshape(-1, 1, *x.shape[2:]), batch
+    )
 
 
 def gradient_difference(state: TrainState, reference: TrainState) -> tuple[str, float]:

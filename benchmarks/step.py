@@ -48,8 +48,6 @@ WORKLOADS: dict[str, dict[str, int]] = {
 }  # fmt: skip
 WARMUP_STEPS = 2
 """Untimed ones."""
-OUR_WARMUP_STEPS = {"ragged": 15}
-"""Where they are more: of ragged lengths we pack rows, and compile for each number of rows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,14 +88,14 @@ def main(cfg: Step) -> None:
         raise UserError(
             "with micro-batches the end of a step of tunix cannot be told: use another workload."
         )
-    work = {**sizes, "model": cfg.model, "steps": cfg.steps}
-    ours = json.dumps({**work, "warmup_steps": OUR_WARMUP_STEPS.get(cfg.workload, WARMUP_STEPS)})
-    theirs = json.dumps({**work, "warmup_steps": WARMUP_STEPS})
+    work = json.dumps(
+        {**sizes, "model": cfg.model, "steps": cfg.steps, "warmup_steps": WARMUP_STEPS}
+    )
     runs: dict[str, list[dict[str, Any]]] = {"ours": [], "peer": []}
     for _ in range(cfg.rounds):
-        runs["ours"].append(time_steps(sys.executable, "ours", ours))
+        runs["ours"].append(time_steps(sys.executable, "ours", work))
         if cfg.peer is not None:
-            runs["peer"].append(time_steps(str(cfg.peer_python), cfg.peer, theirs))
+            runs["peer"].append(time_steps(str(cfg.peer_python), cfg.peer, work))
     medians = {
         side: statistics.median(s for run in made for s in run["seconds"])
         for side, made in runs.items()

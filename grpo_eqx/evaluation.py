@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxtyping import Bool
 
-from grpo_eqx.data.batches import pad_prompts
+from grpo_eqx.data.batches import pad_prompts, padded_length
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Completions, Prompts, Sampling
@@ -43,11 +43,12 @@ def complete(
     """
     sampling = Sampling(temperature=temperature)
     rows, parts = evaluation_rows(len(tokens), num_samples, programs.mesh.size), []
+    width = padded_length(max(map(len, tokens)), max_prompt_length)
     for start in track_on_terminal(range(0, len(tokens), rows), "completing prompts"):
         chosen = tokens[start : start + rows]
         padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
         rollout, _ = programs.generate(
-            model, Prompts(*pad_prompts(padded, tokenizer.pad_id, max_prompt_length)), _EVAL_STEP,
+            model, Prompts(*pad_prompts(padded, tokenizer.pad_id, width)), _EVAL_STEP,
             num_generations=num_samples, first_row=start, sampling=sampling,
         )  # fmt: skip
         parts.append(Completions.of(rollout, tokenizer))

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -44,11 +45,11 @@ class Groups:
     rewards: Rewards
 
 
-class Scores(NamedTuple):
-    """A rollout as updates read it, with the log-probs of other policies."""
+class Prepared(NamedTuple):
+    """Inputs of the updates on a rollout, besides advantages."""
 
-    rollout: Rollout
-    packing: Packing | None
+    packings: list[Packing]
+    """Rows of each share of the rollout, one for each update of a pass over it."""
     old_logps: Float[Array, "P G Tc"] | None
     ref_logps: Float[Array, "P G Tc"] | None
 
@@ -76,8 +77,7 @@ class Experience:
 
     groups: Groups
     """The groups that the step learns from."""
-    scores: Scores
-    """Their rollout for updates, scored."""
+    prepared: Prepared
     num_batches: int
     """Batches of prompts that were taken."""
     generated: Generated
@@ -87,15 +87,17 @@ class Experience:
 
     def batch(self, advantages: Float[np.ndarray, "P G"]) -> Batch:
         """Returns the batch of the step's updates."""
-        rollout, packing, old_logps, ref_logps = self.scores
-        return Batch(rollout, advantages, old_logps, ref_logps, packing=packing)
+        return Batch(
+            self.groups.rollout, advantages, self.prepared.old_logps, self.prepared.ref_logps
+        )
 
-    @property
-    def padding_share(self) -> float:
-        """Share of padding among the positions of completions that an update reads."""
-        rollout, packing = self.scores.rollout, self.scores.packing
-        positions = (rollout.completion_ids if packing is None else packing.source).size
-        return float(1 - self.groups.completions.lengths.sum() / positions)
+    def packing_metrics(self) -> dict[str, float]:
+        """Returns the share of padding in the updates' rows, and how evenly devices share them."""
+        packings = self.prepared.packings
+        return {
+            "perf/padding_share": fmean(packing.padding_share for packing in packings),
+            "perf/balance": fmean(packing.balance for packing in packings),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +156,10 @@ class ExperienceCollector:
         assert most is not None  # resolved
         first, completions = self._wait(started, clock)
         # Devices score while the host computes rewards, where these cannot change what is kept.
-        scores = self._score(state, started.rollout, completions) if most == 1 else None
+        prompt_lengths, rollout = started.prompts.lengths, started.rollout
+        prepared = None
+        if most == 1:
+            prepared = self._prepare(state, rollout, prompt_lengths, completions.lengths)
         made, all_generated = [self._rewarded(started, completions, clock)], [first]
         kept = made[0]
         while len(made) < most and not self._teaches(kept).all():
@@ -163,8 +168,10 @@ class ExperienceCollector:
             all_generated.append(generated)
             made.append(self._rewarded(more, completions, clock))
             kept = self._replace(kept, made[-1])
-        if scores is None:
-            scores = self._score(state, kept.rollout, kept.completions)
+        if prepared is None:
+            prepared = self._prepare(
+                state, kept.rollout, kept.prompt_lengths, kept.completions.lengths
+            )
         rewards = functools.reduce(Rewards.joined, [each.rewards for each in made])
         completions = functools.reduce(Completions.joined, [each.completions for each in made])
         metrics = {
@@ -177,27 +184,39 @@ class ExperienceCollector:
             metrics["dynamic_sampling/num_generation_batches"] = float(len(made))
             metrics["dynamic_sampling/frac_groups_dropped"] = float(dropped)
         if self.cfg.reward_failures == "drop":  # in every step: another program is compiled for it
-            kept, scores = self._without_dropped(kept, scores)
-        return Experience(kept, scores, len(made), _joined(all_generated), metrics)
+            kept = self._without_dropped(kept)
+        return Experience(kept, prepared, len(made), _joined(all_generated), metrics)
 
-    def _without_dropped(self, groups: Groups, scores: Scores) -> tuple[Groups, Scores]:
+    def _without_dropped(self, groups: Groups) -> Groups:
         """Leaves completions on which a reward function failed out of all that the loss counts."""
         dropped = groups.rewards.dropped
-        completions = groups.completions.without_written(dropped)
-        rollout = self.programs.without_dropped(scores.rollout, dropped)
-        groups = dataclasses.replace(groups, completions=completions)
-        return groups, scores._replace(rollout=rollout)
+        return dataclasses.replace(
+            groups,
+            completions=groups.completions.without_written(dropped),
+            rollout=self.programs.without_dropped(groups.rollout, dropped),
+        )
 
-    def _score(self, state: TrainState, rollout: Rollout, completions: Completions) -> Scores:
-        """Prepares a rollout for all updates on it, and starts the passes of other policies."""
+    def _prepare(
+        self,
+        state: TrainState,
+        rollout: Rollout,
+        prompt_lengths: Int[np.ndarray, " P"],
+        lengths: Int[np.ndarray, "P G"],
+    ) -> Prepared:
+        """Plans the rows of all updates on a rollout, and starts the passes of other policies."""
+        programs, shares = self.programs, self.cfg.steps_per_generation
+        packings = [
+            programs.packing(prompt_lengths[share::shares], lengths[share::shares])
+            for share in range(shares)
+        ]
         old_logps = ref_logps = None
-        shares = self.cfg.steps_per_generation
-        rollout, packing = self.programs.packed(rollout, completions.lengths, shares)
-        if self.passes.old_policy:
-            old_logps = self.programs.score(state.model, rollout, packing).logps
-        if state.reference is not None:
-            ref_logps = self.programs.score(state.reference, rollout, packing).logps
-        return Scores(rollout, packing, old_logps, ref_logps)
+        if self.passes.old_policy or state.reference is not None:
+            whole = packings[0] if shares == 1 else programs.packing(prompt_lengths, lengths)
+            if self.passes.old_policy:
+                old_logps = programs.score(state.model, rollout, whole).logps
+            if state.reference is not None:
+                ref_logps = programs.score(state.reference, rollout, whole).logps
+        return Prepared(packings, old_logps, ref_logps)
 
     def _wait(self, started: StartedRollout, clock: StepClock) -> tuple[Generated, Completions]:
         """Waits until the devices have completed the prompts."""

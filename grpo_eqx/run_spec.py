@@ -28,13 +28,17 @@ from grpo_eqx.sharding.rollout_sharding import (
     RolloutSharding,
     parse_rollout_sharding,
 )
-from grpo_eqx.sharding.rules import batch_sharding
+from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
-from grpo_eqx.training.micro_batches import MicroBatches
 from grpo_eqx.training.optimizer import make_optimizer
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import Programs
+from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.state import TrainState
+
+_TOKENS = 8192
+"""Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
+_TOKENS_ON_CPU = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,10 +60,12 @@ class Passed:
 
 
 class PromptLengths(NamedTuple):
-    """Lengths that prompts are padded to, in tokens, and how many problems there are."""
+    """Lengths of prompts, in tokens, and how many problems there are."""
 
     train: int
+    """Tokens of the longest problem to train on."""
     heldout: int
+    """Width that held-out problems are padded to."""
     num_heldout: int
     """Problems of an evaluation."""
     num_train: int | None
@@ -76,8 +82,7 @@ class PromptLengths(NamedTuple):
     ) -> "PromptLengths":
         """Measures problems."""
         longest = [max(map(len, problems.tokens)) for problems in (train, heldout)]
-        widths = [padded_length(each, max_length) for each in longest]
-        return cls(widths[0], widths[1], len(heldout), len(train))
+        return cls(longest[0], padded_length(longest[1], max_length), len(heldout), len(train))
 
     @classmethod
     def longest(cls, cfg: GRPOConfig) -> "PromptLengths":
@@ -207,12 +212,40 @@ class RunSpec:
         _check_batches(self.cfg, mesh, self.rollout_sharding)
 
     def micro_batch_sizes(self, mesh: jax.sharding.Mesh) -> list[int]:
-        """Lists the values of `micro_batch_size_per_device` that cut batches evenly, ascending."""
-        cfg = self.cfg
-        G, counts = cfg.num_generations, {1, cfg.steps_per_generation}
-        updates = (cfg.prompts_per_step // count for count in counts)
-        sizes = (MicroBatches.sizes(P, G, batch_sharding(mesh, P, G)) for P in updates)
-        return sorted(set.intersection(*(set(valid) for valid in sizes)))
+        """Lists the values of `micro_batch_size_per_device` that differ in effect, ascending."""
+        prompts, group = self.update_shape
+        most = -(-prompts * group // num_batch_shards(mesh))
+        # Of sizes with the same rows, the smallest is kept.
+        sizes = {self._row_shape(mesh, size): size for size in range(most, 0, -1)}
+        return sorted(sizes.values())
+
+    def micro_batch_size(self, mesh: jax.sharding.Mesh) -> int:
+        """Returns the completions of full length that a device processes at a time, in effect."""
+        size = self.cfg.micro_batch_size_per_device
+        assert size != "auto"  # replaced by what fits
+        shape = self._row_shape(mesh, size)
+        return shape.num_scored // self._length * shape.num_rows // shape.num_shards
+
+    @property
+    def update_shape(self) -> tuple[int, int]:
+        """Prompts of an update's batch, and completions of each."""
+        return self.cfg.prompts_per_step // self.cfg.steps_per_generation, self.cfg.num_generations
+
+    @property
+    def _length(self) -> int:
+        assert self.cfg.max_completion_length is not None  # resolved
+        return self.cfg.max_completion_length
+
+    def _row_shape(self, mesh: jax.sharding.Mesh, size: int | None) -> RowShape:
+        """Returns the shape of an update's rows for a value of `micro_batch_size_per_device`."""
+        return RowShape.of(
+            *self.update_shape,
+            prompt_length=self.prompts.train,
+            completion_length=self._length,
+            num_shards=num_batch_shards(mesh),
+            size=size,
+            most_tokens=_tokens_per_micro_batch(mesh),
+        )
 
     def programs(
         self,
@@ -280,16 +313,15 @@ def _rollout_sharding(cfg: GRPOConfig, passed: Passed) -> RolloutSharding:
 def _check_batches(
     cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
 ) -> None:
-    """Refuses batches that cannot be split: of rollouts, which are scored, and of updates."""
-    G, size = cfg.num_generations, cfg.micro_batch_size_per_device
+    """Refuses batches of rollouts that cannot be split."""
+    G = cfg.num_generations
     layout = rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
     if not isinstance(layout, RolloutLayout):
         raise UserError(
             f"{type(rollout_sharding).__name__}.layout returned a {type(layout).__name__}: return "
             f"a grpo_eqx.sharding.RolloutLayout."
         )
-    for P in (cfg.prompts_per_step, cfg.prompts_per_step // cfg.steps_per_generation):
-        MicroBatches.plan(P, G, batch_sharding(mesh, P, G), None if size == "auto" else size)
+    batch_sharding(mesh, cfg.prompts_per_step, G)
 
 
 def _architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:
@@ -330,7 +362,7 @@ def _program_options(
     cfg = run.cfg
     assert cfg.max_completion_length is not None  # resolved
     assert cfg.micro_batch_size_per_device != "auto"  # replaced by what fits
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    on_cpu = _on_cpu(mesh)
     if on_cpu and cfg.dtype == "bfloat16":
         raise UserError(
             "dtype is bfloat16, but the devices are CPUs, whose compiler lacks bfloat16 products "
@@ -341,6 +373,7 @@ def _program_options(
         sampling=Sampling(
             temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
         ),
+        max_prompt_length=run.prompts.train,
         max_completion_length=cfg.max_completion_length,
         stopping=stopping,
         pad_id=pad_id,
@@ -356,7 +389,16 @@ def _program_options(
         mask_truncated_completions=cfg.mask_truncated_completions,
         top_entropy_quantile=cfg.top_entropy_quantile,
         micro_batch_size_per_device=cfg.micro_batch_size_per_device,
+        tokens_per_micro_batch=_tokens_per_micro_batch(mesh),
     )
+
+
+def _on_cpu(mesh: jax.sharding.Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+def _tokens_per_micro_batch(mesh: jax.sharding.Mesh) -> int:
+    return _TOKENS_ON_CPU if _on_cpu(mesh) else _TOKENS
 
 
 def _objective(cfg: GRPOConfig) -> Objective:

@@ -216,7 +216,6 @@ class GRPOTrainer:
             data,
             batch_size=cfg.prompts_per_step,
             pad_id=self.tokenizer.pad_id,
-            max_length=cfg.max_prompt_length,
             seed=cfg.seed,
         )
         built_in = (gsm8k.correct, gsm8k.correct_strict)
@@ -596,11 +595,12 @@ class GRPOTrainer:
             )
         metrics = []
         for index in list(range(num_shares)) * cfg.num_iterations:
+            packing = experience.prepared.packings[index]
             part = batch if num_shares == 1 else programs.share(batch, index, num_shares)
             if self._run.passes.entropies:
-                entropies = programs.score(self.state.model, part.rollout, part.packing).entropies
+                entropies = programs.score(self.state.model, part.rollout, packing).entropies
                 part = dataclasses.replace(part, entropies=entropies)
-            self.state, update_metrics = programs.update(self.state, part, tokens)
+            self.state, update_metrics = programs.update(self.state, part, packing, tokens)
             metrics.append(update_metrics)
         self.state = dataclasses.replace(
             self.state,
@@ -667,7 +667,7 @@ class GRPOTrainer:
                 kv_itemsize=self.programs.options.kv_itemsize(self.state.model.config.head_size),
             ),
             "perf/slot_utilization": float(tokens / generated.num_slots),
-            "perf/padding_share": experience.padding_share,
+            **experience.packing_metrics(),
             **{f"compile/num_shapes/{name}": float(count) for name, count in shapes.items()},
         }
 

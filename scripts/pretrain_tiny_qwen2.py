@@ -20,16 +20,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import tyro
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_eqx.data.word_problems import WordProblem, WordProblems
+from grpo_eqx.generation import Prompts, Rollout
 from grpo_eqx.loss_backends import DenseLoss
+from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.prng import make_key
+from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.training.forward import token_stats
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.rows import Rows
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -144,30 +151,35 @@ def pretrain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)
     )
 
-    def loss_of(
-        model: Qwen2,
-        prompt_ids: Int[Array, "P Tp"],
-        prompt_mask: Bool[Array, "P Tp"],
-        answer_ids: Int[Array, "P G Tc"],
-        answer_mask: Bool[Array, "P G Tc"],
-    ) -> Float[Array, ""]:
-        hidden = model.completion_hidden(model.prefill(prompt_ids, prompt_mask), answer_ids)
-        stats = DenseLoss()(hidden, model.head, answer_ids, 1.0)
-        return -jnp.sum(stats.logps, where=answer_mask) / answer_mask.sum()
+    def loss_of(model: Qwen2, answers: Rollout, packing: Packing) -> Float[Array, ""]:
+        rows = Rows.of(packing, jnp.int32(0), cfg.writers_per_problem)
+        stats = token_stats(
+            model, answers, rows, backend=DenseLoss(), mesh=mesh, dtype=jnp.dtype("float32"),
+            remat="none", attention=BlockedAttention(), temperature=1.0,
+        )  # fmt: skip
+        mask = rows.pick(answers.completion_mask) & (rows.completions >= 0)[..., None]
+        return -jnp.sum(stats.logps, where=mask) / mask.sum()
 
     @jax.jit
     def step(
-        model: Qwen2, opt_state: optax.OptState, batch: tuple[np.ndarray, ...]
+        model: Qwen2, opt_state: optax.OptState, answers: Rollout, packing: Packing
     ) -> tuple[Qwen2, optax.OptState, Array]:
-        loss, gradient = jax.value_and_grad(loss_of)(model, *batch)
+        loss, gradient = jax.value_and_grad(loss_of)(model, answers, packing)
         updates, opt_state = optimizer.update(gradient, opt_state, model)
         return optax.apply_updates(model, updates), opt_state, loss
 
+    mesh = parse_mesh("auto").build(jax.devices()[:1])
+    shape = RowShape.of(
+        cfg.problems_per_step, cfg.writers_per_problem, prompt_length=64, completion_length=40,
+        num_shards=1, size=None, most_tokens=2**30,  # all in one micro-batch
+    )  # fmt: skip
     opt_state = optimizer.init(model)
     rng = np.random.default_rng([cfg.seed, 1])
     start = time.perf_counter()
     for i in range(cfg.steps):
-        model, opt_state, loss = step(model, opt_state, make_batch(i, tokenizer, source, rng, cfg))
+        answers = make_batch(i, tokenizer, source, rng, cfg)
+        packing = Packing.plan(answers.prompts.mask.sum(axis=1), answers.lengths, shape)
+        model, opt_state, loss = step(model, opt_state, answers, packing)
         if i % 50 == 0 or i == cfg.steps - 1:
             print(f"step {i:5d}  loss {loss:.4f}  {time.perf_counter() - start:.0f} s", flush=True)
     return model
@@ -179,8 +191,8 @@ def make_batch(
     source: WordProblems,
     rng: np.random.Generator,
     cfg: PretrainConfig,
-) -> tuple[np.ndarray, ...]:
-    """Ids and masks of prompts `[P, 64]` and answers `[P, G, 40]`, padded on the right."""
+) -> Rollout:
+    """Prompts of up to 64 tokens, with answers of up to 40 in place of completions."""
     first = step * cfg.problems_per_step
     problems = [source.problem(first + i) for i in range(cfg.problems_per_step)]
     chats = [
@@ -198,8 +210,14 @@ def make_batch(
     ]
     prompt_ids, prompt_mask = pad(tokenizer(chats)["input_ids"], 64, tokenizer.pad_token_id)
     answer_ids, answer_mask = pad(tokenizer(answers)["input_ids"], 40, tokenizer.pad_token_id)
-    groups = (cfg.problems_per_step, cfg.writers_per_problem, -1)
-    return prompt_ids, prompt_mask, answer_ids.reshape(groups), answer_mask.reshape(groups)
+    groups = cfg.problems_per_step, cfg.writers_per_problem
+    return Rollout(
+        prompts=Prompts(prompt_ids, prompt_mask),
+        completion_ids=answer_ids.reshape(*groups, -1),
+        completion_mask=answer_mask.reshape(*groups, -1),
+        sampler_logps=np.zeros((*groups, 40), np.float32),
+        finished=np.ones(groups, bool),
+    )
 
 
 def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from grpo_eqx.models.pretrained import find_config, model_folder
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.objective import Objective
 from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.training.row_shape import RowShape
 
 
 def test_a_qwen_by_its_name_needs_no_network() -> None:
@@ -45,7 +47,7 @@ def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
 def test_prompts_at_hand_are_as_long_as_they_are() -> None:
     run = RunSpec.describe(GRPOConfig(eval_problems=32))
     assert run.prompts.known
-    assert run.prompts.train == 64
+    assert run.prompts.train == 51
     assert run.prompts.num_heldout == 32
 
 
@@ -64,6 +66,31 @@ def test_a_models_tokenizer_is_used_where_it_is(tmp_path) -> None:
         if path.suffix != ".safetensors":
             (tmp_path / path.name).write_bytes(path.read_bytes())
     assert RunSpec.describe(GRPOConfig(model=str(tmp_path))).prompts.known
+
+
+@pytest.mark.parametrize("mesh_name", ["1,1,1", "1,4,2"])
+def test_sizes_of_micro_batches_are_those_that_differ_in_effect(mesh_name: str) -> None:
+    cfg = GRPOConfig(
+        mesh=mesh_name, prompts_per_step=8, steps_per_generation=2, num_generations=6,
+        max_completion_length=40, max_prompt_length=64, eval_problems=8,
+    )  # fmt: skip
+    run = RunSpec.describe(cfg)
+    mesh = run.build_mesh(jax.devices()[: math.prod(map(int, mesh_name.split(",")))])
+
+    def rows(size: int | None) -> RowShape:
+        changed = run.changed(micro_batch_size_per_device=size)
+        shape = changed.programs(mesh).row_shape(*run.update_shape)
+        # The size in effect stands for any size with the same rows.
+        effective = run.changed(micro_batch_size_per_device=changed.micro_batch_size(mesh))
+        assert effective.programs(mesh).row_shape(*run.update_shape) == shape
+        return shape
+
+    most = 4 * 6 // (mesh.shape["dp"] * mesh.shape["fsdp"])
+    sizes = run.micro_batch_sizes(mesh)
+    assert sizes[0] == 1
+    shapes = [rows(size) for size in sizes]
+    assert len(set(shapes)) == len(shapes)
+    assert set(shapes) == {rows(size) for size in range(1, most + 1)} >= {rows(None)}
 
 
 def objective_of(**settings: Any) -> Objective:

@@ -49,13 +49,14 @@ def main(work: Work, folder: Path) -> None:
     model = Qwen2.init(Qwen2Config(**work.model_config()), make_key(0))
     model = eqx.tree_at(lambda m: m.embed_tokens, model, model.embed_tokens.at[EOS_ID].set(0.0))
     data = Texts("random text", work.texts())
+    takes_all = work.micro_batch == work.prompts * work.group
     cfg = GRPOConfig(
         steps=work.warmup_steps + work.steps,
         prompts_per_step=work.prompts,
         num_generations=work.group,
         max_prompt_length=work.prompt_length,
         max_completion_length=work.completion_length,
-        micro_batch_size_per_device=work.micro_batch,
+        micro_batch_size_per_device=None if takes_all else work.micro_batch,
         learning_rate=LEARNING_RATE,
         log_completions_steps=0,
         output_dir=folder / "run",

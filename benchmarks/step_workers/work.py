@@ -57,7 +57,8 @@ class Work:
     prompts: int
     group: int
     micro_batch: int
-    """Completions that are taken through the model's update at a time."""
+    """Completions that are taken through the model's update at a time; where that is all of them, a
+    side may choose for itself."""
     model: str
     """One of `MODELS`."""
     vocabulary: int

@@ -17,11 +17,12 @@ from grpo_eqx.errors import UserError
 OverlongPrompts = Literal["error", "drop", "truncate_left"]
 
 _SHORTEST_BUCKET = 32
+_WORTH_A_PROGRAM = 0.9
 
 
 @dataclasses.dataclass(frozen=True)
 class PromptBatch:
-    """`P` prompts and their tokens, padded on the right to a bucket's length."""
+    """`P` prompts and their tokens, padded on the right to one of the run's widths."""
 
     prompts: list[Prompt]
     indices: Int[np.ndarray, " P"]
@@ -105,17 +106,15 @@ class PromptBatches:
     Raises `UserError` where there are fewer prompts than one batch.
     """
 
-    def __init__(
-        self, data: TokenizedPrompts, *, batch_size: int, pad_id: int, max_length: int, seed: int
-    ):
-        """**Arguments:** `batch_size` prompts per step, padded with `pad_id` to at most
-        `max_length`; the seed of the order.
+    def __init__(self, data: TokenizedPrompts, *, batch_size: int, pad_id: int, seed: int):
+        """**Arguments:** `batch_size` prompts per step, padded with `pad_id`; the seed of the
+        order.
         """
         self.data = data
         self.batch_size = batch_size
         self.pad_id = pad_id
-        self.max_length = max_length
         self.seed = seed
+        self.widths = prompt_widths([len(tokens) for tokens in data.tokens], batch_size)
         self._epoch, self._order = 0, self._shuffled(0)
         if len(data) < batch_size:
             without = f" ({data.num_dropped} overlong ones dropped)" if data.num_dropped else ""
@@ -129,9 +128,10 @@ class PromptBatches:
         size = len(self.data)
         draws = range(step * self.batch_size, (step + 1) * self.batch_size)
         indices = np.array([self._order_of(i // size)[i % size] for i in draws])
-        ids, mask = pad_prompts(
-            [self.data.tokens[i] for i in indices], self.pad_id, self.max_length
-        )
+        tokens = [self.data.tokens[i] for i in indices]
+        longest = max(map(len, tokens))
+        width = next(width for width in self.widths if width >= longest)
+        ids, mask = pad_prompts(tokens, self.pad_id, width)
         return PromptBatch([self.data.prompts[i] for i in indices], indices, ids, mask)
 
     def _order_of(self, epoch: int) -> Int[np.ndarray, " problems"]:
@@ -154,20 +154,40 @@ class PromptBatches:
 
 
 def padded_length(longest: int, max_length: int) -> int:
-    """Returns the length that prompts are padded to, given the tokens of the longest."""
+    """Returns the width for prompts of any run, so that few occur: a power of two, or the limit.
+
+    **Arguments:** the tokens of the longest; the most that a prompt may have.
+    """
     bucket = _SHORTEST_BUCKET
     while bucket < longest:
         bucket *= 2
     return max(longest, min(bucket, max_length))
 
 
+def prompt_widths(lengths: Sequence[int], batch_size: int) -> tuple[int, ...]:
+    """Returns the widths that batches of prompts are padded to, ascending: one or two.
+
+    A second, narrower one is worth compiling a program for if batches, drawn at random, are then
+    narrower by a tenth on average.
+    """
+    ordered = np.sort(np.asarray(lengths))
+    longest = int(ordered[-1])
+    if len(ordered) <= batch_size:  # every batch is of all prompts
+        return (longest,)
+    widths = np.unique(ordered)
+    fit = np.searchsorted(ordered, widths, side="right") / len(ordered)
+    means = longest - (longest - widths) * fit**batch_size
+    best = int(np.argmin(means))
+    narrow = int(widths[best])
+    return (narrow, longest) if means[best] <= _WORTH_A_PROGRAM * longest else (longest,)
+
+
 def pad_prompts(
-    tokens: Sequence[Sequence[int]], pad_id: int, max_length: int
+    tokens: Sequence[Sequence[int]], pad_id: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids and mask, right-padded to the next power of two (so that few shapes occur)."""
-    bucket = padded_length(max(len(row) for row in tokens), max_length)
-    ids = np.full((len(tokens), bucket), pad_id, np.int32)
-    mask = np.zeros((len(tokens), bucket), bool)
+    """Returns ids and mask of prompts, padded on the right."""
+    ids = np.full((len(tokens), width), pad_id, np.int32)
+    mask = np.zeros((len(tokens), width), bool)
     for i, row in enumerate(tokens):
         ids[i, : len(row)] = row
         mask[i, : len(row)] = True

@@ -64,7 +64,7 @@ def grpo_loss(
     )
     batch = jax.tree.map(lambda x: x[None], batch)  # as one group
     loss, metrics = objective(batch, Totals.of(batch.mask, batch.mask))
-    return loss, jax.tree.map(lambda x: x[None], metrics).merged()
+    return loss, metrics.values()
 
 
 def _check(

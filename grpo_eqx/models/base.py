@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.attention import Segment
-from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
+from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
@@ -147,13 +147,6 @@ class PromptCache(NamedTuple):
         return Segment(layer_kv, self.visible[:, None])
 
 
-class Rows(NamedTuple):
-    """Completion of the group, and token offset within it, at each position of packed rows."""
-
-    completions: Int[Array, "P R T"]
-    offsets: Int[Array, "P R T"]
-
-
 class CausalLM(eqx.Module):
     """A decoder-only language model: the same module trains and generates."""
 
@@ -196,19 +189,19 @@ class CausalLM(eqx.Module):
         """Reads each prompt once, for all completions of its group."""
 
     @abc.abstractmethod
-    def completion_hidden(
+    def hidden(
         self,
-        prompt: PromptCache,
-        ids: Int[Array, "P R T"],
+        ids: Int[Array, "R T"],
+        positions: Int[Array, "R T"],
+        visible: Visible,
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
-        rows: Rows | None = None,
-    ) -> Float[Array, "P R T H"]:
-        """Computes the final hidden states that predict each token of `ids`, given the prompt.
+    ) -> Float[Array, "R T H"]:
+        """Computes the final hidden states of rows of tokens, each of which predicts what follows.
 
-        Each row is a completion, padded on the right, or packed as `rows` says. States at padding
-        are meaningless.
+        **Arguments:** tokens; their positions in their sequences; which others of the row each
+        sees, since a row can hold several sequences.
         """
 
     @abc.abstractmethod

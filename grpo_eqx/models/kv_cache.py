@@ -12,10 +12,13 @@ _TINY = 1e-30  # divisor where all numbers are zero
 
 
 class KeyValues(NamedTuple):
-    """Keys and values of `J` rows per prompt: `J = 1` where the group shares them, else `J = G`."""
+    """Keys and values, of `J` rows per prompt: `J = 1` where the group shares them, else `J = G`.
 
-    keys: Float[Array, "*layers P J K S D"]
-    values: Float[Array, "*layers P J K S D"]
+    Attention over whole rows has no axis `J`.
+    """
+
+    keys: Float[Array, "*rows K S D"]
+    values: Float[Array, "*rows K S D"]
 
 
 class KVCache(NamedTuple):

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.attention import Past, Segment, attend
-from grpo_eqx.models.base import CausalLM, PromptCache, Rows, parameter_name
-from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
+from grpo_eqx.models.base import CausalLM, PromptCache, parameter_name
+from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm
 from grpo_eqx.models.qwen2_config import Qwen2Config
@@ -130,8 +130,7 @@ class Qwen2(CausalLM):
     ) -> Float[Array, "B T H"]:
         """Computes final hidden states of sequences, padded at either end where `mask` is false."""
         mask = jnp.ones(ids.shape, bool) if mask is None else mask
-        hidden, _ = self._causal_pass(ids, mask)
-        return rms_norm(hidden[:, 0], self.norm, self.config.rms_norm_eps)
+        return self.hidden(ids, _positions(mask), Visible.of_padded(mask))
 
     def logits(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
@@ -163,7 +162,8 @@ class Qwen2(CausalLM):
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
     ) -> PromptCache:
-        _, kv = self._causal_pass(ids, mask, remat, attention, mesh)
+        step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention)
+        _, kv = jax.lax.scan(_remat(step, remat), self.embed(ids[:, None], mesh), self.layers)
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
         return PromptCache(
@@ -173,38 +173,25 @@ class Qwen2(CausalLM):
             last_positions=mask.sum(axis=1, dtype=jnp.int32) - 1,
         )
 
-    def completion_hidden(
+    def hidden(
         self,
-        prompt: PromptCache,
-        ids: Int[Array, "P R T"],
+        ids: Int[Array, "R T"],
+        positions: Int[Array, "R T"],
+        visible: Visible,
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
-        rows: Rows | None = None,
-    ) -> Float[Array, "P R T H"]:
-        assert isinstance(prompt.kv, KeyValues), "completions are read with what prefill returned"
-        P, R, T = ids.shape
-        first = jnp.broadcast_to(prompt.last_ids[:, None, None], (P, R, 1))
-        inputs = jnp.concatenate([first, ids[:, :, :-1]], axis=2)
-        offsets, spans = jnp.arange(T), None
-        if rows is not None:
-            offsets, spans = rows.offsets, rows.completions
-            inputs = jnp.where(offsets == 0, first, inputs)
-        positions = prompt.last_positions[:, None, None] + offsets
-        rotary = Rotary.at(positions, self.config.head_size, self.config.rope_theta)
+    ) -> Float[Array, "R T H"]:
+        step = self._causal_step(positions, visible, attention)
 
-        def step(
-            x: Float[Array, "P R T H"], xs: tuple[Qwen2Layer, KeyValues]
-        ) -> tuple[Float[Array, "P R T H"], None]:
-            layer, prompt_kv = xs
-            queries, kv = layer.project(x, rotary, self.config)
-            shared = prompt.segment(prompt_kv)
-            attended = attention(queries, kv, shared, spans)
-            return layer.finish(x, attended, self.config), None
+        def without_kv(
+            x: Float[Array, "R 1 T H"], layer: Qwen2Layer
+        ) -> tuple[Float[Array, "R 1 T H"], None]:
+            return step(x, layer)[0], None
 
-        x = self.embed(inputs, mesh)
-        x, _ = jax.lax.scan(_remat(step, remat), x, (self.layers, prompt.kv))
-        return rms_norm(x, self.norm, self.config.rms_norm_eps)
+        x = self.embed(ids[:, None], mesh)
+        x, _ = jax.lax.scan(_remat(without_kv, remat), x, self.layers)
+        return rms_norm(x[:, 0], self.norm, self.config.rms_norm_eps)
 
     def decode(
         self,
@@ -234,27 +221,26 @@ class Qwen2(CausalLM):
         hidden = rms_norm(x[:, :, 0], self.norm, self.config.rms_norm_eps)
         return self.project_logits(hidden), new
 
-    def _causal_pass(
-        self,
-        ids: Int[Array, "P T"],
-        mask: Bool[Array, "P T"],
-        remat: Remat = "none",
-        attention: CausalAttention = BlockedAttention(),
-        mesh: jax.sharding.Mesh | None = None,
-    ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
-        """Runs all layers over sequences: states before the last norm, and keys and values."""
-        positions = jnp.maximum(jnp.cumsum(mask, axis=1) - 1, 0)
+    def _causal_step(
+        self, positions: Int[Array, "R T"], visible: Visible, attention: CausalAttention
+    ) -> Callable[[Float[Array, "R 1 T H"], Qwen2Layer], tuple[Float[Array, "R 1 T H"], KeyValues]]:
+        """Returns the step of a scan over the layers of whole rows, which yields their keys."""
         rotary = Rotary.at(positions[:, None], self.config.head_size, self.config.rope_theta)
-        spans = jnp.where(mask, 0, -1)[:, None]  # padding sees padding
 
         def step(
-            x: Float[Array, "P 1 T H"], layer: Qwen2Layer
-        ) -> tuple[Float[Array, "P 1 T H"], KeyValues]:
+            x: Float[Array, "R 1 T H"], layer: Qwen2Layer
+        ) -> tuple[Float[Array, "R 1 T H"], KeyValues]:
             queries, kv = layer.project(x, rotary, self.config)
-            attended = attention(queries, kv, None, spans)
-            return layer.finish(x, attended, self.config), kv
+            of_row = KeyValues(kv.keys[:, 0], kv.values[:, 0])
+            attended = attention(queries[:, 0], of_row, visible)
+            return layer.finish(x, attended[:, None], self.config), kv
 
-        return jax.lax.scan(_remat(step, remat), self.embed(ids[:, None], mesh), self.layers)
+        return step
+
+
+def _positions(mask: Bool[Array, "R T"]) -> Int[Array, "R T"]:
+    """Returns positions of sequences that are padded at either end."""
+    return jnp.maximum(jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, 0)
 
 
 _DIMS = {

@@ -16,15 +16,31 @@ class Metrics(NamedTuple):
     mins: dict[str, Array]
     maxs: dict[str, Array]
 
-    def merged(self) -> dict[str, Float[Array, ""]]:
-        """Merges arrays with a leading dim of micro-batches into one dictionary."""
+    @classmethod
+    def of_nothing(cls, names: "Metrics") -> "Metrics":
+        """Returns the metrics of no micro-batch, under the names that others have."""
+        zero, highest = jnp.float32(0), jnp.float32(jnp.inf)
+        return cls(
+            dict.fromkeys(names.sums, zero),
+            dict.fromkeys(names.mins, highest),
+            dict.fromkeys(names.maxs, -highest),
+        )
+
+    def merged(self, other: "Metrics") -> "Metrics":
+        """Merges the metrics of two parts of a batch."""
+        return Metrics(
+            {name: x + other.sums[name] for name, x in self.sums.items()},
+            {name: jnp.minimum(x, other.mins[name]) for name, x in self.mins.items()},
+            {name: jnp.maximum(x, other.maxs[name]) for name, x in self.maxs.items()},
+        )
+
+    def values(self) -> dict[str, Float[Array, ""]]:
+        """Returns the metrics by name, as one dictionary."""
         # A min or max over no tokens keeps its initial value, and becomes 0.
-        mins = {name: x.min(axis=0) for name, x in self.mins.items()}
-        maxs = {name: x.max(axis=0) for name, x in self.maxs.items()}
         return {
-            **{name: x.sum(axis=0) for name, x in self.sums.items()},
-            **{name: jnp.where(x == jnp.inf, 0.0, x) for name, x in mins.items()},
-            **{name: jnp.where(x == -jnp.inf, 0.0, x) for name, x in maxs.items()},
+            **self.sums,
+            **{name: jnp.where(x == jnp.inf, 0.0, x) for name, x in self.mins.items()},
+            **{name: jnp.where(x == -jnp.inf, 0.0, x) for name, x in self.maxs.items()},
         }
 
 

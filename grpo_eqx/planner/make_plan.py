@@ -84,6 +84,8 @@ def make_plan(
         model=run.cfg.model,
         mesh=dict(mesh.shape),
         rollout_sharding=layout.why,
+        micro_batch_size=run.micro_batch_size(mesh),
+        rows=programs.row_shape(*run.update_shape),
         settings={name: getattr(run.cfg, name) for name in SETTINGS},
         prompt_length=run.prompts.train,
         prompt_length_known=run.prompts.known,
@@ -112,17 +114,11 @@ def _programs(
     """Yields the run's programs, the largest first."""
     cfg, lengths = run.cfg, run.prompts
     P, G, prompt = cfg.prompts_per_step, cfg.num_generations, lengths.train
-    num_shares = cfg.steps_per_generation
+    is_share = cfg.steps_per_generation > 1
     yield _Program(
         "update",
         lambda: lower_update(
-            programs,
-            model,
-            P // num_shares,
-            G,
-            prompt,
-            run.passes.batch_fields,
-            is_share=num_shares > 1,
+            programs, model, *run.update_shape, run.passes.batch_fields, is_share=is_share
         ),
         ("parameters", "optimizer_state"),
     )
@@ -130,11 +126,11 @@ def _programs(
         "generate", lambda: lower_generate(programs, model, P, G, prompt), ("parameters",)
     )
     if run.passes.num_scores(run.cfg)["score"] > 0:
-        yield _Program("score", lambda: lower_score(programs, model, P, G, prompt), ("parameters",))
+        yield _Program("score", lambda: lower_score(programs, model, P, G), ("parameters",))
     if reference is not None:
         yield _Program(
             "score_reference",
-            lambda: lower_score(programs, reference, P, G, prompt),
+            lambda: lower_score(programs, reference, P, G),
             ("reference_model",),
         )
     rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)

@@ -55,6 +55,5 @@ def _explanation(error: Exception, make_plan: Callable[[], Plan]) -> str:
     return (
         f"the devices are out of memory ({said}), although the run should fit if no other process "
         f"uses their memory. The plan: {plan.verdict} Stop other processes on these devices, or "
-        f"lower micro_batch_size_per_device "
-        f"(now {plan.settings['micro_batch_size_per_device'] or 'all'}) or max_num_seqs."
+        f"lower micro_batch_size_per_device (now {plan.micro_batch_size}) or max_num_seqs."
     )

@@ -8,6 +8,7 @@ from grpo_eqx.choices import LOCAL
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.step_time import Floor
 from grpo_eqx.sharding.layout_report import readable_bytes
+from grpo_eqx.training.row_shape import RowShape
 
 EVALUATE = "evaluate"
 
@@ -101,8 +102,12 @@ class Plan:
     """Name of the strategy, and the reason for it."""
     settings: Mapping[str, Any]
     """Settings of the run that its memory depends on most."""
+    micro_batch_size: int
+    """Completions of full length that a device processes at a time in an update."""
+    rows: RowShape
+    """Shape of an update's rows."""
     prompt_length: int
-    """Tokens that prompts are padded to."""
+    """Tokens of the longest prompt."""
     prompt_length_known: bool
     """Whether that length is the problems' own; else it is the longest that the settings allow."""
     hbm_bytes: int
@@ -189,6 +194,7 @@ class Plan:
             "peak_bytes": self.peak_bytes,
             "verdict": self.verdict,
             **{name: getattr(self, name) for name in sorted(names)},
+            "rows": dataclasses.asdict(self.rows),
             "programs": {name: program.to_json() for name, program in self.programs.items()},
             "floor_seconds": self.floor_seconds,
             "search": None if found is None else found.setting,
@@ -206,6 +212,7 @@ class Plan:
         own: dict[str, Any] = {
             field.name: fields.get(field.name) for field in dataclasses.fields(cls)
         }
+        own["rows"] = RowShape(**fields["rows"])
         own["programs"] = {
             name: PlannedProgram.from_json(each) for name, each in fields["programs"].items()
         }

@@ -12,8 +12,7 @@ from grpo_eqx.sharding.layout_report import readable_bytes
 GiB, MiB = 2**30, 2**20
 
 _SHOWN_SETTINGS = (
-    "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
-    "loss_backend", "optimizer",
+    "prompts_per_step", "num_generations", "max_completion_length", "loss_backend", "optimizer"
 )  # fmt: skip
 
 
@@ -37,9 +36,11 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     )
     if plan.num_devices > 1:
         yield Text(f"rollout sharding {plan.rollout_sharding}", style="dim")
-    yield Text(", ".join(f"{name} {_setting(plan, name)}" for name in _SHOWN_SETTINGS), style="dim")
+    settings = ", ".join(f"{name} {plan.settings[name]}" for name in _SHOWN_SETTINGS)
+    yield Text(settings, style="dim")
     source = "from the data" if plan.prompt_length_known else "max_prompt_length"
-    yield Text(f"prompts padded to {plan.prompt_length} tokens ({source})", style="dim")
+    yield Text(f"prompts of up to {plan.prompt_length} tokens ({source})", style="dim")
+    yield Text(_micro_batches(plan), style="dim")
     yield _memory(plan)
     resident = (
         f"{readable_bytes(size)} of {name.replace('_', ' ')}"
@@ -59,9 +60,16 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield Text(f"{said}\n", style="dim")
 
 
-def _setting(plan: Plan, name: str) -> str:
-    value = plan.settings[name]
-    return "all" if name == "micro_batch_size_per_device" and value is None else str(value)
+def _micro_batches(plan: Plan) -> str:
+    rows, most = plan.rows, plan.rows.most_micro_batches
+    count = "1 micro-batch" if most == 1 else f"{most} micro-batches or fewer"
+    name = "micro_batch_size_per_device"
+    plural = "" if rows.num_rows == 1 else "s"
+    by_default = ", by default" if plan.settings[name] is None else ""
+    return (
+        f"updates in {count} of {rows.num_rows} row{plural} of {rows.width} tokens "
+        f"({name} {plan.micro_batch_size}{by_default})"
+    )
 
 
 def _memory(plan: Plan) -> Table:

@@ -69,9 +69,9 @@ def find_change(run: RunSpec, target: Target, plan: Plan, say: Say) -> Change | 
 
 def _smaller_update(run: RunSpec, target: Target, say: Say) -> dict[str, Any] | None:
     """Returns settings with the largest micro-batch with which the update fits, if any does."""
-    size = run.cfg.micro_batch_size_per_device
+    present = run.micro_batch_size(run.build_mesh(target.devices))
     for settings in _lighter_passes(run):
-        below = size if isinstance(size, int) and not settings else None
+        below = None if settings else present
         largest = largest_micro_batch(run.changed(**settings), target, say, below)
         if largest is not None:
             return settings | {MICRO_BATCH: largest}

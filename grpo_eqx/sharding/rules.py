@@ -76,9 +76,8 @@ def batch_sharding(
     dp, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
     raise UserError(
         f"{num_prompts} prompts with {num_generations} completions each cannot be split evenly "
-        f"over dp={dp} x fsdp={fsdp} devices: make the number of prompts per update "
-        f"(prompts_per_step / steps_per_generation) a multiple of {dp * fsdp}, or of {dp} with "
-        f"num_generations a multiple of {fsdp}."
+        f"over dp={dp} x fsdp={fsdp} devices: make prompts_per_step a multiple of {dp * fsdp}, or "
+        f"of {dp} with num_generations a multiple of {fsdp}."
     )
 
 

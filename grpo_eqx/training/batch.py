@@ -5,7 +5,6 @@ import jax
 
 from grpo_eqx._types import GroupFloats, TokenFloats
 from grpo_eqx.generation import Rollout
-from grpo_eqx.training.packing import Packing
 
 
 class Batch(eqx.Module):
@@ -20,12 +19,7 @@ class Batch(eqx.Module):
     """Log-probs under the reference model, for the KL term."""
     entropies: TokenFloats | None = None
     """Entropies of the policy being updated, needed if only high-entropy tokens count."""
-    packing: Packing | None = None
-    """Rows that completions share in the forward pass. `None`: each has its own row."""
 
     def share(self, index: int, count: int) -> "Batch":
-        """Returns every `count`-th prompt with its group, starting at prompt `index`.
-
-        The stride lets devices with at least `count` prompts keep theirs.
-        """
+        """Returns every `count`-th prompt with its group, starting at prompt `index`."""
         return jax.tree.map(lambda x: x[index::count], self)

@@ -1,4 +1,4 @@
-"""Forward pass over completed rollouts."""
+"""Forward pass over the rows of completed rollouts."""
 
 import equinox as eqx
 import jax
@@ -9,13 +9,13 @@ from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
-from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.rows import Rows
 
 
 def token_stats(
     model: CausalLM,
     rollout: Rollout,
-    packing: Packing | None,
+    rows: Rows,
     *,
     backend: LossBackend,
     mesh: jax.sharding.Mesh,
@@ -24,25 +24,18 @@ def token_stats(
     attention: CausalAttention,
     temperature: float,
 ) -> TokenStats:
-    """Computes log-probs, entropies and logsumexps of the completions' tokens, `[P, G, Tc]`.
+    """Computes log-probs, entropies and logsumexps of the completions in rows, `[R, C, Tc]`.
 
-    **Arguments:** float32 parameters; the rows that completions share, if any; the dtype that the
+    **Arguments:** float32 parameters; the batch, and a micro-batch of its rows; the dtype that the
     layers compute in; the temperature that divides the logits.
     """
     # The embedding table stays in float32: many tokens add to one row of its gradient.
     compute = eqx.tree_at(lambda m: m.embed_tokens, model.astype(dtype), model.embed_tokens)
-    passes = remat, attention, mesh
-    prompt = compute.prefill(rollout.prompts.ids, rollout.prompts.mask, *passes)
-    ids, rows, width = rollout.completion_ids, None, rollout.completion_ids.shape[-1]
-    if packing is not None:
-        ids, rows = packing.pack(ids, fill=-1), packing.rows(width)  # -1: no token to score
-        if len(ids) < len(rollout.completion_ids):
-            prompt = prompt.picked(jnp.asarray(packing.prompt))
-            ids, rows = jax.tree.map(lambda x: x.reshape(-1, 1, x.shape[-1]), (ids, rows))
-    hidden = compute.completion_hidden(prompt, ids, *passes, rows)
+    hidden = compute.hidden(
+        rows.inputs(rollout), rows.positions, rows.visible, remat, attention, mesh
+    )
+    hidden = jnp.take_along_axis(hidden, rows.scored[..., None], axis=1)
     # The head stays in float32: its gradient is summed over all tokens before it is rounded.
-    stats = backend(hidden, model.head, ids, temperature, mesh)
-    if packing is None:
-        return stats
-    shape = packing.source.shape
-    return jax.tree.map(lambda x: packing.unpack(x.reshape(shape), width), stats)
+    stats = backend(hidden[:, None], model.head, rows.targets(rollout)[:, None], temperature, mesh)
+    length = rollout.completion_ids.shape[-1]
+    return jax.tree.map(lambda x: rows.by_completion(x[:, 0], length), stats)

@@ -21,6 +21,7 @@ from grpo_eqx.sharding.rules import (
     replicated,
 )
 from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import Programs
 
 
@@ -40,15 +41,13 @@ def lower_generate(
 ) -> jax.stages.Lowered:
     """Lowers `generate` for a model's and a batch's shapes, by default with training's sampling."""
     layout = programs.rollout_layout(num_prompts, num_generations)
-    whole = replicated(programs.mesh)
-
     prompts = jax.eval_shape(lambda: _prompts_of_nothing(num_prompts, prompt_length))
     return programs.jitted_generate.lower(
         model,
         jax.tree.map(lambda x: _sharded(x, layout.sharding(layout.prompts)), prompts),
-        jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
-        jax.ShapeDtypeStruct((num_prompts,), jnp.int32, sharding=whole),
-        jax.tree.map(lambda x: _sharded(x, whole), programs.options.stopping),
+        jax.ShapeDtypeStruct((), jnp.int32),
+        jax.ShapeDtypeStruct((num_prompts,), jnp.int32),
+        programs.options.stopping,
         num_generations,
         sampling or programs.options.sampling,
     )
@@ -68,12 +67,12 @@ def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
 
 
 def lower_score(
-    programs: Programs, model: CausalLM, num_prompts: int, num_generations: int, prompt_length: int
+    programs: Programs, model: CausalLM, num_prompts: int, num_generations: int
 ) -> jax.stages.Lowered:
-    """Lowers `score` for a model's and a rollout's shapes; no completions share rows."""
-    batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations)
-    cut = programs.micro_batches(num_prompts, num_generations)
-    return programs.jitted_score.lower(model, batch.rollout, None, cut)
+    """Lowers `score` for a model's and a rollout's shapes."""
+    batch = _batch_shapes(programs, num_prompts, num_generations)
+    packing = _packing_shapes(programs, num_prompts, num_generations)
+    return programs.jitted_score.lower(model, batch.rollout, packing)
 
 
 def lower_update(
@@ -81,32 +80,50 @@ def lower_update(
     model: CausalLM,
     num_prompts: int,
     num_generations: int,
-    prompt_length: int,
     scored: Collection[str] = (),
     *,
     is_share: bool = False,
 ) -> jax.stages.Lowered:
-    """Lowers `update` for a model's and a batch's shapes; no completions share rows.
+    """Lowers `update` for a model's and a batch's shapes.
 
     **Arguments:** besides shapes, which of `old_logps`, `ref_logps` and `entropies` the batch has,
     and whether it is a share of a rollout.
     """
-    batch = _batch_shapes(programs, (num_prompts, prompt_length), num_generations, scored)
-    cut = programs.micro_batches(num_prompts, num_generations)
+    batch = _batch_shapes(programs, num_prompts, num_generations, scored, is_share=is_share)
+    packing = _packing_shapes(programs, num_prompts, num_generations)
     tokens = jax.ShapeDtypeStruct((), jnp.float32) if is_share else None
     opt_state = optimizer_shapes(programs, model)
-    return programs.jitted_update.lower(model, opt_state, batch, cut, tokens)
+    return programs.jitted_update.lower(model, opt_state, batch, packing, tokens)
 
 
 def _batch_shapes(
-    programs: Programs, prompts: tuple[int, int], group: int, scored: Collection[str] = ()
+    programs: Programs,
+    num_prompts: int,
+    group: int,
+    scored: Collection[str] = (),
+    *,
+    is_share: bool = False,
 ) -> Batch:
-    tokens = prompts[0], group, programs.options.max_completion_length
-    by_group = batch_sharding(programs.mesh, *tokens[:2])
-    shapes = jax.eval_shape(lambda: _batch_of_nothing(prompts, tokens, scored))
-    return map_prompts_and_completions(
-        lambda x: _sharded(x, prompt_sharding(by_group)), lambda x: _sharded(x, by_group), shapes
+    options, mesh = programs.options, programs.mesh
+    tokens = num_prompts, group, options.max_completion_length
+    shapes = jax.eval_shape(
+        lambda: _batch_of_nothing((num_prompts, options.max_prompt_length), tokens, scored)
     )
+    whole = replicated(mesh)
+    by_group = whole if is_share else batch_sharding(mesh, num_prompts, group)
+    rollout = map_prompts_and_completions(
+        lambda x: _sharded(x, prompt_sharding(by_group)),
+        lambda x: _sharded(x, by_group),
+        shapes.rollout,
+    )
+    batch = jax.tree.map(lambda x: _sharded(x, whole), shapes)
+    return eqx.tree_at(lambda x: x.rollout, batch, rollout)
+
+
+def _packing_shapes(programs: Programs, num_prompts: int, group: int) -> Packing:
+    nothing = np.ones(num_prompts, np.int32), np.zeros((num_prompts, group), np.int32)
+    whole = replicated(programs.mesh)
+    return jax.tree.map(lambda x: _sharded(x, whole), programs.packing(*nothing))
 
 
 def _prompts_of_nothing(num_prompts: int, length: int) -> Prompts:

@@ -16,6 +16,8 @@ class ProgramOptions:
     """Options of the programs, besides their arrays."""
 
     sampling: Sampling
+    max_prompt_length: int
+    """Tokens of the longest prompt that is trained on."""
     max_completion_length: int
     stopping: Stopping
     pad_id: int
@@ -35,6 +37,8 @@ class ProgramOptions:
     mask_truncated_completions: bool = False
     top_entropy_quantile: float = 1.0
     micro_batch_size_per_device: int | None = None
+    tokens_per_micro_batch: int
+    """Tokens that a device processes at a time where the size of micro-batches is not given."""
 
     def kv_itemsize(self, head_size: int) -> float:
         """Returns the bytes of an element of the KV cache; int8 adds a float32 scale per head."""

@@ -1,114 +1,214 @@
-"""Packing of a prompt's completions into shared rows, so that little of an update is padding."""
+"""Packing of a batch's completions, with their prompts, into rows of one shape."""
+
+import dataclasses
+from collections.abc import Iterator
 
 import equinox as eqx
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Array, Int
 
-from grpo_eqx.models.base import Rows
-
-MOST_SHARE = 0.75
-"""Fraction of the unpacked rows; where more remain, packing does not pay."""
+from grpo_eqx.training.row_shape import RowShape
 
 
 class Packing(eqx.Module):
-    """Assignment of the tokens of a batch's completions to rows of `T` positions.
+    """Assignment of completions to the rows of micro-batches.
 
-    The batch is divided into `B` bundles, and the completions of a bundle into blocks, each with
-    its own rows, so that micro-batches and devices can take whole ones: a bundle is several prompts
-    with their groups in one block, or one prompt with its group in several. A row holds completions
-    of one prompt only.
+    A row holds a prompt, without its last token, and after it some of its completions, each of
+    which begins with that token and ends before its own last one; then perhaps another prompt with
+    some of its completions. Every array but `number` has a value for each of the `C` places for
+    completions in each of the `R` rows of a micro-batch.
     """
 
-    source: Int[Array | np.ndarray, "B R T"]
-    """Token of the block at each position, as `completion * Tc + token`; -1 where empty."""
-    prompt: Int[Array | np.ndarray, "B R"]
-    """Prompt of the bundle that each row belongs to."""
-    start: Int[Array | np.ndarray, "P G"]
-    """Start of each completion in the rows of its block, as `row * T + column`."""
-    group: int = eqx.field(static=True)
-    """Completions of each prompt in a block."""
+    completions: Int[Array | np.ndarray, "M R C"]
+    """Index of the completion in the batch, `prompt * G + sample`; -1 where there is none."""
+    lengths: Int[Array | np.ndarray, "M R C"]
+    """Tokens of the completion."""
+    starts: Int[Array | np.ndarray, "M R C"]
+    """Column of its first input."""
+    prompt_starts: Int[Array | np.ndarray, "M R C"]
+    """Column of the first token of its prompt."""
+    prompt_lengths: Int[Array | np.ndarray, "M R C"]
+    """Tokens of its prompt, the last included; 1 where there is no completion."""
+    number: Int[Array | np.ndarray, ""]
+    """Micro-batches in use, the first ones: at most `M`."""
+    shape: RowShape = eqx.field(static=True)
 
     @classmethod
     def plan(
-        cls, lengths: Int[np.ndarray, "P G"], width: int, num_blocks: int, num_bundles: int
-    ) -> "Packing | None":
-        """Plans rows of `width` for the completions; returns `None` where that saves little.
+        cls,
+        prompt_lengths: Int[np.ndarray, " P"],
+        lengths: Int[np.ndarray, "P G"],
+        shape: RowShape,
+    ) -> "Packing":
+        """Plans rows for all completions that have tokens, in few micro-batches.
 
-        **Arguments:** the completions' lengths; the width `Tc` that they are padded to; the number
-        of blocks per group; the number of bundles, one per prompt if there are several blocks.
-        Few shapes occur: a block has 1 to 8, 10, 12, 14, 16, 20, ... rows.
+        **Arguments:** the tokens of each prompt, and of each of its completions. Rows are dealt to
+        devices such that each has about as many tokens as another.
         """
-        P, G = lengths.shape
-        group, prompts = G // num_blocks, P // num_bundles
-        blocks = lengths.reshape(num_bundles * num_blocks, prompts, group)
-        filled = [[_fill(completions, width) for completions in block] for block in blocks]
-        rows = _round_up(max(sum(used for used, _ in block) for block in filled))
-        if rows > MOST_SHARE * prompts * group:
-            return None
-        source = np.full((len(blocks), rows * width), -1, np.int32)
-        prompt = np.zeros((len(blocks), rows), np.int32)
-        start = np.zeros(blocks.shape, np.int32)
-        for b, block in enumerate(filled):
-            first_row = 0
-            for p, (used, starts) in enumerate(block):
-                prompt[b, first_row : first_row + used] = p
-                start[b, p] = starts + first_row * width
-                for g, n in enumerate(blocks[b, p]):
-                    tokens = (p * group + g) * width + np.arange(n)
-                    source[b, start[b, p, g] : start[b, p, g] + n] = tokens
-                first_row += used
+        prompts = [
+            _Group(p, int(kept), sorted(enumerate(map(int, each)), key=lambda x: -x[1]))
+            for p, (kept, each) in enumerate(zip(prompt_lengths - 1, lengths, strict=True))
+        ]
+        prompts = sorted((x.without_empty() for x in prompts), key=lambda x: -x.num_tokens)
+        number = shape.num_micro_batches(sum(x.num_tokens for x in prompts if x.samples))
+        rows = None
+        while rows is None and number <= shape.most_micro_batches:
+            rows = _filled(prompts, shape, number * shape.num_rows)
+            number += rows is None
+        if rows is None:
+            rows, number = _one_group_each(prompts, shape), shape.most_micro_batches
+        return cls._of(rows, number, lengths.shape[1], shape)
+
+    @classmethod
+    def _of(cls, rows: list["_Row"], number: int, group: int, shape: RowShape) -> "Packing":
+        arrays = np.zeros((5, shape.most_micro_batches * shape.num_rows, shape.places), np.int32)
+        arrays[0], arrays[4] = -1, 1
+        for place, row in zip(_places(shape), sorted(rows, key=lambda x: x.free), strict=False):
+            for c, held in enumerate(row.held):
+                index = held.prompt * group + held.sample
+                arrays[:, place, c] = (
+                    index, held.length, held.start, held.prompt_start, held.prompt_length,
+                )  # fmt: skip
+        completions, lengths, starts, prompt_starts, prompt_lengths = arrays.reshape(
+            5, shape.most_micro_batches, shape.num_rows, shape.places
+        )
         return cls(
-            source.reshape(num_bundles, num_blocks * rows, width),
-            prompt.reshape(num_bundles, num_blocks * rows),
-            start.reshape(P, G),
-            group,
-        )
+            completions, lengths, starts, prompt_starts, prompt_lengths,
+            np.asarray(number, np.int32), shape,
+        )  # fmt: skip
 
-    def pack(self, x: Shaped[Array, "P G Tc"], fill: int) -> Shaped[Array, "B R T"]:
-        """Gathers tokens' values into the rows, with `fill` at empty positions."""
-        source, values = jnp.asarray(self._by_block(self.source)), self._by_block(x)
-        packed = jnp.take_along_axis(values, jnp.maximum(source, 0), axis=2)
-        return jnp.where(source < 0, fill, packed).reshape(self.source.shape)
+    def num_tokens(self) -> Int[np.ndarray, "M R"]:
+        """Counts the tokens in each row, a prompt's once for each row that it is in."""
+        starts = np.where(np.asarray(self.completions) < 0, -1, np.asarray(self.prompt_starts))
+        ordered = np.sort(starts, axis=-1)
+        order = np.argsort(starts, axis=-1, kind="stable")
+        kept = np.take_along_axis(np.asarray(self.prompt_lengths) - 1, order, axis=-1)
+        is_first = np.diff(ordered, axis=-1, prepend=-1) != 0
+        return np.asarray(self.lengths).sum(axis=-1) + (kept * is_first).sum(axis=-1)
 
-    def unpack(self, x: Shaped[Array, "B R T"], width: int) -> Shaped[Array, "P G Tc"]:
-        """Gathers rows' values as `[P, G, Tc]`; past a completion's end they are meaningless."""
-        P, G = self.start.shape
-        positions = jnp.asarray(self.start)[..., None] + jnp.arange(width)
-        values = self._by_block(x)
-        positions = jnp.minimum(self._by_block(positions), values.shape[2] - 1)
-        return jnp.take_along_axis(values, positions, axis=2).reshape(P, G, width)
+    @property
+    def padding_share(self) -> float:
+        """Share of the positions of all rows in use that hold no token."""
+        positions = int(self.number) * self.shape.num_rows * self.shape.width
+        return float(1 - self.num_tokens().sum() / positions)
 
-    def rows(self, width: int) -> Rows:
-        """Returns the completion and token at each position, for completions padded to `width`."""
-        held = self.source >= 0
-        return Rows(
-            jnp.where(held, self.source // width, -1), jnp.where(held, self.source % width, 0)
-        )
-
-    def _by_block(
-        self, x: Shaped[Array | np.ndarray, "_ n m"]
-    ) -> Shaped[Array | np.ndarray, "B blocks rest"]:
-        return x.reshape(len(self.source), self.start.shape[1] // self.group, -1)
+    @property
+    def balance(self) -> float:
+        """Tokens of the average device, as a share of those of the one that has most."""
+        by_device = self.num_tokens().reshape(len(self.completions), self.shape.num_shards, -1)
+        totals = by_device.sum(axis=(0, 2))
+        return float(totals.mean() / max(totals.max(), 1))
 
 
-def _fill(lengths: Int[np.ndarray, " g"], size: int) -> tuple[int, Int[np.ndarray, " g"]]:
-    """Fills rows first-fit, longest first; returns their number and each completion's start."""
-    used: list[int] = []
-    start = np.zeros(len(lengths), np.int32)
-    for g in np.argsort(-lengths, kind="stable"):
-        n = int(lengths[g])
-        row = next((r for r, taken in enumerate(used) if taken + n <= size), len(used))
-        if row == len(used):
-            used.append(0)
-        start[g] = row * size + used[row]
-        used[row] += n
-    return len(used), start
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """A prompt, with the samples and lengths of completions that have no row yet, longest first."""
+
+    prompt: int
+    kept: int
+    samples: list[tuple[int, int]]
+
+    def without_empty(self) -> "_Group":
+        return dataclasses.replace(self, samples=[x for x in self.samples if x[1] > 0])
+
+    @property
+    def num_scored(self) -> int:
+        return sum(length for _, length in self.samples)
+
+    @property
+    def num_tokens(self) -> int:
+        return self.kept + self.num_scored
 
 
-def _round_up(rows: int) -> int:
-    """Rounds up to 1 to 8, 10, 12, 14, 16, 20, ...: by a quarter at most."""
-    step = 1
-    while 8 * step < rows:
-        step *= 2
-    return -(-rows // step) * step
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """Completion that a row holds."""
+
+    prompt: int
+    sample: int
+    length: int
+    start: int
+    prompt_start: int
+    prompt_length: int
+
+
+class _Row:
+    """Row that is being filled."""
+
+    def __init__(self, shape: RowShape):
+        self.shape = shape
+        self.used = 0
+        self.scored = 0
+        self.held: list[_Held] = []
+
+    @property
+    def free(self) -> int:
+        return self.shape.width - self.used
+
+    def room(self, kept: int) -> int:
+        """Returns the tokens of completions that fit after a prompt of which `kept` are kept."""
+        if len(self.held) == self.shape.places:
+            return 0
+        return min(self.free - kept, self.shape.num_scored - self.scored)
+
+    def takes(self, group: _Group) -> bool:
+        """Returns whether the whole group fits."""
+        places = self.shape.places - len(self.held)
+        return group.num_scored <= self.room(group.kept) and len(group.samples) <= places
+
+    def add(self, group: _Group) -> _Group:
+        """Adds the group's prompt and as many completions as fit; returns the group's rest."""
+        room, prompt_start, left = self.room(group.kept), self.used, []
+        self.used += group.kept
+        for sample, length in group.samples:
+            if length > room or len(self.held) == self.shape.places:
+                left.append((sample, length))
+                continue
+            self.held.append(
+                _Held(group.prompt, sample, length, self.used, prompt_start, group.kept + 1)
+            )
+            self.used += length
+            self.scored += length
+            room -= length
+        return dataclasses.replace(group, samples=left)
+
+
+def _filled(groups: list[_Group], shape: RowShape, num_rows: int) -> list[_Row] | None:
+    """Fills so many rows, a group in one of them where it fits; `None` if they do not suffice.
+
+    A group goes to the fullest row that takes all of it, or else is cut, and begins in the emptiest
+    row.
+    """
+    rows = [_Row(shape) for _ in range(num_rows)]
+    for each in groups:
+        group = each
+        while group.samples:
+            whole = [row for row in rows if row.takes(group)]
+            if whole:
+                row = min(whole, key=lambda x: x.free)
+            else:
+                row = max(rows, key=lambda x: x.room(group.kept))
+                if row.room(group.kept) < group.samples[-1][1]:
+                    return None
+            group = row.add(group)
+    return rows
+
+
+def _one_group_each(groups: list[_Group], shape: RowShape) -> list[_Row]:
+    """Fills rows with completions of one group each, for which there are enough rows."""
+    rows = []
+    for each in groups:
+        group = each
+        while group.samples:
+            rows.append(_Row(shape))
+            group = rows[-1].add(group)
+    return rows
+
+
+def _places(shape: RowShape) -> Iterator[int]:
+    """Yields the indices of rows in the order in which they are dealt, back and forth."""
+    shards, per_shard = shape.num_shards, shape.num_rows // shape.num_shards
+    for turn in range(shape.most_micro_batches * per_shard):
+        micro_batch, row = divmod(turn, per_shard)
+        for shard in range(shards) if turn % 2 == 0 else reversed(range(shards)):
+            yield micro_batch * shape.num_rows + shard * per_shard + row

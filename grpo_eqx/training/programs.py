@@ -6,7 +6,6 @@ loop around them.
 
 import dataclasses
 import functools
-import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.generation import (
@@ -35,6 +35,7 @@ from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding.arrays import shard
 from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 from grpo_eqx.sharding.rules import (
+    BATCH_AXES,
     batch_sharding,
     num_batch_shards,
     optimizer_shardings,
@@ -43,13 +44,15 @@ from grpo_eqx.sharding.rules import (
 )
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.forward import token_stats
-from grpo_eqx.training.micro_batches import MicroBatches
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.reference import copied, mixed
+from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.rows import Rows
 from grpo_eqx.training.state import TrainState
 
 Placed = TypeVar("Placed", Rollout, Batch)
+Replicated = TypeVar("Replicated")
 SKIPPED = "skipped_updates"
 """Metric of an update: 1 where it was skipped, because it was not finite."""
 
@@ -85,11 +88,9 @@ class Programs:
         generate = self._counted("generate", self._generate_program)
         self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
         score = self._counted("score", self._score_program)
-        self.jitted_score = jax.jit(score, static_argnames="micro_batches")
+        self.jitted_score = jax.jit(score)
         update = self._counted("update", self._update_program)
-        self.jitted_update = jax.jit(
-            update, donate_argnames=("model", "opt_state"), static_argnames="micro_batches"
-        )
+        self.jitted_update = jax.jit(update, donate_argnames=("model", "opt_state"))
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
         self._kept = jax.jit(self._kept_program)
@@ -163,30 +164,29 @@ class Programs:
         written = self._kept(rollout.loss_mask, dropped)
         return dataclasses.replace(rollout, written=written)
 
-    def packed(
-        self, rollout: Rollout, lengths: Int[np.ndarray, "P G"], num_shares: int = 1
-    ) -> tuple[Rollout, Packing | None]:
-        """Trims a rollout for `score` and `update`, and plans which completions share rows.
+    def row_shape(self, num_prompts: int, num_generations: int) -> RowShape:
+        """Returns the shape of the rows of `score` and `update` for batches of that size."""
+        options = self.options
+        return RowShape.of(
+            num_prompts,
+            num_generations,
+            prompt_length=options.max_prompt_length,
+            completion_length=options.max_completion_length,
+            num_shards=num_batch_shards(self.mesh),
+            size=options.micro_batch_size_per_device,
+            most_tokens=options.tokens_per_micro_batch,
+        )
 
-        **Arguments:** the lengths of its completions; the number of `share`s it will be cut into.
-        """
-        rollout = rollout.trimmed(_trimmed_width(lengths, rollout.completion_ids.shape[-1]))
-        P, G, width = rollout.completion_ids.shape
-        cuts = [self.micro_batches(n, G) for n in {P, P // num_shares}]
-        num_blocks, num_bundles = math.lcm(*(cut.num_group_blocks for cut in cuts)), P
-        # Each row of a bundle copies its prompt's keys and values: these must not exceed its own.
-        few = rollout.prompts.ids.shape[1] <= width
-        if num_blocks == 1 and num_shares == 1 and few:
-            num_bundles = cuts[0].num_prompt_blocks
-        return rollout, Packing.plan(lengths, width, num_blocks, num_bundles)
+    def packing(
+        self, prompt_lengths: Int[np.ndarray, " P"], lengths: Int[np.ndarray, "P G"]
+    ) -> Packing:
+        """Plans the rows of `score` and `update` for a batch's prompts and completions."""
+        return Packing.plan(prompt_lengths, lengths, self.row_shape(*lengths.shape))
 
-    def score(
-        self, model: CausalLM, rollout: Rollout, packing: Packing | None = None
-    ) -> TokenScores:
+    def score(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
         """Computes log-probs and entropies of the completions' tokens under `model`."""
-        P, G, _ = rollout.completion_ids.shape
         rollout, packing = jax.tree.map(self._on_devices, (rollout, packing))
-        return self.jitted_score(model, rollout, packing, self.micro_batches(P, G))
+        return self.jitted_score(model, rollout, packing)
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
         """Copies a model for `score`: in its compute dtypes if frozen, or in float32 for mixing."""
@@ -201,20 +201,23 @@ class Programs:
         return self._share(batch, index, count)
 
     def update(
-        self, state: TrainState, batch: Batch, tokens_per_update: float | None = None
+        self,
+        state: TrainState,
+        batch: Batch,
+        packing: Packing,
+        tokens_per_update: float | None = None,
     ) -> tuple[TrainState, dict[str, Array]]:
         """Takes one optimizer step on the batch; model and moments of `state` are donated.
 
         A step whose loss, gradient or change is not finite is skipped: model and moments stay as
         they are, and `skipped_updates` of the metrics is 1. Everything is counted over the whole
-        batch, so the step is the same for any number of micro-batches and devices. A share of a
-        rollout comes with the rollout's `tokens_per_update`.
+        batch, so the step is the same for any rows, micro-batches and devices. A share of a rollout
+        comes with the rollout's `tokens_per_update`.
         """
-        batch = jax.tree.map(self._on_devices, batch)
-        P, G = batch.advantages.shape
+        batch, packing = jax.tree.map(self._on_devices, (batch, packing))
         tokens = None if tokens_per_update is None else np.float32(tokens_per_update)
         model, opt_state, metrics = self.jitted_update(
-            state.model, state.opt_state, batch, self.micro_batches(P, G), tokens
+            state.model, state.opt_state, batch, packing, tokens
         )
         return dataclasses.replace(state, model=model, opt_state=opt_state), metrics
 
@@ -243,11 +246,6 @@ class Programs:
 
     def _on_devices(self, x: Array | np.ndarray) -> Array:
         return x if isinstance(x, jax.Array) else shard(x, replicated(self.mesh))
-
-    def micro_batches(self, P: int, G: int) -> MicroBatches:
-        """Plans how `score` and `update` cut that many completions of each prompt."""
-        sharding = batch_sharding(self.mesh, P, G)
-        return MicroBatches.plan(P, G, sharding, self.options.micro_batch_size_per_device)
 
     def _generate_program(
         self,
@@ -278,6 +276,9 @@ class Programs:
             kv_cache_dtype=options.kv_cache_dtype,
             attention=options.attention,
         )
+        # Every update reads prompts of one width.
+        width = max(prompts.ids.shape[1], options.max_prompt_length)
+        rollout = rollout.with_prompt_width(width, options.pad_id)
         # Constrained explicitly: everything that follows takes its layout from here.
         return self._constrain(rollout, len(prompts), group), counts
 
@@ -295,12 +296,7 @@ class Programs:
         self, rollout: Rollout, fresh: Rollout, source: Int[Array, " P"]
     ) -> Rollout:
         P, G, _ = rollout.completion_ids.shape
-        width = max(rollout.prompts.ids.shape[1], fresh.prompts.ids.shape[1])
-        both = jax.tree.map(
-            lambda a, b: jnp.concatenate([a, b])[source],
-            rollout.with_prompt_width(width, self.options.pad_id),
-            fresh.with_prompt_width(width, self.options.pad_id),
-        )
+        both = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[source], rollout, fresh)
         return self._constrain(both, P, G)
 
     def _kept_program(
@@ -311,32 +307,40 @@ class Programs:
         return jax.lax.with_sharding_constraint(kept, sharding)
 
     def _share_program(self, batch: Batch, index: int, count: int) -> Batch:
-        P, G = batch.advantages.shape
-        return self._constrain(batch.share(index, count), P // count, G)
+        return self._replicated(batch.share(index, count))
 
-    def _score_program(
-        self,
-        model: CausalLM,
-        rollout: Rollout,
-        packing: Packing | None,
-        micro_batches: MicroBatches,
-    ) -> TokenScores:
-        def score(part: tuple[Rollout, Packing | None]) -> TokenScores:
-            stats = self._token_stats(model, *part)
-            return TokenScores(stats.logps, stats.entropies)
+    def _replicated(self, tree: Replicated) -> Replicated:
+        """Copies to all devices: a batch's tokens are few, and rows take them from anywhere."""
+        return jax.lax.with_sharding_constraint(tree, replicated(self.mesh))
 
-        parts = micro_batches.split((rollout, packing))
-        return jax.tree.map(micro_batches.join, jax.lax.map(score, parts))
+    def _rows(self, packing: Packing, micro_batch: Int[Array, ""], group: int) -> Rows:
+        """Spells out the rows of a micro-batch, of which every device has its own."""
+        sharding = jax.sharding.NamedSharding(self.mesh, PartitionSpec(BATCH_AXES))
+        rows = Rows.of(packing, micro_batch, group)
+        return jax.lax.with_sharding_constraint(rows, sharding)
 
-    def _token_stats(
-        self, model: CausalLM, rollout: Rollout, packing: Packing | None
-    ) -> TokenStats:
-        """Computes statistics of the completions' tokens at the sampling temperature."""
+    def _score_program(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
+        group = rollout.completion_ids.shape[1]
+        rollout = self._replicated(rollout)
+
+        def score(index: Int[Array, ""], scores: TokenScores) -> TokenScores:
+            rows = self._rows(packing, index, group)
+            stats = self._token_stats(model, rollout, rows)
+            return TokenScores(
+                rows.put(scores.logps, stats.logps), rows.put(scores.entropies, stats.entropies)
+            )
+
+        zeros = jnp.zeros(rollout.completion_ids.shape, jnp.float32)
+        scores = jax.lax.fori_loop(jnp.int32(0), packing.number, score, TokenScores(zeros, zeros))
+        return self._replicated(scores)
+
+    def _token_stats(self, model: CausalLM, rollout: Rollout, rows: Rows) -> TokenStats:
+        """Computes statistics of the completions in rows, at the sampling temperature."""
         options = self.options
         return token_stats(
             model,
             rollout,
-            packing,
+            rows,
             backend=self.backend,
             mesh=self.mesh,
             dtype=options.dtype,
@@ -345,17 +349,23 @@ class Programs:
             temperature=options.sampling.temperature,
         )
 
-    def _token_batch(self, batch: Batch, stats: TokenStats, floor: Array | None) -> TokenBatch:
+    def _token_batch(
+        self, batch: Batch, rows: Rows, stats: TokenStats, floor: Array | None
+    ) -> TokenBatch:
         """Builds a micro-batch for the objective; `floor` is the minimum entropy that counts."""
+        is_here = (rows.completions >= 0)[..., None]
+        optional = {
+            name: None if x is None else rows.pick(x)
+            for name, x in (("old_logps", batch.old_logps), ("ref_logps", batch.ref_logps))
+        }
         return TokenBatch(
             logps=stats.logps,
             entropies=stats.entropies,
-            sampler_logps=batch.rollout.sampler_logps,
-            advantages=jnp.asarray(batch.advantages),
-            mask=self._mask(batch.rollout),
-            policy_mask=self._policy_mask(batch, floor),
-            old_logps=None if batch.old_logps is None else jnp.asarray(batch.old_logps),
-            ref_logps=None if batch.ref_logps is None else jnp.asarray(batch.ref_logps),
+            sampler_logps=rows.pick(batch.rollout.sampler_logps),
+            advantages=rows.pick(batch.advantages),
+            mask=rows.pick(self._mask(batch.rollout)) & is_here,
+            policy_mask=rows.pick(self._policy_mask(batch, floor)) & is_here,
+            **optional,
         )
 
     def _mask(self, rollout: Rollout) -> Bool[Array, "P G Tc"]:
@@ -386,27 +396,34 @@ class Programs:
         model: CausalLM,
         opt_state: optax.OptState,
         batch: Batch,
-        micro_batches: MicroBatches,
+        packing: Packing,
         tokens_per_update: Float[Array, ""] | None,
     ) -> tuple[CausalLM, optax.OptState, dict[str, Array]]:
+        batch = self._replicated(batch)
+        group = batch.advantages.shape[1]
         floor = self._entropy_floor(batch)
         totals = Totals.of(
             self._mask(batch.rollout), self._policy_mask(batch, floor), tokens_per_update
         )
-
         params, frozen = eqx.partition(model, model.trainable)
 
-        def loss(params: CausalLM, part: Batch) -> tuple[Float[Array, ""], Metrics]:
-            stats = self._token_stats(eqx.combine(params, frozen), part.rollout, part.packing)
-            return self.options.objective(self._token_batch(part, stats, floor), totals)
+        def loss(params: CausalLM, index: Int[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
+            rows = self._rows(packing, index, group)
+            stats = self._token_stats(eqx.combine(params, frozen), batch.rollout, rows)
+            return self.options.objective(self._token_batch(batch, rows, stats, floor), totals)
 
-        def accumulate(gradient: CausalLM, part: Batch) -> tuple[CausalLM, Metrics]:
-            part_gradient, metrics = jax.grad(loss, has_aux=True)(params, part)
-            return jax.tree.map(jnp.add, gradient, part_gradient), metrics
+        def accumulate(
+            index: Int[Array, ""], sums: tuple[CausalLM, Metrics]
+        ) -> tuple[CausalLM, Metrics]:
+            gradient, metrics = sums
+            # Taken inside the loop, so that the number of micro-batches can be an argument.
+            part_gradient, part_metrics = jax.grad(loss, has_aux=True)(params, index)
+            return jax.tree.map(jnp.add, gradient, part_gradient), metrics.merged(part_metrics)
 
-        zeros = jax.tree.map(jnp.zeros_like, params)
-        gradient, parts = jax.lax.scan(accumulate, zeros, micro_batches.split(batch))
-        metrics = {**parts.merged(), "grad_norm": optax.tree.norm(gradient)}
+        _, names = jax.eval_shape(loss, params, packing.number)
+        start = jax.tree.map(jnp.zeros_like, params), Metrics.of_nothing(names)
+        gradient, parts = jax.lax.fori_loop(jnp.int32(0), packing.number, accumulate, start)
+        metrics = {**parts.values(), "grad_norm": optax.tree.norm(gradient)}
         updates, next_opt_state = self.optimizer.update(gradient, opt_state, params)
         metrics["update_norm"] = optax.tree.norm(updates)
         next_params = optax.apply_updates(params, updates)
@@ -421,9 +438,3 @@ class Programs:
         model = eqx.combine(params, frozen)
         model = jax.lax.with_sharding_constraint(model, model.shardings(self.mesh))
         return model, opt_state, {**metrics, SKIPPED: 1.0 - finite.astype(jnp.float32)}
-
-
-def _trimmed_width(lengths: Int[np.ndarray, "P G"], limit: int) -> int:
-    """Rounds the longest completion's length up to a quarter, a half or all of the limit."""
-    longest = int(lengths.max())
-    return next((w for w in (-(-limit // 4), -(-limit // 2)) if longest <= w), limit)

@@ -1,11 +1,15 @@
 """Order, padding and the policy for overlong prompts."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
-from grpo_eqx.data.batches import PromptBatches, TokenizedPrompts, pad_prompts
+from grpo_eqx.data.batches import (
+    PromptBatches,
+    TokenizedPrompts,
+    pad_prompts,
+    padded_length,
+    prompt_widths,
+)
 from grpo_eqx.data.records import Records
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
@@ -35,7 +39,7 @@ def batches(*texts: str, batch_size: int = 2, max_length: int = 40, **kwargs: ob
     data = TokenizedPrompts(
         "letters", list(source(*texts)), TOKENIZER, max_length=max_length, overlong=overlong
     )
-    return PromptBatches(data, batch_size=batch_size, pad_id=0, max_length=max_length, seed=seed)
+    return PromptBatches(data, batch_size=batch_size, pad_id=0, seed=seed)
 
 
 def test_every_problem_once_per_epoch_also_where_batches_straddle_epochs() -> None:
@@ -68,13 +72,31 @@ def test_order_is_a_pure_function_of_seed_and_step() -> None:
     assert [data.batch(s).prompts for s in range(4)] != [other.batch(s).prompts for s in range(4)]
 
 
-def test_padding_is_on_the_right_up_to_a_bucket() -> None:
-    ids, mask = pad_prompts([[5, 6, 7], [8]], pad_id=0, max_length=100)
-    assert ids.shape == mask.shape == (2, 32)
-    assert ids[0, :4].tolist() == [5, 6, 7, 0]
+def test_padding_is_on_the_right() -> None:
+    ids, mask = pad_prompts([[5, 6, 7], [8]], pad_id=0, width=4)
+    assert ids.tolist() == [[5, 6, 7, 0], [8, 0, 0, 0]]
     assert mask.sum(axis=1).tolist() == [3, 1]
-    shapes = Counter(pad_prompts([[1] * n], 0, 100)[0].shape[1] for n in range(1, 101))
-    assert sorted(shapes) == [32, 64, 100]
+
+
+def test_prompts_of_any_run_have_few_widths() -> None:
+    assert sorted({padded_length(n, 100) for n in range(1, 101)}) == [32, 64, 100]
+
+
+def test_a_second_width_is_one_that_most_batches_fit() -> None:
+    """Of 100 problems one is long: five of six batches of 16 are without it."""
+    assert prompt_widths([10] * 99 + [100], batch_size=16) == (10, 100)
+    assert prompt_widths([10] * 99 + [100], batch_size=100) == (100,)
+    assert prompt_widths([95] * 99 + [100], batch_size=1) == (100,)  # would save a twentieth
+    assert prompt_widths(list(range(1, 101)), batch_size=64) == (100,)
+    assert prompt_widths([7], batch_size=1) == (7,)
+
+
+def test_batches_have_the_narrower_width_that_they_fit() -> None:
+    data = batches(*"abcdefghij", "k" * 30, batch_size=2)
+    assert data.widths == (1, 30)
+    for step in range(20):
+        batch = data.batch(step)
+        assert batch.ids.shape[1] == max(batch.lengths)
 
 
 def test_over_long_prompts_follow_the_policy() -> None:

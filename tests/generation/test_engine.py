@@ -128,11 +128,20 @@ def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None) -> None:
     check_logps(rollout, 1.0)
 
 
+def trainers_logps(rollout: Rollout, temperature: float = 1.0) -> np.ndarray:
+    """Of each prompt with each of its completions, as sequences of their own."""
+    found = []
+    for p, ids in enumerate(rollout.completion_ids):
+        prompt = rollout.prompts.ids[p][np.asarray(rollout.prompts.mask[p])]
+        both = jnp.concatenate([jnp.tile(prompt, (len(ids), 1)), ids], axis=1)
+        logits = jax.jit(Qwen2.logits)(MODEL, both)[:, len(prompt) - 1 : -1]
+        logprobs = jax.nn.log_softmax(logits / temperature, axis=-1)
+        found.append(jnp.take_along_axis(logprobs, ids[..., None], axis=-1)[..., 0])
+    return np.stack(found)
+
+
 def check_logps(rollout: Rollout, temperature: float) -> None:
-    prompt = MODEL.prefill(rollout.prompts.ids, rollout.prompts.mask)
-    hidden = MODEL.completion_hidden(prompt, rollout.completion_ids)
-    logprobs = jax.nn.log_softmax(MODEL.project_logits(hidden) / temperature, axis=-1)
-    trainers = jnp.take_along_axis(logprobs, rollout.completion_ids[..., None], axis=-1)[..., 0]
+    trainers = trainers_logps(rollout, temperature)
     mask = np.asarray(rollout.completion_mask)
     np.testing.assert_allclose(rollout.sampler_logps[mask], trainers[mask], atol=1e-4)
     assert (np.asarray(rollout.sampler_logps)[~mask] == 0).all()
@@ -244,12 +253,8 @@ def test_stop_strings_end_completions_and_stay_in_them() -> None:
 def test_a_rounded_cache_samples_nearly_the_same_distribution(dtype: str, most: float) -> None:
     """Its log-probs are off those of the model by rounding, and they are what is recorded."""
     rollout = run(*prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5)
-    prompt = MODEL.prefill(rollout.prompts.ids, rollout.prompts.mask)
-    hidden = MODEL.completion_hidden(prompt, rollout.completion_ids)
-    logprobs = jax.nn.log_softmax(MODEL.project_logits(hidden), axis=-1)
-    trainers = jnp.take_along_axis(logprobs, rollout.completion_ids[..., None], axis=-1)[..., 0]
     mask = np.asarray(rollout.completion_mask)
-    gap = np.abs(np.asarray(rollout.sampler_logps - trainers))[mask]
+    gap = np.abs(np.asarray(rollout.sampler_logps) - trainers_logps(rollout))[mask]
     assert 1e-4 < gap.max() < most
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
+from grpo_eqx.models.causal_attention import Visible
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 
@@ -75,8 +76,8 @@ def test_no_length_overflows() -> None:
 
 def test_flops_are_those_that_xla_counts() -> None:
     config = Qwen2Config(
-        hidden_size=128,
-        intermediate_size=512,
+        hidden_size=256,
+        intermediate_size=1024,
         num_hidden_layers=1,  # XLA counts a loop's body once
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -84,15 +85,14 @@ def test_flops_are_those_that_xla_counts() -> None:
     )
     P, G, T = 2, 3, 8
     model = jax.eval_shape(lambda key: Qwen2.init(config, key), jax.random.key(0))
-    prompt_ids = jax.ShapeDtypeStruct((P, T), jnp.int32)
-    ids = jax.ShapeDtypeStruct((P, G, T), jnp.int32)
+    rows = jax.ShapeDtypeStruct((P, T + G * T), jnp.int32)
 
-    def forward(model: Qwen2, prompt_ids: Array, ids: Array) -> Float[Array, ""]:
-        prompt = model.prefill(prompt_ids, jnp.ones(prompt_ids.shape, bool))
-        return model.project_logits(model.completion_hidden(prompt, ids)).sum()
+    def forward(model: Qwen2, rows: Array) -> Float[Array, ""]:
+        visible = Visible.of_padded(jnp.ones(rows.shape, bool))
+        return model.project_logits(model.hidden(rows, rows, visible)[:, T:]).sum()
 
     def counted(function: Callable[..., object]) -> float:
-        return jax.jit(function).lower(model, prompt_ids, ids).cost_analysis()["flops"]
+        return jax.jit(function).lower(model, rows).cost_analysis()["flops"]
 
     flops = config.update_flops(np.full(P, T), np.full((P, G), T))
     assert counted(forward) == pytest.approx(flops / 3, rel=0.03)

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.base import PromptCache
-from grpo_eqx.models.causal_attention import BlockedAttention
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache
+from grpo_eqx.models.causal_attention import BlockedAttention, Visible
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
 from grpo_eqx.models.layers import Rotary, rms_norm
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
@@ -72,6 +72,44 @@ def prompts(side: str, fill: int = 0) -> tuple[Array, Array]:
     return pad(rows, side, WIDTH, fill)
 
 
+def group_hidden(
+    model: Qwen2,
+    prompt_ids: Int[Array, "P Tp"],
+    prompt_mask: Bool[Array, "P Tp"],
+    completion_ids: Int[Array, "P G Tc"],
+    remat: Remat = "none",
+) -> Float[Array, "P G Tc H"]:
+    """The states that predict each token of the completions, of rows with a prompt and its group.
+
+    Each completion begins with the prompt's last token, of which the prompt's own copy is unseen.
+    """
+    (P, Tp), (_, G, Tc) = prompt_ids.shape, completion_ids.shape
+    first = jnp.argmax(prompt_mask, axis=1)[:, None]
+    last = first + prompt_mask.sum(axis=1, keepdims=True) - 1
+    last_ids = jnp.take_along_axis(prompt_ids, last, axis=1)
+    inputs = jnp.concatenate(
+        [jnp.broadcast_to(last_ids[:, None], (P, G, 1)), completion_ids[..., :-1]], axis=-1
+    )
+    starts = jnp.broadcast_to(Tp + jnp.repeat(jnp.arange(G) * Tc, Tc), (P, G * Tc))
+    alone = Visible.of_padded(prompt_mask)
+    visible = Visible(
+        jnp.concatenate([alone.own_start, starts.astype(jnp.int32)], axis=1),
+        *(
+            jnp.concatenate([x, jnp.broadcast_to(y, starts.shape).astype(jnp.int32)], axis=1)
+            for x, y in zip(alone[1:], (first, last), strict=True)
+        ),
+    )
+    offsets = jnp.tile(jnp.arange(Tc), G)
+    positions = [jnp.maximum(jnp.cumsum(prompt_mask, axis=1) - 1, 0), last - first + offsets]
+    hidden = model.hidden(
+        jnp.concatenate([prompt_ids, inputs.reshape(P, -1)], axis=1),
+        jnp.concatenate(positions, axis=1),
+        visible,
+        remat,
+    )
+    return hidden[:, Tp:].reshape(P, G, Tc, -1)
+
+
 @jax.jit
 def grouped_logits(
     model: Qwen2,
@@ -80,8 +118,7 @@ def grouped_logits(
     completion_ids: Int[Array, "P G Tc"],
 ) -> Float[Array, "P G Tc V"]:
     """The logits that predict each token of the completions."""
-    hidden = model.completion_hidden(model.prefill(prompt_ids, prompt_mask), completion_ids)
-    return model.project_logits(hidden)
+    return model.project_logits(group_hidden(model, prompt_ids, prompt_mask, completion_ids))
 
 
 def assert_close(actual: Any, desired: Any, tolerance: float = 1e-5) -> None:
@@ -254,7 +291,7 @@ def gradient(remat: Remat) -> tuple[Qwen2, int]:
     (ids, mask), completions = prompts("left"), random_ids(len(LENGTHS), GROUP, 16)
 
     def loss(model: Qwen2) -> Float[Array, ""]:
-        hidden = model.completion_hidden(model.prefill(ids, mask, remat), completions, remat)
+        hidden = group_hidden(model, ids, mask, completions, remat)
         logps = jax.nn.log_softmax(model.project_logits(hidden))
         return -jnp.take_along_axis(logps, completions[..., None], axis=-1).mean()
 
@@ -286,11 +323,14 @@ def logits_at(
     """The plain pass, spelled out layer by layer, with chosen positions."""
     B, T = ids.shape
     rotary = Rotary.at(jnp.broadcast_to(positions, (B, 1, T)), CONFIG.head_size, CONFIG.rope_theta)
+    visible = Visible.of_padded(jnp.ones((B, T), bool))
     x = model.embed_tokens[ids][:, None]
     for i in range(CONFIG.num_hidden_layers):
         layer = jax.tree.map(lambda leaf, i=i: leaf[i], model.layers)
         queries, kv = layer.project(x, rotary, CONFIG)
-        x = layer.finish(x, BlockedAttention()(queries, kv), CONFIG)
+        kv = KeyValues(kv.keys[:, 0], kv.values[:, 0])
+        attended = BlockedAttention()(queries[:, 0], kv, visible)
+        x = layer.finish(x, attended[:, None], CONFIG)
     return model.project_logits(rms_norm(x[:, 0], model.norm, CONFIG.rms_norm_eps))
 
 

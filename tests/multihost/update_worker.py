@@ -58,10 +58,11 @@ def main(folder: Path) -> None:
         max_completion_length=TC,
     )
     options = ProgramOptions(
-        sampling=Sampling(), max_completion_length=TC, stopping=Stopping.of_ids([3], V), pad_id=0,
-        seed=0, dtype=jnp.dtype("float32"), remat="none", attention=BlockedAttention(64),
-        objective=objective,
+        sampling=Sampling(), max_prompt_length=TP, max_completion_length=TC,
+        stopping=Stopping.of_ids([3], V), pad_id=0, seed=0, dtype=jnp.dtype("float32"),
+        remat="none", attention=BlockedAttention(64), objective=objective,
         mask_truncated_completions=True, top_entropy_quantile=0.5, micro_batch_size_per_device=2,
+        tokens_per_micro_batch=64,
     )  # fmt: skip
     programs = Programs(options, parse_mesh("2,4,1").build(), ChunkedLoss(), optax.sgd(32.0))
     config = Qwen2Config(
@@ -70,7 +71,10 @@ def main(folder: Path) -> None:
     )  # fmt: skip
     model = Qwen2.init(config, jax.random.key(0), std=0.2)
     model = jax.tree.map(shard, model, model.shardings(programs.mesh))
-    state, metrics = programs.update(programs.init(model), random_batch())
+    batch = random_batch()
+    packing = programs.packing(batch.rollout.prompts.mask.sum(axis=1), batch.rollout.lengths)
+    assert packing.number > 1
+    state, metrics = programs.update(programs.init(model), batch, packing)
     out = folder / f"update-{jax.process_count()}-{jax.process_index()}.npz"
     leaves, metrics = jax.tree.leaves(fetch(state.model)), fetch(metrics)
     np.savez(out, *leaves, **{f"metric {name}": value for name, value in metrics.items()})

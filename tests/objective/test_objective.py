@@ -3,6 +3,7 @@
 Batches are drawn at random; each setting of `SETTINGS` is compiled once for each shape.
 """
 
+import functools
 from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
@@ -128,7 +129,8 @@ def evaluate_parts(
         return jax.value_and_grad(loss, (0, 1), has_aux=True)(part.logps, part.entropies)
 
     (losses, metrics), gradients = jax.vmap(of_part)(parts)
-    return losses.sum(), gradients, metrics.merged()
+    each = [jax.tree.map(lambda x, i=i: x[i], metrics) for i in range(len(losses))]
+    return losses.sum(), gradients, functools.reduce(Metrics.merged, each).values()
 
 
 def evaluate(objective: Objective, batch: TokenBatch, cuts: tuple[int, int] = (1, 1)) -> Evaluation:

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Int
 from safetensors.numpy import load_file, save_file
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
-from grpo_eqx.generation import Prompts, Stopping, generate
+from grpo_eqx.generation import Prompts, Rollout, Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
@@ -23,6 +23,9 @@ from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding import AutoMesh
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.rows import Rows
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -195,28 +198,32 @@ def test_logits_agree(pair: Pair, padding: str):
     assert_close(logits(pair.ours, ids, mask)[mask], their_logits(pair.theirs, ids, mask)[mask])
 
 
-@jax.jit
-def grouped_logits(
-    model: Qwen2,
-    prompt_ids: Int[Array, "P Tp"],
-    prompt_mask: Bool[Array, "P Tp"],
-    completion_ids: Int[Array, "P G Tc"],
-) -> Float[Array, "P G Tc V"]:
-    hidden = model.completion_hidden(model.prefill(prompt_ids, prompt_mask), completion_ids)
-    return model.project_logits(hidden)
-
-
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_the_grouped_pass_agrees_with_theirs_over_prompt_and_completion(few: Pair, side: str):
+def test_packed_rows_agree_with_theirs_over_prompt_and_completion(few: Pair, side: str):
     vocab_size = few.ours.config.vocab_size
     prompts = random_rows(vocab_size)
     rng = np.random.default_rng(2)
-    completions = rng.integers(0, vocab_size, (len(prompts), 3, 5), dtype=np.int32)
-    ours = grouped_logits(few.ours, *pad(prompts, side), jnp.asarray(completions))
+    P, G, T = len(prompts), 3, 5
+    completions = rng.integers(0, vocab_size, (P, G, T), dtype=np.int32)
+    lengths = np.array([len(prompt) for prompt in prompts])
+    shape = RowShape.of(
+        P, G, prompt_length=int(lengths.max()), completion_length=T, num_shards=1, size=None,
+        most_tokens=2**20,
+    )  # fmt: skip
+    rows = Rows.of(Packing.plan(lengths, np.full((P, G), T), shape), jnp.int32(0), G)
+    rollout = Rollout(
+        Prompts(*pad(prompts, side)), jnp.asarray(completions), jnp.ones((P, G, T), bool),
+        jnp.zeros((P, G, T)), jnp.ones((P, G), bool),
+    )  # fmt: skip
+    hidden = few.ours.hidden(rows.inputs(rollout), rows.positions, rows.visible)
+    hidden = jnp.take_along_axis(hidden, rows.scored[..., None], axis=1)
+    ours = few.ours.project_logits(hidden)
     for i, prompt in enumerate(prompts):
-        both = np.concatenate([np.tile(prompt, (3, 1)), completions[i]], axis=1)
-        theirs = their_logits(few.theirs, both, np.ones_like(both))
-        assert_close(ours[i], theirs[:, len(prompt) - 1 : -1])
+        both = np.concatenate([np.tile(prompt, (G, 1)), completions[i]], axis=1)
+        theirs = their_logits(few.theirs, both, np.ones_like(both))[:, len(prompt) - 1 : -1]
+        for g in range(G):
+            here = np.asarray(rows.scored_completions) == i * G + g
+            assert_close(ours[here], theirs[g])
 
 
 # Greedy generation.

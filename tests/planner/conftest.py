@@ -15,6 +15,7 @@ from grpo_eqx.planner.devices import Target, local_target
 from grpo_eqx.planner.make_plan import SETTINGS, TRAINING, Say
 from grpo_eqx.planner.step_time import Floor
 from grpo_eqx.run_spec import PromptLengths, RunSpec
+from grpo_eqx.training.row_shape import RowShape
 
 TINY = Qwen2Config(
     vocab_size=64,
@@ -103,6 +104,8 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         mesh={"dp": 1, "fsdp": 1, "tp": 1},
         rollout_sharding="legacy",
         settings={name: getattr(GRPOConfig(), name) for name in SETTINGS},
+        micro_batch_size=2,
+        rows=RowShape(4, 1, 1, width=271, num_scored=256, places=16),
         prompt_length=16,
         prompt_length_known=True,
         hbm_bytes=target.usable_bytes,

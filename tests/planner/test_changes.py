@@ -15,7 +15,7 @@ def test_smaller_micro_batches_for_an_update(tiny_run, with_memory) -> None:
     """Compiled, all of it."""
     smaller = tiny_run(micro_batch_size_per_device=8)
     needed = make_plan(smaller, with_memory(2**34), quiet).peak_bytes
-    plan = plan_run(tiny_run(), with_memory(needed), quiet)
+    plan = plan_run(tiny_run(micro_batch_size_per_device=16), with_memory(needed), quiet)
     assert plan.too_large == ("update",)
     assert plan.change is not None
     assert plan.change.settings == {"micro_batch_size_per_device": 8}
@@ -60,10 +60,10 @@ def test_fewer_slots_for_decoding(tiny_run, with_memory, weigh) -> None:
 
 def test_both_where_both_are_too_large(tiny_run, with_memory, weigh) -> None:
     weigh(
-        update=lambda run: run.cfg.micro_batch_size_per_device or 16,
+        update=lambda run: run.cfg.micro_batch_size_per_device,
         generate=lambda run: run.cfg.max_num_seqs or 16,
     )
-    plan = plan_run(tiny_run(), with_memory(9), quiet)
+    plan = plan_run(tiny_run(micro_batch_size_per_device=16), with_memory(9), quiet)
     assert plan.change.settings == {"micro_batch_size_per_device": 8, "max_num_seqs": 8}
 
 
@@ -76,6 +76,13 @@ def test_nothing_where_nothing_helps(tiny_run, with_memory, weigh) -> None:
 
 
 def test_no_help_where_none_is_wanted(tiny_run, with_memory, weigh) -> None:
-    weigh(update=lambda run: run.cfg.micro_batch_size_per_device or 16)
-    assert plan_run(tiny_run(), with_memory(8), quiet).change is not None
-    assert plan_run(tiny_run(), with_memory(8), quiet, help_if_not=False).change is None
+    weigh(update=lambda run: run.cfg.micro_batch_size_per_device)
+    run = tiny_run(micro_batch_size_per_device=16)
+    assert plan_run(run, with_memory(8), quiet).change is not None
+    assert plan_run(run, with_memory(8), quiet, help_if_not=False).change is None
+
+
+def test_micro_batches_of_the_default_size_are_made_smaller(tiny_run, with_memory, weigh) -> None:
+    weigh(update=lambda run: 9 if run.cfg.micro_batch_size_per_device is None else 1)
+    change = plan_run(tiny_run(), with_memory(8), quiet).change  # of two completions by default
+    assert change.settings == {"micro_batch_size_per_device": 1}

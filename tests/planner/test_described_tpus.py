@@ -37,7 +37,7 @@ def test_a_small_model_fits(
 def test_what_the_compiler_refuses_is_an_answer(tiny_run, said) -> None:
     run = tiny_run(
         prompts_per_step=64, num_generations=64, max_completion_length=2048, loss_backend="dense",
-        eval_problems=8,
+        micro_batch_size_per_device=512, eval_problems=8,
     )  # fmt: skip
     wide = dataclasses.replace(run, model=dataclasses.replace(run.model, vocab_size=2**15))
     plan = plan_run(wide, find_target("v6e-8"), said.append, help_if_not=False)

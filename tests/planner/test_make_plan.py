@@ -1,6 +1,6 @@
 """A plan compiles what a run executes, and adds what lies beside it."""
 
-import json
+from pathlib import Path
 
 import jax
 import pytest
@@ -8,6 +8,8 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.planner.devices import local_target
 from grpo_eqx.planner.make_plan import make_plan
+
+PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 
 
 def quiet(_: str) -> None:
@@ -60,38 +62,36 @@ def test_what_lies_beside_a_program_counts(tiny_run, one_device) -> None:
 
 @pytest.mark.slow
 def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
-    """The plan's figures are those of the program that training runs."""
-    data = tmp_path / "problems.jsonl"  # of one length, so that every batch is as wide as the plan
-    question = "Ann has {} red apples and {} green ones. How many apples does she have in all?"
-    problems = [
-        {"question": question.format(10 + i, 20 + i), "answer": f"#### {30 + 2 * i}"}
-        for i in range(32)
-    ]
-    data.write_text("".join(json.dumps(problem) + "\n" for problem in problems))
-    settings = {"steps": 1, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 8}
-    # Completions too short to end early, so that none share rows.
-    settings |= {"data": str(data), "max_completion_length": 8, "output_dir": tmp_path / "run"}
+    """The plan's figures are those of the program that training runs, whatever ends early."""
+    settings = {"steps": 2, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 8}
+    settings |= {"data": str(PROBLEMS), "max_completion_length": 48, "output_dir": tmp_path / "run"}
+    settings |= {"micro_batch_size_per_device": 1}
     trainer = GRPOTrainer(GRPOConfig(**settings))
     plan = trainer.plan()
-    ran = []
+    ran, micro_batches = [], []
 
     def update(*arguments):
         ran.append(jitted.lower(*arguments).compile().memory_analysis())
+        micro_batches.append(int(arguments[3].number))
         return jitted(*arguments)
 
     jitted, trainer.programs.jitted_update = trainer.programs.jitted_update, update
     trainer.fit()
     planned = plan.programs["update"].compiled
-    (memory,) = ran
+    assert max(micro_batches) < plan.rows.most_micro_batches
     assert set(trainer.programs.num_shapes) == set(plan.training)
-    assert memory.temp_size_in_bytes == pytest.approx(planned.temporary_bytes, rel=0.01)
-    assert memory.argument_size_in_bytes == pytest.approx(planned.argument_bytes, rel=0.01)
+    assert trainer.programs.num_shapes["update"] == 1
+    assert len(ran) == 2
+    for memory in ran:
+        assert memory.temp_size_in_bytes == planned.temporary_bytes
+        assert memory.argument_size_in_bytes == planned.argument_bytes
 
 
 @pytest.mark.slow
 def test_the_sharded_share_of_a_device(tiny_run) -> None:
-    whole = make_plan(tiny_run(), local_target(jax.devices()[:1]), quiet, only=["update"])
-    parts = make_plan(tiny_run(), local_target(jax.devices()[:4]), quiet, only=["update"])
+    run = tiny_run(micro_batch_size_per_device=16)  # all of them
+    whole = make_plan(run, local_target(jax.devices()[:1]), quiet, only=["update"])
+    parts = make_plan(run, local_target(jax.devices()[:4]), quiet, only=["update"])
     assert parts.mesh == {"dp": 1, "fsdp": 4, "tp": 1}
     assert parts.resident["parameters"] < 0.3 * whole.resident["parameters"]
     assert parts.peak_bytes < 0.5 * whole.peak_bytes
@@ -110,7 +110,6 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
     ("settings", "message"),
     [
         ({"mesh": "3,1,1"}, "needs 3 devices, but 1 is available"),
-        ({"micro_batch_size_per_device": 3}, "use one of 1, 2, 4, 8, 16"),
         (
             {"prompts_per_step": 16384},
             "has 8192 problems to train on, and prompts_per_step is",

@@ -46,7 +46,8 @@ def test_with_the_plan_and_what_to_change(plan_of, with_memory) -> None:
 
 
 def test_where_by_the_plan_it_fits_something_else_takes_memory(plan_of, with_memory) -> None:
-    with pytest.raises(OutOfMemoryError, match="Stop other processes on these devices, or lower"):
+    advice = r"Stop other processes on these devices, or lower micro_batch_size_.* \(now 2\)"
+    with pytest.raises(OutOfMemoryError, match=advice):
         Run(FULL, plan_of({"update": 1}, with_memory(2**30))).fit()
 
 

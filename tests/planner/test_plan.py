@@ -93,4 +93,7 @@ def test_the_report_has_every_program_and_ends_with_the_verdict(failing) -> None
     text = out.getvalue()
     for expected in ("generate", "update", "5.00", "125%", "1.00 s", "num_generations"):
         assert expected in text
-    assert " ".join(text.split()).endswith(plan.verdict)
+    words = " ".join(text.split())
+    assert words.endswith(plan.verdict)
+    assert "4 micro-batches or fewer of 1 row of 271 tokens" in words
+    assert "(micro_batch_size_per_device 2, by default)" in words

@@ -26,7 +26,7 @@ def test_few_prompts_split_their_groups_over_fsdp() -> None:
 
 def test_a_batch_that_does_not_divide_is_refused_with_what_would() -> None:
     with pytest.raises(
-        UserError, match=r"steps_per_generation\) a multiple of 8, or of 2 with num_gen"
+        UserError, match=r"make prompts_per_step a multiple of 8, or of 2 with num_gen"
     ):
         batch_sharding(parse_mesh("2,4,1").build(), 6, 6)
 

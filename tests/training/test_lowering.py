@@ -1,20 +1,24 @@
 """The programs are the same for shapes as for arrays, and what they exchange on a TPU pod."""
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
-from grpo_eqx.generation import Sampling, Stopping
+from grpo_eqx.generation import Prompts, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.registry import init_model
 from grpo_eqx.objective import Objective
 from grpo_eqx.planner.hlo import Collective, collectives
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
+from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import Programs
@@ -41,12 +45,15 @@ OF_0_5B = Qwen2Config(
 def programs(
     config: Qwen2Config,
     mesh: jax.sharding.Mesh,
+    prompt_length: int,
     length: int,
     rollout_sharding: str = "auto",
+    **fields: Any,
 ) -> Programs:
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = ProgramOptions(
         sampling=Sampling(),
+        max_prompt_length=prompt_length,
         max_completion_length=length,
         stopping=Stopping.of_ids([3], config.vocab_size),
         pad_id=0,
@@ -56,35 +63,77 @@ def programs(
         rollout_sharding=parse_rollout_sharding(rollout_sharding),
         attention=best_attention(mesh),
         objective=Objective(epsilon=0.2, epsilon_high=0.2, max_completion_length=length),
+        tokens_per_micro_batch=64 if on_cpu else 8192,
     )
-    return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
+    return Programs(dataclasses.replace(options, **fields), mesh, ChunkedLoss(), optax.adamw(1e-6))
 
 
 @pytest.mark.parametrize("mesh_name", ["auto", pytest.param("2,2,2", marks=pytest.mark.slow)])
 def test_shapes_give_the_programs_that_arrays_do(mesh_name: str) -> None:
     mesh = parse_mesh(mesh_name).build()
-    runner, model = programs(TINY, mesh, 8), model_shapes(TINY, mesh)
+    runner, model = programs(TINY, mesh, 16, 8), model_shapes(TINY, mesh)
     generated = lower_generate(runner, model, 8, 4, 16).compile()
     rollout, _ = generated.out_info
     assert rollout.completion_ids.shape == (8, 4, 8)
-    updated = lower_update(runner, model, 8, 4, 16).compile()
+    updated = lower_update(runner, model, 8, 4).compile()
     state, argument = updated.out_info[:2], updated.args_info[0][:2]
     assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, argument)
+
+
+@pytest.mark.parametrize("num_shares", [1, 2])
+@pytest.mark.parametrize("mesh_name", ["2,4,1", pytest.param("2,2,2", marks=pytest.mark.slow)])
+def test_an_update_for_shapes_is_that_of_a_ragged_batch(mesh_name: str, num_shares: int) -> None:
+    """The same text, and so the same memory; scores and batches come to be as in training."""
+    mesh = parse_mesh(mesh_name).build()
+    runner = programs(
+        TINY, mesh, 16, 8, stopping=Stopping.of_ids(range(3, 20), 64), top_entropy_quantile=0.5,
+        micro_batch_size_per_device=1,
+    )  # fmt: skip
+    model = init_model(TINY, jax.random.key(0))
+    model = jax.device_put(model, model.shardings(mesh))
+    rng = np.random.default_rng(0)
+    mask = np.arange(16) < rng.integers(1, 17, 16)[:, None]
+    prompts = Prompts(rng.integers(4, 64, (16, 16)).astype(np.int32), mask)
+    rollout, _ = runner.generate(model, prompts, 0, num_generations=4)
+    lengths, prompt_lengths = np.asarray(rollout.lengths), mask.sum(axis=1)
+    logps = runner.score(model, rollout, runner.packing(prompt_lengths, lengths)).logps
+    batch = Batch(rollout, rng.normal(size=(16, 4)).astype(np.float32), logps, logps)
+    if num_shares > 1:
+        batch = runner.share(batch, 0, num_shares)
+    packing = runner.packing(prompt_lengths[::num_shares], lengths[::num_shares])
+    assert packing.number < packing.shape.most_micro_batches
+    entropies = runner.score(model, batch.rollout, packing).entropies
+    batch = dataclasses.replace(batch, entropies=entropies)
+    scored = "old_logps", "ref_logps", "entropies"
+    planned = lower_update(
+        runner, model_shapes(TINY, mesh), 16 // num_shares, 4, scored, is_share=num_shares > 1
+    )
+    executed = []
+
+    def update(*arguments: Any) -> Any:
+        executed.append(jitted.lower(*arguments).as_text())
+        return jitted(*arguments)
+
+    jitted, runner.jitted_update = runner.jitted_update, update
+    runner.update(runner.init(model), batch, packing, 100.0 if num_shares > 1 else None)
+    assert executed == [planned.as_text()]
 
 
 def on_v6e_16(program: str, mesh_name: str, rollout_sharding: str = "auto") -> list[Collective]:
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh(mesh_name).build(described_devices("v6e-16"))
-    runner = programs(OF_0_5B, mesh, 128, rollout_sharding)
-    lower = {"generate": lower_generate, "update": lower_update}[program]
-    lowered = lower(runner, model_shapes(OF_0_5B, mesh), 16, 4, 128)
+    runner, model = programs(OF_0_5B, mesh, 128, 128, rollout_sharding), model_shapes(OF_0_5B, mesh)
+    if program == "generate":
+        lowered = lower_generate(runner, model, 16, 4, 128)
+    else:
+        lowered = lower_update(runner, model, 16, 4)
     return collectives(lowered.compile().as_text())
 
 
 @pytest.mark.slow
 def test_no_table_of_embeddings_nor_its_gradient_is_ever_whole() -> None:
     mesh, config = parse_mesh("2,4,1").build(), dataclasses.replace(TINY, vocab_size=2**14)
-    lowered = lower_update(programs(config, mesh, 8), model_shapes(config, mesh), 8, 4, 16)
+    lowered = lower_update(programs(config, mesh, 16, 8), model_shapes(config, mesh), 8, 4)
     exchanged = [x.shapes for x in collectives(lowered.compile().as_text())]
     assert any(f"[{2**14},{config.hidden_size // 4}]" in shapes for shapes in exchanged)
     assert not any(f"[{2**14},{config.hidden_size}]" in shapes for shapes in exchanged)

@@ -1,79 +1,132 @@
-"""Packing: every token has a place of its own, and what is packed comes back."""
+"""Packing: every completion has a place of its own, after its prompt, in few rows."""
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.row_shape import MOST_WIDTH, RowShape
+
+LONGEST_PROMPT, LONGEST = 9, 24
 
 
-def packing_of(
-    lengths: np.ndarray, width: int, num_blocks: int = 1, num_bundles: int | None = None
-) -> Packing:
-    packing = Packing.plan(lengths, width, num_blocks, num_bundles or len(lengths))
-    assert packing is not None
-    return packing
+def shape_of(P: int, G: int, size: int | None = None, num_shards: int = 1) -> RowShape:
+    return RowShape.of(
+        P, G, prompt_length=LONGEST_PROMPT, completion_length=LONGEST, num_shards=num_shards,
+        size=size, most_tokens=150,
+    )  # fmt: skip
 
 
-@settings(max_examples=20)  # each compiles for shapes of its own
+def drawn(seed: int, P: int, G: int, shortest: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Lengths of prompts, and of completions from the shortest to the limit."""
+    rng = np.random.default_rng(seed)
+    most = rng.integers(max(1, shortest), LONGEST + 1)
+    return (
+        rng.integers(1, LONGEST_PROMPT + 1, P).astype(np.int32),
+        rng.integers(shortest, most + 1, (P, G)).astype(np.int32),
+    )
+
+
+def held(packing: Packing) -> list[dict[str, np.ndarray]]:
+    """Places of each row that hold a completion."""
+    fields = ("completions", "lengths", "starts", "prompt_starts", "prompt_lengths")
+    rows = [getattr(packing, name).reshape(-1, packing.shape.places) for name in fields]
+    return [
+        {name: x[i][rows[0][i] >= 0] for name, x in zip(fields, rows, strict=True)}
+        for i in range(len(rows[0]))
+    ]
+
+
+@settings(max_examples=200)
 @given(
     seed=st.integers(0, 10**6),
-    width=st.integers(4, 30),
-    cut=st.sampled_from([(1, 4), (2, 4), (4, 4), (1, 1), (1, 2)]),
+    P=st.integers(1, 7),
+    G=st.integers(1, 9),
+    size=st.sampled_from([None, 1, 2, 3, 5, 8]),
+    num_shards=st.sampled_from([1, 2, 4]),
 )
-def test_what_is_packed_comes_back(seed: int, width: int, cut: tuple[int, int]) -> None:
-    """With groups in blocks, and with prompts in bundles."""
+def test_every_completion_has_a_place(
+    seed: int, P: int, G: int, size: int | None, num_shards: int
+) -> None:
+    """One of its length, which nothing else has, in a row that holds its prompt before it."""
+    prompt_lengths, lengths = drawn(seed, P, G)
+    packing = Packing.plan(prompt_lengths, lengths, shape_of(P, G, size, num_shards))
+    found = np.concatenate([row["completions"] for row in held(packing)])
+    assert sorted(found) == np.flatnonzero(lengths).tolist()
+    for row in held(packing):
+        prompts = row["completions"] // G
+        assert (row["lengths"] == lengths.reshape(-1)[row["completions"]]).all()
+        assert (row["prompt_lengths"] == prompt_lengths[prompts]).all()
+        assert row["lengths"].sum() <= packing.shape.num_scored
+        pieces = {*zip(row["starts"], row["lengths"], strict=True)}
+        pieces |= {*zip(row["prompt_starts"], row["prompt_lengths"] - 1, strict=True)}
+        columns = [column for start, n in pieces for column in range(start, start + n)]
+        assert len(columns) == len(set(columns))
+        assert max(columns, default=0) < packing.shape.width
+        assert (row["prompt_starts"] + row["prompt_lengths"] - 1 <= row["starts"]).all()
+
+
+@settings(max_examples=50)
+@given(seed=st.integers(0, 10**6), num_shards=st.sampled_from([1, 2, 4]))
+def test_micro_batches_in_use_come_first(seed: int, num_shards: int) -> None:
+    prompt_lengths, lengths = drawn(seed, 6, 8, shortest=1)
+    packing = Packing.plan(prompt_lengths, lengths, shape_of(6, 8, 4, num_shards))
+    tokens = packing.num_tokens()
+    assert (tokens[: packing.number].sum(axis=1) > 0).all()
+    assert (tokens[packing.number :] == 0).all()
+    assert 1 <= packing.number <= packing.shape.most_micro_batches
+
+
+@pytest.mark.parametrize("size", [1, 4, 8, None])
+def test_rows_of_full_length_are_full(size: int | None) -> None:
+    prompt_lengths = np.full(8, LONGEST_PROMPT, np.int32)
+    packing = Packing.plan(prompt_lengths, np.full((8, 8), LONGEST, np.int32), shape_of(8, 8, size))
+    assert packing.number == packing.shape.most_micro_batches
+    assert packing.padding_share == 0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_little_is_padding(seed: int) -> None:
+    """Of a batch that is many rows, and has a long tail."""
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(0, width // 3 + 1, (4, 16)).astype(np.int32)
-    packing = packing_of(lengths, width, *cut)
-    mask = np.arange(width) < lengths[..., None]
-    values = np.where(mask, rng.integers(1, 1000, mask.shape), 0)
-    packed = packing.pack(jnp.asarray(values), fill=0)
-    assert packed.shape == packing.source.shape
-    assert packed.sum() == values.sum()
-    found = packing.unpack(packed, width)
-    np.testing.assert_array_equal(np.where(mask, found, 0), values)
+    prompt_lengths = rng.integers(5, LONGEST_PROMPT + 1, 64).astype(np.int32)
+    lengths = rng.geometric(1 / 8, (64, 8)).clip(1, LONGEST).astype(np.int32)
+    for num_shards in (1, 4):
+        packing = Packing.plan(prompt_lengths, lengths, shape_of(64, 8, None, num_shards))
+        assert packing.padding_share < 0.15
+        assert packing.balance > 0.9
+        alone = (prompt_lengths - 1).sum() + lengths.sum()
+        assert packing.num_tokens().sum() < 1.15 * alone  # few prompts have copies
 
 
-def test_a_row_says_whose_its_tokens_are() -> None:
-    lengths = np.array([[3, 1, 4, 2, 5, 1, 2, 1]], np.int32)
-    packing = packing_of(lengths, width=10)
-    rows = packing.rows(10)
-    assert rows.completions.shape == (1, 2, 10)
-    held = np.asarray(rows.completions)
-    for g, length in enumerate(lengths[0]):
-        offsets = np.asarray(rows.offsets)[held == g]
-        assert offsets.tolist() == list(range(length))
-    assert (held == -1).sum() == 20 - lengths.sum()
+def test_padding_and_balance_are_counted_by_hand() -> None:
+    """Two devices with a row of 32 each: prompts of 3 tokens but one, completions of 10 and 4."""
+    shape = RowShape(
+        most_micro_batches=1, num_rows=2, num_shards=2, width=16, num_scored=12, places=4
+    )
+    packing = Packing.plan(np.array([3, 3]), np.array([[10], [4]]), shape)
+    assert sorted(packing.num_tokens().reshape(-1)) == [6, 12]
+    assert packing.padding_share == 1 - 18 / 32
+    assert packing.balance == 9 / 12
 
 
-def test_rows_that_would_save_little_are_left_alone() -> None:
-    assert Packing.plan(np.full((2, 8), 6, np.int32), 10, 1, 2) is None
-    assert Packing.plan(np.full((2, 8), 5, np.int32), 10, 1, 2) is not None
+def test_the_shape_follows_from_the_longest_lengths() -> None:
+    """A long prompt is in a row with its whole group, a short one with one full completion."""
 
+    def shape(prompt: int, completion: int, **others: int | None) -> RowShape:
+        return RowShape.of(
+            16, 8, prompt_length=prompt, completion_length=completion,
+            **{"num_shards": 4, "size": None, "most_tokens": 1000, **others},
+        )  # fmt: skip
 
-def test_a_row_has_one_prompt() -> None:
-    lengths = np.random.default_rng(0).integers(1, 9, (4, 6)).astype(np.int32)
-    packing = packing_of(lengths, 20, num_bundles=2)
-    for bundle, row in np.ndindex(packing.prompt.shape):
-        held = np.asarray(packing.rows(20).completions)[bundle, row]
-        assert set(held[held >= 0] // 6) <= {int(packing.prompt[bundle, row])}
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_the_lengths_the_shapes_are_few(seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    drawn = (rng.geometric(1 / rng.integers(2, 60), (4, 8)).clip(1, 40) for _ in range(300))
-    plans = [Packing.plan(lengths.astype(np.int32), 40, 1, 1) for lengths in drawn]
-    rows = {plan.source.shape[1] for plan in plans if plan is not None}
-    assert rows <= {*range(1, 9), 10, 12, 14, 16, 20, 24}
-    assert len(rows) > 8
-
-
-@pytest.mark.parametrize(("needed", "rows"), [(1, 1), (3, 3), (7, 7), (9, 10), (12, 12), (17, 20)])
-def test_few_numbers_of_rows_occur(needed: int, rows: int) -> None:
-    lengths = np.zeros((2, 32), np.int32)
-    lengths[1, :needed] = 10
-    assert packing_of(lengths, 10).source.shape == (2, rows, 10)
+    assert shape(513, 128).width == 512 + 8 * 128
+    assert shape(33, 512).width == 32 + 512
+    assert shape(33, 100).width == 32 + 4 * 100  # six of a group of eight would leave two
+    assert shape(33, 100).num_rows == 4 * 2
+    assert shape(1, 100).num_rows == 4 * 10
+    assert shape(513, 128, size=1).width == 512 + 128
+    assert shape(513, 128, size=16).num_rows == 4 * 2
+    assert shape(513, 128, size=10**6).most_micro_batches == 1
+    assert shape(2049, 2048).width <= MOST_WIDTH
+    assert shape(2049, 10**5).width == 2048 + 10**5

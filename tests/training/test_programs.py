@@ -27,7 +27,8 @@ from grpo_eqx.sharding import (
 )
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.programs import Programs, TokenScores
 
 CONFIG = Qwen2Config(
     vocab_size=32,
@@ -40,6 +41,7 @@ CONFIG = Qwen2Config(
 P, G, TP, TC = 8, 4, 6, 10
 OPTIONS = ProgramOptions(
     sampling=Sampling(temperature=0.7),
+    max_prompt_length=TP,
     max_completion_length=TC,
     stopping=Stopping.of_ids([3], CONFIG.vocab_size),
     pad_id=0,
@@ -48,6 +50,7 @@ OPTIONS = ProgramOptions(
     remat="none",
     attention=BlockedAttention(64),
     objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
+    tokens_per_micro_batch=100,
 )
 CHUNKED = ChunkedLoss(token_tile=64)
 PROMPT_IDS = np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32)
@@ -127,11 +130,21 @@ def whole_step_of_everything(batch: Batch) -> tuple[list[np.ndarray], dict[str, 
     return step_of(programs(**EVERYTHING), batch)
 
 
+def packed(runner: Programs, rollout: Rollout) -> Packing:
+    """The rows of a rollout's own lengths."""
+    prompt_lengths = np.asarray(rollout.prompts.mask).sum(axis=1)
+    return runner.packing(prompt_lengths, np.asarray(rollout.completion_mask).sum(axis=-1))
+
+
+def score(runner: Programs, rollout: Rollout) -> TokenScores:
+    return runner.score(model_on(runner.mesh), rollout, packed(runner, rollout))
+
+
 def step_of(runner: Programs, batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
     """The change of every parameter in one update, and its metrics."""
     model = model_on(runner.mesh)
     before = [np.asarray(x) for x in jax.tree.leaves(model)]
-    state, metrics = runner.update(runner.init(model), batch)
+    state, metrics = runner.update(runner.init(model), batch, packed(runner, batch.rollout))
     after = [np.asarray(x) for x in jax.tree.leaves(state.model)]
     return [b - a for a, b in zip(before, after, strict=True)], jax.device_get(metrics)
 
@@ -139,9 +152,9 @@ def step_of(runner: Programs, batch: Batch) -> tuple[list[np.ndarray], dict[str,
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
     [
-        ("auto", 1, 16),  # two micro-batches of whole groups
-        pytest.param("auto", 1, 8, marks=pytest.mark.slow),  # four
-        pytest.param("auto", 1, 2, marks=pytest.mark.slow),  # sixteen, each half a group
+        ("auto", 1, 16),  # several rows at a time
+        pytest.param("auto", 1, 8, marks=pytest.mark.slow),
+        pytest.param("auto", 1, 2, marks=pytest.mark.slow),  # rows with half a group
         pytest.param("auto", 8, None, marks=pytest.mark.slow),
         pytest.param("auto", 8, 2, marks=pytest.mark.slow),
         ("2,2,2", 8, 4),
@@ -212,7 +225,7 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_clipped_objective(
 ) -> None:
     """By hand in float64, from the trainer's own log-probs."""
     one = programs()
-    logps = np.asarray(one.score(model_on(one.mesh), batch.rollout).logps, np.float64)
+    logps = np.asarray(score(one, batch.rollout).logps, np.float64)
     ratio = np.exp(logps - np.asarray(batch.old_logps, np.float64))
     advantage = batch.advantages[..., None].astype(np.float64)
     losses = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
@@ -230,8 +243,8 @@ def test_tokens_that_the_model_did_not_write_are_context_and_no_more(batch: Batc
     written = np.random.default_rng(7).random((P, G, TC)) < 0.6
     one, rollout = programs(), jax.tree.map(jnp.asarray, batch.rollout)
     mixed = dataclasses.replace(rollout, written=jnp.asarray(written))
-    logps = np.asarray(one.score(model_on(one.mesh), rollout).logps)
-    np.testing.assert_array_equal(one.score(model_on(one.mesh), mixed).logps, logps)
+    logps = np.asarray(score(one, rollout).logps)
+    np.testing.assert_array_equal(score(one, mixed).logps, logps)
     ratio = np.exp(logps.astype(np.float64) - np.asarray(batch.old_logps, np.float64))
     advantage = batch.advantages[..., None].astype(np.float64)
     losses = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
@@ -248,7 +261,7 @@ def test_tokens_that_the_model_did_not_write_are_context_and_no_more(batch: Batc
 
 def test_scores_equal_what_the_sampler_reported(rollout: Rollout) -> None:
     one = programs()
-    scores = np.asarray(one.score(model_on(one.mesh), rollout).logps)
+    scores = np.asarray(score(one, rollout).logps)
     mask = rollout.completion_mask
     np.testing.assert_allclose(scores[mask], rollout.sampler_logps[mask], atol=1e-4)
 
@@ -258,8 +271,8 @@ def test_scores_do_not_depend_on_micro_batches_and_devices(
     mesh: str, num_devices: int, micro: int, rollout: Rollout
 ) -> None:
     one, many = programs(), programs(mesh, num_devices, micro)
-    expected = one.score(model_on(one.mesh), rollout)
-    found = many.score(model_on(many.mesh), rollout)
+    expected = score(one, rollout)
+    found = score(many, rollout)
     mask = rollout.completion_mask
     for name in ("logps", "entropies"):
         a, b = (np.asarray(getattr(scores, name))[mask] for scores in (found, expected))
@@ -279,70 +292,69 @@ def test_shares_of_a_batch_are_its_prompts_by_stride(
 
 
 def test_groups_are_replaced_by_those_of_another_rollout(rollout: Rollout) -> None:
-    """Also where the other's prompts are wider."""
     runner = programs("auto", 8)
     rollout = jax.tree.map(jnp.asarray, rollout)
-    fresh = rollout.with_prompt_width(TP + 2, pad_id=0)
-    fresh = dataclasses.replace(fresh, completion_ids=fresh.completion_ids + 100)
+    fresh = dataclasses.replace(rollout, completion_ids=rollout.completion_ids + 100)
     source = np.array([0, 1, P + 7, 3, 4, P + 2, 6, 7], np.int32)
     found = jax.tree.map(np.asarray, runner.replace_groups(rollout, fresh, source))
     both = np.concatenate([rollout.completion_ids, fresh.completion_ids])
     assert (found.completion_ids == both[source]).all()
-    assert (found.prompts.ids[:, :TP] == PROMPT_IDS[source % P]).all()
-    assert not found.prompts.mask[:, TP:].any()
+    assert (found.prompts.ids == PROMPT_IDS[source % P]).all()
 
 
 def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
     batch: Batch, whole_step: tuple[list[np.ndarray], dict[str, float]]
 ) -> None:
-    """Wider padding of the prompts, and the way through `replace_groups`, change nothing."""
     runner = programs()
-    wide = jax.tree.map(jnp.asarray, batch.rollout).with_prompt_width(TP + 3, pad_id=0)
     source = np.where(np.arange(P) % 2 == 0, np.arange(P), np.arange(P) + P).astype(np.int32)
-    merged = runner.replace_groups(batch.rollout, wide, source)
+    merged = runner.replace_groups(batch.rollout, batch.rollout, source)
     assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=merged)), whole_step)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mesh", "num_devices", "micro"),
-    [("auto", 1, 2), ("auto", 4, None), ("2,2,2", 8, 2)],
-)
-def test_completions_that_share_rows_leave_the_update_unchanged(
-    mesh: str, num_devices: int, micro: int | None, batch: Batch
-) -> None:
-    """With every term of the objective; the first group has a row's length and an empty one."""
-    lengths = np.random.default_rng(3).integers(1, 6, (P, G))
-    lengths[0] = [TC, 0, 2, 3]
-    mask = np.arange(TC) < lengths[..., None]
-    rollout = jax.tree.map(jnp.asarray, batch.rollout)
-    rollout = dataclasses.replace(rollout, completion_mask=jnp.asarray(mask))
-    batch = dataclasses.replace(batch, rollout=rollout)
-    expected = step_of(programs(**EVERYTHING), batch)
-    runner = programs(mesh, num_devices, micro, **EVERYTHING)
-    trimmed, packing = runner.packed(rollout, lengths)
-    assert packing is not None
-    assert packing.source.size < mask.size
-    packed = dataclasses.replace(batch, rollout=trimmed, packing=packing)
-    assert_same_step(step_of(runner, packed), expected)
-
-
-@pytest.mark.slow
-def test_shares_of_packed_rows_are_those_of_the_batch(batch: Batch) -> None:
-    rng = np.random.default_rng(4)
-    lengths = rng.integers(1, 6, (P, G))
-    lengths[0] = [TC, 1, 2, 3]
+def with_lengths(batch: Batch, lengths: np.ndarray) -> Batch:
     rollout = jax.tree.map(jnp.asarray, batch.rollout)
     mask = jnp.asarray(np.arange(TC) < lengths[..., None])
-    written = jnp.asarray(rng.random(mask.shape) < 0.8)
-    rollout = dataclasses.replace(rollout, completion_mask=mask, written=written)
-    batch, runner = dataclasses.replace(batch, rollout=rollout), programs(**EVERYTHING)
-    trimmed, packing = runner.packed(rollout, lengths, num_shares=2)
-    assert packing is not None
-    packed = dataclasses.replace(batch, rollout=trimmed, packing=packing)
-    for index in range(2):
-        expected = step_of(runner, runner.share(batch, index, 2))
-        assert_same_step(step_of(runner, runner.share(packed, index, 2)), expected)
+    return dataclasses.replace(batch, rollout=dataclasses.replace(rollout, completion_mask=mask))
+
+
+def alone(runner: Programs, batch: Batch) -> Packing:
+    """Rows that hold one completion each."""
+    shape = dataclasses.replace(runner.row_shape(P, G), most_micro_batches=P * G, places=1)
+    lengths = np.asarray(batch.rollout.completion_mask).sum(axis=-1)
+    return Packing.plan(np.asarray(batch.rollout.prompts.mask).sum(axis=1), lengths, shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "micro"),
+    [("auto", 1, 2), ("auto", 1, None), ("2,2,2", 8, 2)],
+)
+def test_completions_that_share_rows_update_as_those_that_do_not(
+    mesh: str, num_devices: int, micro: int | None, seed: int, batch: Batch
+) -> None:
+    """With every term of the objective; the first group has a row's length and an empty one."""
+    lengths = np.random.default_rng(seed).integers(1, TC + 1, (P, G))
+    lengths[0] = [TC, 0, 2, 1]
+    batch, one = with_lengths(batch, lengths), programs(**EVERYTHING)
+    model = model_on(one.mesh)
+    before = [np.asarray(x) for x in jax.tree.leaves(model)]
+    state, metrics = one.update(one.init(model), batch, alone(one, batch))
+    after = [np.asarray(x) for x in jax.tree.leaves(state.model)]
+    changes = [b - a for a, b in zip(before, after, strict=True)]
+    runner = programs(mesh, num_devices, micro, **EVERYTHING)
+    assert_same_step(step_of(runner, batch), (changes, jax.device_get(metrics)))
+
+
+def test_lengths_are_no_part_of_the_programs(batch: Batch) -> None:
+    """One `update` and one `score` serve all of them."""
+    runner = Programs(OPTIONS, programs().mesh, CHUNKED, optax.sgd(1.0))
+    for longest in (1, 3, TC):
+        lengths = np.random.default_rng(longest).integers(1, longest + 1, (P, G))
+        ragged = with_lengths(batch, lengths)
+        score(runner, ragged.rollout)
+        step_of(runner, ragged)
+    assert runner.num_shapes == {"score": 1, "update": 1}
 
 
 def test_each_device_keeps_its_slots() -> None:
@@ -492,21 +504,16 @@ def test_an_update_that_is_not_finite_is_skipped(mesh: str, num_devices: int, ba
     """Parameters and moments stay as they are; the next update counts on from them."""
     built = parse_mesh(mesh).build(jax.devices()[:num_devices])
     runner = Programs(OPTIONS, built, CHUNKED, optax.adam(1e-3))
-    state, metrics = runner.update(runner.init(model_on(built)), batch)
+    packing = packed(runner, batch.rollout)
+    state, metrics = runner.update(runner.init(model_on(built)), batch, packing)
     assert metrics["skipped_updates"] == 0
     before = jax.tree.map(np.asarray, (state.model, state.opt_state))
     advantages = batch.advantages.copy()
     advantages[2, 1] = np.inf
-    state, metrics = runner.update(state, dataclasses.replace(batch, advantages=advantages))
+    poisoned = dataclasses.replace(batch, advantages=advantages)
+    state, metrics = runner.update(state, poisoned, packing)
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, (state.model, state.opt_state), before)
-
-
-def test_micro_batches_that_do_not_divide_are_refused_with_those_that_do(batch: Batch) -> None:
-    with pytest.raises(
-        UserError, match=r"is 3, but each device has 8 x 4 .* one of 1, 2, 4, 8, 16, 32"
-    ):
-        step_of(programs(micro=3), batch)
 
 
 def test_parameters_and_moments_are_split_over_the_mesh() -> None:
@@ -523,12 +530,12 @@ def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batc
     options = dataclasses.replace(OPTIONS, dtype=jnp.dtype("bfloat16"), remat="full")
     mesh = parse_mesh("auto").build(jax.devices()[:1])
     runner = Programs(options, mesh, ChunkedLoss(token_tile=64), optax.sgd(32.0))
-    model = model_on(mesh)
+    model, packing = model_on(mesh), packed(runner, batch.rollout)
 
     def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:
         rollout, _ = runner.generate(model, PROMPTS, 0, num_generations=G)
-        state, metrics = runner.update(runner.init(model), batch)
-        return state.model, metrics["loss"], runner.score(model, rollout).logps
+        state, metrics = runner.update(runner.init(model), batch, packing)
+        return state.model, metrics["loss"], runner.score(model, rollout, packing).logps
 
     lowered = jax.jit(program).trace(model).lower(lowering_platforms=("tpu",))
     assert "bf16" in lowered.as_text()

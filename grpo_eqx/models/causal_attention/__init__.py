@@ -1,6 +1,6 @@
 """Attention over whole sequences, with the best implementation for each kind of device."""
 
-from grpo_eqx.models.causal_attention.base import CausalAttention
+from grpo_eqx.models.causal_attention.base import CausalAttention, Visible
 from grpo_eqx.models.causal_attention.best import best_attention
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
 from grpo_eqx.models.causal_attention.cudnn import CudnnAttention
@@ -11,5 +11,6 @@ __all__ = [
     "CausalAttention",
     "CudnnAttention",
     "MosaicAttention",
+    "Visible",
     "best_attention",
 ]

@@ -10,65 +10,98 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.sharding.rules import batch_spec
+
+
+class Visible(NamedTuple):
+    """Keys that each query sees, as two runs of its row's positions.
+
+    One run ends with the query itself, so that a row can hold several sequences. The other is
+    anywhere before it: a prompt that several sequences of the row continue.
+    """
+
+    own_start: Int[Array, "R T"]
+    """First position of the run that ends with the query."""
+    prompt_start: Int[Array, "R T"]
+    prompt_end: Int[Array, "R T"]
+    """End of the prompt, exclusive, at most the query's own position; where it is not after the
+    start, there is no prompt."""
+
+    @classmethod
+    def of_padded(cls, mask: Bool[Array, "R T"]) -> "Visible":
+        """Returns what causality shows of one sequence a row, padded at either end.
+
+        Padding sees itself alone.
+        """
+        positions = jnp.arange(mask.shape[1], dtype=jnp.int32)
+        first = jnp.argmax(mask, axis=1).astype(jnp.int32)
+        nothing = jnp.zeros(mask.shape, jnp.int32)
+        return cls(jnp.where(mask, first[:, None], positions), nothing, nothing)
+
+    def filled(self, multiple: int) -> "Visible":
+        """Pads rows at their end with positions that see themselves alone."""
+        T = self.own_start.shape[1]
+        own, *prompt = (filled(x, 1, multiple) for x in self)
+        positions = jnp.arange(own.shape[1], dtype=own.dtype)
+        return Visible(jnp.where(positions < T, own, positions), *prompt)
+
+    def shows(
+        self, queries: Int[Array, "*#shape"], keys: Int[Array, "*#shape"]
+    ) -> Bool[Array, "*shape"]:
+        """Returns the mask of keys that queries see, both given by their positions.
+
+        The fields are those of the queries, in a shape that broadcasts with the positions.
+        """
+        own = (keys >= self.own_start) & (keys <= queries)
+        return own | ((keys >= self.prompt_start) & (keys < self.prompt_end))
+
+    def blocks(self, queries: int, keys: int) -> Bool[Array, "R i j"]:
+        """Returns the pairs of a block of queries and a block of keys, of which any is visible.
+
+        **Arguments:** the sizes of blocks; that of queries divides the rows.
+        """
+        R, T = self.own_start.shape
+        start = jnp.arange(0, T, keys, dtype=jnp.int32)
+        end = start + keys
+        own, first, last = (x[..., None] for x in self)
+        itself = jnp.arange(T, dtype=jnp.int32)[:, None]
+        meets = (own < end) & (itself >= start)
+        meets |= (first < last) & (first < end) & (last > start)
+        return meets.reshape(R, T // queries, queries, -1).any(axis=2)
 
 
 class Inputs(NamedTuple):
     """Queries, keys and values: each of `K` key heads with the `r` query heads that read it."""
 
-    queries: Float[Array, "P K R r T D"]
-    own: KeyValues
-    """Keys and values of the rows, `[P, K, R, T, D]`."""
-    shared: KeyValues | None
-    """Keys and values of the prompts, `[P, K, S, D]`."""
-
-
-class Masks(NamedTuple):
-    """Masks that apply in addition to causality within each row."""
-
-    spans: Int[Array, "#P #R T"]
-    """Sequence that each position of a row belongs to: queries see no other of that row."""
-    visible: Bool[Array, "P S"] | None
-    """True on the positions of the prompts that all queries see."""
+    queries: Float[Array, "R K r T D"]
+    keys: Float[Array, "R K T D"]
+    values: Float[Array, "R K T D"]
 
 
 class CausalAttention(eqx.Module):
-    """Softmax attention of each query over its row up to itself, and over its prompt.
+    """Softmax attention of each query over the keys of its row that it sees.
 
     Differentiable once, with respect to queries, keys and values. Products run in the dtype of the
-    queries; scores, the softmax and sums over keys are float32, on each device.
+    queries; scores, the softmax and sums over keys are float32.
     """
 
     def __call__(
-        self,
-        queries: Float[Array, "P R T N D"],
-        own: KeyValues,
-        shared: Segment | None = None,
-        spans: Int[Array, "#P #R T"] | None = None,
-    ) -> Float[Array, "P R T N D"]:
-        """Computes attention of `R` rows for each of `P` prompts.
+        self, queries: Float[Array, "R T N D"], kv: KeyValues, visible: Visible
+    ) -> Float[Array, "R T N D"]:
+        """Computes attention of `R` rows.
 
-        **Arguments:** queries; keys and values of the rows, `[P, R, K, T, D]`; those of the
-        prompts, `[P, 1, K, S, D]`, with a mask `[P, 1, S]`; the sequence that each position of a
-        row belongs to, of which queries see no other (`None`: a row is one sequence).
+        **Arguments:** queries; keys and values of the rows, `[R, K, T, D]`; what each query sees,
+        at least itself.
         """
-        P, R, T, N, D = queries.shape
-        K = own.keys.shape[2]
-        inputs = Inputs(
-            queries=queries.reshape(P, R, T, K, N // K, D).transpose(0, 3, 1, 4, 2, 5),
-            own=KeyValues(*(x.swapaxes(1, 2) for x in own)),
-            shared=None if shared is None else KeyValues(*(x[:, 0] for x in shared.kv)),
-        )
-        masks = Masks(
-            spans=jnp.zeros((1, 1, T), jnp.int32) if spans is None else spans,
-            visible=None if shared is None else shared.visible[:, 0],
-        )
-        return self.attend(inputs, masks).transpose(0, 2, 4, 1, 3, 5).reshape(P, R, T, N, D)
+        R, T, N, D = queries.shape
+        K = kv.keys.shape[1]
+        by_key = queries.reshape(R, T, K, N // K, D).transpose(0, 2, 3, 1, 4)
+        attended = self.attend(Inputs(by_key, *kv), visible)
+        return attended.transpose(0, 3, 1, 2, 4).reshape(R, T, N, D)
 
     @abc.abstractmethod
-    def attend(self, inputs: Inputs, masks: Masks) -> Float[Array, "P K R r T D"]:
+    def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
         """Computes what a call does, from inputs grouped by key head."""
 
 
@@ -76,13 +109,13 @@ class Residuals(NamedTuple):
     """Values that the forward pass of FlashAttention saves for its backward pass."""
 
     inputs: Inputs
-    masks: Any
-    """Masks in the form that the implementation uses."""
-    attended: Float[Array, "P K R r T D"]
-    logsumexp: Float[Array, "P K R r T"]
+    visible: Any
+    """`Visible` in the form that the implementation uses."""
+    attended: Float[Array, "R K r T D"]
+    logsumexp: Float[Array, "R K r T"]
     """Logarithm of each query's sum of exponentials."""
 
-    def inner(self, slope: Float[Array, "P K R r T D"]) -> Float[Array, "P K R r T"]:
+    def inner(self, slope: Float[Array, "R K r T D"]) -> Float[Array, "R K r T"]:
         """Computes inner products of slopes and results, which a softmax's gradient subtracts."""
         return jnp.sum(self.attended.astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
 
@@ -96,24 +129,21 @@ def filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
 
 def on_each_device(
     mesh: jax.sharding.Mesh,
-    attend: Callable[[Inputs, Masks], Array],
+    attend: Callable[[Inputs, Visible], Array],
     inputs: Inputs,
-    masks: Masks,
-) -> Float[Array, "P K R r T D"]:
-    """Runs `attend` on each device of a mesh, for its own prompts or rows, and its own heads."""
-    P, K, R, _, T, _ = inputs.queries.shape
-    masks = masks._replace(spans=jnp.broadcast_to(masks.spans, (P, R, T)))
+    visible: Visible,
+) -> Float[Array, "R K r T D"]:
+    """Runs `attend` on each device of a mesh, for its own rows and heads."""
     if mesh.size == 1:
-        return attend(inputs, masks)
-    prompts, rows = batch_spec(mesh, P, R)
+        return attend(inputs, visible)
+    R, K = inputs.keys.shape[:2]
+    rows, _ = batch_spec(mesh, R, 1)
     heads = "tp" if K % mesh.shape["tp"] == 0 else None
-    own, shared = PartitionSpec(prompts, heads, rows), PartitionSpec(prompts, heads)
-    of_masks = PartitionSpec(prompts, rows), PartitionSpec(prompts)
     run = jax.shard_map(
-        lambda inputs, masks: attend(Inputs(*inputs), Masks(*masks)),
+        lambda inputs, visible: attend(Inputs(*inputs), Visible(*visible)),
         mesh=mesh,
-        in_specs=((own, own, shared), of_masks),
-        out_specs=own,
+        in_specs=(PartitionSpec(rows, heads), PartitionSpec(rows)),
+        out_specs=PartitionSpec(rows, heads),
         check_vma=False,
     )
-    return run(tuple(inputs), tuple(masks))
+    return run(tuple(inputs), tuple(visible))

@@ -1,27 +1,30 @@
 """Every implementation is the textbook's attention, and so are its gradients."""
 
 import functools
+import itertools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import Mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import (
     BlockedAttention,
     CausalAttention,
     CudnnAttention,
     MosaicAttention,
+    Visible,
     best_attention,
 )
 from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.sharding import parse_mesh
 
-P, R, N, K, D = 2, 3, 4, 2, 8
+R, N, K, D = 6, 4, 2, 8
 BLOCK = 16
 
 
@@ -31,68 +34,104 @@ class Case(NamedTuple):
     queries: np.ndarray
     keys: np.ndarray
     values: np.ndarray
-    prompt_keys: np.ndarray
-    prompt_values: np.ndarray
     slope: np.ndarray
 
 
-def case(T: int, S: int, scale: float = 1.0) -> Case:
-    rng = np.random.default_rng(T * S)
-    wide, own, prompt = (P, R, T, N, D), (P, R, K, T, D), (P, 1, K, S, D)
-    arrays = [rng.normal(size=shape) for shape in (wide, own, own, prompt, prompt, wide)]
+def case(T: int, scale: float = 1.0) -> Case:
+    rng = np.random.default_rng(T)
+    wide, of_keys = (R, T, N, D), (R, K, T, D)
+    arrays = [rng.normal(size=shape) for shape in (wide, of_keys, of_keys, wide)]
     arrays[0] *= scale
     return Case(*(x.astype(np.float32) for x in arrays))
 
 
-def reference(
-    case: Case, spans: np.ndarray, visible: np.ndarray
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """One softmax over all keys, in float64, and the gradients by hand."""
-    arrays = [x.astype(np.float64) for x in case]
-    q, k, v, prompt_k, prompt_v, slope = arrays
-    T, S = q.shape[2], prompt_k.shape[3]
-    result, gradients = np.zeros_like(q), [np.zeros_like(x) for x in arrays[:5]]
-    for p, r, n in np.ndindex(P, R, N):
+def nothing_but_itself(T: int) -> Visible:
+    places = np.tile(np.arange(T, dtype=np.int32), (R, 1))
+    return Visible(places, np.zeros_like(places), np.zeros_like(places))
+
+
+def random_rows(T: int) -> Visible:
+    """Prompts, some of no positions, each with its completions; then padding that sees itself."""
+    rng = np.random.default_rng(T)
+    visible = nothing_but_itself(T)
+    for own_start, prompt_start, prompt_end in zip(*visible, strict=True):
+        at, end = 0, rng.integers(T // 2, T + 1)
+        while at < end:
+            prompt = slice(at, min(at + rng.integers(T // 4 + 1), end))
+            own_start[prompt], at = prompt.start, prompt.stop
+            for _ in range(rng.integers(1, 4)):
+                completion = slice(at, min(at + rng.integers(1, T // 4 + 2), end))
+                own_start[completion], at = completion.start, completion.stop
+                prompt_start[completion], prompt_end[completion] = prompt.start, prompt.stop
+    return visible
+
+
+def mask_of(visible: Visible) -> np.ndarray:
+    """What `visible` says, spelled out: whether each query of a row sees each key."""
+    rows, T = visible.own_start.shape
+    mask = np.zeros((rows, T, T), bool)
+    for r, query in np.ndindex(rows, T):
+        own_start, prompt_start, prompt_end = (int(x[r, query]) for x in visible)
+        mask[r, query, own_start : query + 1] = True
+        mask[r, query, prompt_start:prompt_end] = True
+    return mask
+
+
+def meeting_blocks(visible: Visible, queries: int, keys: int) -> np.ndarray:
+    """Pairs of blocks that meet, from the mask."""
+    mask = mask_of(visible)
+    T = mask.shape[1]
+    blocks = [
+        [mask[:, i : i + queries, j : j + keys].any(axis=(1, 2)) for j in range(0, T, keys)]
+        for i in range(0, T, queries)
+    ]
+    return np.moveaxis(np.array(blocks), -1, 0)
+
+
+def reference(case: Case, visible: Visible) -> tuple[np.ndarray, list[np.ndarray]]:
+    """One softmax over the keys that each query sees, in float64, and the gradients by hand."""
+    q, k, v, slope = (x.astype(np.float64) for x in case)
+    result, (by_q, by_k, by_v) = np.zeros_like(q), (np.zeros_like(x) for x in (q, k, v))
+    mask = mask_of(visible)
+    for r, n in np.ndindex(R, N):
         head = n // (N // K)
-        keys = np.concatenate([prompt_k[p, 0, head], k[p, r, head]])
-        values = np.concatenate([prompt_v[p, 0, head], v[p, r, head]])
-        own = np.tril(np.ones((T, T), bool)) & (spans[p, r][:, None] == spans[p, r])
-        seen = np.concatenate([np.tile(visible[p], (T, 1)), own], axis=1)
-        scores = np.where(seen, q[p, r, :, n] @ keys.T / np.sqrt(D), -np.inf)
+        queries, keys, values, out = q[r, :, n], k[r, head], v[r, head], slope[r, :, n]
+        scores = np.where(mask[r], queries @ keys.T / np.sqrt(D), -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
-        result[p, r, :, n] = weights @ values
-        out = slope[p, r, :, n]
+        result[r, :, n] = weights @ values
         by_weights = out @ values.T
         by_scores = weights * (by_weights - (weights * by_weights).sum(axis=1, keepdims=True))
         by_scores /= np.sqrt(D)
-        gradients[0][p, r, :, n] = by_scores @ keys
-        for (shared, part), of_block in zip(
-            [(3, 1), (4, 2)], [by_scores.T @ q[p, r, :, n], weights.T @ out], strict=True
-        ):
-            gradients[shared][p, 0, head] += of_block[:S]
-            gradients[part][p, r, head] += of_block[S:]
-    return result, gradients
+        by_q[r, :, n] = by_scores @ keys
+        by_k[r, head] += by_scores.T @ queries
+        by_v[r, head] += weights.T @ out
+    return result, [by_q, by_k, by_v]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def attend(
-    attention: CausalAttention, case: Case, spans: jax.Array | None, visible: jax.Array
-) -> jax.Array:
-    shared = Segment(KeyValues(case.prompt_keys, case.prompt_values), visible[:, None])
-    own = KeyValues(case.keys, case.values)
-    return attention(case.queries, own, shared, spans)
+def attend(attention: CausalAttention, case: Case, visible: Visible) -> jax.Array:
+    return attention(case.queries, KeyValues(case.keys, case.values), visible)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def gradients(
-    attention: CausalAttention, case: Case, spans: jax.Array | None, visible: jax.Array
-) -> Case:
-    return jax.grad(lambda x: jnp.sum(attend(attention, x, spans, visible) * case.slope))(case)
+def result_and_gradients(
+    attention: CausalAttention, case: Case, visible: Visible
+) -> tuple[jax.Array, list[jax.Array]]:
+    def run(*inputs: jax.Array) -> jax.Array:
+        return attend(attention, Case(*inputs, case.slope), visible)
+
+    result, pull = jax.vjp(run, *case[:3])
+    return result, list(pull(case.slope))
 
 
 def mesh_of(shape: str = "1,1,1", devices: int = 1) -> jax.sharding.Mesh:
     return parse_mesh(shape).build(jax.devices()[:devices])
+
+
+def blocked(mesh: jax.sharding.Mesh) -> BlockedAttention:
+    """Small blocks, on any mesh."""
+    return BlockedAttention(BLOCK)
 
 
 def mosaic(mesh: jax.sharding.Mesh, query_block: int = 2 * BLOCK) -> MosaicAttention:
@@ -105,120 +144,172 @@ def cudnn(mesh: jax.sharding.Mesh) -> CudnnAttention:
     return CudnnAttention(mesh, "xla")
 
 
-def assert_close(found: jax.Array, expected: np.ndarray, tolerance: float = 3e-6) -> None:
+def assert_close(found: jax.Array, expected: np.ndarray, tolerance: float) -> None:
     error = np.abs(np.asarray(found, np.float64) - expected).max()
     assert error <= tolerance * max(1.0, np.abs(expected).max())
 
 
-def check(attention: CausalAttention, of: Case, spans: np.ndarray | None, seed: int) -> None:
-    visible = np.random.default_rng(seed).random((P, of.prompt_keys.shape[3])) < 0.7
-    visible[1] = False  # a prompt of one token leaves nothing to see
-    expected, slopes = reference(
-        of, np.zeros((P, R, of.queries.shape[2])) if spans is None else spans, visible
-    )
-    # A score of 100 is rounded by 4e-6, and so is its exponential.
-    tolerance = 3e-5 if np.abs(of.queries).max() > 30 else 3e-6
-    assert_close(attend(attention, of, spans, visible), expected, tolerance)
-    for found, slope in zip(gradients(attention, of, spans, visible), slopes, strict=False):
+def check(attention: CausalAttention, of: Case, visible: Visible, tolerance: float = 3e-6) -> None:
+    expected, slopes = reference(of, visible)
+    result, gradients = result_and_gradients(attention, of, visible)
+    assert_close(result, expected, tolerance)
+    for found, slope in zip(gradients, slopes, strict=True):
         assert_close(found, slope, tolerance)
 
 
-def random_spans(T: int) -> np.ndarray:
-    """Sequences that share rows, and places of none."""
-    return np.sort(np.random.default_rng(T).integers(-1, 4, (P, R, T)), axis=-1)
+Make = Callable[[jax.sharding.Mesh], CausalAttention]
+
+SHARP = 30.0
+SHARP_TOLERANCE = 3e-5  # a score of 100 is rounded by 4e-6, and so is its exponential
 
 
-@pytest.mark.parametrize("scale", [1.0, 30.0], ids=["mild", "sharp"])
-@pytest.mark.parametrize(
-    ("T", "S"),
-    [(1, 1), (5, 3), (BLOCK, BLOCK), (BLOCK + 1, 3 * BLOCK), (50, 24), (35, 17)],
-)
-def test_blocks_give_the_textbooks_values_and_gradients(T: int, S: int, scale: float) -> None:
+@pytest.mark.parametrize("T", [1, 5, BLOCK, BLOCK + 1, 35, 4 * BLOCK])
+def test_blocks_give_the_textbooks_values_and_gradients(T: int) -> None:
     """In rows of one block and of several, with a rest and without."""
-    check(BlockedAttention(BLOCK), case(T, S, scale), None, seed=0)
+    attention = BlockedAttention(BLOCK)
+    check(attention, case(T), random_rows(T))
+    check(attention, case(T, SHARP), random_rows(T), SHARP_TOLERANCE)
 
 
-@pytest.mark.parametrize("T", [10, 40])
-def test_sequences_that_share_a_row_do_not_see_each_other(T: int) -> None:
-    check(BlockedAttention(BLOCK), case(T, 16), random_spans(T), seed=1)
+@pytest.mark.parametrize("block", [1, 7, 64])
+def test_blocks_may_have_any_size(block: int) -> None:
+    check(BlockedAttention(block), case(50), random_rows(50))
 
 
-@pytest.mark.parametrize(("T", "S"), [(5, 3), pytest.param(150, 140, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("T", [5, pytest.param(290, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [mosaic, cudnn])
-def test_kernels_give_the_textbooks_values_and_gradients(
-    make: Callable[[jax.sharding.Mesh], CausalAttention], T: int, S: int
-) -> None:
+def test_kernels_give_the_textbooks_values_and_gradients(make: Make, T: int) -> None:
     """Interpreted: the same kernels that compile for TPUs."""
     attention = make(mesh_of())
-    check(attention, case(T, S, 30.0), None, seed=2)
-    check(attention, case(T, S), random_spans(T), seed=3)
+    check(attention, case(T), random_rows(T))
+    check(attention, case(T, SHARP), random_rows(T), SHARP_TOLERANCE)
 
 
 @pytest.mark.parametrize(
     ("query_block", "T"), [(96, 150), pytest.param(400, 300, marks=pytest.mark.slow)]
 )
 def test_blocks_of_queries_and_keys_need_not_divide_each_other(query_block: int, T: int) -> None:
-    check(mosaic(mesh_of(), query_block), case(T, 10), random_spans(T), seed=5)
+    check(mosaic(mesh_of(), query_block), case(T), random_rows(T))
 
 
-@pytest.mark.parametrize("make", [lambda _: BlockedAttention(BLOCK), mosaic, cudnn])
-def test_in_bfloat16_results_are_as_near_as_its_rounding(
-    make: Callable[[jax.sharding.Mesh], CausalAttention],
-) -> None:
+@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+def test_in_bfloat16_results_are_as_near_as_its_rounding(make: Make) -> None:
     """The dtype of TPUs and GPUs; products of rounded numbers are summed in float32."""
-    of = jax.tree.map(lambda x: x.astype(jnp.bfloat16), case(40, 20))
-    visible = np.ones((P, 20), bool)
-    expected, slopes = reference(of, np.zeros((P, R, 40)), visible)
-    attention = make(mesh_of())
-    assert_close(attend(attention, of, None, visible), expected, 2e-2)
-    for found, slope in zip(gradients(attention, of, None, visible), slopes, strict=False):
-        assert_close(found, slope, 2e-2)
+    of = jax.tree.map(lambda x: x.astype(jnp.bfloat16), case(40))
+    check(make(mesh_of()), of, random_rows(40), tolerance=2e-2)
 
 
 @pytest.mark.parametrize(
     ("shape", "devices"),
     [("2,1,2", 4), ("1,3,1", 3), ("2,3,1", 6), ("1,1,4", 4)],
-    ids=["prompts and heads", "rows", "prompts and rows", "more devices than heads"],
+    ids=["rows and heads", "sharded rows", "rows over both axes", "more devices than heads"],
 )
 @pytest.mark.parametrize("make", [mosaic, cudnn])
-def test_kernels_on_a_mesh(
-    make: Callable[[jax.sharding.Mesh], CausalAttention], shape: str, devices: int
+def test_kernels_on_a_mesh(make: Make, shape: str, devices: int) -> None:
+    check(make(mesh_of(shape, devices)), case(20), random_rows(20))
+
+
+@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+def test_completions_that_share_a_row_are_as_if_alone_after_their_prompt(make: Make) -> None:
+    """A row of a prompt and two completions, against rows of the prompt and one of them."""
+    attention, (queries, keys, values, slope) = make(mesh_of()), case(30)
+    visible = nothing_but_itself(30)
+    visible.own_start[:] = np.repeat([0, 10, 20], 10)
+    visible.prompt_end[:, 10:] = 10
+    together = attend(attention, Case(queries, keys, values, slope), visible)
+    for completion in (slice(10, 20), slice(20, 30)):
+        at = np.r_[:10, completion]
+        alone = Case(queries[:, at], keys[:, :, at], values[:, :, at], slope[:, at])
+        expected = attend(attention, alone, Visible.of_padded(jnp.ones((R, 20), bool)))
+        assert_close(together[:, at], np.asarray(expected), 3e-6)
+
+
+@pytest.mark.parametrize(("make", "products"), [(blocked, 2 + 5), (mosaic, 2 + 7)])
+def test_blocks_that_no_query_sees_are_not_computed(
+    make: Make, products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    check(make(mesh_of(shape, devices)), case(20, 10), random_spans(20), seed=4)
+    """By the products of the forward and the backward pass, each of one pair of blocks."""
+    T = 8 * BLOCK + 128  # of no other test, which would leave a function that is traced already
+    visible, counted, einsum = random_rows(T), [], jnp.einsum
+
+    def spied(*args: Any, **options: Any) -> jax.Array:
+        jax.debug.callback(lambda: counted.append(1))
+        return einsum(*args, **options)
+
+    monkeypatch.setattr(jnp, "einsum", spied)
+    jax.block_until_ready(result_and_gradients(make(mesh_of()), case(T), visible))
+    jax.effects_barrier()
+    if make is blocked:  # all rows and heads at once
+        pairs = meeting_blocks(visible, BLOCK, BLOCK).any(axis=0).sum()
+    else:
+        pairs = K * meeting_blocks(visible, BLOCK, 128).sum()
+    assert len(counted) == products * pairs
 
 
-@pytest.mark.parametrize("shape", ["1,1,1", "2,1,2"])
-def test_without_a_prompt(shape: str) -> None:
-    """A prompt whose every key is hidden is the same as none, also to gradients."""
-    of, spans = case(40, 1), jnp.asarray(random_spans(40))
-    nothing = np.zeros((P, 1), bool)
-    expected, slopes = reference(of, np.asarray(spans), nothing)
-    mesh = mesh_of(shape, 4 if shape == "2,1,2" else 1)
-    for attention in (BlockedAttention(BLOCK), mosaic(mesh), cudnn(mesh)):
+def test_blocks_that_no_query_sees_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grids name no others, and a block that a step shares with the step before stays."""
+    visible = random_rows(300)
+    meets = meeting_blocks(visible, 64, 128)
+    pairs: list[list[tuple[int, ...]]] = []
+    launch = pl.pallas_call
 
-        @jax.jit
-        def alone(
-            q: jax.Array, own: KeyValues, attention: CausalAttention = attention
-        ) -> jax.Array:
-            return attention(q, own, None, spans)
+    def spied(*args: Any, grid_spec: pltpu.PrefetchScalarGridSpec, **options: Any) -> Any:
+        queries, keys = (spec.index_map for spec in grid_spec.in_specs[:2])
 
-        own = KeyValues(jnp.asarray(of.keys), jnp.asarray(of.values))
-        found, pull = jax.vjp(alone, jnp.asarray(of.queries), own)
-        assert_close(found, expected)
-        for gradient, slope in zip(jax.tree.leaves(pull(of.slope)), slopes, strict=False):
-            assert_close(gradient, slope)
+        def record(prefetched: np.ndarray) -> None:
+            steps = [(*step, prefetched) for step in np.ndindex(grid_spec.grid)]
+            pairs.append([(step[0], int(queries(*step)[3]), int(keys(*step)[2])) for step in steps])
+
+        def run(prefetched: jax.Array, *inputs: jax.Array) -> Any:
+            jax.debug.callback(record, prefetched)
+            return launch(*args, grid_spec=grid_spec, **options)(prefetched, *inputs)
+
+        return run
+
+    monkeypatch.setattr(pl, "pallas_call", spied)
+    attention = mosaic(mesh_of(), query_block=2 * 64)
+    jax.block_until_ready(result_and_gradients(attention, case(300), visible))
+    jax.effects_barrier()
+    assert len(pairs) == 3
+    for of_kernel in pairs:
+        assert set(of_kernel) == set(zip(*np.nonzero(meets), strict=True))
+        loads = 1 + sum(x != y for x, y in itertools.pairwise(of_kernel))
+        assert loads <= K * meets.sum()
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(8, 8), (4, 12), (24, 3), (16, 20), (48, 48)])
+def test_blocks_meet_where_any_query_sees_any_key(queries: int, keys: int) -> None:
+    visible = random_rows(48)
+    found = Visible(*map(jnp.asarray, visible)).blocks(queries, keys)
+    np.testing.assert_array_equal(found, meeting_blocks(visible, queries, keys))
+
+
+def test_padded_sequences_see_what_is_before_them_and_padding_sees_itself() -> None:
+    left, right = [0, 0, 1, 1, 1], [1, 1, 1, 0, 0]
+    visible = Visible.of_padded(jnp.array([left, right, [1] * 5, [0] * 5], bool))
+    np.testing.assert_array_equal(visible.own_start[0], [0, 1, 2, 2, 2])
+    np.testing.assert_array_equal(visible.own_start[1], [0, 0, 0, 3, 4])
+    np.testing.assert_array_equal(visible.own_start[2], [0, 0, 0, 0, 0])
+    np.testing.assert_array_equal(visible.own_start[3], [0, 1, 2, 3, 4])
+    assert not (visible.prompt_start < visible.prompt_end).any()
+
+
+def test_rows_are_filled_with_places_that_see_themselves() -> None:
+    visible = Visible(*map(jnp.asarray, random_rows(13)))
+    mask = mask_of(visible.filled(8))
+    np.testing.assert_array_equal(mask[:, :13, :13], mask_of(visible))
+    np.testing.assert_array_equal(mask[:, 13:], np.tile(np.eye(16, dtype=bool)[13:], (R, 1, 1)))
+    assert not mask[:, :13, 13:].any()
 
 
 def test_no_array_holds_a_number_for_every_pair_of_places() -> None:
     """The longest dimensions are a row's and a block's."""
-    T, S = 8 * BLOCK, 3 * BLOCK
-    shapes = jax.eval_shape(lambda: Case(*map(jnp.asarray, case(T, S))))
-    visible = jax.ShapeDtypeStruct((P, S), jnp.bool_)
-    lowered = gradients.lower(BlockedAttention(BLOCK), shapes, None, visible)
+    T = 8 * BLOCK
+    arguments = jax.eval_shape(lambda: jax.tree.map(jnp.asarray, (case(T), random_rows(T))))
+    lowered = result_and_gradients.lower(BlockedAttention(BLOCK), *arguments)
     text = lowered.compile().as_text()
     assert f",{T}," in text or f",{T}]" in text
     assert f"{T},{T}" not in text
-    assert f"{T},{S}" not in text
 
 
 def test_cudnn_lowers_to_its_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,9 +320,8 @@ def test_cudnn_lowers_to_its_flash_attention(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(f"{cudnn}.is_cuda_compute_capability_equal", lambda _: False)
 
     def kernels(dtype: jnp.dtype) -> int:
-        of = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), case(33, 7))
-        visible = jax.ShapeDtypeStruct((P, 7), jnp.bool_)
-        traced = gradients.trace(CudnnAttention(mesh_of()), of, None, visible)
+        of = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), case(33))
+        traced = result_and_gradients.trace(CudnnAttention(mesh_of()), of, random_rows(33))
         return traced.lower(lowering_platforms=("cuda",)).as_text().count("@__cudnn$fmha")
 
     assert kernels(jnp.bfloat16) == 2

@@ -1,0 +1,73 @@
+"""Shape of the rows that a run's updates and scores process, known before its first step."""
+
+import dataclasses
+import math
+
+from grpo_eqx.models.tiles import even_tile
+
+MOST_WIDTH = 8192
+"""Width beyond which a row holds no more than one completion of full length."""
+_COPIES = 16
+"""A row's completions are at least so many times as long as its prompt, if its group is: what is
+lost by copying prompts to each of their rows is then small."""
+_PLACES = 16
+"""Completions that a row can hold, for each of full length: those that end early leave room."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowShape:
+    """Shape of a batch that is packed into rows; the number of micro-batches in use is no part."""
+
+    most_micro_batches: int
+    """Micro-batches that the batch needs if all completions have full length."""
+    num_rows: int
+    """Rows of a micro-batch, over all devices."""
+    num_shards: int
+    """Devices, or groups of them, that the rows are split over."""
+    width: int
+    """Tokens of a row."""
+    num_scored: int
+    """Tokens of completions in a row, of which log-probs are computed."""
+    places: int
+    """Completions in a row."""
+
+    @classmethod
+    def of(
+        cls,
+        num_prompts: int,
+        num_generations: int,
+        *,
+        prompt_length: int,
+        completion_length: int,
+        num_shards: int,
+        size: int | None,
+        most_tokens: int,
+    ) -> "RowShape":
+        """Chooses the shape for batches of a run.
+
+        **Arguments:** the longest prompt and completion; the parts that rows are split into over
+        devices; the completions of full length that each processes at a time, by default as many as
+        have about `most_tokens` tokens with their prompts.
+        """
+        kept = prompt_length - 1  # the last token is the first input of each completion
+        full = min(num_generations, max(1, -(-_COPIES * kept // completion_length)))
+        full = max(1, min(full, (MOST_WIDTH - kept) // completion_length))
+        if size is not None:
+            full = min(full, size)
+        full = even_tile(num_generations, full)
+        width = kept + full * completion_length
+        needed = num_prompts * -(-num_generations // full)
+        at_a_time = most_tokens // width if size is None else size // full
+        rows = num_shards * max(1, min(at_a_time, -(-needed // num_shards)))
+        return cls(
+            most_micro_batches=-(-needed // rows),
+            num_rows=rows,
+            num_shards=num_shards,
+            width=width,
+            num_scored=full * completion_length,
+            places=min(_PLACES * full, num_prompts * num_generations),
+        )
+
+    def num_micro_batches(self, num_tokens: int) -> int:
+        """Returns the least number of micro-batches that hold so many tokens."""
+        return max(1, math.ceil(num_tokens / (self.num_rows * self.width)))
