@@ -333,7 +333,7 @@ def test_the_soft_overlong_penalty_is_one_more_reward(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_programs_are_compiled_for_few_shapes(tmp_path: Path) -> None:
-    """Over ten steps of ragged lengths: one `update`; steps after the first compile no more of it."""
+    """Ragged lengths compile one `update`, and steps after the first compile no more of it."""
     cfg = GRPOConfig(
         **{**SMALL, "steps": 10, "num_generations": 4, "max_completion_length": 48},
         output_dir=tmp_path,
