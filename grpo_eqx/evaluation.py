@@ -12,17 +12,11 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.models.base import CausalLM
+from grpo_eqx.run_programs import evaluation_rows
 from grpo_eqx.tracking.console import track_on_terminal
 from grpo_eqx.training.programs import Programs
 
-_MOST_COMPLETIONS = 128
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
-
-
-def evaluation_rows(num_problems: int, num_samples: int, num_shards: int) -> int:
-    """Returns how many problems to complete at a time: about 128 completions, split evenly."""
-    rows = min(num_problems, max(1, _MOST_COMPLETIONS // num_samples))
-    return -(-rows // num_shards) * num_shards
 
 
 def complete(

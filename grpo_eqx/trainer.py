@@ -30,7 +30,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
 from grpo_eqx.errors import MissingAttributeError, UserError
 from grpo_eqx.evaluation import Evaluation, complete
-from grpo_eqx.experience import Experience, ExperienceCollector, rewarded
+from grpo_eqx.experience import Experience, ExperienceCollector, StartedRollout, rewarded
 from grpo_eqx.generation import Completions
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.metric_names import check_best_metric
@@ -45,6 +45,7 @@ from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_eval_reward, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures
+from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
@@ -283,7 +284,7 @@ class GRPOTrainer:
                     cfg, self.layout(), self.trackers,
                     only_history=not is_main(), step=self.state.step, continued=continued,
                 )  # fmt: skip
-                with record, checkpoints:
+                with record, checkpoints, self.programs.ahead:
                     self._train(record, checkpoints)
             write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
@@ -304,7 +305,12 @@ class GRPOTrainer:
                 record.note(text)
         for step, metrics in self._early_evaluations:
             record.evaluation(step, metrics)
-        clock, compiled, started = StepClock(self._note_progress), CompilationCounter(), None
+        clock, compiled = StepClock(self._note_progress), CompilationCounter()
+        width = self.prompts.batch(self.state.next_batch).ids.shape[1]
+        widths = sorted(self.prompts.widths, key=lambda x: x != width)
+        self.programs.ahead.start(in_order_of_use(self._run, self.programs, widths))
+        started: StartedRollout | None = self.experiences.start(self.state)
+        startup = {"time/startup/first_rollout_s": self._stages.seconds}
         while self.state.step < cfg.steps:
             started = started or self.experiences.start(self.state)
             experience = self.experiences.collect(started, self.state, clock)
@@ -323,6 +329,12 @@ class GRPOTrainer:
             ahead = not checkpoints.are_due(self.state.step)
             started = self.experiences.start(self.state) if ahead else None
             metrics = self._metrics(experience, updates, clock, checkpoints) | compiled.metrics()
+            if startup:
+                metrics |= startup | {"time/startup/first_update_s": self._stages.seconds}
+                began = startup.pop("time/startup/first_rollout_s")
+                self._stages.say(
+                    f"the first update is done; the first rollout began after {began:.0f} s"
+                )
             clock.next_step()
             compiled = CompilationCounter()
             record.step(self.state.step, metrics)

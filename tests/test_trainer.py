@@ -341,6 +341,10 @@ def test_programs_are_compiled_for_few_shapes(tmp_path: Path) -> None:
     history = GRPOTrainer(cfg).fit().history
     assert {metrics["compile/num_shapes/update"] for metrics in history} == {1}
     assert history[-1]["compile/num_shapes/generate"] <= 2  # two widths of prompts
+    assert history[0]["compile/num_programs"] <= 3  # ahead of their calls, and not again
+    startup = "time/startup/first_rollout_s", "time/startup/first_update_s"
+    assert 0 < history[0][startup[0]] < history[0][startup[1]]
+    assert not any(name in metrics for name in startup for metrics in history[1:])
     for before, after in itertools.pairwise(history):
         names = [f"compile/num_shapes/{program}" for program in ("generate", "update")]
         if all(before[name] == after[name] for name in names):

@@ -1,29 +1,16 @@
 """Makes the plan of a run on given devices: compiles every program of the run."""
 
-from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Collection
 
-import jax
-
-from grpo_eqx.evaluation import evaluation_rows
-from grpo_eqx.generation import Sampling
-from grpo_eqx.models.base import CausalLM
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
-from grpo_eqx.planner.plan import EVALUATE, Plan, PlannedProgram
+from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.step_time import step_floors
+from grpo_eqx.run_programs import EVALUATE, run_programs
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
-from grpo_eqx.training.lowering import (
-    lower_generate,
-    lower_score,
-    lower_update,
-    model_shapes,
-    optimizer_shapes,
-    reference_shapes,
-)
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.training.programs import GENERATE, SCORE, SCORE_REFERENCE, UPDATE
 
 Say = Callable[[str], None]
 """Progress callback: receives what is being worked on, for users who wait."""
@@ -34,18 +21,10 @@ SETTINGS = (
     "remat", "beta",
 )  # fmt: skip
 """Settings of the run that a plan reports."""
-TRAINING = ("generate", "score", "score_reference", "update")
+TRAINING = (GENERATE, SCORE, SCORE_REFERENCE, UPDATE)
 """Programs of a step, in the order in which they are shown."""
-UPDATING = ("score", "score_reference", "update")
+UPDATING = (SCORE, SCORE_REFERENCE, UPDATE)
 """Programs that run in micro-batches."""
-
-
-class _Program(NamedTuple):
-    """A program to compile, and the resident arrays that are its arguments."""
-
-    name: str
-    lower: Callable[[], jax.stages.Lowered]
-    arguments: tuple[str, ...]
 
 
 def make_plan(
@@ -65,13 +44,11 @@ def make_plan(
     """
     mesh = run.mesh(target.devices)
     programs = run.programs(mesh)
-    model = model_shapes(run.model, mesh)
-    frozen = not run.cfg.sync_ref_model
-    reference = reference_shapes(programs, model, frozen=frozen) if run.passes.reference else None
+    state = run.state_shapes(programs)
     resident = {
-        "parameters": bytes_per_device(model),
-        "optimizer_state": bytes_per_device(optimizer_shapes(programs, model)),
-        "reference_model": bytes_per_device(reference),
+        "parameters": bytes_per_device(state.model),
+        "optimizer_state": bytes_per_device(state.opt_state),
+        "reference_model": bytes_per_device(state.reference),
     }
     layout = programs.rollout_layout(run.cfg.prompts_per_step, run.cfg.num_generations)
     floors = step_floors(run, programs.options, layout, device_peaks(target.device_kind))
@@ -93,7 +70,7 @@ def make_plan(
         resident=resident,
         programs=planned,
     )
-    for program in _programs(run, programs, model, reference):
+    for program in run_programs(run, programs):
         if program.name not in only:
             continue
         say(f"compiling {program.name} for {target.name}")
@@ -106,37 +83,3 @@ def make_plan(
             break
     planned.update({name: planned.pop(name) for name in (*TRAINING, EVALUATE) if name in planned})
     return plan
-
-
-def _programs(
-    run: RunSpec, programs: Programs, model: CausalLM, reference: CausalLM | None
-) -> Iterator[_Program]:
-    """Yields the run's programs, the largest first."""
-    cfg, lengths = run.cfg, run.prompts
-    P, G, prompt = cfg.prompts_per_step, cfg.num_generations, lengths.train
-    is_share = cfg.steps_per_generation > 1
-    yield _Program(
-        "update",
-        lambda: lower_update(
-            programs, model, *run.update_shape, run.passes.batch_fields, is_share=is_share
-        ),
-        ("parameters", "optimizer_state"),
-    )
-    yield _Program(
-        "generate", lambda: lower_generate(programs, model, P, G, prompt), ("parameters",)
-    )
-    if run.passes.num_scores(run.cfg)["score"] > 0:
-        yield _Program("score", lambda: lower_score(programs, model, P, G), ("parameters",))
-    if reference is not None:
-        yield _Program(
-            "score_reference",
-            lambda: lower_score(programs, reference, P, G),
-            ("reference_model",),
-        )
-    rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
-    greedy = Sampling(temperature=0.0)
-    yield _Program(
-        EVALUATE,
-        lambda: lower_generate(programs, model, rows, 1, lengths.heldout, greedy),
-        ("parameters",),
-    )

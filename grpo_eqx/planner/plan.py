@@ -7,10 +7,9 @@ from typing import Any
 from grpo_eqx.choices import LOCAL
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.step_time import Floor
+from grpo_eqx.run_programs import EVALUATE
 from grpo_eqx.sharding.layout_report import readable_bytes
 from grpo_eqx.training.row_shape import RowShape
-
-EVALUATE = "evaluate"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

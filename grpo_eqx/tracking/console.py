@@ -35,12 +35,16 @@ class Stages:
     def __init__(self) -> None:
         self.started = time.monotonic()
 
+    @property
+    def seconds(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self.started
+
     def say(self, text: str) -> None:
         """Says what begins now, on the main process."""
         if is_main():
-            seconds = time.monotonic() - self.started
             with contextlib.suppress(OSError):  # its disk may be full: no reason to end a run
-                print(f"[{seconds:3.0f} s] {text}", file=sys.stderr, flush=True)
+                print(f"[{self.seconds:3.0f} s] {text}", file=sys.stderr, flush=True)
 
     @contextlib.contextmanager
     def lasting(self, text: str) -> Iterator[None]:

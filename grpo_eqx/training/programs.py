@@ -43,6 +43,7 @@ from grpo_eqx.sharding.rules import (
     replicated,
 )
 from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.compile_ahead import CompileAhead
 from grpo_eqx.training.forward import token_stats
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.packing import Packing
@@ -53,6 +54,7 @@ from grpo_eqx.training.state import TrainState
 
 Placed = TypeVar("Placed", Rollout, Batch)
 Replicated = TypeVar("Replicated")
+GENERATE, UPDATE, SCORE, SCORE_REFERENCE = "generate", "update", "score", "score_reference"
 SKIPPED = "skipped_updates"
 """Metric of an update: 1 where it was skipped, because it was not finite."""
 
@@ -85,11 +87,14 @@ class Programs:
         self.optimizer = optimizer
         self.num_shapes: Counter[str] = Counter()
         """Number of sets of shapes that each of the three programs has been compiled for."""
-        generate = self._counted("generate", self._generate_program)
+        self.ahead = CompileAhead()
+        """Compilation before calls; its keys are `GENERATE` with the width of prompts, `UPDATE`,
+        and `SCORE` and `SCORE_REFERENCE`, which are one program for two kinds of models."""
+        generate = self._counted(GENERATE, self._generate_program)
         self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
-        score = self._counted("score", self._score_program)
+        score = self._counted(SCORE, self._score_program)
         self.jitted_score = jax.jit(score)
-        update = self._counted("update", self._update_program)
+        update = self._counted(UPDATE, self._update_program)
         self.jitted_update = jax.jit(update, donate_argnames=("model", "opt_state"))
         self._share = jax.jit(self._share_program, static_argnames=("index", "count"))
         self._replace_groups = jax.jit(self._replace_groups_program)
@@ -138,6 +143,7 @@ class Programs:
         The draws are a pure function of (seed, step, prompt's row, sample's row); prompts' rows
         are counted from `first_row`.
         """
+        self.ahead.wait((GENERATE, prompts.ids.shape[1]))
         layout = self.rollout_layout(len(prompts), num_generations)
         prompts = shard(prompts, layout.sharding(layout.prompts))
         rows = np.arange(first_row, first_row + len(prompts), dtype=np.int32)
@@ -185,6 +191,8 @@ class Programs:
 
     def score(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
         """Computes log-probs and entropies of the completions' tokens under `model`."""
+        self.ahead.wait(SCORE)
+        self.ahead.wait(SCORE_REFERENCE)
         rollout, packing = jax.tree.map(self._on_devices, (rollout, packing))
         return self.jitted_score(model, rollout, packing)
 
@@ -214,6 +222,7 @@ class Programs:
         batch, so the step is the same for any rows, micro-batches and devices. A share of a rollout
         comes with the rollout's `tokens_per_update`.
         """
+        self.ahead.wait(UPDATE)
         batch, packing = jax.tree.map(self._on_devices, (batch, packing))
         tokens = None if tokens_per_update is None else np.float32(tokens_per_update)
         model, opt_state, metrics = self.jitted_update(

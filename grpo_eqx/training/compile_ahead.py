@@ -1,0 +1,53 @@
+"""Compilation of programs before they are called, beside what else the process does."""
+
+from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+
+import jax
+
+
+class CompileAhead:
+    """Compiles programs one after the other, in a thread, while its context is entered.
+
+    A later call of the same jitted function with the same shapes finds the compiled program.
+    """
+
+    def __init__(self) -> None:
+        self._compiling: dict[Hashable, Future[None]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+
+    def start(self, lowerings: Iterable[tuple[Hashable, Callable[[], jax.stages.Lowered]]]) -> None:
+        """Begins to compile programs, each given by a key and its lowering."""
+        assert self._pool is not None, "the context is not entered"
+        for key, lower in lowerings:
+            self._compiling[key] = self._pool.submit(_compile, lower)
+
+    def wait(self, key: Hashable) -> None:
+        """Waits for a program, if it is one of these; raises what its compiler raised.
+
+        Two threads that compile the same program would each do all of the work.
+        """
+        compiling = self._compiling.pop(key, None)
+        if compiling is not None:
+            compiling.result()
+
+    def __enter__(self) -> "CompileAhead":
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile_ahead")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Waits for the program that is being compiled, if any, and drops those not begun."""
+        assert self._pool is not None
+        self._compiling.clear()
+        # A compiler's thread that outlived the interpreter could end the process with a signal.
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _compile(lower: Callable[[], jax.stages.Lowered]) -> None:
+    lower().compile()

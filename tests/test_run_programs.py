@@ -1,0 +1,37 @@
+"""The programs of a run are listed once, for whoever compiles them before they are called."""
+
+from typing import Any
+
+import jax
+import pytest
+
+from grpo_eqx import GRPOConfig
+from grpo_eqx.run_programs import in_order_of_use, run_programs
+from grpo_eqx.run_spec import RunSpec
+
+SMALL: dict[str, Any] = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
+
+
+@pytest.mark.parametrize(
+    ("settings", "scores"),
+    [
+        ({}, set()),
+        ({"num_iterations": 2}, {"score"}),
+        ({"beta": 0.1}, {"score_reference"}),
+        ({"beta": 0.1, "steps_per_generation": 2}, {"score", "score_reference"}),
+    ],
+)
+def test_the_settings_decide_which_there_are(settings: dict[str, Any], scores: set[str]) -> None:
+    run = RunSpec.describe(GRPOConfig(**SMALL, **settings))
+    programs = run.programs(run.mesh(jax.devices()[:1]))
+    names = {each.name for each in run_programs(run, programs)}
+    assert names == {"generate", "update", "evaluate", *scores}
+
+
+def test_a_step_begins_with_the_rollout_and_ends_with_the_update() -> None:
+    run = RunSpec.describe(GRPOConfig(**SMALL, beta=0.1, num_iterations=2))
+    programs = run.programs(run.mesh(jax.devices()[:1]))
+    keys = [key for key, _ in in_order_of_use(run, programs, (16, 24))]
+    assert keys == [
+        ("generate", 16), "score", "score_reference", "update", ("generate", 24)
+    ]  # fmt: skip

@@ -1,0 +1,68 @@
+"""Programs are compiled in a thread before they are called."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from grpo_eqx.training.compilation import CompilationCounter
+from grpo_eqx.training.compile_ahead import CompileAhead
+
+SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
+
+
+def test_a_call_finds_the_program() -> None:
+    double, x = jax.jit(lambda x: 2 * x), jnp.arange(3, dtype=jnp.float32)
+    with CompileAhead() as ahead:
+        ahead.start([("double", lambda: double.lower(SHAPE))])
+        ahead.wait("double")
+        counter = CompilationCounter()
+        assert double(x).tolist() == [0, 2, 4]
+    assert counter.metrics()["compile/num_programs"] == 0
+
+
+def test_programs_are_compiled_in_order() -> None:
+    order: list[str] = []
+
+    def program(name: str) -> jax.stages.Lowered:
+        order.append(name)
+        return jax.jit(lambda x: x + len(name)).lower(SHAPE)
+
+    with CompileAhead() as ahead:
+        ahead.start([("a", lambda: program("a")), ("bb", lambda: program("bb"))])
+        ahead.wait("bb")
+        ahead.wait("a")
+    assert order == ["a", "bb"]
+
+
+def test_a_failure_is_raised_where_the_program_is_needed() -> None:
+    def fails() -> jax.stages.Lowered:
+        raise RuntimeError("out of memory")
+
+    with CompileAhead() as ahead:
+        ahead.start([("update", fails)])
+        with pytest.raises(RuntimeError, match="out of memory"):
+            ahead.wait("update")
+        ahead.wait("update")  # the call that follows fails by itself, or does not
+
+
+def test_leaving_drops_what_has_not_begun() -> None:
+    begun, go_on, order = threading.Event(), threading.Event(), list[str]()
+
+    def first() -> jax.stages.Lowered:
+        begun.set()
+        go_on.wait()
+        order.append("first")
+        return jax.jit(lambda x: x - 1).lower(SHAPE)
+
+    def second() -> jax.stages.Lowered:
+        order.append("second")
+        return jax.jit(lambda x: x - 2).lower(SHAPE)
+
+    with CompileAhead() as ahead:
+        ahead.start([("first", first), ("second", second)])
+        begun.wait()
+        ahead._compiling["second"].add_done_callback(lambda _: go_on.set())
+    assert order == ["first"]
+    ahead.wait("second")
