@@ -63,6 +63,8 @@ class Generated:
     num_decode_steps: int
     num_slots: int
     """Slots summed over those steps, idle ones included."""
+    cache_share: float
+    """Share of the slots' caches that attention read, summed over those slots and steps."""
 
     @property
     def num_tokens(self) -> int:
@@ -223,8 +225,11 @@ class ExperienceCollector:
         completions = Completions.of(started.rollout, self.tokenizer)
         counts = fetch(started.counts)
         clock.lap("rollout")
-        lengths = started.prompts.lengths, completions.lengths
-        return Generated(*lengths, int(counts.steps), int(counts.slots)), completions
+        generated = Generated(
+            started.prompts.lengths, completions.lengths,
+            int(counts.steps), int(counts.slots), float(counts.cache_share),
+        )  # fmt: skip
+        return generated, completions
 
     def _rewarded(
         self, started: StartedRollout, completions: Completions, clock: StepClock
@@ -318,4 +323,5 @@ def _joined(parts: list[Generated]) -> Generated:
         np.concatenate([part.completion_lengths for part in parts]),
         sum(part.num_decode_steps for part in parts),
         sum(part.num_slots for part in parts),
+        sum(part.cache_share for part in parts),
     )

@@ -679,6 +679,7 @@ class GRPOTrainer:
                 kv_itemsize=self.programs.options.kv_itemsize(self.state.model.config.head_size),
             ),
             "perf/slot_utilization": float(tokens / generated.num_slots),
+            "perf/cache_read_share": generated.cache_share / generated.num_slots,
             **experience.packing_metrics(),
             **{f"compile/num_shapes/{name}": float(count) for name, count in shapes.items()},
         }

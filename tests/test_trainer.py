@@ -226,7 +226,7 @@ def calls_of_a_step(
         jnp.ones((16, 2, 16), jnp.int32),
         jnp.ones((16, 2, 16), bool), jnp.zeros((16, 2, 16)), jnp.ones((16, 2), bool),
     )  # fmt: skip
-    counts = SlotCounts(jnp.int32(16), jnp.int32(16 * 32))
+    counts = SlotCounts(jnp.int32(16), jnp.int32(16 * 32), jnp.float32(16 * 32))
     monkeypatch.setattr(Programs, "generate", lambda *_, **__: (rollout, counts))
     calls = Calls(monkeypatch)
     calls.prompt_tokens = int(trainer.prompts.batch(0).lengths.sum())

@@ -81,7 +81,7 @@ def generate(
         slots=slots if layout is None else slots.laid_out(layout),
         made=MadeCompletions.of_nothing(N, max_length),
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
-        counts=SlotCounts(jnp.int32(0), jnp.int32(0)),
+        counts=SlotCounts.of_nothing(),
     )
     keys = jnp.append(keys.reshape(-1), keys[0, :1])
     step = partial(_decode, model, keys, stopping, sampling, layout)
@@ -182,8 +182,7 @@ def _decode(
         stop_state=stop_state,
         cache=slots.with_written(new),
     )
-    counts = SlotCounts(state.counts.steps + 1, state.counts.slots + idle.size)
-    return DecodeState(slots, made, state.waiting, counts)
+    return DecodeState(slots, made, state.waiting, state.counts.after(slots, most))
 
 
 def _rollout(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.base import PromptCache
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache, positions_read
 from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 
@@ -125,6 +125,18 @@ class SlotCounts(NamedTuple):
     """Number of decoding steps; each yields a token for every live slot."""
     slots: Int[Array, ""]
     """Number of slots summed over those steps, including idle ones."""
+    cache_share: Float[Array, ""]
+    """Share of the slots' caches that attention reads, summed over those slots and steps."""
+
+    @classmethod
+    def of_nothing(cls) -> "SlotCounts":
+        return cls(jnp.int32(0), jnp.int32(0), jnp.float32(0))
+
+    def after(self, slots: Slots, num_written: Int[Array, ""]) -> "SlotCounts":
+        """Adds a step in which attention reads the caches up to `num_written` positions."""
+        length, number = slots.cache.keys.shape[-2], slots.completion.size
+        share = number / length * positions_read(num_written, length)
+        return SlotCounts(self.steps + 1, self.slots + number, self.cache_share + share)
 
 
 class DecodeState(NamedTuple):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache, positions_read
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
 
 
@@ -50,8 +50,8 @@ class Past(NamedTuple):
 
     def num_blocks(self) -> Int[Array, ""]:
         """Returns the number of blocks that hold anything."""
-        size = min(CACHE_BLOCK, self.kv.keys.shape[-2])
-        return (self.num_written + size - 1) // size
+        length = self.kv.keys.shape[-2]
+        return positions_read(self.num_written, length) // min(CACHE_BLOCK, length)
 
 
 def attend(

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int8
+from jaxtyping import Array, Float, Int, Int8
 
 CACHE_BLOCK = 128
 """Number of positions of a growing cache that attention reads at a time."""
@@ -19,6 +19,12 @@ class KeyValues(NamedTuple):
 
     keys: Float[Array, "*rows K S D"]
     values: Float[Array, "*rows K S D"]
+
+
+def positions_read(num_written: Int[Array, ""], cache_length: int) -> Int[Array, ""]:
+    """Returns how many of a growing cache's positions attention reads: whole blocks."""
+    size = min(CACHE_BLOCK, cache_length)
+    return (num_written + size - 1) // size * size
 
 
 class KVCache(NamedTuple):

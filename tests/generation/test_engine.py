@@ -231,6 +231,14 @@ def test_steps_and_slots_are_counted() -> None:
     assert counts.steps < waiting.steps
 
 
+@pytest.mark.slow
+def test_the_share_of_the_cache_that_is_read_is_counted() -> None:
+    """Of two blocks none for the first token, one for 128 tokens, and both for the last 71."""
+    never = Stopping.of_ids([], CONFIG.vocab_size)
+    _, counts = run_counted(*prompts(), group=8, max_length=200, stopping=never)
+    assert counts.cache_share / counts.slots == pytest.approx((0.5 * 128 + 71) / 200)
+
+
 def test_stop_strings_end_completions_and_stay_in_them() -> None:
     letters = [bytes([97 + i % 3]) if i else b"" for i in range(CONFIG.vocab_size)]
     rollout = run(
