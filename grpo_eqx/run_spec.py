@@ -38,7 +38,7 @@ from grpo_eqx.training.state import TrainState
 
 _TOKENS = 8192
 """Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
-_TOKENS_ON_CPU = 512
+_TOKENS_ON_CPU = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
