@@ -125,7 +125,7 @@ ADVICE: Mapping[str, str] = {
     "torch_compile_backend": _XLA,
     "torch_compile_mode": _XLA,
     "torch_empty_cache_steps": _PYTORCH,
-    "pad_to_multiple_of": "prompts are padded to powers of two by themselves",
+    "pad_to_multiple_of": "prompts are padded to their own one or two widths",
     # records
     "logging_strategy": _ALL_RECORDED,
     "logging_steps": _ALL_RECORDED,

@@ -84,5 +84,7 @@ def test_no_help_where_none_is_wanted(tiny_run, with_memory, weigh) -> None:
 
 def test_micro_batches_of_the_default_size_are_made_smaller(tiny_run, with_memory, weigh) -> None:
     weigh(update=lambda run: 9 if run.cfg.micro_batch_size_per_device is None else 1)
-    change = plan_run(tiny_run(), with_memory(8), quiet).change  # of two completions by default
-    assert change.settings == {"micro_batch_size_per_device": 1}
+    run, target = tiny_run(), with_memory(8)
+    change = plan_run(run, target, quiet).change
+    half = run.micro_batch_size(run.mesh(target.devices)) // 2
+    assert change.settings == {"micro_batch_size_per_device": half}
