@@ -82,7 +82,7 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),
         objective=Objective(loss_type="dapo"),
-        tokens_per_micro_batch=512 if on_cpu else 8192,
+        tokens_per_micro_batch=1024 if on_cpu else 8192,
     )
     return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
 

@@ -62,7 +62,7 @@ def make_programs(work: Work) -> Programs:
         attention=best_attention(mesh),
         transposed_decoding=True,
         objective=Objective(),
-        tokens_per_micro_batch=512,
+        tokens_per_micro_batch=1024,
     )
     return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
 

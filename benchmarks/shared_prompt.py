@@ -89,7 +89,7 @@ class Update:
             # The mean over all tokens, with advantages as given: it knows of no groups.
             objective=Objective(loss_type="dapo"),
             micro_batch_size_per_device=micro_batch_size,
-            tokens_per_micro_batch=512,
+            tokens_per_micro_batch=1024,
         )
         programs = Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
         self.batch = batch

@@ -42,7 +42,12 @@ def run_programs(
     yield RunProgram(
         UPDATE,
         lambda: lower_update(
-            programs, state.model, *run.update_shape, run.passes.batch_fields, is_share=is_share
+            programs,
+            state.model,
+            *run.update_shape,
+            run.passes.batch_fields,
+            is_share=is_share,
+            drops=cfg.reward_failures == "drop",
         ),
         ("parameters", "optimizer_state"),
     )

@@ -32,7 +32,7 @@ from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
 from grpo_eqx.training.optimizer import make_optimizer
 from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.training.programs import SCORE, SCORE_REFERENCE, Programs
 from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.state import TrainState
 
@@ -123,8 +123,8 @@ class Passes(NamedTuple):
         """Counts the passes over a step's rollout, by scoring program."""
         entropies = cfg.num_iterations if self.entropies else 0
         return {
-            "score": int(self.old_policy) + entropies,
-            "score_reference": int(self.reference),
+            SCORE: int(self.old_policy) + entropies,
+            SCORE_REFERENCE: int(self.reference),
         }
 
 

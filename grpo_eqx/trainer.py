@@ -247,6 +247,7 @@ class GRPOTrainer:
         self.trackers = trackers
         self._record: RunRecord | None = None
         self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
+        self._starts_up = True
 
     @explains_out_of_memory
     def fit(
@@ -305,12 +306,14 @@ class GRPOTrainer:
                 record.note(text)
         for step, metrics in self._early_evaluations:
             record.evaluation(step, metrics)
+        if self.state.step >= cfg.steps:
+            return
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
         width = self.prompts.batch(self.state.next_batch).ids.shape[1]
         widths = sorted(self.prompts.widths, key=lambda x: x != width)
         self.programs.ahead.start(in_order_of_use(self._run, self.programs, widths))
         started: StartedRollout | None = self.experiences.start(self.state)
-        startup = {"time/startup/first_rollout_s": self._stages.seconds}
+        began = self._stages.seconds
         while self.state.step < cfg.steps:
             started = started or self.experiences.start(self.state)
             experience = self.experiences.collect(started, self.state, clock)
@@ -329,12 +332,8 @@ class GRPOTrainer:
             ahead = not checkpoints.are_due(self.state.step)
             started = self.experiences.start(self.state) if ahead else None
             metrics = self._metrics(experience, updates, clock, checkpoints) | compiled.metrics()
-            if startup:
-                metrics |= startup | {"time/startup/first_update_s": self._stages.seconds}
-                began = startup.pop("time/startup/first_rollout_s")
-                self._stages.say(
-                    f"the first update is done; the first rollout began after {began:.0f} s"
-                )
+            if self._starts_up:
+                metrics |= self._startup(began)
             clock.next_step()
             compiled = CompilationCounter()
             record.step(self.state.step, metrics)
@@ -652,6 +651,17 @@ class GRPOTrainer:
         metrics["num_tokens"] = float(self.state.num_tokens)
         return metrics | clock.metrics() | self._performance(experience, clock)
 
+    def _startup(self, first_rollout_s: float) -> dict[str, float]:
+        """Says how long the start took, now that it is over, and returns it as metrics."""
+        self._starts_up = False
+        self._stages.say(
+            f"the first update is done; the first rollout began after {first_rollout_s:.0f} s"
+        )
+        return {
+            "time/startup/first_rollout_s": first_rollout_s,
+            "time/startup/first_update_s": self._stages.seconds,
+        }
+
     def _note_progress(self, lap: str) -> None:
         self._watchdog.progress(f"the {lap} of step {self.state.step}")
 
@@ -681,7 +691,7 @@ class GRPOTrainer:
             "perf/slot_utilization": float(tokens / generated.num_slots),
             "perf/cache_read_share": generated.cache_share / generated.num_slots,
             **experience.packing_metrics(),
-            **{f"compile/num_shapes/{name}": float(count) for name, count in shapes.items()},
+            **{f"compile/num_shapes/{name}": float(count) for name, count in dict(shapes).items()},
         }
 
     def _complete(

@@ -24,8 +24,6 @@ from grpo_eqx.tracking.metrics import OF_THE_MACHINE
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 
-"""Starts of the names of metrics that are not proposed to choose a checkpoint by."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Resumable:

@@ -1,4 +1,4 @@
-"""Compilation of programs before they are called, beside what else the process does."""
+"""Compilation of programs in a thread, before they are called."""
 
 from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +10,9 @@ import jax
 class CompileAhead:
     """Compiles programs one after the other, in a thread, while its context is entered.
 
-    A later call of the same jitted function with the same shapes finds the compiled program.
+    A later call of the same jitted function with the same shapes finds the compiled program. JAX's
+    context managers apply to one thread: a call inside of one, such as `default_matmul_precision`,
+    compiles a program of its own.
     """
 
     def __init__(self) -> None:
@@ -47,6 +49,7 @@ class CompileAhead:
         self._compiling.clear()
         # A compiler's thread that outlived the interpreter could end the process with a signal.
         self._pool.shutdown(cancel_futures=True)
+        self._pool = None
 
 
 def _compile(lower: Callable[[], jax.stages.Lowered]) -> None:

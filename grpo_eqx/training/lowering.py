@@ -83,13 +83,14 @@ def lower_update(
     scored: Collection[str] = (),
     *,
     is_share: bool = False,
+    drops: bool = False,
 ) -> jax.stages.Lowered:
     """Lowers `update` for a model's and a batch's shapes.
 
     **Arguments:** besides shapes, which of `old_logps`, `ref_logps` and `entropies` the batch has,
-    and whether it is a share of a rollout.
+    whether it is a share of a rollout, and whether completions are dropped (`without_dropped`).
     """
-    batch = _batch_shapes(programs, num_prompts, num_generations, scored, is_share=is_share)
+    batch = _batch_shapes(programs, num_prompts, num_generations, scored, is_share, drops)
     packing = _packing_shapes(programs, num_prompts, num_generations)
     tokens = jax.ShapeDtypeStruct((), jnp.float32) if is_share else None
     opt_state = optimizer_shapes(programs, model)
@@ -101,13 +102,13 @@ def _batch_shapes(
     num_prompts: int,
     group: int,
     scored: Collection[str] = (),
-    *,
     is_share: bool = False,
+    drops: bool = False,
 ) -> Batch:
     options, mesh = programs.options, programs.mesh
     tokens = num_prompts, group, options.max_completion_length
     shapes = jax.eval_shape(
-        lambda: _batch_of_nothing((num_prompts, options.max_prompt_length), tokens, scored)
+        lambda: _batch_of_nothing((num_prompts, options.max_prompt_length), tokens, scored, drops)
     )
     whole = replicated(mesh)
     by_group = whole if is_share else batch_sharding(mesh, num_prompts, group)
@@ -132,7 +133,7 @@ def _prompts_of_nothing(num_prompts: int, length: int) -> Prompts:
 
 
 def _batch_of_nothing(
-    prompts: tuple[int, int], tokens: tuple[int, int, int], scored: Collection[str]
+    prompts: tuple[int, int], tokens: tuple[int, int, int], scored: Collection[str], drops: bool
 ) -> Batch:
     rollout = Rollout(
         prompts=_prompts_of_nothing(*prompts),
@@ -140,6 +141,7 @@ def _batch_of_nothing(
         completion_mask=jnp.zeros(tokens, bool),
         sampler_logps=jnp.zeros(tokens, jnp.float32),
         finished=jnp.zeros(tokens[:2], bool),
+        written=jnp.zeros(tokens, bool) if drops else None,
     )
     scores: dict[str, Any] = {name: jnp.zeros(tokens, jnp.float32) for name in scored}
     return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32), **scores)

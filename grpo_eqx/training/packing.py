@@ -45,28 +45,36 @@ class Packing(eqx.Module):
         **Arguments:** the tokens of each prompt, and of each of its completions. Rows are dealt to
         devices such that each has about as many tokens as another.
         """
-        prompts = [
+        groups = [
             _Group(p, int(kept), sorted(enumerate(map(int, each)), key=lambda x: -x[1]))
             for p, (kept, each) in enumerate(zip(prompt_lengths - 1, lengths, strict=True))
         ]
-        prompts = sorted((x.without_empty() for x in prompts), key=lambda x: -x.num_tokens)
-        number = shape.num_micro_batches(sum(x.num_tokens for x in prompts if x.samples))
-        rows = None
-        while rows is None and number <= shape.most_micro_batches:
-            rows = _filled(prompts, shape, number * shape.num_rows)
+        groups = sorted((x.without_empty() for x in groups), key=lambda x: -x.num_tokens)
+        rows, number = (
+            None,
+            shape.least_micro_batches(
+                num_tokens=sum(x.num_tokens for x in groups if x.samples),
+                num_scored=sum(x.num_scored for x in groups),
+                num_completions=sum(len(x.samples) for x in groups),
+            ),
+        )
+        while rows is None:
+            # As many rows as the batch needs if all completions have full length hold any batch:
+            # each group begins in empty ones.
+            assert number <= shape.most_micro_batches, "longer than the shape is for"
+            rows = _filled(groups, shape, number * shape.num_rows)
             number += rows is None
-        if rows is None:
-            rows, number = _one_group_each(prompts, shape), shape.most_micro_batches
         return cls._of(rows, number, lengths.shape[1], shape)
 
     @classmethod
-    def _of(cls, rows: list["_Row"], number: int, group: int, shape: RowShape) -> "Packing":
+    def _of(cls, rows: "_Rows", number: int, group: int, shape: RowShape) -> "Packing":
         arrays = np.zeros((5, shape.most_micro_batches * shape.num_rows, shape.places), np.int32)
         arrays[0], arrays[4] = -1, 1
-        for place, row in zip(_places(shape), sorted(rows, key=lambda x: x.free), strict=False):
-            for c, held in enumerate(row.held):
+        fullest_first = np.argsort(-rows.used, kind="stable")
+        for dealt, row in zip(_dealt_rows(shape), fullest_first, strict=False):
+            for c, held in enumerate(rows.held[row]):
                 index = held.prompt * group + held.sample
-                arrays[:, place, c] = (
+                arrays[:, dealt, c] = (
                     index, held.length, held.start, held.prompt_start, held.prompt_length,
                 )  # fmt: skip
         completions, lengths, starts, prompt_starts, prompt_lengths = arrays.reshape(
@@ -132,80 +140,64 @@ class _Held:
     prompt_length: int
 
 
-class _Row:
-    """Row that is being filled."""
+class _Rows:
+    """Rows that are being filled; arrays have a value for each."""
 
-    def __init__(self, shape: RowShape):
+    def __init__(self, shape: RowShape, number: int):
         self.shape = shape
-        self.used = 0
-        self.scored = 0
-        self.held: list[_Held] = []
+        self.used = np.zeros(number, int)
+        """Tokens."""
+        self.scored = np.zeros(number, int)
+        """Tokens of completions."""
+        self.num_held = np.zeros(number, int)
+        self.held: list[list[_Held]] = [[] for _ in range(number)]
 
-    @property
-    def free(self) -> int:
-        return self.shape.width - self.used
+    def choose(self, group: _Group) -> int | None:
+        """Chooses the fullest row that takes all of the group, else the one with the most room.
 
-    def room(self, kept: int) -> int:
-        """Returns the tokens of completions that fit after a prompt of which `kept` are kept."""
-        if len(self.held) == self.shape.places:
-            return 0
-        return min(self.free - kept, self.shape.num_scored - self.scored)
+        **Returns:** `None` where not even the group's shortest completion fits.
+        """
+        places = self.shape.places - self.num_held
+        room = np.minimum(
+            self.shape.width - self.used - group.kept, self.shape.num_scored - self.scored
+        )
+        room = np.where(places > 0, room, 0)
+        takes_all = (room >= group.num_scored) & (places >= len(group.samples))
+        if takes_all.any():
+            return int(np.argmax(np.where(takes_all, self.used, -1)))
+        row = int(np.argmax(room))
+        return row if room[row] >= group.samples[-1][1] else None
 
-    def takes(self, group: _Group) -> bool:
-        """Returns whether the whole group fits."""
-        places = self.shape.places - len(self.held)
-        return group.num_scored <= self.room(group.kept) and len(group.samples) <= places
-
-    def add(self, group: _Group) -> _Group:
+    def add(self, row: int, group: _Group) -> _Group:
         """Adds the group's prompt and as many completions as fit; returns the group's rest."""
-        room, prompt_start, left = self.room(group.kept), self.used, []
-        self.used += group.kept
+        used, scored, held, left = int(self.used[row]), int(self.scored[row]), self.held[row], []
+        prompt_start, used = used, used + group.kept
         for sample, length in group.samples:
-            if length > room or len(self.held) == self.shape.places:
+            too_long = used + length > self.shape.width or scored + length > self.shape.num_scored
+            if too_long or len(held) == self.shape.places:
                 left.append((sample, length))
                 continue
-            self.held.append(
-                _Held(group.prompt, sample, length, self.used, prompt_start, group.kept + 1)
-            )
-            self.used += length
-            self.scored += length
-            room -= length
+            held.append(_Held(group.prompt, sample, length, used, prompt_start, group.kept + 1))
+            used += length
+            scored += length
+        self.used[row], self.scored[row], self.num_held[row] = used, scored, len(held)
         return dataclasses.replace(group, samples=left)
 
 
-def _filled(groups: list[_Group], shape: RowShape, num_rows: int) -> list[_Row] | None:
-    """Fills so many rows, a group in one of them where it fits; `None` if they do not suffice.
-
-    A group goes to the fullest row that takes all of it, or else is cut, and begins in the emptiest
-    row.
-    """
-    rows = [_Row(shape) for _ in range(num_rows)]
+def _filled(groups: list[_Group], shape: RowShape, num_rows: int) -> _Rows | None:
+    """Fills so many rows, a group in one of them where it fits; `None` if they do not suffice."""
+    rows = _Rows(shape, num_rows)
     for each in groups:
         group = each
         while group.samples:
-            whole = [row for row in rows if row.takes(group)]
-            if whole:
-                row = min(whole, key=lambda x: x.free)
-            else:
-                row = max(rows, key=lambda x: x.room(group.kept))
-                if row.room(group.kept) < group.samples[-1][1]:
-                    return None
-            group = row.add(group)
+            row = rows.choose(group)
+            if row is None:
+                return None
+            group = rows.add(row, group)
     return rows
 
 
-def _one_group_each(groups: list[_Group], shape: RowShape) -> list[_Row]:
-    """Fills rows with completions of one group each, for which there are enough rows."""
-    rows = []
-    for each in groups:
-        group = each
-        while group.samples:
-            rows.append(_Row(shape))
-            group = rows[-1].add(group)
-    return rows
-
-
-def _places(shape: RowShape) -> Iterator[int]:
+def _dealt_rows(shape: RowShape) -> Iterator[int]:
     """Yields the indices of rows in the order in which they are dealt, back and forth."""
     shards, per_shard = shape.num_shards, shape.num_rows // shape.num_shards
     for turn in range(shape.most_micro_batches * per_shard):

@@ -8,15 +8,15 @@ from grpo_eqx.models.tiles import even_tile
 MOST_WIDTH = 8192
 """Width beyond which a row holds no more than one completion of full length."""
 _COPIES = 16
-"""A row's completions are at least so many times as long as its prompt, if its group is: what is
-lost by copying prompts to each of their rows is then small."""
-_PLACES = 16
-"""Completions that a row can hold, for each of full length: those that end early leave room."""
+"""Least length of a row's completions over that of its prompt, as far as the group allows; bounds
+what copies of prompts cost."""
+_PLACES = 64
+"""Completions that a row can hold, per completion of full length; short ones share its room."""
 
 
 @dataclasses.dataclass(frozen=True)
 class RowShape:
-    """Shape of a batch that is packed into rows; the number of micro-batches in use is no part."""
+    """Shape of a batch's rows, for any lengths; these decide how many micro-batches are in use."""
 
     most_micro_batches: int
     """Micro-batches that the batch needs if all completions have full length."""
@@ -68,6 +68,12 @@ class RowShape:
             places=min(_PLACES * full, num_prompts * num_generations),
         )
 
-    def num_micro_batches(self, num_tokens: int) -> int:
-        """Returns the least number of micro-batches that hold so many tokens."""
-        return max(1, math.ceil(num_tokens / (self.num_rows * self.width)))
+    def least_micro_batches(self, *, num_tokens: int, num_scored: int, num_completions: int) -> int:
+        """Returns a lower bound on the micro-batches that a batch needs.
+
+        **Arguments:** its tokens, those of completions among them, and its completions.
+        """
+        rows = max(
+            num_tokens / self.width, num_scored / self.num_scored, num_completions / self.places
+        )
+        return max(1, math.ceil(rows / self.num_rows))

@@ -52,7 +52,7 @@ def test_leaving_drops_what_has_not_begun() -> None:
 
     def first() -> jax.stages.Lowered:
         begun.set()
-        go_on.wait()
+        assert go_on.wait(timeout=60)
         order.append("first")
         return jax.jit(lambda x: x - 1).lower(SHAPE)
 

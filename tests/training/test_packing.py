@@ -101,7 +101,7 @@ def test_little_is_padding(seed: int) -> None:
 
 
 def test_padding_and_balance_are_counted_by_hand() -> None:
-    """Two devices with a row of 32 each: prompts of 3 tokens but one, completions of 10 and 4."""
+    """Two devices with a row of 16 each: prompts of 3 tokens but one, completions of 10 and 4."""
     shape = RowShape(
         most_micro_batches=1, num_rows=2, num_shards=2, width=16, num_scored=12, places=4
     )
