@@ -17,13 +17,13 @@ class Metrics(NamedTuple):
     maxs: dict[str, Array]
 
     @classmethod
-    def of_nothing(cls, names: "Metrics") -> "Metrics":
+    def of_nothing(cls, like: "Metrics") -> "Metrics":
         """Returns the metrics of no micro-batch, under the names that others have."""
         zero, highest = jnp.float32(0), jnp.float32(jnp.inf)
         return cls(
-            dict.fromkeys(names.sums, zero),
-            dict.fromkeys(names.mins, highest),
-            dict.fromkeys(names.maxs, -highest),
+            dict.fromkeys(like.sums, zero),
+            dict.fromkeys(like.mins, highest),
+            dict.fromkeys(like.maxs, -highest),
         )
 
     def merged(self, other: "Metrics") -> "Metrics":

@@ -431,8 +431,8 @@ class Programs:
             part_gradient, part_metrics = jax.grad(loss, has_aux=True)(params, index)
             return jax.tree.map(jnp.add, gradient, part_gradient), metrics.merged(part_metrics)
 
-        _, names = jax.eval_shape(loss, params, packing.number)
-        start = jax.tree.map(jnp.zeros_like, params), Metrics.of_nothing(names)
+        _, like = jax.eval_shape(loss, params, packing.number)
+        start = jax.tree.map(jnp.zeros_like, params), Metrics.of_nothing(like)
         gradient, parts = jax.lax.fori_loop(jnp.int32(0), packing.number, accumulate, start)
         metrics = {**parts.values(), "grad_norm": optax.tree.norm(gradient)}
         updates, next_opt_state = self.optimizer.update(gradient, opt_state, params)

@@ -83,7 +83,7 @@ def test_prompts_of_any_run_have_few_widths() -> None:
 
 
 def test_a_second_width_is_one_that_most_batches_fit() -> None:
-    """Of 100 problems one is long: five of six batches of 16 are without it."""
+    """One of 100 problems is long: five of six batches of 16 are without it."""
     assert prompt_widths([10] * 99 + [100], batch_size=16) == (10, 100)
     assert prompt_widths([10] * 99 + [100], batch_size=100) == (100,)
     assert prompt_widths([95] * 99 + [100], batch_size=1) == (100,)  # would save a twentieth

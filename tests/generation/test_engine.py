@@ -129,7 +129,7 @@ def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None) -> None:
 
 
 def trainers_logps(rollout: Rollout, temperature: float = 1.0) -> np.ndarray:
-    """Of each prompt with each of its completions, as sequences of their own."""
+    """Log-probs of each prompt's completions, as sequences of their own."""
     found = []
     for p, ids in enumerate(rollout.completion_ids):
         prompt = rollout.prompts.ids[p][np.asarray(rollout.prompts.mask[p])]
@@ -233,7 +233,7 @@ def test_steps_and_slots_are_counted() -> None:
 
 @pytest.mark.slow
 def test_the_share_of_the_cache_that_is_read_is_counted() -> None:
-    """Of two blocks none for the first token, one for 128 tokens, and both for the last 71."""
+    """The first token reads none of two blocks, the next 128 one of them, and the last 71 both."""
     never = Stopping.of_ids([], CONFIG.vocab_size)
     _, counts = run_counted(*prompts(), group=8, max_length=200, stopping=never)
     assert counts.cache_share / counts.slots == pytest.approx((0.5 * 128 + 71) / 200)

@@ -88,7 +88,7 @@ def test_rows_of_full_length_are_full(size: int | None) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_little_is_padding(seed: int) -> None:
-    """Of a batch that is many rows, and has a long tail."""
+    """A batch of many rows with a long tail fills them."""
     rng = np.random.default_rng(seed)
     prompt_lengths = rng.integers(5, LONGEST_PROMPT + 1, 64).astype(np.int32)
     lengths = rng.geometric(1 / 8, (64, 8)).clip(1, LONGEST).astype(np.int32)
