@@ -76,6 +76,7 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
         return jitted(*arguments)
 
     jitted, trainer.programs.jitted_update = trainer.programs.jitted_update, update
+    update.lower = jitted.lower  # for compilation ahead
     trainer.fit()
     planned = plan.programs["update"].compiled
     assert max(micro_batches) < plan.rows.most_micro_batches
