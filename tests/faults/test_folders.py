@@ -55,12 +55,15 @@ def test_a_sweep_in_parallel_has_a_folder_for_each(
 
 
 def test_a_second_run_is_refused_while_the_first_trains(
-    command: Command, small_model: Path, programs: Path
+    small_model: Path, programs: Path, tmp_path: Path
 ) -> None:
-    first = command.start()
-    wait_for_step(command, first, 1)
-    refused = Command(small_model, programs, command.folder, learning_rate=2e-3).finish(2)
+    endless = Command(small_model, programs, tmp_path / "run", steps=100_000)
+    first = endless.start()
+    wait_for_step(endless, first, 1)
+    refused = Command(small_model, programs, endless.folder, learning_rate=2e-3).finish(2)
     assert f"(process {first.pid}, started 20" in refused
-    first.kill()
-    first.communicate()
-    assert "resuming from" in command.finish()
+    endless.kill(first)
+    again = endless.start()
+    assert again.stdout is not None
+    assert any("resuming from" in line for line in again.stdout)
+    endless.kill(again)
