@@ -121,7 +121,7 @@ def test_a_run_goes_on_without_the_completions_on_which_a_function_fails(
         tenth = np.array([[sum(tokens) % 10 == 0 for tokens in group] for group in ids])
         assert metrics[f"rewards/{func.__name__}/num_failed"] == tenth.sum() > 0
         np.testing.assert_array_equal(experience.groups.rewards.dropped, tenth)
-        rollout = experience.scores.rollout
+        rollout = experience.groups.rollout
         counted, tokens = np.asarray(rollout.loss_mask), np.asarray(rollout.completion_mask)
         np.testing.assert_array_equal(counted, tokens & ~tenth[..., None])
         np.testing.assert_array_equal(
