@@ -18,12 +18,11 @@ class Metrics(NamedTuple):
 
     @classmethod
     def of_nothing(cls, like: "Metrics") -> "Metrics":
-        """Returns the metrics of no micro-batch, under the names that others have."""
-        zero, highest = jnp.float32(0), jnp.float32(jnp.inf)
+        """Returns the metrics of no micro-batch, with the names and dtypes of others."""
         return cls(
-            dict.fromkeys(like.sums, zero),
-            dict.fromkeys(like.mins, highest),
-            dict.fromkeys(like.maxs, -highest),
+            {name: jnp.zeros((), x.dtype) for name, x in like.sums.items()},
+            {name: jnp.full((), jnp.inf, x.dtype) for name, x in like.mins.items()},
+            {name: jnp.full((), -jnp.inf, x.dtype) for name, x in like.maxs.items()},
         )
 
     def merged(self, other: "Metrics") -> "Metrics":
