@@ -193,9 +193,9 @@ class Programs:
         """Computes log-probs and entropies of the completions' tokens under `model`."""
         self.ahead.wait(SCORE)
         self.ahead.wait(SCORE_REFERENCE)
+        rollout, packing = jax.tree.map(self._on_devices, (rollout, packing))
         # Which tokens the loss counts makes no difference here, and would make another program.
         rollout = dataclasses.replace(rollout, written=None)
-        rollout, packing = jax.tree.map(self._on_devices, (rollout, packing))
         return self.jitted_score(model, rollout, packing)
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
