@@ -50,14 +50,12 @@ class Packing(eqx.Module):
             for p, (kept, each) in enumerate(zip(prompt_lengths - 1, lengths, strict=True))
         ]
         groups = sorted((x.without_empty() for x in groups), key=lambda x: -x.num_tokens)
-        rows, number = (
-            None,
-            shape.least_micro_batches(
-                num_tokens=sum(x.num_tokens for x in groups if x.samples),
-                num_scored=sum(x.num_scored for x in groups),
-                num_completions=sum(len(x.samples) for x in groups),
-            ),
+        number = shape.least_micro_batches(
+            num_tokens=sum(x.num_tokens for x in groups if x.samples),
+            num_scored=sum(x.num_scored for x in groups),
+            num_completions=sum(len(x.samples) for x in groups),
         )
+        rows = None
         while rows is None:
             # As many rows as the batch needs if all completions have full length hold any batch:
             # each group begins in empty ones.
