@@ -1,5 +1,6 @@
-"""Building blocks of a Qwen2 layer: linear maps, RMSNorm, rotary positions."""
+"""Building blocks of a Qwen2 layer: linear maps, RMSNorm, SwiGLU, rotary positions."""
 
+import functools
 from typing import NamedTuple
 
 import equinox as eqx
@@ -63,13 +64,78 @@ def _project_backward(
 _project.defvjp(_project_forward, _project_backward)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def rms_norm(
     x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float
 ) -> Float[Array, "*batch H"]:
-    """Applies root-mean-square normalization (arXiv 1910.07467) with float32 statistics."""
-    x32 = x.astype(jnp.float32)
-    normed = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    """Applies root-mean-square normalization (arXiv 1910.07467) with float32 statistics.
+
+    Its backward pass keeps `x` alone, where automatic differentiation would keep two more arrays of
+    that size.
+    """
+    normed, _ = _normed(x, eps)
     return scale * normed.astype(x.dtype)
+
+
+def _normed(
+    x: Float[Array, "*batch H"], eps: float
+) -> tuple[Float[Array, "*batch H"], Float[Array, "*batch 1"]]:
+    """Normalizes in float32; returns the factor too."""
+    x32 = x.astype(jnp.float32)
+    factor = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)
+    return x32 * factor, factor
+
+
+def _rms_norm_forward(
+    x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float
+) -> tuple[Float[Array, "*batch H"], tuple[Array, Array]]:
+    return rms_norm(x, scale, eps), (x, scale)
+
+
+def _rms_norm_backward(
+    eps: float, residuals: tuple[Array, Array], dy: Float[Array, "*batch H"]
+) -> tuple[Float[Array, "*batch H"], Float[Array, " H"]]:
+    x, scale = residuals
+    normed, factor = _normed(x, eps)
+    dy32 = dy.astype(jnp.float32)
+    scaled = dy32 * scale.astype(jnp.float32)
+    along = jnp.mean(scaled * normed, axis=-1, keepdims=True)
+    dx = factor * (scaled - normed * along)
+    by_scale = (dy32 * normed).reshape(-1, x.shape[-1]).sum(axis=0)
+    return dx.astype(x.dtype), by_scale.astype(scale.dtype)
+
+
+rms_norm.defvjp(_rms_norm_forward, _rms_norm_backward)
+
+
+@jax.custom_vjp
+def swiglu(
+    gate: Float[Array, "*batch I"], up: Float[Array, "*batch I"]
+) -> Float[Array, "*batch I"]:
+    """Computes `silu(gate) * up` (arXiv 2002.05202).
+
+    Its backward pass keeps the arguments alone, where automatic differentiation would keep four
+    more arrays of that size.
+    """
+    return jax.nn.silu(gate) * up
+
+
+def _swiglu_forward(
+    gate: Float[Array, "*batch I"], up: Float[Array, "*batch I"]
+) -> tuple[Float[Array, "*batch I"], tuple[Array, Array]]:
+    return swiglu(gate, up), (gate, up)
+
+
+def _swiglu_backward(
+    residuals: tuple[Array, Array], dy: Float[Array, "*batch I"]
+) -> tuple[Float[Array, "*batch I"], Float[Array, "*batch I"]]:
+    gate, up = residuals
+    share = jax.nn.sigmoid(gate)
+    silu = gate * share
+    return dy * up * (share + silu * (1 - share)), dy * silu
+
+
+swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 
 class Rotary(NamedTuple):

@@ -14,7 +14,7 @@ from grpo_eqx.models.attention import Past, Segment, attend
 from grpo_eqx.models.base import CausalLM, PromptCache, parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
-from grpo_eqx.models.layers import Linear, Rotary, rms_norm
+from grpo_eqx.models.layers import Linear, Rotary, rms_norm, swiglu
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding
 
@@ -55,7 +55,7 @@ class Qwen2Layer(eqx.Module):
         """Computes the rest of the layer from the attention of its heads."""
         x = x + self.o_proj(attended.reshape(*x.shape[:-1], -1))
         normed = rms_norm(x, self.post_attention_layernorm, config.rms_norm_eps)
-        return x + self.down_proj(jax.nn.silu(self.gate_proj(normed)) * self.up_proj(normed))
+        return x + self.down_proj(swiglu(self.gate_proj(normed), self.up_proj(normed)))
 
 
 class Qwen2(CausalLM):
