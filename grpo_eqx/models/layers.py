@@ -70,8 +70,7 @@ def rms_norm(
 ) -> Float[Array, "*batch H"]:
     """Applies root-mean-square normalization (arXiv 1910.07467) with float32 statistics.
 
-    Its backward pass keeps `x` alone, where automatic differentiation would keep two more arrays of
-    that size.
+    Its backward pass normalizes again: nothing but the arguments is kept for it.
     """
     normed, _ = _normed(x, eps)
     return scale * normed.astype(x.dtype)
