@@ -77,7 +77,7 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
-        transposed_decoding=on_cpu,
+        decodes_on_cpu=on_cpu,
         remat="none" if on_cpu else "full",
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),

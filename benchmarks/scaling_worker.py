@@ -60,7 +60,7 @@ def make_programs(work: Work) -> Programs:
         dtype=jnp.dtype("float32"),
         remat="none",
         attention=best_attention(mesh),
-        transposed_decoding=True,
+        decodes_on_cpu=True,
         objective=Objective(),
         tokens_per_micro_batch=1024,
     )

@@ -381,7 +381,7 @@ def _program_options(
         dtype=jnp.dtype(dtype),
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         max_num_seqs=cfg.max_num_seqs,
-        transposed_decoding=on_cpu,
+        decodes_on_cpu=on_cpu,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
         rollout_sharding=run.rollout_sharding,
         attention=best_attention(mesh),

@@ -49,6 +49,7 @@ def generate(
     layout: RolloutLayout | None = None,
     kv_cache_dtype: jnp.dtype | None = None,
     attention: CausalAttention = BlockedAttention(),
+    unrolled: bool = False,
 ) -> tuple[Rollout, SlotCounts]:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
@@ -59,7 +60,8 @@ def generate(
     drawn with `fold_in(key, t)`; the number of completions to decode at a time (`None`: all); the
     number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
     layout over devices (`None`: a single one), where each shard refills its slots from its own
-    prompts; the dtype of keys and values (`None`: the model's); the attention of the prefill.
+    prompts; the dtype of keys and values (`None`: the model's); the attention of the prefill;
+    whether the layers are unrolled, which CPUs decode faster, and which takes longer to compile.
 
     Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
     `num_slots` or `refill_at` is below 1.
@@ -72,9 +74,11 @@ def generate(
     if num_slots < 1 or uneven or (refill_at is not None and refill_at < 1):
         raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
     cache = model.prefill(jnp.asarray(prompts.ids), jnp.asarray(prompts.mask), attention=attention)
-    cache = cache.stored(cache.kv.keys.dtype if kv_cache_dtype is None else kv_cache_dtype)
+    cache = cache.stored(kv_cache_dtype)
     if layout is not None:
         cache = laid_out_prompts(cache, layout)
+    if unrolled:
+        model, cache = model.unstacked(), cache.unstacked()
     queue = SlotQueue(cache, G, num_shards)
     slots = queue.first_slots(num_slots, cache_length_of(max_length))
     state = DecodeState(
@@ -105,7 +109,7 @@ def _sizes(slots: Slots) -> list[int]:
 
     The slots of a row read their shared prompt once; packed slots each read their own copy.
     """
-    (R, W), S = slots.completion.shape, slots.cache.keys.shape[-2]
+    (R, W), S = slots.completion.shape, slots.cache_length
     Tp = slots.prompt.visible.shape[1]
     sizes, read = [R * W], R * Tp + R * W * S
     for halvings in range(1, MOST_HALVINGS + 1):
@@ -159,8 +163,10 @@ def _decode(
     """Decodes one token in every slot."""
     slots, made, idle = state.slots, state.made, state.idle()
     nothing, max_length = len(made.ids) - 1, made.ids.shape[1]
-    most = jnp.max(jnp.where(idle, 0, slots.position))
-    logits, new = model.decode(slots.prompt, slots.cache, slots.inputs, slots.position, most)
+    num_written = jnp.max(jnp.where(idle, 0, slots.position)) + 1
+    logits, cache = model.decode(
+        slots.prompt, slots.cache, slots.inputs, slots.position, num_written
+    )
     for sharding in [] if layout is None else layout.logits(logits.shape[-1]):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
     draws = token_keys(keys[slots.completion], slots.position)
@@ -180,9 +186,9 @@ def _decode(
         position=jnp.where(idle | done, slots.position, length),
         inputs=tokens,
         stop_state=stop_state,
-        cache=slots.with_written(new),
+        cache=cache,
     )
-    return DecodeState(slots, made, state.waiting, state.counts.after(slots, most))
+    return DecodeState(slots, made, state.waiting, state.counts.after(slots, num_written))
 
 
 def _rollout(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.base import PromptCache
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache, positions_read
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache, positions_read
 from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 
@@ -46,8 +46,8 @@ class Slots(NamedTuple):
     """Last token decoded; initially the prompt's last token."""
     stop_state: Int[Array, "R W"]
     """State of the `Stopping` automaton after the decoded tokens."""
-    cache: KVCache
-    """Keys and values of the inputs so far, `[L, R, W, K, S, D]`."""
+    cache: list[KVCache]
+    """Keys and values of the inputs so far, for each stack of layers `[L, R, W, K, S, D]`."""
 
     @classmethod
     def of_prompts(
@@ -70,10 +70,14 @@ class Slots(NamedTuple):
             cache=jax.tree.map(empty, prompt.kv),
         )
 
+    @property
+    def cache_length(self) -> int:
+        return self.cache[0].keys.shape[-2]
+
     def laid_out(self, layout: RolloutLayout) -> "Slots":
         """Returns the slots with rows sharded as prompts, and the slots of each row as groups."""
         by_slot = layout.sharding(layout.prompts, layout.groups)
-        heads = layout.heads(self.cache.keys.shape[3])
+        heads = layout.heads(self.cache[0].keys.shape[3])
         of_cache = layout.sharding((), layout.prompts, layout.groups, heads)
 
         def split(x: Array) -> Array:
@@ -107,16 +111,6 @@ class Slots(NamedTuple):
             cache=jax.tree.map(pick_cache, self.cache),
         )
 
-    def with_written(self, new: KeyValues) -> KVCache:
-        """Returns the cache with `new`, the keys and values of the slots' inputs, written to it."""
-        R, W = self.position.shape
-        where = jnp.arange(R)[:, None], jnp.arange(W), slice(None), self.position
-
-        def write(cache: Array, token: Array) -> Array:
-            return cache.at[:, *where].set(jnp.moveaxis(token[..., 0, :], 0, 2))
-
-        return jax.tree.map(write, self.cache, KVCache.of(new, self.cache.keys.dtype))
-
 
 class SlotCounts(NamedTuple):
     """Counts of the work done by decoding."""
@@ -134,7 +128,7 @@ class SlotCounts(NamedTuple):
 
     def after(self, slots: Slots, num_written: Int[Array, ""]) -> "SlotCounts":
         """Adds a step in which attention reads the caches up to `num_written` positions."""
-        length, number = slots.cache.keys.shape[-2], slots.completion.size
+        length, number = slots.cache_length, slots.completion.size
         share = number / length * positions_read(num_written, length)
         return SlotCounts(self.steps + 1, self.slots + number, self.cache_share + share)
 
@@ -207,8 +201,8 @@ class SlotQueue(NamedTuple):
 
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:
     """Shards prompts, with their keys and values, over devices as `layout` says."""
-    assert isinstance(prompts.kv, KVCache)
-    heads = layout.heads(prompts.kv.keys.shape[3])
+    assert isinstance(prompts.kv, list)
+    heads = layout.heads(prompts.kv[0].keys.shape[3])
 
     def split(x: Array, axis: int = 0) -> Array:
         axes = [layout.prompts] if axis == 0 else [(), layout.prompts, (), heads]

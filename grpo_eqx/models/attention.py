@@ -1,12 +1,10 @@
-"""Attention of one position at a time, over segments of keys and values.
+"""Attention of one position at a time, over a prompt and the completion so far.
 
-Queries have shape `[P, G, ...]`: `P` prompts with `G` continuations each. Attention over several
+Queries have shape `[P, G, ...]`: `P` prompts with `G` completions each. Attention over several
 *segments* is merged exactly, so that a group's prompt is stored and read once, not once per
-continuation.
+completion.
 """
 
-import functools
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -24,15 +22,17 @@ class Segment(NamedTuple):
     visible: Bool[Array, "#P #J S"]
 
 
-class Past(NamedTuple):
-    """One layer of a growing cache: each query sees the keys before its own position."""
+class OwnKeys(NamedTuple):
+    """One layer of a growing cache: each query sees the keys up to its own position."""
 
     kv: KVCache
     """Cache of all layers, in whole blocks of `CACHE_BLOCK`, or one shorter block."""
     layer: Int[Array, ""]
     position: Int[Array, "P G"]
     num_written: Int[Array, ""]
-    """Blocks from this position on are not read; no live query has a larger `position`."""
+    """Blocks from this position on are not read; it is above the `position` of any live query."""
+    new: KeyValues
+    """Those of the queries' own positions, `[P, G, K, 1, D]`, as they were before rounding."""
 
     def block(self, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
         """Returns the segment of one block, in `dtype`."""
@@ -45,8 +45,12 @@ class Past(NamedTuple):
             start = [jnp.asarray(i, jnp.int32) for i in (self.layer, 0, 0, 0, first, 0)]
             return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
 
-        visible = first + jnp.arange(size) < self.position[..., None]
-        return Segment(jax.tree.map(cut, self.kv).loaded(dtype), visible)
+        positions, own = first + jnp.arange(size), self.position[..., None]
+        kv = jax.tree.map(cut, self.kv).loaded(dtype)
+        if self.kv.keys.dtype != dtype:
+            is_own = (positions == own)[:, :, None, :, None]
+            kv = jax.tree.map(lambda new, rounded: jnp.where(is_own, new, rounded), self.new, kv)
+        return Segment(kv, positions <= own)
 
     def num_blocks(self) -> Int[Array, ""]:
         """Returns the number of blocks that hold anything."""
@@ -55,37 +59,35 @@ class Past(NamedTuple):
 
 
 def attend(
-    queries: Float[Array, "P G N D"], segments: Sequence[Segment], past: Past | None = None
+    queries: Float[Array, "P G N D"], prompt: Segment, own: OwnKeys
 ) -> Float[Array, "P G N D"]:
-    """Computes softmax attention of each query over all segments and the blocks of the past.
+    """Computes softmax attention of each query over its prompt and its completion so far.
 
-    Segments are reduced separately and merged by their softmax statistics, which equals one
-    softmax over the concatenation. Every query must see at least one key of some segment; the
-    result of one that sees none is finite but meaningless. A block of which a query sees nothing
-    leaves its result bitwise unchanged.
+    Blocks of keys are merged by their softmax statistics, which equals one softmax over all of
+    them. A query that sees nothing of a block has the same result without it, to the last bit.
     """
     P, G, N, D = queries.shape
-    K = segments[0].kv.keys.shape[2]
+    K = prompt.kv.keys.shape[2]
     by_key = queries.reshape(P, G, K, N // K, D)
-    part = functools.reduce(
-        RunningSoftmax.merged, [_attend_segment(by_key, segment) for segment in segments]
-    )
-    if past is not None:
 
-        def add(number: Int[Array, ""], part: RunningSoftmax) -> RunningSoftmax:
-            return _updated(part, by_key, past.block(number, queries.dtype))
+    def add(number: Int[Array, ""], part: RunningSoftmax) -> RunningSoftmax:
+        return _updated(part, by_key, own.block(number, queries.dtype))
 
-        part = jax.lax.fori_loop(0, past.num_blocks(), add, part)
+    part = _attend_prompt(by_key, prompt)
+    if own.kv.keys.shape[-2] <= CACHE_BLOCK:
+        part = add(jnp.int32(0), part)
+    else:
+        part = jax.lax.fori_loop(0, own.num_blocks(), add, part)
     return part.attended(queries.dtype).reshape(P, G, N, D)
 
 
-def _attend_segment(queries: Float[Array, "P G K r D"], segment: Segment) -> RunningSoftmax:
+def _attend_prompt(queries: Float[Array, "P G K r D"], prompt: Segment) -> RunningSoftmax:
     P, G, K, repeats, D = queries.shape
-    if segment.kv.keys.shape[1] == G:
-        return _updated(RunningSoftmax.over_nothing(queries), queries, segment)
-    # A shared segment treats its group as one long run of queries: one larger product per prompt.
+    if prompt.kv.keys.shape[1] == G:
+        return _updated(RunningSoftmax.over_nothing(queries), queries, prompt)
+    # A group that shares its prompt is one long run of queries: one larger product per prompt.
     run = queries.swapaxes(1, 2).reshape(P, 1, K, G * repeats, D)
-    part = _updated(RunningSoftmax.over_nothing(run), run, segment)
+    part = _updated(RunningSoftmax.over_nothing(run), run, prompt)
     return RunningSoftmax(*(x.reshape(P, K, G, repeats, -1).swapaxes(1, 2) for x in part))
 
 
@@ -93,6 +95,24 @@ def _updated(
     part: RunningSoftmax, queries: Float[Array, "P J K r D"], segment: Segment
 ) -> RunningSoftmax:
     """Adds a segment, in which each of the `J` rows has its own keys and values."""
-    scores = product("pjkrd,pjksd->pjkrs", queries, segment.kv.keys) * queries.shape[-1] ** -0.5
+    scores = jax.lax.platform_dependent(
+        queries, segment.kv.keys, cpu=_scores_by_key, default=_scores_by_query
+    )
     visible = segment.visible[:, :, None, None]
-    return part.updated(jnp.where(visible, scores, MASKED), segment.kv.values, "pjkrs,pjksd->pjkrd")
+    scores = jnp.where(visible, scores * queries.shape[-1] ** -0.5, MASKED)
+    return part.updated(scores, segment.kv.values, "pjkrs,pjksd->pjkrd")
+
+
+def _scores_by_query(
+    queries: Float[Array, "P J K r D"], keys: Float[Array, "P J K S D"]
+) -> Float[Array, "P J K r S"]:
+    return product("pjkrd,pjksd->pjkrs", queries, keys)
+
+
+def _scores_by_key(
+    queries: Float[Array, "P J K r D"], keys: Float[Array, "P J K S D"]
+) -> Float[Array, "P J K r S"]:
+    """Computes the same in a form in which XLA's CPU compiler does not transpose all keys."""
+    scores = product("pjksd,pjkrd->pjksr", keys, queries)
+    # Else the compiler merges the two transpositions, and is back where it was.
+    return jax.lax.optimization_barrier(scores).swapaxes(-1, -2)

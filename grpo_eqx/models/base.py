@@ -114,16 +114,22 @@ class PromptCache(NamedTuple):
     states.
     """
 
-    kv: KeyValues | KVCache
+    kv: KeyValues | list[KVCache]
+    """As read, with a leading axis of layers; for decoding, one cache per stack of layers."""
     visible: Bool[Array, "P Tp"]
     """True on the prompt's own tokens, except the last."""
     last_ids: Int[Array, " P"]
     last_positions: Int[Array, " P"]
 
-    def stored(self, dtype: jnp.dtype) -> "PromptCache":
-        """Returns the cache for decoding, with keys and values in `dtype`."""
+    def stored(self, dtype: jnp.dtype | None = None) -> "PromptCache":
+        """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own)."""
         assert isinstance(self.kv, KeyValues)
-        return self._replace(kv=KVCache.of(self.kv, dtype))
+        return self._replace(kv=[KVCache.of(self.kv, dtype or self.kv.keys.dtype)])
+
+    def unstacked(self) -> "PromptCache":
+        """Returns the cache for decoding with a model that is `unstacked` too."""
+        assert isinstance(self.kv, list)
+        return self._replace(kv=[layer for stack in self.kv for layer in stack.unstacked()])
 
     def picked(self, within: Int[Array, "parts n"]) -> "PromptCache":
         """Gathers prompts from each equal part of the batch, without cross-device traffic."""
@@ -153,7 +159,7 @@ class CausalLM(eqx.Module):
     config: eqx.AbstractVar[ModelConfig]
     embed_tokens: eqx.AbstractVar[Float[Array, "V H"]]
     layers: eqx.AbstractVar[Any]
-    """Stacked layers: every array has a leading axis of layers."""
+    """Stacked layers: every array has a leading axis of layers; or a list of stacks."""
 
     @classmethod
     @abc.abstractmethod
@@ -208,18 +214,18 @@ class CausalLM(eqx.Module):
     def decode(
         self,
         prompt: PromptCache,
-        own: KVCache,
+        own: list[KVCache],
         ids: Int[Array, "P G"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
-    ) -> tuple[Float[Array, "P G V"], KeyValues]:
+    ) -> tuple[Float[Array, "P G V"], list[KVCache]]:
         """Computes the logits after `ids`, each the input at position `position` of its completion.
 
-        **Arguments:** the prompts, with a `KVCache`; `own` holds the completions' keys and values
-        so far, `[L, P, G, K, S, D]`, of which only the first `num_written` need to be read.
+        **Arguments:** the prompts, stored for decoding; `own` holds the completions' keys and
+        values so far, for each stack of layers `[L, P, G, K, S, D]`, of which only the first
+        `num_written` need to be read, those of `ids` included.
 
-        **Returns:** float32 logits, and this step's keys and values, `[L, P, G, K, 1, D]`, to be
-        written to `own` at `position`.
+        **Returns:** float32 logits, and `own` with the keys and values of `ids`.
         """
 
     @property
@@ -240,6 +246,15 @@ class CausalLM(eqx.Module):
         return jax.tree.map(
             lambda x: x.transposed() if isinstance(x, Linear) else x, self, is_leaf=is_linear
         )
+
+    def unstacked(self: _Model) -> _Model:
+        """Returns the model for `decode` with a stack of its own for each layer.
+
+        A CPU reads such a layer's weights where they are, but copies those of a stack's layer.
+        """
+        number = self.config.num_hidden_layers
+        layers = [jax.tree.map(lambda x, i=i: x[i : i + 1], self.layers) for i in range(number)]
+        return eqx.tree_at(lambda model: model.layers, self, layers)
 
     def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
         """Projects final hidden states to float32 logits."""

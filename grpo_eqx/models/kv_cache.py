@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
@@ -23,8 +24,9 @@ class KeyValues(NamedTuple):
 
 def positions_read(num_written: Int[Array, ""], cache_length: int) -> Int[Array, ""]:
     """Returns how many of a growing cache's positions attention reads: whole blocks."""
-    size = min(CACHE_BLOCK, cache_length)
-    return (num_written + size - 1) // size * size
+    if cache_length <= CACHE_BLOCK:
+        return jnp.int32(cache_length)
+    return (num_written + CACHE_BLOCK - 1) // CACHE_BLOCK * CACHE_BLOCK
 
 
 class KVCache(NamedTuple):
@@ -46,6 +48,26 @@ class KVCache(NamedTuple):
             for x, scale in zip(kv, scales, strict=True)
         ]
         return cls(*rounded, *scales)
+
+    def written(
+        self, new: KeyValues, layer: Int[Array, ""], position: Int[Array, "P J"]
+    ) -> "KVCache":
+        """Returns the cache of all layers with one position of each row replaced, in one layer.
+
+        **Arguments:** keys and values of single positions, `[P, J, K, 1, D]`; the layer; where each
+        row's is written.
+        """
+        P, J = position.shape
+        where = layer, jnp.arange(P)[:, None], jnp.arange(J), slice(None), position
+
+        def write(cache: Array, token: Array) -> Array:
+            return cache.at[where].set(token[..., 0, :])
+
+        return jax.tree.map(write, self, KVCache.of(new, self.keys.dtype))
+
+    def unstacked(self) -> "list[KVCache]":
+        """Returns a cache for each layer, with a leading axis of one layer."""
+        return [jax.tree.map(lambda x, i=i: x[i : i + 1], self) for i in range(len(self.keys))]
 
     def loaded(self, dtype: jnp.dtype) -> KeyValues:
         """Returns keys and values in `dtype`, the one that attention computes in."""

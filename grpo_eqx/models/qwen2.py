@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from grpo_eqx.choices import Remat
-from grpo_eqx.models.attention import Past, Segment, attend
+from grpo_eqx.models.attention import OwnKeys, attend
 from grpo_eqx.models.base import CausalLM, PromptCache, parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
@@ -62,7 +62,7 @@ class Qwen2(CausalLM):
     """Qwen2 (arXiv 2407.10671), with layers stacked along a leading axis and run by `lax.scan`."""
 
     embed_tokens: Float[Array, "V H"]
-    layers: Qwen2Layer
+    layers: Qwen2Layer | list[Qwen2Layer]
     norm: Float[Array, " H"]
     lm_head: Float[Array, "V H"] | None
     config: Qwen2Config = eqx.field(static=True)
@@ -163,7 +163,7 @@ class Qwen2(CausalLM):
         mesh: jax.sharding.Mesh | None = None,
     ) -> PromptCache:
         step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention)
-        _, kv = jax.lax.scan(_remat(step, remat), self.embed(ids[:, None], mesh), self.layers)
+        _, kv = jax.lax.scan(_remat(step, remat), self.embed(ids[:, None], mesh), self._stack)
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
         return PromptCache(
@@ -190,36 +190,48 @@ class Qwen2(CausalLM):
             return step(x, layer)[0], None
 
         x = self.embed(ids[:, None], mesh)
-        x, _ = jax.lax.scan(_remat(without_kv, remat), x, self.layers)
+        x, _ = jax.lax.scan(_remat(without_kv, remat), x, self._stack)
         return rms_norm(x[:, 0], self.norm, self.config.rms_norm_eps)
 
     def decode(
         self,
         prompt: PromptCache,
-        own: KVCache,
+        own: list[KVCache],
         ids: Int[Array, "P G"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
-    ) -> tuple[Float[Array, "P G V"], KeyValues]:
-        assert isinstance(prompt.kv, KVCache), "decoding reads a KVCache"
+    ) -> tuple[Float[Array, "P G V"], list[KVCache]]:
+        assert isinstance(prompt.kv, list), "decoding reads stored keys and values"
         positions = prompt.last_positions[:, None] + position
         rotary = Rotary.at(positions[..., None], self.config.head_size, self.config.rope_theta)
-        itself = jnp.ones((1, 1, 1), bool)
 
         def step(
-            x: Float[Array, "P G 1 H"], xs: tuple[Qwen2Layer, KVCache, Int[Array, ""]]
-        ) -> tuple[Float[Array, "P G 1 H"], KeyValues]:
-            layer, prompt_kv, depth = xs
+            carry: tuple[Float[Array, "P G 1 H"], KVCache],
+            xs: tuple[Qwen2Layer, KVCache, Int[Array, ""]],
+        ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], None]:
+            (x, own), (layer, prompt_kv, depth) = carry, xs
             queries, new = layer.project(x, rotary, self.config)
-            prompt_segment = prompt.segment(prompt_kv.loaded(queries.dtype))
-            segments = [prompt_segment, Segment(new, itself)]
-            attended = attend(queries[:, :, 0], segments, Past(own, depth, position, num_written))
-            return layer.finish(x, attended[:, :, None], self.config), new
+            own = own.written(new, depth, position)
+            attended = attend(
+                queries[:, :, 0],
+                prompt.segment(prompt_kv.loaded(queries.dtype)),
+                OwnKeys(own, depth, position, num_written, new),
+            )
+            return (layer.finish(x, attended[:, :, None], self.config), own), None
 
-        depths = jnp.arange(self.config.num_hidden_layers)
-        x, new = jax.lax.scan(step, self.embed(ids)[:, :, None], (self.layers, prompt.kv, depths))
+        x, written = self.embed(ids)[:, :, None], []
+        stacks = self.layers if isinstance(self.layers, list) else [self.layers]
+        for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
+            depths = jnp.arange(len(kv.keys))
+            (x, kv), _ = jax.lax.scan(step, (x, kv), (stack, prompt_kv, depths))
+            written.append(kv)
         hidden = rms_norm(x[:, :, 0], self.norm, self.config.rms_norm_eps)
-        return self.project_logits(hidden), new
+        return self.project_logits(hidden), written
+
+    @property
+    def _stack(self) -> Qwen2Layer:
+        assert not isinstance(self.layers, list), "whole sequences need layers in one stack"
+        return self.layers
 
     def _causal_step(
         self, positions: Int[Array, "R T"], visible: Visible, attention: CausalAttention

@@ -33,16 +33,6 @@ class RunningSoftmax(NamedTuple):
         total = weights.sum(axis=-1, keepdims=True)
         return RunningSoftmax(self.weighted * decay + weighted, self.total * decay + total, highest)
 
-    def merged(self, other: "RunningSoftmax") -> "RunningSoftmax":
-        """Merges attention over two parts of the keys."""
-        highest = jnp.maximum(self.highest, other.highest)
-        decay, other_decay = jnp.exp(self.highest - highest), jnp.exp(other.highest - highest)
-        return RunningSoftmax(
-            self.weighted * decay + other.weighted * other_decay,
-            self.total * decay + other.total * other_decay,
-            highest,
-        )
-
     def attended(self, dtype: jnp.dtype) -> Float[Array, "*queries D"]:
         """Returns the normalized attention in `dtype`."""
         return (self.weighted / self.total).astype(dtype)

@@ -27,8 +27,8 @@ class ProgramOptions:
     """Dtype of keys and values in `generate`. `None`: `dtype`."""
     max_num_seqs: int | None = None
     """Completions that `generate` decodes at a time, across all devices. `None`: all."""
-    transposed_decoding: bool = False
-    """Whether `generate` transposes the weights first."""
+    decodes_on_cpu: bool = False
+    """Whether `generate` arranges the weights as CPUs read them fastest."""
     remat: Remat
     rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
     attention: CausalAttention

@@ -275,7 +275,7 @@ class Programs:
             model.astype(options.dtype), model.shardings(self.mesh, layout.parameter_rules)
         )
         rollout, counts = generate(
-            model.transposed() if options.transposed_decoding else model,
+            model.transposed() if options.decodes_on_cpu else model,
             prompts,
             sample_keys(options.seed, step, rows, group),
             sampling=sampling,
@@ -286,6 +286,7 @@ class Programs:
             layout=layout,
             kv_cache_dtype=options.kv_cache_dtype,
             attention=options.attention,
+            unrolled=options.decodes_on_cpu,
         )
         # Every update reads prompts of one width.
         width = max(prompts.ids.shape[1], options.max_prompt_length)

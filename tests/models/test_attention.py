@@ -1,4 +1,4 @@
-"""Attention over segments is attention over everything that they hold."""
+"""Attention over a prompt and a completion is attention over everything that they hold."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from grpo_eqx.models.attention import Past, Segment, attend
+from grpo_eqx.models.attention import (
+    OwnKeys,
+    Segment,
+    _scores_by_key,
+    _scores_by_query,
+    attend,
+)
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
 
 jitted_attend = jax.jit(attend)
@@ -33,57 +39,70 @@ def softmax_attention(
     return result
 
 
+@pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
+@pytest.mark.parametrize("length", [7, 2 * CACHE_BLOCK], ids=["one_block", "two_blocks"])
+@pytest.mark.parametrize("is_rounded", [False, True], ids=["exact", "rounded"])
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["mild", "sharp"])
-def test_attention_over_segments_and_past_is_attention_over_their_concatenation(
-    scale: float,
+def test_attention_over_prompt_and_completion_is_attention_over_their_concatenation(
+    scale: float, is_rounded: bool, length: int, shares_prompt: bool
 ) -> None:
-    """A prompt's keys, each continuation's own, and a cache of several blocks at two layers."""
-    P, G, N, K, D, S1, S2, S3 = 2, 3, 6, 2, 8, 5, 4, 2 * CACHE_BLOCK
+    """Also for a query that sees nothing of its prompt; the cache has two layers.
+
+    Where the cache is rounded, a query's own key is not.
+    """
+    P, G, N, K, D, Tp = 2, 3, 6, 2, 8, 5
     rng = np.random.default_rng(0)
     queries = (scale * rng.normal(size=(P, G, N, D))).astype(np.float32)
-    shared = rng.normal(size=(2, P, 1, K, S1, D)).astype(np.float32)
-    own = rng.normal(size=(2, P, G, K, S2, D)).astype(np.float32)
-    cache = rng.normal(size=(2, 2, P, G, K, S3, D)).astype(np.float32)
-    shared_visible = np.array([[True, False, True, True, False], [False] * 5])
-    own_visible = rng.random((P, G, S2)) < 0.5
-    own_visible[..., 0] = True
-    place = np.array([[0, 3, CACHE_BLOCK], [CACHE_BLOCK + 1, 200, 7]])
+    prompt = rng.normal(size=(2, P, 1 if shares_prompt else G, K, Tp, D)).astype(np.float32)
+    cache = rng.normal(size=(2, 2, P, G, K, length, D)).astype(np.float32)
+    visible = np.array([[True, False, True, True, False], [False] * 5])
+    position = np.array([[0, 3, length // 2], [length // 2 + 1, length - 2, 4]])
+    new = rng.normal(size=(2, P, G, K, 1, D)).astype(np.float32)
+    stored = KVCache.of(
+        KeyValues(*jnp.asarray(cache)), jnp.dtype("bfloat16" if is_rounded else "f4")
+    )
+    stored = stored.written(KeyValues(*jnp.asarray(new)), jnp.int32(1), jnp.asarray(position))
+    cache = np.stack(stored.loaded(jnp.dtype("float32")))
     attended = jitted_attend(
         jnp.asarray(queries),
-        [
-            Segment(KeyValues(*map(jnp.asarray, shared)), jnp.asarray(shared_visible)[:, None]),
-            Segment(KeyValues(*map(jnp.asarray, own)), jnp.asarray(own_visible)),
-        ],
-        Past(KVCache(*map(jnp.asarray, cache)), jnp.int32(1), jnp.asarray(place), jnp.int32(200)),
+        Segment(KeyValues(*map(jnp.asarray, prompt)), jnp.asarray(visible)[:, None]),
+        OwnKeys(
+            stored,
+            jnp.int32(1),
+            jnp.asarray(position),
+            jnp.int32(length - 1),
+            KeyValues(*map(jnp.asarray, new)),
+        ),
     )
     for p, g in np.ndindex(P, G):
-        before = np.arange(S3) < place[p, g]
-        seen = np.concatenate([shared_visible[p], own_visible[p, g], before])
-        keys, values = np.concatenate([shared[:, p, 0], own[:, p, g], cache[:, 1, p, g]], axis=2)
+        seen = np.concatenate([visible[p], np.arange(length) <= position[p, g]])
+        own_prompt, own = prompt[:, p, 0 if shares_prompt else g], np.array(cache[:, 1, p, g])
+        own[:, :, position[p, g]] = new[:, p, g, :, 0]
+        keys, values = np.concatenate([own_prompt, own], axis=2)
         assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen))
 
 
-def test_the_order_and_number_of_segments_do_not_matter() -> None:
-    P, G, N, K, D, S = 2, 3, 6, 2, 8, 6
+def test_both_orders_of_the_product_give_the_same_scores() -> None:
     rng = np.random.default_rng(1)
-    queries = jnp.asarray(rng.normal(size=(P, G, N, D)), jnp.float32)
-    keys, values = jnp.asarray(rng.normal(size=(2, P, G, K, S, D)), jnp.float32)
-    visible = jnp.asarray(rng.random((P, G, S)) < 0.5).at[..., 0].set(True)
-
-    def part(start: int, stop: int) -> Segment:
-        kv = KeyValues(keys[..., start:stop, :], values[..., start:stop, :])
-        return Segment(kv, visible[..., start:stop])
-
-    whole = jitted_attend(queries, [part(0, S)])
-    assert_close(jitted_attend(queries, [part(0, 2), part(2, S)]), whole)
-    assert_close(jitted_attend(queries, [part(3, S), part(1, 3), part(0, 1)]), whole)
+    queries = jnp.asarray(rng.normal(size=(2, 3, 2, 4, 8)), jnp.float32)
+    keys = jnp.asarray(rng.normal(size=(2, 3, 2, 5, 8)), jnp.float32)
+    assert_close(_scores_by_key(queries, keys), _scores_by_query(queries, keys))
 
 
-def test_a_query_that_sees_nothing_stays_finite() -> None:
-    kv = KeyValues(jnp.ones((1, 1, 1, 3, 4)), jnp.ones((1, 1, 1, 3, 4)))
-    nothing = jnp.zeros((1, 1, 3), bool)
-    attended = jitted_attend(jnp.ones((1, 1, 2, 4)), [Segment(kv, nothing)])
-    assert np.isfinite(attended).all()
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_written_cache_differs_where_it_was_written(dtype: str) -> None:
+    L, P, G, K, S, D = 3, 2, 3, 2, 5, 8
+    rng = np.random.default_rng(2)
+    old = KeyValues(*jnp.asarray(rng.normal(size=(2, L, P, G, K, S, D)), "f4"))
+    new = KeyValues(*jnp.asarray(rng.normal(size=(2, P, G, K, 1, D)), "f4"))
+    position = np.array([[0, 4, 2], [1, 1, 3]])
+    cache, of_new = KVCache.of(old, jnp.dtype(dtype)), KVCache.of(new, jnp.dtype(dtype))
+    written = cache.written(new, jnp.int32(1), jnp.asarray(position))
+    for found, before, token in zip(*map(jax.tree.leaves, (written, cache, of_new)), strict=True):
+        expected = np.array(before)
+        for p, g in np.ndindex(P, G):
+            expected[1, p, g, :, position[p, g]] = token[p, g, :, 0]
+        np.testing.assert_array_equal(found, expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])

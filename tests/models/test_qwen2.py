@@ -239,13 +239,11 @@ def test_decoding_step_by_step_is_the_grouped_pass(side: str):
     cache = prefill(model, *prompts(side)).stored(jnp.dtype("float32"))
     # Rubbish where nothing is written yet: no step may look at it.
     shape = (CONFIG.num_hidden_layers, P, G, CONFIG.num_key_value_heads, Tc, CONFIG.head_size)
-    own = KVCache(jnp.full(shape, 1e3), jnp.full(shape, 1e3))
+    own = [KVCache(jnp.full(shape, 1e3), jnp.full(shape, 1e3))]
     inputs, steps = jnp.broadcast_to(cache.last_ids[:, None], (P, G)), []
     for index in range(Tc):
         places = jnp.full((P, G), index)
-        step, new = decode(model, cache, own, inputs, places, jnp.asarray(index))
-        new = KVCache.of(new, own.keys.dtype)
-        own = jax.tree.map(lambda x, y, i=index: x.at[..., i : i + 1, :].set(y), own, new)
+        step, own = decode(model, cache, own, inputs, places, jnp.asarray(index + 1))
         steps.append(step)
         inputs = completions[:, :, index]
     grouped = grouped_logits(model, *prompts(side), completions)
@@ -258,19 +256,34 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
     cache = prefill(model, *prompts("left")).stored(jnp.dtype("float32"))
     P, S = len(LENGTHS), 3 * CACHE_BLOCK
     shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
-    own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
+    own = [KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))]
     places = jnp.asarray([[0, 5, CACHE_BLOCK], [CACHE_BLOCK - 1, CACHE_BLOCK + 1, 300]])
     inputs = random_ids(P, GROUP)
-    together, new = decode(model, cache, own, inputs, places, places.max())
+    together, new = decode(model, cache, own, inputs, places, places.max() + 1)
     for p, g in np.ndindex(P, GROUP):
         there = jnp.full_like(places, places[p, g])
-        alone, new_alone = decode(model, cache, own, inputs, there, places[p, g])
+        alone, new_alone = decode(model, cache, own, inputs, there, places[p, g] + 1)
         np.testing.assert_array_equal(together[p, g], alone[p, g])
         jax.tree.map(
             lambda x, y, p=p, g=g: np.testing.assert_array_equal(x[:, p, g], y[:, p, g]),
             new,
             new_alone,
         )
+
+
+def test_unstacked_layers_decode_as_the_stack_does() -> None:
+    model = random_model()
+    cache = prefill(model, *prompts("left")).stored(jnp.dtype("float32"))
+    P, S = len(LENGTHS), 4
+    shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
+    own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
+    arguments = random_ids(P, GROUP), jnp.full((P, GROUP), 2), jnp.asarray(3)
+    expected, (stack,) = decode(model, cache, [own], *arguments)
+    found, layers = decode(model.unstacked(), cache.unstacked(), own.unstacked(), *arguments)
+    assert_close(found, expected)
+    assert len(layers) == CONFIG.num_hidden_layers
+    together = jax.tree.map(lambda *each: jnp.concatenate(each), *layers)
+    jax.tree.map(assert_close, together, stack)
 
 
 def test_transposed_weights_are_the_same_model():
