@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.loss_backends.tiled import Tiles, check_tiles, tiled_stats
-from grpo_eqx.models.running_softmax import product
+from grpo_eqx.models.product import product
 
 
 class ChunkedLoss(LossBackend):

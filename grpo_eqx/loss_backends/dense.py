@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
-from grpo_eqx.models.running_softmax import product
+from grpo_eqx.models.product import product
 
 
 class DenseLoss(LossBackend):

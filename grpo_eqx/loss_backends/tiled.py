@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
-from grpo_eqx.models.running_softmax import product
+from grpo_eqx.models.product import product
 from grpo_eqx.models.tiles import even_tile
 from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
 

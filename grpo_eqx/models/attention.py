@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache, positions_read
-from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
+from grpo_eqx.models.product import product
+from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 
 
 class Segment(NamedTuple):

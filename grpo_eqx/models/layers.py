@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
+from grpo_eqx.models.product import inner_products
+
 
 class Linear(eqx.Module):
     """`x @ weight.T + bias`, with the weight laid out as Hugging Face stores it, `[out, in]`."""
@@ -98,7 +100,7 @@ def _rms_norm_backward(
     normed, factor = _normed(x, eps)
     dy32 = dy.astype(jnp.float32)
     scaled = dy32 * scale.astype(jnp.float32)
-    along = jnp.mean(scaled * normed, axis=-1, keepdims=True)
+    along = inner_products(scaled, normed)[..., None] / x.shape[-1]
     dx = factor * (scaled - normed * along)
     by_scale = (dy32 * normed).reshape(-1, x.shape[-1]).sum(axis=0)
     return dx.astype(x.dtype), by_scale.astype(scale.dtype)

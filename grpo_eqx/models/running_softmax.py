@@ -2,9 +2,10 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
+
+from grpo_eqx.models.product import product
 
 MASKED = -1e30
 """Score of what a softmax leaves out: below every score, and finite, to keep differences finite."""
@@ -40,12 +41,3 @@ class RunningSoftmax(NamedTuple):
     def logsumexp(self) -> Float[Array, "*queries 1"]:
         """Returns the logarithm of each query's sum of exponentials."""
         return self.highest + jnp.log(self.total)
-
-
-def product(dims: str, x: Array, y: Array) -> Float[Array, "..."]:
-    """Computes the einsum of two arrays of one dtype, accumulated in float32.
-
-    For float32 this means true float32 products, which TPUs and GPUs would otherwise round.
-    """
-    exact = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
-    return jnp.einsum(dims, x, y, precision=exact, preferred_element_type=jnp.float32)

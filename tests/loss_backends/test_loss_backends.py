@@ -25,7 +25,7 @@ from grpo_eqx.loss_backends.pallas.gpu import TritonKernels
 from grpo_eqx.loss_backends.pallas.kernels import BlockSizes, KernelTiles
 from grpo_eqx.loss_backends.softmax import ScoreGradient
 from grpo_eqx.loss_backends.tiled import STRIP, tile_size
-from grpo_eqx.models.running_softmax import product
+from grpo_eqx.models.product import product
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
 

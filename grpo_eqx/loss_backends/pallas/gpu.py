@@ -20,7 +20,7 @@ from grpo_eqx.loss_backends.pallas.kernels import (
     Output,
     Problem,
 )
-from grpo_eqx.models.running_softmax import product
+from grpo_eqx.models.product import product
 
 # KiB of shared memory for a program's inputs. Other kinds of GPU are assumed to have the least.
 SHARED_MEMORY = {"H100": 227, "H200": 227, "B200": 227, "A100": 163}

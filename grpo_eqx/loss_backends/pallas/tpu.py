@@ -20,7 +20,7 @@ from grpo_eqx.loss_backends.pallas.kernels import (
     Output,
     Problem,
 )
-from grpo_eqx.models.running_softmax import product
+from grpo_eqx.models.product import product
 
 # Columns of a register, and of a tile of the matrix unit.
 LANES = 128

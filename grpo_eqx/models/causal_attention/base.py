@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.kv_cache import KeyValues
+from grpo_eqx.models.product import inner_products
 from grpo_eqx.sharding.rules import batch_spec
 
 
@@ -117,7 +118,7 @@ class Residuals(NamedTuple):
 
     def inner(self, slope: Float[Array, "R K r T D"]) -> Float[Array, "R K r T"]:
         """Computes inner products of slopes and results, which a softmax's gradient subtracts."""
-        return jnp.sum(self.attended.astype(jnp.float32) * slope.astype(jnp.float32), axis=-1)
+        return inner_products(self.attended, slope)
 
 
 def filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:

@@ -19,7 +19,8 @@ from grpo_eqx.models.causal_attention.base import (
     Visible,
     filled,
 )
-from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
+from grpo_eqx.models.product import product
+from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.tiles import even_tile
 
 Arrays = TypeVar("Arrays")
@@ -136,10 +137,18 @@ class _Queries(NamedTuple):
         weights = jnp.exp(scores - self.logsumexp)
         by_weights = product("rkgtd,rksd->rkgts", self.slope, values)
         by_scores = (weights * (by_weights - self.inner) * scale).astype(dtype)
+        # XLA's CPU compiler copies the left operand to transpose it: better the narrow one. The
+        # barrier keeps it from turning these products around.
+        by_keys, by_values = jax.lax.optimization_barrier(
+            (
+                product("rkgtd,rkgts->rkds", self.queries, by_scores),
+                product("rkgtd,rkgts->rkds", self.slope, weights.astype(dtype)),
+            )
+        )
         return Inputs(
             queries=product("rkgts,rksd->rkgtd", by_scores, keys),
-            keys=product("rkgts,rkgtd->rksd", by_scores, self.queries),
-            values=product("rkgts,rkgtd->rksd", weights.astype(dtype), self.slope),
+            keys=by_keys.swapaxes(-1, -2),
+            values=by_values.swapaxes(-1, -2),
         )
 
 

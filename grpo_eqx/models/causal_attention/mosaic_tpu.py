@@ -24,7 +24,8 @@ from grpo_eqx.models.causal_attention.base import (
     filled,
     on_each_device,
 )
-from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax, product
+from grpo_eqx.models.product import product
+from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.tiles import even_tile
 
 _SUBLANES, _LANES = 16, 128
