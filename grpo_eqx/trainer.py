@@ -1,9 +1,10 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
 import dataclasses
+import itertools
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,7 +18,7 @@ from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.choices import LOCAL, Searchable
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
 from grpo_eqx.data.prompts import Conversation, quoted
@@ -237,6 +238,9 @@ class GRPOTrainer:
             self.mesh, self.tokenizer, lambda name: self._stages.say(f"compiling {name}")
         )
         check_best_metric(self.cfg, self.rewards, self.programs.options, self._run.passes)
+        if passed.model is None and cfg.model != EMBEDDED_MODEL:
+            # While the weights load. The rest is left to `fit`: evaluations need none of it.
+            self.programs.ahead.start(itertools.islice(self._in_order_of_use(), 1))
         devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
         with self._stages.lasting(f"loading the model onto {devices}"):
             self.state = self._initial_state()
@@ -309,9 +313,7 @@ class GRPOTrainer:
         if self.state.step >= cfg.steps:
             return
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
-        width = self.prompts.batch(self.state.next_batch).ids.shape[1]
-        widths = sorted(self.prompts.widths, key=lambda x: x != width)
-        self.programs.ahead.start(in_order_of_use(self._run, self.programs, widths))
+        self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))
         started: StartedRollout | None = self.experiences.start(self.state)
         began = self._stages.seconds
         while self.state.step < cfg.steps:
@@ -579,6 +581,14 @@ class GRPOTrainer:
                 _say("warning: all but the model was freed to read a checkpoint, and starts anew")
             raise
         self._watchdog.progress("reading the checkpoint")
+
+    def _in_order_of_use(
+        self, next_batch: int = 0
+    ) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
+        """Returns the programs of steps, for `Programs.ahead`."""
+        width = self.prompts.batch(next_batch).ids.shape[1]
+        widths = sorted(self.prompts.widths, key=lambda x: x != width)
+        return in_order_of_use(self._run, self.programs, widths)
 
     def _try_rewards(self) -> None:
         """Calls the reward functions once, on a completion of the first problem."""

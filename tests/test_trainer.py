@@ -27,7 +27,7 @@ from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.run_spec import Passes, RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
-from grpo_eqx.training.programs import Programs, TokenScores
+from grpo_eqx.training.programs import GENERATE, Programs, TokenScores
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl")
 SMALL = {
@@ -366,6 +366,14 @@ def test_what_is_compiled_ahead_is_what_steps_call(
     trainer.fit()
     expected = {"generate": 1, "update": 1} | ({"score": num_scores} if num_scores else {})
     assert trainer.programs.num_shapes == expected
+
+
+def test_what_steps_call_first_is_compiled_while_weights_load(
+    small_model: Path, tmp_path: Path
+) -> None:
+    trainer = GRPOTrainer(GRPOConfig(**SMALL, model=str(small_model), output_dir=tmp_path))
+    trainer.programs.ahead.wait((GENERATE, trainer.prompts.batch(0).ids.shape[1]))
+    assert trainer.programs.num_shapes == {"generate": 1}
 
 
 @pytest.mark.slow

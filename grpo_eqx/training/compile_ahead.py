@@ -8,7 +8,7 @@ import jax
 
 
 class CompileAhead:
-    """Compiles programs one after the other, in a thread, while its context is entered.
+    """Compiles programs one after the other, in a thread, until its context is left.
 
     A later call of the same jitted function with the same shapes finds the compiled program. JAX's
     context managers apply to one thread: a call inside of one, such as `default_matmul_precision`,
@@ -20,22 +20,32 @@ class CompileAhead:
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, lowerings: Iterable[tuple[Hashable, Callable[[], jax.stages.Lowered]]]) -> None:
-        """Begins to compile programs, each given by a key and its lowering."""
-        assert self._pool is not None, "the context is not entered"
+        """Begins to compile programs, each given by a key and its lowering, unless it has before.
+
+        Where the context is not entered, Python's exit waits for the program that is being
+        compiled.
+        """
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile_ahead")
         for key, lower in lowerings:
-            self._compiling[key] = self._pool.submit(_compile, lower)
+            if key not in self._compiling:
+                self._compiling[key] = self._pool.submit(_compile, lower)
 
     def wait(self, key: Hashable) -> None:
         """Waits for a program, if it is one of these; raises what its compiler raised.
 
         Two threads that compile the same program would each do all of the work.
         """
-        compiling = self._compiling.pop(key, None)
-        if compiling is not None:
+        compiling = self._compiling.get(key)
+        if compiling is None:
+            return
+        try:
             compiling.result()
+        except BaseException:
+            del self._compiling[key]
+            raise
 
     def __enter__(self) -> "CompileAhead":
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile_ahead")
         return self
 
     def __exit__(
@@ -45,11 +55,12 @@ class CompileAhead:
         trace: TracebackType | None,
     ) -> None:
         """Waits for the program that is being compiled, if any, and drops those not begun."""
-        assert self._pool is not None
-        self._compiling.clear()
+        if self._pool is None:
+            return
         # A compiler's thread that outlived the interpreter could end the process with a signal.
         self._pool.shutdown(cancel_futures=True)
         self._pool = None
+        self._compiling = {key: x for key, x in self._compiling.items() if not x.cancelled()}
 
 
 def _compile(lower: Callable[[], jax.stages.Lowered]) -> None:

@@ -36,6 +36,24 @@ def test_programs_are_compiled_in_order() -> None:
     assert order == ["a", "bb"]
 
 
+def test_what_was_begun_before_is_not_begun_again() -> None:
+    lowered: list[str] = []
+
+    def program(name: str) -> jax.stages.Lowered:
+        lowered.append(name)
+        return jax.jit(lambda x: x * len(name)).lower(SHAPE)
+
+    ahead = CompileAhead()
+    ahead.start([("a", lambda: program("a"))])
+    with ahead:
+        ahead.start([("a", lambda: program("a")), ("bb", lambda: program("bb"))])
+        ahead.wait("a")
+        ahead.wait("bb")
+    with ahead:
+        ahead.start([("a", lambda: program("a")), ("bb", lambda: program("bb"))])
+    assert lowered == ["a", "bb"]
+
+
 def test_a_failure_is_raised_where_the_program_is_needed() -> None:
     def fails() -> jax.stages.Lowered:
         raise RuntimeError("out of memory")
