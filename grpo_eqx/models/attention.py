@@ -96,12 +96,18 @@ def _updated(
     part: RunningSoftmax, queries: Float[Array, "P J K r D"], segment: Segment
 ) -> RunningSoftmax:
     """Adds a segment, in which each of the `J` rows has its own keys and values."""
-    scores = jax.lax.platform_dependent(
-        queries, segment.kv.keys, cpu=_scores_by_key, default=_scores_by_query
-    )
-    visible = segment.visible[:, :, None, None]
-    scores = jnp.where(visible, scores * queries.shape[-1] ** -0.5, MASKED)
+    scores = _scores(queries, segment.kv.keys) * queries.shape[-1] ** -0.5
+    scores = jnp.where(segment.visible[:, :, None, None], scores, MASKED)
     return part.updated(scores, segment.kv.values, "pjkrs,pjksd->pjkrd")
+
+
+def _scores(
+    queries: Float[Array, "P J K r D"], keys: Float[Array, "P J K S D"]
+) -> Float[Array, "P J K r S"]:
+    repeats, D = queries.shape[-2:]
+    if repeats >= D:  # then the scores are no smaller than the keys
+        return _scores_by_query(queries, keys)
+    return jax.lax.platform_dependent(queries, keys, cpu=_scores_by_key, default=_scores_by_query)
 
 
 def _scores_by_query(
@@ -113,7 +119,7 @@ def _scores_by_query(
 def _scores_by_key(
     queries: Float[Array, "P J K r D"], keys: Float[Array, "P J K S D"]
 ) -> Float[Array, "P J K r S"]:
-    """Computes the same in a form in which XLA's CPU compiler does not transpose all keys."""
+    """Computes the same in a form in which XLA's CPU compiler transposes scores, not keys."""
     scores = product("pjksd,pjkrd->pjksr", keys, queries)
     # Else the compiler merges the two transpositions, and is back where it was.
     return jax.lax.optimization_barrier(scores).swapaxes(-1, -2)
