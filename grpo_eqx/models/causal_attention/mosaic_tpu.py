@@ -54,18 +54,12 @@ class MosaicAttention(CausalAttention):
     def _in_kernels(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
         """Computes attention after padding the arrays to whole blocks."""
         repeats, T = inputs.queries.shape[2:4]
-        positions = _block(T, self.query_block // repeats, _SUBLANES)
+        positions = even_tile(T, self.query_block // repeats, _SUBLANES)
         queries, keys, values = (filled(x, -2, positions) for x in inputs)
-        width = _block(queries.shape[-2], self.key_block, _LANES)
+        width = even_tile(queries.shape[-2], self.key_block, _LANES)
         inputs = Inputs(queries, filled(keys, -2, width), filled(values, -2, width))
         sizes = _Sizes(positions, width, self.mesh.devices.flat[0].platform == "cpu")
         return _attention(sizes, inputs, visible.filled(positions))[..., :T, :]
-
-
-def _block(length: int, most: int, multiple: int) -> int:
-    """Returns the size of about even blocks, as few as `most` allows, in units of `multiple`."""
-    even = even_tile(length, max(multiple, most // multiple * multiple))
-    return -(-even // multiple) * multiple
 
 
 class _Sizes(NamedTuple):
