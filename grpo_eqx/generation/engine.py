@@ -32,7 +32,9 @@ from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
-"""Limits on how far slots are reduced; each halving is one more loop to compile."""
+MOST_READ = 2 / 3
+"""Limits on how far slots are reduced: fewest slots, most halvings, and most of what a step reads
+of what it read before. Each size is one more loop to compile."""
 
 
 def generate(
@@ -105,7 +107,7 @@ def generate(
 
 
 def _sizes(slots: Slots) -> list[int]:
-    """Returns the successive numbers of slots to decode in: halved wherever that reads less.
+    """Returns the successive numbers of slots to decode in: halved wherever that pays.
 
     The slots of a row read their shared prompt once; packed slots each read their own copy.
     """
@@ -114,7 +116,7 @@ def _sizes(slots: Slots) -> list[int]:
     sizes, read = [R * W], R * Tp + R * W * S
     for halvings in range(1, MOST_HALVINGS + 1):
         size = R * W >> halvings
-        if size >= FEWEST_SLOTS and size * (Tp + S) < read:
+        if size >= FEWEST_SLOTS and size * (Tp + S) <= MOST_READ * read:
             sizes.append(size)
             read = size * (Tp + S)
     return sizes
