@@ -80,11 +80,13 @@ def in_order_of_use(
     """
     first, *others = prompt_widths
     lowerings = {x.name: x.lower for x in run_programs(run, programs, prompt_width=first)}
-    yield (GENERATE, first), lowerings[GENERATE]
+    batch = run.cfg.prompts_per_step, run.cfg.num_generations
+    yield programs.key_of_generate(*batch, first), lowerings[GENERATE]
     yield from ((x, lowerings[x]) for x in (SCORE, SCORE_REFERENCE, UPDATE) if x in lowerings)
     for width in others:
         more = run_programs(run, programs, prompt_width=width)
-        yield (GENERATE, width), next(x.lower for x in more if x.name == GENERATE)
+        lower = next(x.lower for x in more if x.name == GENERATE)
+        yield programs.key_of_generate(*batch, width), lower
 
 
 def evaluation_rows(num_problems: int, num_samples: int, num_shards: int) -> int:

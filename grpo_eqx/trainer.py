@@ -239,7 +239,8 @@ class GRPOTrainer:
         )
         check_best_metric(self.cfg, self.rewards, self.programs.options, self._run.passes)
         if passed.model is None and cfg.model != EMBEDDED_MODEL:
-            # While the weights load. The rest is left to `fit`: evaluations need none of it.
+            # While the weights load. Only what the first step waits for: a trainer may never be
+            # fitted.
             self.programs.ahead.start(itertools.islice(self._in_order_of_use(), 1))
         devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
         with self._stages.lasting(f"loading the model onto {devices}"):

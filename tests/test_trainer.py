@@ -27,7 +27,8 @@ from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.run_spec import Passes, RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
-from grpo_eqx.training.programs import GENERATE, Programs, TokenScores
+from grpo_eqx.training.programs import Programs, TokenScores
+from grpo_eqx.training.state import TrainState
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl")
 SMALL = {
@@ -369,11 +370,21 @@ def test_what_is_compiled_ahead_is_what_steps_call(
 
 
 def test_what_steps_call_first_is_compiled_while_weights_load(
-    small_model: Path, tmp_path: Path
+    small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = GRPOTrainer(GRPOConfig(**SMALL, model=str(small_model), output_dir=tmp_path))
-    trainer.programs.ahead.wait((GENERATE, trainer.prompts.batch(0).ids.shape[1]))
-    assert trainer.programs.num_shapes == {"generate": 1}
+    load, begun = GRPOTrainer._initial_state, list[int]()
+
+    def spied(trainer: GRPOTrainer) -> TrainState:
+        begun.append(len(trainer.programs.ahead._compiling))
+        return load(trainer)
+
+    monkeypatch.setattr(GRPOTrainer, "_initial_state", spied)
+    trainer = GRPOTrainer(
+        GRPOConfig(**{**SMALL, "steps": 1}, model=str(small_model), output_dir=tmp_path)
+    )
+    assert begun == [1]
+    trainer.fit()
+    assert trainer.programs.num_shapes == {"generate": 1, "update": 1}
 
 
 @pytest.mark.slow

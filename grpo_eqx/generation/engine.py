@@ -32,9 +32,10 @@ from grpo_eqx.sharding.rollout_sharding import RolloutLayout
 
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
+"""Limits on how far slots are reduced."""
 MOST_READ = 2 / 3
-"""Limits on how far slots are reduced: fewest slots, most halvings, and most of what a step reads
-of what it read before. Each size is one more loop to compile."""
+"""Largest share of keys and values that a step may still read for slots to be reduced. Each number
+of slots is one more loop to compile."""
 
 
 def generate(

@@ -33,7 +33,7 @@ class OwnKeys(NamedTuple):
     num_written: Int[Array, ""]
     """Blocks from this position on are not read; it is above the `position` of any live query."""
     new: KeyValues
-    """Those of the queries' own positions, `[P, G, K, 1, D]`, as they were before rounding."""
+    """Keys and values of the queries' own positions, `[P, G, K, 1, D]`, before rounding."""
 
     def block(self, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
         """Returns the segment of one block, in `dtype`."""
@@ -54,9 +54,8 @@ class OwnKeys(NamedTuple):
         return Segment(kv, positions <= own)
 
     def num_blocks(self) -> Int[Array, ""]:
-        """Returns the number of blocks that hold anything."""
-        length = self.kv.keys.shape[-2]
-        return positions_read(self.num_written, length) // min(CACHE_BLOCK, length)
+        """Returns the number of blocks that hold anything, of a cache of several."""
+        return positions_read(self.num_written, self.kv.keys.shape[-2]) // CACHE_BLOCK
 
 
 def attend(
@@ -121,5 +120,5 @@ def _scores_by_key(
 ) -> Float[Array, "P J K r S"]:
     """Computes the same in a form in which XLA's CPU compiler transposes scores, not keys."""
     scores = product("pjksd,pjkrd->pjksr", keys, queries)
-    # Else the compiler merges the two transpositions, and is back where it was.
+    # Without the barrier, the compiler folds the transposition back into the product.
     return jax.lax.optimization_barrier(scores).swapaxes(-1, -2)

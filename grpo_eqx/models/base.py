@@ -124,7 +124,8 @@ class PromptCache(NamedTuple):
     def stored(self, dtype: jnp.dtype | None = None) -> "PromptCache":
         """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own)."""
         assert isinstance(self.kv, KeyValues)
-        return self._replace(kv=[KVCache.of(self.kv, dtype or self.kv.keys.dtype)])
+        dtype = self.kv.keys.dtype if dtype is None else dtype
+        return self._replace(kv=[KVCache.of(self.kv, dtype)])
 
     def unstacked(self) -> "PromptCache":
         """Returns the cache for decoding with a model that is `unstacked` too."""
@@ -159,7 +160,8 @@ class CausalLM(eqx.Module):
     config: eqx.AbstractVar[ModelConfig]
     embed_tokens: eqx.AbstractVar[Float[Array, "V H"]]
     layers: eqx.AbstractVar[Any]
-    """Stacked layers: every array has a leading axis of layers; or a list of stacks."""
+    """Layers in one stack, whose arrays have a leading axis of layers; for `decode`, also a list of
+    such stacks."""
 
     @classmethod
     @abc.abstractmethod
@@ -250,7 +252,7 @@ class CausalLM(eqx.Module):
     def unstacked(self: _Model) -> _Model:
         """Returns the model for `decode` with a stack of its own for each layer.
 
-        A CPU reads such a layer's weights where they are, but copies those of a stack's layer.
+        A CPU copies a layer's weights out of a larger stack at every step.
         """
         number = self.config.num_hidden_layers
         layers = [jax.tree.map(lambda x, i=i: x[i : i + 1], self.layers) for i in range(number)]

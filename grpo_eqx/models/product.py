@@ -19,8 +19,7 @@ def inner_products(
 ) -> Float[Array, " *batch"]:
     """Computes the float32 inner products of rows.
 
-    Of a product that is summed, XLA's CPU compiler makes a loop that takes five times as long where
-    the leading dimension is 1.
+    Not as `sum(x * y)`, which XLA's CPU compiler runs slowly where the leading dimension is 1.
     """
     exact = jax.lax.Precision.HIGHEST
     return jnp.vecdot(x.astype(jnp.float32), y.astype(jnp.float32), precision=exact)

@@ -222,7 +222,7 @@ class Qwen2(CausalLM):
         x, written = self.embed(ids)[:, :, None], []
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
         for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
-            depths = jnp.arange(len(kv.keys))
+            depths = jnp.arange(len(kv.keys))  # XLA unrolls the loop over a single one
             (x, kv), _ = jax.lax.scan(step, (x, kv), (stack, prompt_kv, depths))
             written.append(kv)
         hidden = rms_norm(x[:, :, 0], self.norm, self.config.rms_norm_eps)

@@ -20,10 +20,10 @@ class CompileAhead:
         self._pool: ThreadPoolExecutor | None = None
 
     def start(self, lowerings: Iterable[tuple[Hashable, Callable[[], jax.stages.Lowered]]]) -> None:
-        """Begins to compile programs, each given by a key and its lowering, unless it has before.
+        """Begins to compile programs, each given by a key and its lowering.
 
-        Where the context is not entered, Python's exit waits for the program that is being
-        compiled.
+        Skips keys that it has begun before. Where the context is not entered, Python's exit waits
+        for the program that is being compiled.
         """
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="compile_ahead")
@@ -39,11 +39,10 @@ class CompileAhead:
         compiling = self._compiling.get(key)
         if compiling is None:
             return
-        try:
-            compiling.result()
-        except BaseException:
+        error = compiling.exception()
+        if error is not None:
             del self._compiling[key]
-            raise
+            raise error
 
     def __enter__(self) -> "CompileAhead":
         return self
@@ -60,7 +59,11 @@ class CompileAhead:
         # A compiler's thread that outlived the interpreter could end the process with a signal.
         self._pool.shutdown(cancel_futures=True)
         self._pool = None
-        self._compiling = {key: x for key, x in self._compiling.items() if not x.cancelled()}
+        self._compiling = {
+            key: x
+            for key, x in self._compiling.items()
+            if not x.cancelled() and x.exception() is None
+        }
 
 
 def _compile(lower: Callable[[], jax.stages.Lowered]) -> None:

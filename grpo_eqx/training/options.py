@@ -28,7 +28,7 @@ class ProgramOptions:
     max_num_seqs: int | None = None
     """Completions that `generate` decodes at a time, across all devices. `None`: all."""
     decodes_on_cpu: bool = False
-    """Whether `generate` arranges the weights as CPUs read them fastest."""
+    """Whether `generate` transposes the weights and unrolls the layers, as CPUs decode fastest."""
     remat: Remat
     rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
     attention: CausalAttention

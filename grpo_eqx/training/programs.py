@@ -7,7 +7,7 @@ loop around them.
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -143,15 +143,28 @@ class Programs:
         The draws are a pure function of (seed, step, prompt's row, sample's row); prompts' rows
         are counted from `first_row`.
         """
-        self.ahead.wait((GENERATE, prompts.ids.shape[1]))
+        sampling = sampling or self.options.sampling
+        num_prompts, width = prompts.ids.shape
+        self.ahead.wait(self.key_of_generate(num_prompts, num_generations, width, sampling))
         layout = self.rollout_layout(len(prompts), num_generations)
         prompts = shard(prompts, layout.sharding(layout.prompts))
         rows = np.arange(first_row, first_row + len(prompts), dtype=np.int32)
         return self.jitted_generate(
             model, prompts, np.int32(step), rows,
             self.options.stopping,  # no constant of the program: it has an entry for every token
-            num_generations, sampling or self.options.sampling,
+            num_generations, sampling,
         )  # fmt: skip
+
+    def key_of_generate(
+        self,
+        num_prompts: int,
+        num_generations: int,
+        prompt_width: int,
+        sampling: Sampling | None = None,
+    ) -> Hashable:
+        """Returns the key in `ahead` of the program that `generate` calls."""
+        sampling = sampling or self.options.sampling
+        return GENERATE, num_prompts, num_generations, prompt_width, sampling
 
     def rollout_layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
         """Returns the layout in which `generate` makes that many completions of each prompt."""

@@ -16,8 +16,11 @@ from grpo_eqx.generation import (
     Stopping,
     generate,
 )
+from grpo_eqx.generation.engine import _sizes
 from grpo_eqx.generation.sampling import GREEDY
-from grpo_eqx.models.kv_cache import CACHE_BLOCK
+from grpo_eqx.generation.slots import Slots
+from grpo_eqx.models.base import PromptCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.prng import gumbel, sample_keys
@@ -52,6 +55,7 @@ def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
     jax.jit,
     static_argnames=(
         "sampling", "group", "max_length", "num_slots", "refill_at", "layout", "kv_cache_dtype",
+        "unrolled",
     ),
 )  # fmt: skip
 def _run(
@@ -185,14 +189,16 @@ def test_greedy_needs_no_keys_and_repeats_within_a_group() -> None:
 @pytest.mark.parametrize(
     ("num_slots", "refill_at"), [(1, None), (3, 1), (3, 3), (8, None), (8, 8), (20, 5), (100, None)]
 )
-def test_slots_change_nothing(num_slots: int, refill_at: int | None) -> None:
-    """However few they are, and whenever they are refilled."""
+@pytest.mark.parametrize("unrolled", [False, True], ids=["scanned", "unrolled"])
+def test_slots_change_nothing(num_slots: int, refill_at: int | None, unrolled: bool) -> None:
+    """However few they are, whenever they are refilled, and however layers are run."""
     every = {"group": 8, "max_length": 150}
     expected = run(*prompts(), **every)
     lengths = np.asarray(expected.lengths)
     assert lengths.max() > 100
     assert lengths.min() < 10
-    found = run(*prompts(), **every, num_slots=num_slots, refill_at=refill_at)
+    slots = {"num_slots": num_slots, "refill_at": refill_at, "unrolled": unrolled}
+    found = run(*prompts(), **every, **slots)
     for name in ("completion_ids", "completion_mask", "finished"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     # Products of other shapes sum in another order: rounding, which a row's cache passes on.
@@ -232,11 +238,30 @@ def test_steps_and_slots_are_counted() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("slots_per_row", "prompt_width", "cache_length", "expected"),
+    [
+        (8, 100, 128, [64, 16, 8]),  # a half reads 0.81 of what all slots read: skipped
+        (1, 100, 128, [8, 4]),  # no fewer than four
+        (8, 16, 512, [64, 32, 16, 8]),
+    ],
+)
+def test_slots_are_reduced_where_a_step_reads_a_third_less(
+    slots_per_row: int, prompt_width: int, cache_length: int, expected: list[int]
+) -> None:
+    R, W = 8, slots_per_row
+    kv = KVCache(*jnp.zeros((2, 1, R, 1, 1, prompt_width, 1)))
+    ids = jnp.zeros(R, jnp.int32)
+    prompt = PromptCache([kv], jnp.zeros((R, prompt_width), bool), ids, ids)
+    slots = Slots.of_prompts(prompt, jnp.zeros((R, W), jnp.int32), cache_length)
+    assert _sizes(slots) == expected
+
+
 def test_the_share_of_the_cache_that_is_read_is_counted() -> None:
-    """The first token reads none of two blocks, the next 128 one of them, and the last 71 both."""
+    """The first 128 tokens read one of two blocks, and the last 72 both."""
     never = Stopping.of_ids([], CONFIG.vocab_size)
     _, counts = run_counted(*prompts(), group=8, max_length=200, stopping=never)
-    assert counts.cache_share / counts.slots == pytest.approx((0.5 * 128 + 71) / 200)
+    assert counts.cache_share / counts.slots == pytest.approx((0.5 * 128 + 72) / 200)
 
 
 def test_stop_strings_end_completions_and_stay_in_them() -> None:
@@ -260,7 +285,9 @@ def test_stop_strings_end_completions_and_stay_in_them() -> None:
 )
 def test_a_rounded_cache_samples_nearly_the_same_distribution(dtype: str, most: float) -> None:
     """Its log-probs are off those of the model by rounding, and they are what is recorded."""
-    rollout = run(*prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5)
+    rollout = run(
+        *prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5, unrolled=dtype == "int8"
+    )
     mask = np.asarray(rollout.completion_mask)
     gap = np.abs(np.asarray(rollout.sampler_logps) - trainers_logps(rollout))[mask]
     assert 1e-4 < gap.max() < most

@@ -65,6 +65,21 @@ def test_a_failure_is_raised_where_the_program_is_needed() -> None:
         ahead.wait("update")  # the call that follows fails by itself, or does not
 
 
+def test_what_failed_is_tried_again() -> None:
+    tried: list[str] = []
+
+    def fails() -> jax.stages.Lowered:
+        tried.append("update")
+        raise RuntimeError("out of memory")
+
+    ahead = CompileAhead()
+    for _ in range(2):
+        with ahead:
+            ahead.start([("update", fails)])
+    assert len(tried) == 2
+    ahead.wait("update")
+
+
 def test_leaving_drops_what_has_not_begun() -> None:
     begun, go_on, order = threading.Event(), threading.Event(), list[str]()
 

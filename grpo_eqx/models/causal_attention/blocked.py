@@ -37,7 +37,7 @@ class BlockedAttention(CausalAttention):
 
     def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
         T = inputs.queries.shape[-2]
-        # On a CPU, the rest of a loop that its vectors do not divide takes longer than the loop.
+        # CPUs run what a loop leaves beyond whole vectors one number at a time.
         size = min(self.block, even_tile(T, self.block, _VECTOR))
         inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
         return _attention(size, inputs, visible.filled(size))[..., :T, :]
@@ -140,8 +140,8 @@ class _Queries(NamedTuple):
         weights = jnp.exp(scores - self.logsumexp)
         by_weights = product("rkgtd,rksd->rkgts", self.slope, values)
         by_scores = (weights * (by_weights - self.inner) * scale).astype(dtype)
-        # XLA's CPU compiler copies the left operand to transpose it: better the narrow one. The
-        # barrier keeps it from turning these products around.
+        # XLA's CPU compiler copies the left operand to transpose it, so the narrower one is there.
+        # Without the barrier, the compiler swaps the operands back.
         by_keys, by_values = jax.lax.optimization_barrier(
             (
                 product("rkgtd,rkgts->rkds", self.queries, by_scores),
