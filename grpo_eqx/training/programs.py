@@ -146,9 +146,9 @@ class Programs:
         sampling = sampling or self.options.sampling
         num_prompts, width = prompts.ids.shape
         self.ahead.wait(self.key_of_generate(num_prompts, num_generations, width, sampling))
-        layout = self.rollout_layout(len(prompts), num_generations)
+        layout = self.rollout_layout(num_prompts, num_generations)
         prompts = shard(prompts, layout.sharding(layout.prompts))
-        rows = np.arange(first_row, first_row + len(prompts), dtype=np.int32)
+        rows = np.arange(first_row, first_row + num_prompts, dtype=np.int32)
         return self.jitted_generate(
             model, prompts, np.int32(step), rows,
             self.options.stopping,  # no constant of the program: it has an entry for every token

@@ -237,7 +237,6 @@ def test_steps_and_slots_are_counted() -> None:
     assert counts.steps < waiting.steps
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("slots_per_row", "prompt_width", "cache_length", "expected"),
     [
@@ -257,6 +256,7 @@ def test_slots_are_reduced_where_a_step_reads_a_third_less(
     assert _sizes(slots) == expected
 
 
+@pytest.mark.slow
 def test_the_share_of_the_cache_that_is_read_is_counted() -> None:
     """The first 128 tokens read one of two blocks, and the last 72 both."""
     never = Stopping.of_ids([], CONFIG.vocab_size)
