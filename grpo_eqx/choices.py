@@ -21,5 +21,9 @@ Searchable = Literal[
     "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
 ]
 """Settings that memory grows with."""
+RolloutShardingName = Literal[
+    "auto", "replicated", "tensor:2", "tensor:4", "tensor:8", "tensor:16", "legacy", "maxtext"
+]
+"""Layouts of a rollout over devices, whatever the mesh of training."""
 LOCAL = "local"
 """Name of the devices of this machine, in place of a described slice's."""

@@ -19,6 +19,7 @@ from grpo_eqx.choices import (
     LossType,
     MultiObjectiveAggregation,
     Remat,
+    RolloutShardingName,
     SamplerCorrection,
     ScaleRewards,
 )
@@ -321,9 +322,11 @@ class GRPOConfig:
     # Devices and memory
     mesh: str = "auto"
     """Device mesh as dp,fsdp,tp: auto (1,-1,1), host_local, 2,-1,1 or dp:2,fsdp:-1,tp:1."""
-    rollout_sharding: Literal["auto", "legacy", "maxtext"] = "auto"
-    """Completions split over all devices (legacy), or over dp only, so that weights stay in place
-    (maxtext). auto: legacy where completions divide evenly, else maxtext."""
+    rollout_sharding: RolloutShardingName = "auto"
+    """Layout while generating. Each device holds all weights (replicated), or N neighbors share
+    them (tensor:N), for completions of their own; weights are sent for every token (legacy), or
+    stay in place and devices decode the same completions (maxtext). auto: the fastest that fits, by
+    an estimate."""
     require_processes: PositiveInt | None = None
     """Number of processes, one per host, that the run requires to start. None: as many as its
     launcher or environment reports."""

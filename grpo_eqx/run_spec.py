@@ -13,7 +13,7 @@ from grpo_eqx.data.batches import TokenizedPrompts, padded_length
 from grpo_eqx.data.load import Data, is_hub_name
 from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_inputs
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import LOSS_BACKENDS, LossBackend
@@ -22,12 +22,12 @@ from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.pretrained import find_config, is_local, model_folder, shard_model
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.objective import Objective
+from grpo_eqx.rollout_choice import AutoSharding, DecodingWork
+from grpo_eqx.sharding.device_memory import usable_bytes
+from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
-from grpo_eqx.sharding.rollout_sharding import (
-    RolloutLayout,
-    RolloutSharding,
-    parse_rollout_sharding,
-)
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import RolloutSharding, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
 from grpo_eqx.training.optimizer import make_optimizer
@@ -231,6 +231,22 @@ class RunSpec:
         """Prompts of an update's batch, and completions of each."""
         return self.cfg.prompts_per_step // self.cfg.steps_per_generation, self.cfg.num_generations
 
+    def _decoding_work(self, programs: Programs) -> DecodingWork:
+        """Returns the sizes from which rollouts of each layout are estimated."""
+        options, devices = programs.options, list(programs.mesh.devices.flat)
+        state = self.state_shapes(programs)
+        return DecodingWork(
+            config=self.model,
+            weights=jax.eval_shape(lambda model: model.astype(options.dtype), state.model),
+            itemsize=options.dtype.itemsize,
+            kv_itemsize=options.kv_itemsize(self.model.head_size),
+            prompt_length=self.prompts.train,
+            completion_length=self._length,
+            resident_bytes=bytes_per_device(state),
+            usable_bytes=least(usable_bytes(devices)),  # all processes must choose the same
+            device_kind=devices[0].device_kind,
+        )
+
     @property
     def _length(self) -> int:
         assert self.cfg.max_completion_length is not None  # resolved
@@ -264,13 +280,22 @@ class RunSpec:
         else:
             stopping = _stopping(self.cfg, tokenizer, self.model.vocab_size)
             pad_id = tokenizer.pad_id
-        return Programs(
-            _program_options(self, mesh, stopping, pad_id),
-            mesh,
-            self.passed.loss_backend or LOSS_BACKENDS[self.cfg.loss_backend](),
-            self.passed.optimizer or make_optimizer(self.cfg),
-            on_compile,
-        )
+        options = _program_options(self, mesh, stopping, pad_id)
+
+        def make(options: ProgramOptions) -> Programs:
+            return Programs(
+                options,
+                mesh,
+                self.passed.loss_backend or LOSS_BACKENDS[self.cfg.loss_backend](),
+                self.passed.optimizer or make_optimizer(self.cfg),
+                on_compile,
+            )
+
+        programs = make(options)
+        if not isinstance(self.rollout_sharding, AutoSharding) or mesh.size == 1:
+            return programs
+        fastest = AutoSharding(self._decoding_work(programs))
+        return make(dataclasses.replace(options, rollout_sharding=fastest))
 
     def initial_state(self, programs: Programs) -> TrainState:
         """Places model, optimizer state and reference on the devices, before the first step."""
@@ -307,6 +332,8 @@ def _build_mesh(
 def _rollout_sharding(cfg: GRPOConfig, passed: Passed) -> RolloutSharding:
     if passed.rollout_sharding is not None:
         return passed.rollout_sharding
+    if cfg.rollout_sharding == "auto":
+        return AutoSharding()
     return parse_rollout_sharding(cfg.rollout_sharding)
 
 

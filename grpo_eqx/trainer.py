@@ -508,7 +508,9 @@ class GRPOTrainer:
         """Reports how the run is laid out on its devices."""
         rollout = self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
         state = self.state
-        return LayoutReport.of(rollout, state.model, state.opt_state, state.reference)
+        return LayoutReport.of(
+            self.programs.mesh, rollout, state.model, state.opt_state, state.reference
+        )
 
     def describe(self) -> str:
         """Describes the model and the data in one line."""

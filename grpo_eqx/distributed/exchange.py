@@ -33,6 +33,11 @@ def gather_bytes(own: bytes) -> list[bytes]:
     return [row[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
 
 
+def least(own: int) -> int:
+    """Returns the least of the processes' numbers, the same in all of them."""
+    return min(int(number) for number in gather_bytes(str(own).encode()))
+
+
 def gather_rows(own: np.ndarray) -> np.ndarray:
     """Concatenates the processes' arrays along axis 0, in process order; row counts may differ.
 

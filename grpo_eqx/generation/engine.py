@@ -7,6 +7,7 @@ fewer slots. So no completion waits for the longest one, and only a few shapes a
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +22,15 @@ from grpo_eqx.generation.slots import (
     SlotCounts,
     SlotQueue,
     Slots,
-    cache_length_of,
     laid_out_prompts,
 )
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.prng import token_keys
-from grpo_eqx.sharding.rollout_sharding import RolloutLayout
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
+_Tree = TypeVar("_Tree")
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
 """Limits on how far slots are reduced."""
@@ -83,15 +84,14 @@ def generate(
     if unrolled:
         model, cache = model.unstacked(), cache.unstacked()
     queue = SlotQueue(cache, G, num_shards)
-    slots = queue.first_slots(num_slots, cache_length_of(max_length))
+    slots = queue.first_slots(num_slots, max_length)
     state = DecodeState(
         slots=slots if layout is None else slots.laid_out(layout),
         made=MadeCompletions.of_nothing(N, max_length),
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
         counts=SlotCounts.of_nothing(),
     )
-    keys = jnp.append(keys.reshape(-1), keys[0, :1])
-    step = partial(_decode, model, keys, stopping, sampling, layout)
+    step = partial(_decode, model, keys.reshape(-1), stopping, sampling, layout)
     if num_slots < N:
         of_shard = num_slots // num_shards
         least = min(of_shard, max(1, of_shard // 16) if refill_at is None else refill_at)
@@ -101,10 +101,10 @@ def generate(
         sizes = _sizes(state.slots)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
-            order = jnp.argsort(state.idle().reshape(-1), stable=True)[:size]
-            state = state._replace(slots=state.slots.packed(order))
+            order = jnp.argsort(~state.slots.live.reshape(-1), stable=True)[:size]
+            state = state._replace(slots=state.slots.packed(order), made=state.saved())
         state = _run(state, step, smaller)
-    return _rollout(prompts, state.made, (P, G), pad_id), state.counts
+    return _rollout(prompts, state.saved(), (P, G), pad_id), state.counts
 
 
 def _sizes(slots: Slots) -> list[int]:
@@ -131,7 +131,7 @@ def _run(
     """Decodes until no more than `until` slots are live."""
 
     def unfinished(state: DecodeState) -> Bool[Array, ""]:
-        return jnp.sum(~state.idle()) > until
+        return jnp.sum(state.slots.live) > until
 
     return jax.lax.while_loop(unfinished, step, state)
 
@@ -145,7 +145,7 @@ def _run_queue(
         return state.waiting < queue.bounds()[1:]
 
     def no_refill_is_due(state: DecodeState) -> Bool[Array, ""]:
-        idle = state.idle().reshape(queue.num_shards, -1).sum(axis=1)
+        idle = (~state.slots.live).reshape(queue.num_shards, -1).sum(axis=1)
         return ~jnp.any((idle >= least) & waiting(state))
 
     # Nested loops, not a conditional in one, whose branches would copy the cache at every token.
@@ -164,40 +164,35 @@ def _decode(
     state: DecodeState,
 ) -> DecodeState:
     """Decodes one token in every slot."""
-    slots, made, idle = state.slots, state.made, state.idle()
-    nothing, max_length = len(made.ids) - 1, made.ids.shape[1]
-    num_written = jnp.max(jnp.where(idle, 0, slots.position)) + 1
-    logits, cache = model.decode(
-        slots.prompt, slots.cache, slots.inputs, slots.position, num_written
-    )
-    for sharding in [] if layout is None else layout.logits(logits.shape[-1]):
+    slots = state.slots if layout is None else state.slots.laid_out(layout)
+    position = _by_slot(slots.position, layout)
+    num_written = jnp.max(jnp.where(slots.live, slots.length, 0)) + 1
+    logits, cache = model.decode(slots.prompt, slots.cache, slots.inputs, position, num_written)
+    for sharding in [] if layout is None else layout.logits(logits.shape):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
     draws = token_keys(keys[slots.completion], slots.position)
-    tokens, logps = sample_tokens(logits, draws, sampling)
-    length = slots.position + 1
-    stop_state, ended = stopping.advance(slots.stop_state, tokens)
-    done = ended | (length == max_length)
-    made = MadeCompletions(
-        ids=made.ids.at[slots.completion, slots.position].set(tokens),
-        logps=made.logps.at[slots.completion, slots.position].set(logps),
-        lengths=made.lengths.at[slots.completion].set(length),
-        finished=made.finished.at[slots.completion].set(ended),
-    )
-    slots = slots._replace(
-        completion=jnp.where(done, nothing, slots.completion),
-        # An idle slot keeps its position, so that it never runs past the end of the cache.
-        position=jnp.where(idle | done, slots.position, length),
-        inputs=tokens,
-        stop_state=stop_state,
-        cache=cache,
-    )
-    return DecodeState(slots, made, state.waiting, state.counts.after(slots, num_written))
+    drawn = _by_slot(sample_tokens(logits, draws, sampling), layout)
+    slots = slots.after(*drawn, *stopping.advance(slots.stop_state, drawn[0]), cache)
+    if layout is not None:
+        slots = slots.laid_out(layout)
+    return state._replace(slots=slots, counts=state.counts.after(slots, num_written))
+
+
+def _by_slot(tree: _Tree, layout: RolloutLayout | None) -> _Tree:
+    """Constrains arrays `[R, W]` to the layout of the slots.
+
+    Tokens are drawn in a layout of their own. Without constraints on either side, the compiler uses
+    it for whatever it can, and sends keys, values and positions back and forth.
+    """
+    if layout is None:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, layout.sharding(layout.prompts, layout.groups))
 
 
 def _rollout(
     prompts: Prompts, made: MadeCompletions, shape: tuple[int, int], pad_id: int
 ) -> Rollout:
-    ids, logps, lengths, finished = (x[:-1].reshape(*shape, *x.shape[1:]) for x in made)
+    ids, logps, lengths, finished = (x.reshape(*shape, *x.shape[1:]) for x in made)
     mask = jnp.arange(ids.shape[-1]) < lengths[..., None]
     return Rollout(
         prompts,

@@ -11,11 +11,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache, positions_read
-from grpo_eqx.sharding.rollout_sharding import RolloutLayout
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 
 class MadeCompletions(NamedTuple):
-    """Generated tokens: one row per completion, and a last row that idle slots write to."""
+    """Completions as they were when slots were last refilled or packed: one row each."""
 
     ids: Int[Array, "rows Tc"]
     logps: Float[Array, "rows Tc"]
@@ -24,12 +24,11 @@ class MadeCompletions(NamedTuple):
 
     @classmethod
     def of_nothing(cls, num_completions: int, max_length: int) -> "MadeCompletions":
-        rows = num_completions + 1
         return cls(
-            ids=jnp.zeros((rows, max_length), jnp.int32),
-            logps=jnp.zeros((rows, max_length), jnp.float32),
-            lengths=jnp.zeros(rows, jnp.int32),
-            finished=jnp.zeros(rows, bool),
+            ids=jnp.zeros((num_completions, max_length), jnp.int32),
+            logps=jnp.zeros((num_completions, max_length), jnp.float32),
+            lengths=jnp.zeros(num_completions, jnp.int32),
+            finished=jnp.zeros(num_completions, bool),
         )
 
 
@@ -39,19 +38,30 @@ class Slots(NamedTuple):
     prompt: PromptCache
     """The rows' prompts."""
     completion: Int[Array, "R W"]
-    """Row of `MadeCompletions` that each slot fills; the last row where it is idle."""
-    position: Int[Array, "R W"]
+    """Row of `MadeCompletions` that each slot fills."""
+    live: Bool[Array, "R W"]
+    """False once the completion is done: the slot is idle."""
+    length: Int[Array, "R W"]
     """Number of tokens decoded so far."""
     inputs: Int[Array, "R W"]
     """Last token decoded; initially the prompt's last token."""
     stop_state: Int[Array, "R W"]
     """State of the `Stopping` automaton after the decoded tokens."""
+    ids: Int[Array, "R W Tc"]
+    """Tokens decoded so far. Slots hold them until they are refilled or packed, so that nothing is
+    sent between devices for each token."""
+    logps: Float[Array, "R W Tc"]
+    finished: Bool[Array, "R W"]
+    """True where the completion ended by itself."""
     cache: list[KVCache]
     """Keys and values of the inputs so far, for each stack of layers `[L, R, W, K, S, D]`."""
 
     @classmethod
     def of_prompts(
-        cls, prompt: PromptCache, completion: Int[Array, "R W"], cache_length: int
+        cls,
+        prompt: PromptCache,
+        completion: Int[Array, "R W"],
+        max_length: int,
     ) -> "Slots":
         """Creates slots at the start of completions of the rows' prompts."""
         R, W = completion.shape
@@ -59,20 +69,58 @@ class Slots(NamedTuple):
 
         def empty(x: Array) -> Array:
             L, _, _, K, _, D = x.shape
-            return jnp.zeros((L, R, W, K, cache_length, D), x.dtype)
+            return jnp.zeros((L, R, W, K, cache_length_of(max_length), D), x.dtype)
 
         return cls(
             prompt=prompt,
             completion=completion,
-            position=zeros,
+            live=jnp.ones((R, W), bool),
+            length=zeros,
             inputs=jnp.broadcast_to(prompt.last_ids[:, None], (R, W)).astype(jnp.int32),
             stop_state=zeros,
+            ids=jnp.zeros((R, W, max_length), jnp.int32),
+            logps=jnp.zeros((R, W, max_length), jnp.float32),
+            finished=jnp.zeros((R, W), bool),
             cache=jax.tree.map(empty, prompt.kv),
         )
 
     @property
     def cache_length(self) -> int:
         return self.cache[0].keys.shape[-2]
+
+    @property
+    def position(self) -> Int[Array, "R W"]:
+        """Position of the next token; an idle slot's never runs past the end of its cache."""
+        return jnp.where(self.live, self.length, jnp.maximum(self.length - 1, 0))
+
+    def after(
+        self,
+        tokens: Int[Array, "R W"],
+        logps: Float[Array, "R W"],
+        stop_state: Int[Array, "R W"],
+        ended: Bool[Array, "R W"],
+        cache: list[KVCache],
+    ) -> "Slots":
+        """Returns the slots with one more token in those that are live.
+
+        **Arguments:** the tokens; their log-probs; the states of `Stopping` after them, and where
+        it ends a completion; the cache with the keys and values of the inputs.
+        """
+        R, W, T = self.ids.shape
+        # Rows and columns are counted here, so that the compiler sees that no device writes to
+        # another's slots. The end of the array is no place: nothing is written.
+        place = jnp.arange(R)[:, None], jnp.arange(W), jnp.where(self.live, self.length, T)
+        length = self.length + self.live
+        return self._replace(
+            live=self.live & ~ended & (length < T),
+            length=length,
+            inputs=tokens,
+            stop_state=stop_state,
+            ids=self.ids.at[place].set(tokens, mode="drop"),
+            logps=self.logps.at[place].set(logps, mode="drop"),
+            finished=self.finished | (self.live & ended),
+            cache=cache,
+        )
 
     def laid_out(self, layout: RolloutLayout) -> "Slots":
         """Returns the slots with rows sharded as prompts, and the slots of each row as groups."""
@@ -85,10 +133,7 @@ class Slots(NamedTuple):
 
         return Slots(
             prompt=laid_out_prompts(self.prompt, layout),
-            completion=split(self.completion),
-            position=split(self.position),
-            inputs=split(self.inputs),
-            stop_state=split(self.stop_state),
+            **{name: split(getattr(self, name)) for name in self._fields[1:-1]},
             cache=jax.lax.with_sharding_constraint(self.cache, of_cache),
         )
 
@@ -97,17 +142,14 @@ class Slots(NamedTuple):
         rows = order // self.completion.shape[1]
 
         def pick(x: Array) -> Array:
-            return x.reshape(-1, 1)[order]
+            return x.reshape(-1, 1, *x.shape[2:])[order]
 
         def pick_cache(x: Array) -> Array:
             return x.reshape(len(x), -1, 1, *x.shape[3:])[:, order]
 
         return Slots(
             prompt=self.prompt.picked(rows[None]),
-            completion=pick(self.completion),
-            position=pick(self.position),
-            inputs=pick(self.inputs),
-            stop_state=pick(self.stop_state),
+            **{name: pick(getattr(self, name)) for name in self._fields[1:-1]},
             cache=jax.tree.map(pick_cache, self.cache),
         )
 
@@ -140,8 +182,16 @@ class DecodeState(NamedTuple):
     """First of each shard's completions that no slot has taken."""
     counts: SlotCounts
 
-    def idle(self) -> Bool[Array, "R W"]:
-        return self.slots.completion == len(self.made.lengths) - 1
+    def saved(self) -> MadeCompletions:
+        """Returns the completions that were made, with those in the slots as far as they are."""
+        rows = self.slots.completion.reshape(-1)
+
+        def put(made: Array, here: Array) -> Array:
+            return made.at[rows].set(here.reshape(-1, *made.shape[1:]))
+
+        slots = self.slots
+        here = MadeCompletions(slots.ids, slots.logps, slots.length, slots.finished)
+        return jax.tree.map(put, self.made, here)
 
 
 class SlotQueue(NamedTuple):
@@ -157,16 +207,16 @@ class SlotQueue(NamedTuple):
         size = len(self.prompts.last_ids) * self.group // self.num_shards
         return jnp.arange(self.num_shards + 1, dtype=jnp.int32) * size
 
-    def first_slots(self, num_slots: int, cache_length: int) -> Slots:
+    def first_slots(self, num_slots: int, max_length: int) -> Slots:
         """Creates slots for the first completions of each part."""
         P = len(self.prompts.last_ids)
         if num_slots == P * self.group:
             # Each group shares a row, so that its prompt is read once.
             completions = jnp.arange(num_slots, dtype=jnp.int32).reshape(P, self.group)
-            return Slots.of_prompts(self.prompts, completions, cache_length)
+            return Slots.of_prompts(self.prompts, completions, max_length)
         within = jnp.arange(num_slots // self.num_shards, dtype=jnp.int32)
         completions = (self.bounds()[:-1, None] + within).reshape(-1, 1)
-        return Slots.of_prompts(self.prompts_of(completions[:, 0]), completions, cache_length)
+        return Slots.of_prompts(self.prompts_of(completions[:, 0]), completions, max_length)
 
     def prompts_of(self, completions: Int[Array, " R"]) -> PromptCache:
         """Gathers prompts of equally many completions per part; past its end, its last prompt."""
@@ -177,26 +227,28 @@ class SlotQueue(NamedTuple):
 
     def refilled(self, state: DecodeState) -> DecodeState:
         """Returns the state with waiting completions in its idle slots."""
-        slots, idle = state.slots, state.idle().reshape(self.num_shards, -1)
+        slots, made = state.slots, state.saved()
+        idle = ~slots.live.reshape(self.num_shards, -1)
         candidates = state.waiting[:, None] + jnp.cumsum(idle, axis=1, dtype=jnp.int32) - 1
         taken = idle & (candidates < self.bounds()[1:, None])
         completions, takes = candidates.reshape(-1), taken.reshape(-1)
         prompts = self.prompts_of(completions)
 
-        def put(new: Array, old: Array, axis: int = 0) -> Array:
+        def put(new: Array | int, old: Array, axis: int = 0) -> Array:
             where = takes.reshape((1,) * axis + (-1,) + (1,) * (old.ndim - axis - 1))
             return jnp.where(where, new, old)
 
-        slots = Slots(
+        slots = slots._replace(
             prompt=prompts.mapped(put, slots.prompt),
             completion=put(completions[:, None], slots.completion),
-            position=put(jnp.zeros_like(slots.position), slots.position),
+            live=put(True, slots.live),
+            length=put(0, slots.length),
             inputs=put(prompts.last_ids[:, None], slots.inputs),
-            stop_state=put(jnp.zeros_like(slots.stop_state), slots.stop_state),
-            cache=slots.cache,
+            stop_state=put(0, slots.stop_state),
+            finished=put(False, slots.finished),
         )
         waiting = state.waiting + taken.sum(axis=1, dtype=jnp.int32)
-        return state._replace(slots=slots, waiting=waiting)
+        return DecodeState(slots, made, waiting, state.counts)
 
 
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:

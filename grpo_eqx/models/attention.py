@@ -86,9 +86,10 @@ def _attend_prompt(queries: Float[Array, "P G K r D"], prompt: Segment) -> Runni
     if prompt.kv.keys.shape[1] == G:
         return _updated(RunningSoftmax.over_nothing(queries), queries, prompt)
     # A group that shares its prompt is one long run of queries: one larger product per prompt.
-    run = queries.swapaxes(1, 2).reshape(P, 1, K, G * repeats, D)
+    # Heads before completions: devices that share heads then have a part of the run each.
+    run = queries.transpose(0, 2, 3, 1, 4).reshape(P, 1, K, repeats * G, D)
     part = _updated(RunningSoftmax.over_nothing(run), run, prompt)
-    return RunningSoftmax(*(x.reshape(P, K, G, repeats, -1).swapaxes(1, 2) for x in part))
+    return RunningSoftmax(*(x.reshape(P, K, repeats, G, -1).transpose(0, 3, 1, 2, 4) for x in part))
 
 
 def _updated(

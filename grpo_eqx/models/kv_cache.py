@@ -57,8 +57,11 @@ class KVCache(NamedTuple):
         **Arguments:** keys and values of single positions, `[P, J, K, 1, D]`; the layer; where each
         row's is written.
         """
-        P, J = position.shape
-        where = layer, jnp.arange(P)[:, None], jnp.arange(J), slice(None), position
+        P, J, K = new.keys.shape[:3]
+        # All but the position are counted here, so that the compiler sees, however they are split
+        # over devices, that none writes to what another holds.
+        rows = jnp.arange(P)[:, None, None], jnp.arange(J)[:, None], jnp.arange(K)
+        where = layer, *rows, position[..., None]
 
         def write(cache: Array, token: Array) -> Array:
             return cache.at[where].set(token[..., 0, :])

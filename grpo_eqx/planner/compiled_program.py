@@ -12,9 +12,10 @@ import jax
 
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
-from grpo_eqx.planner.devices import Target, parse_size
+from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.hlo import Buffer, collectives, largest_buffers
 from grpo_eqx.planner.plan_cache import remembered
+from grpo_eqx.sharding.device_memory import parse_size
 
 _NUM_BUFFERS = 5
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")

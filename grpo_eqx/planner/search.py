@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from grpo_eqx.choices import LOCAL, Searchable
-from grpo_eqx.distributed.exchange import gather_bytes, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import least, raise_on_all_hosts
 from grpo_eqx.errors import UserError
 from grpo_eqx.planner.devices import Target, find_target, local_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
@@ -221,18 +221,13 @@ def fitting(run: RunSpec, devices: Sequence[jax.Device], say: Say) -> RunSpec:
     Raises `UserError` where none fits.
     """
     target = local_target(devices)
-    target = dataclasses.replace(target, usable_bytes=_least(target.usable_bytes))
-    largest = _least(raise_on_all_hosts(lambda: largest_micro_batch(run, target, say)) or 0)
+    target = dataclasses.replace(target, usable_bytes=least(target.usable_bytes))
+    largest = least(raise_on_all_hosts(lambda: largest_micro_batch(run, target, say)) or 0)
     if largest == 0:
         plan = make_plan(run.changed(**{MICRO_BATCH: 1}), target, say, only=UPDATING)
         raise UserError(f"{MICRO_BATCH} is auto, and no size fits. {plan.verdict}")
     say(f"{MICRO_BATCH} auto: {largest}")
     return run.changed(**{MICRO_BATCH: largest})
-
-
-def _least(own: int) -> int:
-    """Returns the least of the processes' numbers."""
-    return min(int(number) for number in gather_bytes(str(own).encode()))
 
 
 def settled(run: RunSpec, target: Target, say: Say) -> RunSpec:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.sharding.rollout_sharding import RolloutLayout
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import num_shards
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.training.options import ProgramOptions
 
@@ -60,7 +61,9 @@ def _copies_read(layout: RolloutLayout) -> int:
 
     Devices that decode completions of their own read all weights, or their part of the heads.
     """
-    shape = layout.mesh.shape
+    size = layout.mesh.size
+    if layout.sharing is not None:
+        return size // num_shards(layout.mesh, layout.sharing)
     if "fsdp" not in layout.prompts + layout.groups:
-        return shape["dp"]
-    return layout.mesh.size // (shape["tp"] if layout.splits_heads else 1)
+        return layout.mesh.shape["dp"]
+    return size // (layout.mesh.shape["tp"] if layout.head_axes else 1)

@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from grpo_eqx.sharding.rollout_sharding import RolloutLayout
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _SPLIT_OVER = {
     "dp": "the batch is split; parameters and optimizer state are replicated",
@@ -35,14 +35,19 @@ class LayoutReport:
 
     @classmethod
     def of(
-        cls, rollout: RolloutLayout, parameters: Any, optimizer_state: Any, reference: Any
+        cls,
+        mesh: jax.sharding.Mesh,
+        rollout: RolloutLayout,
+        parameters: Any,
+        optimizer_state: Any,
+        reference: Any,
     ) -> "LayoutReport":
-        devices: Sequence[jax.Device] = rollout.mesh.devices.reshape(-1).tolist()
+        devices: Sequence[jax.Device] = mesh.devices.reshape(-1).tolist()
         return cls(
             hosts=len({device.process_index for device in devices}),
             devices=len(devices),
             device_kind=devices[0].device_kind,
-            axes=dict(rollout.mesh.shape),
+            axes=dict(mesh.shape),
             rollout_sharding=rollout.why,
             parameter_bytes=bytes_per_device(parameters),
             optimizer_bytes=bytes_per_device(optimizer_state),

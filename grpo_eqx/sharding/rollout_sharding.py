@@ -1,81 +1,16 @@
-"""Layouts of a rollout over a mesh: strategies for its batch, its cache and its weights."""
+"""Strategies for the layout of a rollout over a mesh: its batch, its cache and its weights."""
 
 import abc
-from typing import NamedTuple
+import re
 
 import equinox as eqx
 import jax
-from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.sharding.device_groups import DeviceGroups
 from grpo_eqx.sharding.mesh import AXES
-from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, num_shards
-
-VOCAB_AXES = ("fsdp", "tp")
-"""Mesh axes that split the vocabulary during generation."""
-
-
-class RolloutLayout(NamedTuple):
-    """Mesh axes that split the parts of a rollout."""
-
-    mesh: jax.sharding.Mesh
-    prompts: tuple[str, ...]
-    """Axes that split the prompts, their keys and values, and the slots that complete them."""
-    groups: tuple[str, ...]
-    """Axes that split the completions of each prompt."""
-    why: str
-    """Name of the strategy, and the reason for it here."""
-
-    @property
-    def num_prompt_shards(self) -> int:
-        return num_shards(self.mesh, self.prompts)
-
-    @property
-    def num_shards(self) -> int:
-        """Number of devices that completions are split over; the others hold copies."""
-        return num_shards(self.mesh, self.prompts + self.groups)
-
-    @property
-    def splits_heads(self) -> bool:
-        """Whether `tp` is left to attention heads, MLP and vocabulary, as in the update."""
-        return "tp" not in self.prompts + self.groups
-
-    def sharding(self, *axes: tuple[str, ...]) -> NamedSharding:
-        """Returns the sharding of an array whose dimensions are split over these mesh axes."""
-        return NamedSharding(self.mesh, PartitionSpec(*(axis or None for axis in axes)))
-
-    def heads(self, number: int) -> tuple[str, ...]:
-        """Returns the axes that split the keys and values of that many heads."""
-        divide = self.splits_heads and number % self.mesh.shape["tp"] == 0
-        return ("tp",) if divide else ()
-
-    def logits(self, vocab_size: int) -> list[NamedSharding]:
-        """Returns shardings of `[P, G, V]` logits: as computed, then as tokens are drawn from them.
-
-        Each device scores its part of the vocabulary for all slots of its part of `dp`, then holds
-        the whole vocabulary for its own slots; in between, only logits are sent.
-        """
-        drawn = self.sharding(self.prompts, self.groups)
-        if vocab_size % num_shards(self.mesh, VOCAB_AXES):
-            return [drawn]
-        prompts, groups = (
-            tuple(axis for axis in axes if axis not in VOCAB_AXES)
-            for axes in (self.prompts, self.groups)
-        )
-        scored = self.sharding(prompts, groups, VOCAB_AXES)
-        return [scored] if (prompts, groups) == (self.prompts, self.groups) else [scored, drawn]
-
-    @property
-    def parameter_rules(self) -> Rules:
-        """Rules for the weights that generate: those of the parameters, with two differences.
-
-        Tokens are looked up and scored in parts of the vocabulary, so that no device gathers other
-        parts for each token. Where `tp` splits the batch, it splits what `fsdp` splits.
-        """
-        rules = {**PARAMETER_RULES, "vocab": VOCAB_AXES}
-        if not self.splits_heads:
-            rules |= {"heads": (), "kv_heads": (), "mlp": (), "hidden": ("fsdp", "tp")}
-        return rules
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import num_shards
 
 
 class RolloutSharding(eqx.Module):
@@ -131,8 +66,11 @@ class MaxTextSharding(RolloutSharding):
         return _split("maxtext", mesh, ("dp",), (num_prompts, num_generations, num_slots), why)
 
 
-class AutoSharding(RolloutSharding):
-    """`LegacySharding` where the completions divide over all devices, else `MaxTextSharding`."""
+class ReplicatedSharding(RolloutSharding):
+    """Completions split over every device, each of which holds all weights.
+
+    They are gathered once per rollout, in its dtype; then nothing is sent until it ends.
+    """
 
     def layout(
         self,
@@ -141,28 +79,81 @@ class AutoSharding(RolloutSharding):
         num_generations: int,
         num_slots: int | None = None,
     ) -> RolloutLayout:
+        why = f"replicated: each of the {mesh.size} devices holds all weights"
         batch = num_prompts, num_generations, num_slots
-        try:
-            layout = LegacySharding().layout(mesh, *batch)
-        except UserError as error:
-            try:
-                layout = MaxTextSharding().layout(mesh, *batch)
-            except UserError as other:
-                raise UserError(f"{error} The alternative fails too: {other}") from other
-            return layout._replace(
-                why=f"{layout.why} (auto, because legacy is not possible: {error})"
+        return _shared("replicated", mesh, 1, batch, why)
+
+
+class TensorSharding(RolloutSharding):
+    """Completions split over groups of `size` neighboring devices, which share the weights.
+
+    Each device holds its part of heads, MLP and vocabulary, sent to it once per rollout. For each
+    token, the devices of a group add up their results twice a layer. The mesh of training can be
+    any; heads that do not divide by the size are copied.
+    """
+
+    size: int
+
+    def __check_init__(self) -> None:
+        if self.size < 2:
+            raise UserError(
+                f"rollout_sharding tensor:{self.size}: groups need at least 2 devices; groups of "
+                f"one are replicated."
             )
-        return layout._replace(why=f"{layout.why} (auto: this uses the least memory)")
+
+    def layout(
+        self,
+        mesh: jax.sharding.Mesh,
+        num_prompts: int,
+        num_generations: int,
+        num_slots: int | None = None,
+    ) -> RolloutLayout:
+        name = f"tensor:{self.size}"
+        if mesh.size % self.size:
+            raise UserError(
+                f"rollout_sharding {name} needs groups of {self.size} devices, but {mesh.size} "
+                f"{'is' if mesh.size == 1 else 'are'} available: choose a size that divides "
+                f"{mesh.size}, or replicated."
+            )
+        groups = mesh.size // self.size
+        of = "all" if groups == 1 else f"in each of {groups} groups,"
+        why = f"{name}: {of} {self.size} devices share the weights"
+        return _shared(name, mesh, self.size, (num_prompts, num_generations, num_slots), why)
+
+
+NAMES = ("legacy", "maxtext", "replicated", "tensor:N")
+"""Names of strategies, with N for a size of groups."""
+_TENSOR = re.compile(r"tensor:(\d+)")
 
 
 def parse_rollout_sharding(name: str) -> RolloutSharding:
-    """Returns the strategy by name: `auto`, `legacy` or `maxtext`."""
+    """Returns the strategy by name: `legacy`, `maxtext`, `replicated`, or `tensor:4`."""
     named: dict[str, type[RolloutSharding]] = {
-        "auto": AutoSharding,
         "legacy": LegacySharding,
         "maxtext": MaxTextSharding,
+        "replicated": ReplicatedSharding,
     }
-    return named[name]()
+    if name in named:
+        return named[name]()
+    if match := _TENSOR.fullmatch(name):
+        return TensorSharding(int(match[1]))
+    raise UserError(
+        f"rollout_sharding is {name!r}: use {', '.join(named)}, or tensor:N with the number "
+        f"of devices that share the weights, as in tensor:4."
+    )
+
+
+def _shared(
+    name: str,
+    mesh: jax.sharding.Mesh,
+    size: int,
+    batch: tuple[int, int, int | None],
+    why: str,
+) -> RolloutLayout:
+    """Splits completions over groups of `size` devices, which share all weights."""
+    groups = DeviceGroups.of(mesh, size)
+    layout = _split(name, groups.mesh, AXES, batch, why)
+    return layout._replace(sharing=groups.within)
 
 
 def _split(
@@ -196,13 +187,14 @@ def _split(
 
 def _does_not_divide(name: str, shards: int, batch: tuple[int, int, int | None]) -> str:
     num_prompts, num_generations, num_slots = batch
+    over = "groups of devices" if name.startswith("tensor") else "devices"
     if num_slots is not None:
         return (
             f"rollout_sharding {name} must split {num_slots} slots (max_num_seqs) and "
-            f"{num_prompts} prompts evenly over {shards} devices: make both a multiple of {shards}."
+            f"{num_prompts} prompts evenly over {shards} {over}: make both a multiple of {shards}."
         )
     return (
         f"rollout_sharding {name} must split {num_prompts} prompts, with {num_generations} "
-        f"completions each, evenly over {shards} devices: make the number of prompts per step a "
+        f"completions each, evenly over {shards} {over}: make the number of prompts per step a "
         f"multiple of {shards}."
     )

@@ -25,6 +25,17 @@ PARAMETER_RULES: Rules = {
 BATCH_AXES = ("dp", "fsdp")
 
 
+def dividing_axes(mesh: jax.sharding.Mesh, number: int, axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns as many of the first axes as divide a number evenly.
+
+    A divisor of the number so takes some of the axes that the number takes, in the same order:
+    heads of keys are where the heads are that read them.
+    """
+    while number % num_shards(mesh, axes):
+        axes = axes[:-1]
+    return axes
+
+
 def parameter_sharding(
     mesh: jax.sharding.Mesh,
     dims: tuple[str, ...],
@@ -34,15 +45,14 @@ def parameter_sharding(
 ) -> NamedSharding:
     """Returns the sharding of one parameter, by the logical names of its dimensions.
 
-    Each dimension takes as many of its last axes as divide it, without those that an earlier
-    dimension has taken. Heads, of `head_size` elements each, are never cut.
+    Each dimension takes its `dividing_axes`, without those that an earlier dimension has taken.
+    Heads, of `head_size` elements each, are never cut.
     """
     spec, taken = [], set[str]()
     for name, size in zip(dims, shape, strict=True):
         count = size // head_size if name in ("heads", "kv_heads") else size
-        axes = tuple(axis for axis in rules[name] if axis not in taken)
-        while count % num_shards(mesh, axes):
-            axes = axes[1:]
+        free = tuple(axis for axis in rules[name] if axis not in taken)
+        axes = dividing_axes(mesh, count, free)
         taken |= set(axes)
         spec.append(axes[0] if len(axes) == 1 else axes or None)
     return NamedSharding(mesh, PartitionSpec(*spec))

@@ -8,7 +8,7 @@ from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.objective import Objective
-from grpo_eqx.sharding.rollout_sharding import AutoSharding, RolloutSharding
+from grpo_eqx.sharding.rollout_sharding import LegacySharding, RolloutSharding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class ProgramOptions:
     decodes_on_cpu: bool = False
     """Whether `generate` transposes the weights and unrolls the layers, as CPUs decode fastest."""
     remat: Remat
-    rollout_sharding: RolloutSharding = dataclasses.field(default_factory=AutoSharding)
+    rollout_sharding: RolloutSharding = dataclasses.field(default_factory=LegacySharding)
     attention: CausalAttention
     """Attention over whole sequences; decoding attends to its cache by other means."""
     objective: Objective

@@ -33,7 +33,7 @@ from grpo_eqx.objective import Metrics, TokenBatch, Totals
 from grpo_eqx.objective.high_entropy import entropy_floor
 from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding.arrays import shard
-from grpo_eqx.sharding.rollout_sharding import RolloutLayout
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import (
     BATCH_AXES,
     batch_sharding,
@@ -284,9 +284,9 @@ class Programs:
         options = self.options
         layout = self.rollout_layout(len(prompts), group)
         # Cast and resharded once for the whole rollout.
-        model = jax.lax.with_sharding_constraint(
-            model.astype(options.dtype), model.shardings(self.mesh, layout.parameter_rules)
-        )
+        model = model.astype(options.dtype)
+        for rules in layout.parameter_rules:
+            model = jax.lax.with_sharding_constraint(model, model.shardings(layout.mesh, rules))
         rollout, counts = generate(
             model.transposed() if options.decodes_on_cpu else model,
             prompts,
@@ -298,7 +298,7 @@ class Programs:
             num_slots=options.max_num_seqs,
             layout=layout,
             kv_cache_dtype=options.kv_cache_dtype,
-            attention=options.attention,
+            attention=options.attention.over(layout),
             unrolled=options.decodes_on_cpu,
         )
         # Every update reads prompts of one width.

@@ -11,7 +11,7 @@ from grpo_eqx.planner.devices import find_target, local_target
 
 def test_cpu_devices_share_the_memory_of_their_machine(monkeypatch, tmp_path) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr("grpo_eqx.planner.devices._CGROUP_LIMIT", limit)
+    monkeypatch.setattr("grpo_eqx.sharding.device_memory._CGROUP_LIMIT", limit)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     devices = jax.devices()
     assert find_target("local").usable_bytes == total // len(devices)

@@ -130,7 +130,7 @@ def test_of_batches_that_nothing_divides(tiny_run, said) -> None:
 @pytest.mark.usefixtures("growing")
 def test_auto_is_the_largest_that_fits_here(tiny_run, one_device, monkeypatch, said) -> None:
     memory = 8 * 128 * 1024
-    monkeypatch.setattr("grpo_eqx.planner.devices._local_bytes", lambda devices: memory)
+    monkeypatch.setattr("grpo_eqx.sharding.device_memory._attached_bytes", lambda devices: memory)
     run = tiny_run(micro_batch_size_per_device="auto")
     assert fitting(run, one_device.devices, said.append).cfg.micro_batch_size_per_device == 8
     assert said[-1] == "micro_batch_size_per_device auto: 8"
@@ -138,7 +138,7 @@ def test_auto_is_the_largest_that_fits_here(tiny_run, one_device, monkeypatch, s
 
 @pytest.mark.usefixtures("growing")
 def test_auto_is_refused_where_nothing_fits(tiny_run, one_device, monkeypatch, said) -> None:
-    monkeypatch.setattr("grpo_eqx.planner.devices._local_bytes", lambda devices: 1000)
+    monkeypatch.setattr("grpo_eqx.sharding.device_memory._attached_bytes", lambda devices: 1000)
     run = tiny_run(micro_batch_size_per_device="auto")
     with pytest.raises(UserError, match="is auto, and no size fits"):
         fitting(run, one_device.devices, said.append)

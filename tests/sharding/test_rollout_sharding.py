@@ -24,8 +24,10 @@ def layout(name: str, mesh: str, *batch: int) -> RolloutLayout:
         ("maxtext", "2,4,1", (3, 4), (), ("dp",)),
         ("legacy", "auto", (8, 4, 16), ("dp", "fsdp", "tp"), ()),
         ("legacy", "auto", (2, 8, 16), ("dp",), ("fsdp", "tp")),  # a slot for each completion
-        ("auto", "auto", (8, 4), ("dp", "fsdp", "tp"), ()),
-        ("auto", "auto", (3, 2), ("dp",), ()),
+        ("replicated", "2,2,2", (4, 4), ("dp", "fsdp"), ("tp",)),
+        ("tensor:4", "auto", (2, 2), ("dp", "fsdp", "tp"), ()),
+        ("tensor:4", "auto", (1, 2), ("dp",), ("fsdp", "tp")),
+        ("tensor:8", "auto", (3, 1), ("dp", "fsdp", "tp"), ()),
     ],
 )
 def test_what_completions_are_split_over(
@@ -51,11 +53,14 @@ def test_what_completions_are_split_over(
             "maxtext must split 3 prompts, with 3 completions each, evenly over 2 dev",
         ),
         (
+            "tensor:2",
             "auto",
-            "2,4,1",
             (3, 3),
-            "legacy must split 3 prompts.* The alternative fails too",
+            "tensor:2 must split 3 prompts, with 3 completions each, evenly over 4 groups of dev",
         ),
+        ("tensor:3", "auto", (8, 8), "tensor:3 needs groups of 3 devices, but 8 are available"),
+        ("tensor:1", "auto", (8, 8), "groups of one are replicated"),
+        ("tensor", "auto", (8, 8), "or tensor:N with the number of devices"),
         (
             "legacy",
             "auto",
@@ -79,31 +84,59 @@ def test_what_does_not_divide_is_refused_with_the_reason(
         layout(name, mesh, *batch)
 
 
-def test_auto_says_what_it_chose_and_why() -> None:
-    assert layout("auto", "auto", 8, 4).why.startswith("legacy: each of the 8 devices decodes")
-    assert "(auto: this uses the least memory)" in layout("auto", "auto", 8, 4).why
-    chosen = layout("auto", "auto", 3, 2).why
-    assert chosen.startswith(
-        "maxtext: each dp shard decodes its own completions, and the 8 fsdp dev"
-    )
-    assert "legacy must split 3 prompts, with 2 completions each, evenly over 8 devices" in chosen
-
-
 def test_heads_and_weights_are_split_over_tp_where_the_batch_is_not() -> None:
     maxtext, legacy = (layout(name, "2,2,2", 8, 4) for name in ("maxtext", "legacy"))
     assert (maxtext.heads(2), maxtext.heads(3), legacy.heads(2)) == (("tp",), (), ())
-    assert maxtext.parameter_rules["mlp"] == ("tp",)
-    assert maxtext.parameter_rules["hidden"] == ("fsdp",)
-    assert legacy.parameter_rules["mlp"] == ()
-    assert legacy.parameter_rules["hidden"] == ("fsdp", "tp")
+    (of_maxtext,), (of_legacy,) = maxtext.parameter_rules, legacy.parameter_rules
+    assert (of_maxtext["mlp"], of_maxtext["hidden"]) == (("tp",), ("fsdp",))
+    assert (of_legacy["mlp"], of_legacy["hidden"]) == ((), ("fsdp", "tp"))
+
+
+@pytest.mark.parametrize("mesh", ["auto", "2,2,2", "1,4,2", "2,4,1"])
+def test_groups_are_neighbors_and_devices_keep_their_order(mesh: str) -> None:
+    """So one program can hold arrays in both meshes."""
+    of_training, groups = parse_mesh(mesh).build(), layout("tensor:4", mesh, 8, 8)
+    assert groups.mesh.devices.reshape(-1).tolist() == of_training.devices.reshape(-1).tolist()
+    assert groups.sharing is not None
+    shape = groups.mesh.shape
+    assert [shape[axis] for axis in groups.sharing] == [2, 2]
+    assert shape["dp"] * shape["fsdp"] * shape["tp"] == 2
+    whole = groups.sharding(groups.prompts).devices_indices_map((2,))
+    first = [device.id for device, (index,) in whole.items() if index.start in (0, None)]
+    assert sorted(first) == [device.id for device in of_training.devices.reshape(-1)[:4]]
+
+
+def test_heads_of_keys_are_where_the_heads_are_that_read_them() -> None:
+    """What does not divide by the whole group is split over the first of its axes."""
+    shared = layout("tensor:8", "auto", 8, 8)
+    assert shared.sharing == ("fsdp_1", "fsdp_2", "fsdp_3")
+    assert shared.heads(16) == shared.sharing
+    assert shared.heads(28) == shared.heads(4) == ("fsdp_1", "fsdp_2")
+    assert shared.heads(2) == ("fsdp_1",)
+    assert shared.queries(2, 8) == ("fsdp_2", "fsdp_3")
+    assert shared.queries(2, 7) == ()
+
+
+def test_weights_are_cut_before_they_are_gathered() -> None:
+    """First a device keeps its part of the heads, of its part of the hidden size."""
+    cut, shared = layout("tensor:2", "1,4,2", 8, 8).parameter_rules
+    assert (cut["mlp"], cut["hidden"]) == (("tp_1", "tp"), ("fsdp",))
+    assert (shared["mlp"], shared["hidden"]) == (("tp_1",), ())
+    *_, whole = layout("replicated", "1,4,2", 8, 8).parameter_rules
+    assert set(whole.values()) == {()}
 
 
 def test_logits_are_computed_by_vocabulary_and_drawn_from_by_slot() -> None:
-    legacy, maxtext = (layout(name, "2,2,2", 8, 4) for name in ("legacy", "maxtext"))
-    scored = PartitionSpec("dp", None, ("fsdp", "tp"))
-    assert [x.spec for x in legacy.logits(64)] == [
-        scored,
-        PartitionSpec(("dp", "fsdp", "tp"), None),
-    ]
-    assert [x.spec for x in maxtext.logits(64)] == [scored]
-    assert [x.spec for x in maxtext.logits(63)] == [PartitionSpec("dp", None)]
+    def specs(name: str, *shape: int) -> list[PartitionSpec]:
+        return [x.spec for x in layout(name, "2,2,2", 8, 4).logits(shape)]
+
+    by_vocabulary = PartitionSpec("dp", None, ("tp", "fsdp"))
+    drawn = PartitionSpec(("dp", "fsdp", "tp"), None)
+    assert specs("legacy", 8, 4, 64) == [by_vocabulary, drawn]
+    assert specs("maxtext", 8, 4, 64) == [by_vocabulary]
+    assert specs("maxtext", 8, 4, 63) == [PartitionSpec("dp", None)]
+    in_groups = PartitionSpec(("dp", "fsdp", "tp"), None, ("tp_1",))
+    assert specs("tensor:2", 8, 4, 64) == [in_groups, PartitionSpec(drawn[0], ("tp_1",))]
+    by_prompt = PartitionSpec(("dp", "fsdp", "tp", "tp_1"), None)
+    assert specs("tensor:2", 8, 3, 64) == [in_groups, by_prompt]
+    assert specs("tensor:2", 4, 3, 64) == [in_groups]

@@ -47,9 +47,9 @@ def test_heads_are_never_cut() -> None:
         assert found.spec == PartitionSpec(None, spec, "fsdp")
 
 
-def test_an_axis_is_taken_once_and_the_last_ones_that_divide_are() -> None:
+def test_an_axis_is_taken_once_and_the_first_ones_that_divide_are() -> None:
     mesh = parse_mesh("1,2,4").build()
-    rules = {**PARAMETER_RULES, "vocab": ("fsdp", "tp")}
-    for vocab, spec in [(16, (("fsdp", "tp"), None)), (12, ("tp", "fsdp")), (3, (None, "fsdp"))]:
+    rules = {**PARAMETER_RULES, "vocab": ("tp", "fsdp")}
+    for vocab, spec in [(16, (("tp", "fsdp"), None)), (12, ("tp", "fsdp")), (3, (None, "fsdp"))]:
         found = parameter_sharding(mesh, ("vocab", "hidden"), (vocab, 12), rules)
         assert found.spec == PartitionSpec(*spec)

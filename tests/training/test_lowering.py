@@ -47,7 +47,7 @@ def programs(
     mesh: jax.sharding.Mesh,
     prompt_length: int,
     length: int,
-    rollout_sharding: str = "auto",
+    rollout_sharding: str = "legacy",
     **fields: Any,
 ) -> Programs:
     on_cpu = mesh.devices.flat[0].platform == "cpu"
@@ -119,7 +119,7 @@ def test_an_update_for_shapes_is_that_of_a_ragged_batch(mesh_name: str, num_shar
     assert executed == [planned.as_text()]
 
 
-def on_v6e_16(program: str, mesh_name: str, rollout_sharding: str = "auto") -> list[Collective]:
+def on_v6e_16(program: str, mesh_name: str, rollout_sharding: str = "legacy") -> list[Collective]:
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh(mesh_name).build(described_devices("v6e-16"))
     runner, model = programs(OF_0_5B, mesh, 128, 128, rollout_sharding), model_shapes(OF_0_5B, mesh)

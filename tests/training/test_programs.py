@@ -18,11 +18,13 @@ from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.objective import Objective
+from grpo_eqx.rollout_choice import AutoSharding
 from grpo_eqx.sharding import (
-    AutoSharding,
     LegacySharding,
     MaxTextSharding,
+    ReplicatedSharding,
     RolloutSharding,
+    TensorSharding,
     parse_mesh,
 )
 from grpo_eqx.training.batch import Batch
@@ -445,8 +447,13 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sharding", [LegacySharding(), MaxTextSharding(), AutoSharding()], ids=repr
-)
+    "sharding",
+    [
+        LegacySharding(), MaxTextSharding(), AutoSharding(), ReplicatedSharding(),
+        TensorSharding(2), TensorSharding(4), TensorSharding(8),
+    ],
+    ids=repr,
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "num_prompts"),
     [("auto", 8, P), ("2,2,2", 8, P), ("2,2,2", 8, 2), ("1,1,2", 2, P), ("1,1,4", 4, P)],
@@ -454,7 +461,9 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
 def test_the_same_tokens_on_one_device_and_on_many(
     rollout: Rollout, sharding: RolloutSharding, mesh: str, num_devices: int, num_prompts: int
 ) -> None:
-    """Prompts that divide or not, heads of keys (2) that do or not."""
+    """Prompts that divide or not, heads of keys (2) that do or not, groups along any axis."""
+    if isinstance(sharding, TensorSharding) and sharding.size > num_devices:
+        pytest.skip("a group has more devices")
     many = programs(mesh, num_devices, rollout_sharding=sharding)
     prompts = jax.tree.map(lambda x: x[:num_prompts], PROMPTS)
     other, _ = many.generate(model_on(many.mesh), prompts, 0, num_generations=G)
@@ -470,6 +479,9 @@ def test_the_same_tokens_on_one_device_and_on_many(
         (LegacySharding(), "2,4,1", 2, (1, G // 4, 2)),
         (MaxTextSharding(), "2,4,1", P, (P // 2, G, 2)),
         (MaxTextSharding(), "2,2,2", P, (P // 2, G, 1)),
+        (ReplicatedSharding(), "2,2,2", P, (P // 8, G, 2)),
+        (TensorSharding(2), "auto", P, (P // 4, G, 1)),
+        (TensorSharding(4), "2,2,2", P, (P // 2, G, 1)),  # two devices hold each head of keys
     ],
 )
 def test_a_device_has_the_cache_of_its_own_completions(

@@ -12,7 +12,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.models.product import inner_products
-from grpo_eqx.sharding.rules import batch_spec
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import batch_spec, dividing_axes
 
 
 class Visible(NamedTuple):
@@ -101,6 +102,10 @@ class CausalAttention(eqx.Module):
         attended = self.attend(Inputs(by_key, *kv), visible)
         return attended.transpose(0, 3, 1, 2, 4).reshape(R, T, N, D)
 
+    def over(self, layout: RolloutLayout) -> "CausalAttention":
+        """Returns the attention for the prompts of a rollout, which has a layout of its own."""
+        return self
+
     @abc.abstractmethod
     def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
         """Computes what a call does, from inputs grouped by key head."""
@@ -129,22 +134,31 @@ def filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
 
 
 def on_each_device(
-    mesh: jax.sharding.Mesh,
+    devices: jax.sharding.Mesh | RolloutLayout,
     attend: Callable[[Inputs, Visible], Array],
     inputs: Inputs,
     visible: Visible,
 ) -> Float[Array, "R K r T D"]:
-    """Runs `attend` on each device of a mesh, for its own rows and heads."""
+    """Runs `attend` on each device, for its own rows and heads.
+
+    **Arguments:** the mesh of training, or the layout of a rollout whose prompts are the rows.
+    """
+    R, K, repeats = inputs.queries.shape[:3]
+    rows: str | tuple[str, ...] | None
+    if isinstance(devices, RolloutLayout):
+        mesh, rows, heads = devices.mesh, devices.prompts or None, devices.heads(K) or None
+        readers = devices.queries(K, repeats) or None
+    else:
+        mesh, heads, readers = devices, dividing_axes(devices, K, ("tp",)) or None, None
+        rows, _ = batch_spec(mesh, R, 1)
     if mesh.size == 1:
         return attend(inputs, visible)
-    R, K = inputs.keys.shape[:2]
-    rows, _ = batch_spec(mesh, R, 1)
-    heads = "tp" if K % mesh.shape["tp"] == 0 else None
+    of_keys, of_queries = PartitionSpec(rows, heads), PartitionSpec(rows, heads, readers)
     run = jax.shard_map(
         lambda inputs, visible: attend(Inputs(*inputs), Visible(*visible)),
         mesh=mesh,
-        in_specs=(PartitionSpec(rows, heads), PartitionSpec(rows)),
-        out_specs=PartitionSpec(rows, heads),
+        in_specs=((of_queries, of_keys, of_keys), PartitionSpec(rows)),
+        out_specs=of_queries,
         check_vma=False,
     )
     return run(tuple(inputs), tuple(visible))

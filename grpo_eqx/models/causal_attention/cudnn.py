@@ -1,5 +1,6 @@
 """Attention over whole sequences on NVIDIA GPUs."""
 
+import dataclasses
 from typing import Literal
 
 import jax
@@ -14,6 +15,7 @@ from grpo_eqx.models.causal_attention.base import (
     on_each_device,
 )
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _MULTIPLE = 8
 """Divisor of lengths and head sizes: cuDNN loads 16 bytes at a time."""
@@ -29,13 +31,18 @@ class CudnnAttention(CausalAttention):
     mesh: jax.sharding.Mesh
     implementation: Literal["cudnn", "xla"] = "cudnn"
     """Implementation to use; `xla` computes the same on any device without a kernel, for tests."""
+    layout: RolloutLayout | None = None
+    """Layout of the rollout whose prompts are the rows. `None`: rows of training."""
+
+    def over(self, layout: RolloutLayout) -> "CudnnAttention":
+        return dataclasses.replace(self, layout=layout)
 
     def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
         dtype, D = inputs.queries.dtype, inputs.queries.shape[-1]
         has_kernel = dtype in (jnp.bfloat16, jnp.float16) or self.implementation == "xla"
         if not has_kernel or D % _MULTIPLE or D > _LARGEST_HEAD:
             return BlockedAttention().attend(inputs, visible)
-        return on_each_device(self.mesh, self._in_kernel, inputs, visible)
+        return on_each_device(self.layout or self.mesh, self._in_kernel, inputs, visible)
 
     def _in_kernel(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
         R, K, repeats, T, D = inputs.queries.shape

@@ -27,6 +27,7 @@ from grpo_eqx.models.causal_attention.base import (
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.tiles import even_tile
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _SUBLANES, _LANES = 16, 128
 """Rows and columns of a register of bfloat16 values."""
@@ -47,9 +48,14 @@ class MosaicAttention(CausalAttention):
     """Maximum number of queries in a block, over all heads that read the same keys."""
     key_block: int = 512
     """Maximum number of keys in a block."""
+    layout: RolloutLayout | None = None
+    """Layout of the rollout whose prompts are the rows. `None`: rows of training."""
+
+    def over(self, layout: RolloutLayout) -> "MosaicAttention":
+        return dataclasses.replace(self, layout=layout)
 
     def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
-        return on_each_device(self.mesh, self._in_kernels, inputs, visible)
+        return on_each_device(self.layout or self.mesh, self._in_kernels, inputs, visible)
 
     def _in_kernels(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
         """Computes attention after padding the arrays to whole blocks."""

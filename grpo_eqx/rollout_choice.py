@@ -1,0 +1,228 @@
+"""Choice of the layout of a rollout: the fastest that fits, by an estimate of its decoding."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.models.base import CausalLM, ModelConfig
+from grpo_eqx.sharding.layout_report import bytes_per_device
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import (
+    LegacySharding,
+    MaxTextSharding,
+    ReplicatedSharding,
+    RolloutSharding,
+    TensorSharding,
+)
+from grpo_eqx.sharding.rules import num_shards
+from grpo_eqx.tracking.device_links import HOP_SECONDS, LinkRates, link_rates
+from grpo_eqx.tracking.device_peaks import DevicePeaks, device_peaks
+
+_FULL = 0.9
+"""Share of a device's memory that an estimate may fill: it counts the largest arrays only."""
+_TYPICAL, _TYPICAL_LINKS = DevicePeaks(1e14, 1e12), LinkRates(5e10)
+"""Rates by which layouts are compared on devices whose own are unknown."""
+_LOGITS = 4
+"""Arrays of the logits' size that drawing tokens holds at once."""
+
+
+class Batch(NamedTuple):
+    """Completions of a rollout: so many of each prompt, decoded `slots` at a time."""
+
+    prompts: int
+    generations: int
+    slots: int | None
+
+    @property
+    def at_a_time(self) -> int:
+        completions = self.prompts * self.generations
+        return completions if self.slots is None else min(self.slots, completions)
+
+
+class Estimate(NamedTuple):
+    """Estimate of what a rollout takes of each device in a layout."""
+
+    layout: RolloutLayout
+    seconds: float
+    """Seconds of a decoding step at the device's peak rates, if nothing overlaps."""
+    num_bytes: int
+    """Bytes resident at most."""
+
+    @property
+    def name(self) -> str:
+        return self.layout.why.partition(": ")[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingWork:
+    """Sizes of a run from which time and memory of its rollouts follow, for every layout."""
+
+    config: ModelConfig
+    weights: CausalLM
+    """Shapes of the weights in a rollout's dtypes."""
+    itemsize: int
+    """Bytes of an activation."""
+    kv_itemsize: float
+    prompt_length: int
+    completion_length: int
+    resident_bytes: int
+    """Bytes that training keeps on each device."""
+    usable_bytes: int
+    """Bytes of each device that programs can use."""
+    device_kind: str
+
+    def estimate(self, layout: RolloutLayout, batch: Batch) -> Estimate:
+        """Estimates a decoding step in the middle of completions of full length."""
+        config, mesh = self.config, layout.mesh
+        peaks = device_peaks(self.device_kind) or _TYPICAL
+        links = link_rates(self.device_kind) or _TYPICAL_LINKS
+        slots = batch.at_a_time // layout.num_shards
+        refilled = batch.at_a_time < batch.prompts * batch.generations
+        prompts = slots if refilled else -(-batch.prompts // layout.num_prompt_shards)
+        held = self._held_bytes(layout)
+        read = self._all_bytes if layout.sends_weights else held
+        scale = read / self._all_bytes
+        heads = num_shards(mesh, layout.heads(config.num_key_value_heads))
+        position = (
+            2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
+            * self.kv_itemsize / heads
+        )  # fmt: skip
+        prompt_bytes = prompts * self.prompt_length * position
+        own_bytes = slots * self.completion_length * position
+        parameters = config.num_layer_parameters + config.num_head_parameters
+        seconds = (
+            2 * parameters * slots * scale / peaks.flops_per_second
+            + (read + prompt_bytes + own_bytes / 2) / peaks.bytes_per_second
+            + self._sent(layout, slots).seconds(links)
+        )
+        logits = slots * config.vocab_size * 4 * _LOGITS * scale
+        return Estimate(
+            layout,
+            seconds,
+            math.ceil(self.resident_bytes + held + prompt_bytes + own_bytes + logits),
+        )
+
+    @property
+    def _all_bytes(self) -> int:
+        return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self.weights))
+
+    def _held_bytes(self, layout: RolloutLayout) -> int:
+        """Returns the bytes of a device's part of the weights."""
+        shardings = self.weights.shardings(layout.mesh, layout.parameter_rules[-1])
+        held = jax.tree.map(
+            lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
+            self.weights,
+            shardings,
+        )
+        return bytes_per_device(held)
+
+    def _sent(self, layout: RolloutLayout, slots: int) -> "_Sent":
+        """Counts what a device receives in a decoding step of so many slots."""
+        config = self.config
+        layers, row = config.num_hidden_layers, float(slots * config.hidden_size * self.itemsize)
+        logits = 4.0 * slots * config.vocab_size
+        if layout.sharing is not None:
+            devices = num_shards(layout.mesh, layout.sharing)
+            # Two sums a layer, one of embeddings, and the logits of a device's own slots.
+            sums = (2 * layers + 1) * _sum(row, devices)
+            return _Sent(
+                sums + _others(logits / devices, devices), float((2.0 * layers + 2) * (devices - 1))
+            )
+        axes = layout.parameter_rules[-1]["hidden"]
+        devices = num_shards(layout.mesh, axes)
+        if layout.sends_weights:
+            head = config.num_head_parameters * self.itemsize
+            weights = _others(float(self._all_bytes - head), devices) + _others(logits, devices)
+            return _Sent(weights, float(layers * (devices - 1)))
+        # Products sum over the hidden size, which is split: queries, keys, values, gate and up.
+        widths = 2 / 3 * config.num_layer_parameters / layers / config.hidden_size
+        sums = layers * _sum(slots * widths * self.itemsize, devices)
+        return _Sent(sums + _others(logits, devices), 4.0 * layers * devices)
+
+
+class _Sent(NamedTuple):
+    """What a device receives from others, and hops that it waits for."""
+
+    num_bytes: float
+    hops: float
+
+    def seconds(self, links: LinkRates) -> float:
+        return self.num_bytes / links.link + self.hops * HOP_SECONDS
+
+
+def _others(num_bytes: float, devices: int) -> float:
+    """Returns the bytes that come from other devices where each holds an equal part."""
+    return num_bytes * (devices - 1) / devices
+
+
+def _sum(num_bytes: float, devices: int) -> float:
+    """Returns the bytes that a device receives in an all-reduce around a ring."""
+    return 2 * _others(num_bytes, devices)
+
+
+class AutoSharding(RolloutSharding):
+    """The fastest strategy that fits the devices, by an estimate of time and memory.
+
+    Where none fits, the one that takes the least memory.
+    """
+
+    work: DecodingWork | None = None
+    """Sizes of the run. `None`: the first strategy that divides the batch is chosen."""
+
+    def layout(
+        self,
+        mesh: jax.sharding.Mesh,
+        num_prompts: int,
+        num_generations: int,
+        num_slots: int | None = None,
+    ) -> RolloutLayout:
+        batch = Batch(num_prompts, num_generations, num_slots)
+        layouts, refusals = list[RolloutLayout](), list[UserError]()
+        for strategy in _strategies(mesh.size):
+            try:
+                layouts.append(strategy.layout(mesh, *batch))
+            except UserError as error:
+                refusals.append(error)
+        if not layouts:
+            raise refusals[0]
+        if self.work is None:
+            return layouts[0]
+        estimates = [self.work.estimate(layout, batch) for layout in layouts]
+        usable = self.work.usable_bytes
+        ranked = sorted(
+            estimates,
+            key=lambda x: (max(x.num_bytes, _FULL * usable), x.seconds),
+        )
+        chosen, *others = ranked
+        return chosen.layout._replace(
+            why=f"{chosen.layout.why} ({_reason(chosen, others, usable)})"
+        )
+
+
+def _strategies(num_devices: int) -> Iterator[RolloutSharding]:
+    """Yields the strategies to choose from, simplest first."""
+    yield ReplicatedSharding()
+    for size in (2, 4, 8, 16):
+        if num_devices > 1 and num_devices % size == 0:
+            yield TensorSharding(size)
+    yield LegacySharding()
+    yield MaxTextSharding()
+
+
+def _reason(chosen: Estimate, others: list[Estimate], usable_bytes: int) -> str:
+    if not others:
+        return "auto: the only one that divides the batch"
+    said = f"auto: about {_milliseconds(chosen)} a token"
+    if chosen.num_bytes > _FULL * usable_bytes:
+        said = "auto: none fits by its estimate, and this takes the least memory"
+    after = others[0]
+    fits = "" if after.num_bytes <= _FULL * usable_bytes else ", which does not fit"
+    return f"{said}; next, {after.name}: {_milliseconds(after)}{fits}"
+
+
+def _milliseconds(estimate: Estimate) -> str:
+    return f"{estimate.seconds * 1e3:.3g} ms"

@@ -1,0 +1,105 @@
+"""Layout of a rollout over devices: its batch, its cache and its weights."""
+
+from typing import NamedTuple
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, dividing_axes, num_shards
+
+VOCAB_AXES = ("tp", "fsdp")
+"""Mesh axes that split the vocabulary during generation where weights stay split over `fsdp`."""
+
+
+class RolloutLayout(NamedTuple):
+    """Mesh axes that split the parts of a rollout."""
+
+    mesh: jax.sharding.Mesh
+    """The mesh of training, or one of `DeviceGroups`."""
+    prompts: tuple[str, ...]
+    """Axes that split the prompts, their keys and values, and the slots that complete them."""
+    groups: tuple[str, ...]
+    """Axes that split the completions of each prompt."""
+    why: str
+    """Name of the strategy, and the reason for it here."""
+    sharing: tuple[str, ...] | None = None
+    """Axes of the devices that together hold all weights, gathered once per rollout: they share
+    heads, MLP and vocabulary. `None`: weights stay split over `fsdp`."""
+
+    @property
+    def num_prompt_shards(self) -> int:
+        return num_shards(self.mesh, self.prompts)
+
+    @property
+    def num_shards(self) -> int:
+        """Number of parts that completions are split into; other devices work on the same ones."""
+        return num_shards(self.mesh, self.prompts + self.groups)
+
+    @property
+    def sends_weights(self) -> bool:
+        """Whether weights are sent to the completions for every token."""
+        return self.sharing is None and "fsdp" in self.prompts + self.groups
+
+    @property
+    def head_axes(self) -> tuple[str, ...]:
+        """Axes that split attention heads and MLP, as far as they divide them."""
+        if self.sharing is not None:
+            return self.sharing
+        return () if "tp" in self.prompts + self.groups else ("tp",)
+
+    def sharding(self, *axes: tuple[str, ...]) -> NamedSharding:
+        """Returns the sharding of an array whose dimensions are split over these mesh axes."""
+        return NamedSharding(self.mesh, PartitionSpec(*(axis or None for axis in axes)))
+
+    def heads(self, number: int) -> tuple[str, ...]:
+        """Returns the axes that split the keys and values of that many heads."""
+        return dividing_axes(self.mesh, number, self.head_axes)
+
+    def queries(self, num_key_heads: int, repeats: int) -> tuple[str, ...]:
+        """Returns the axes that split the query heads of each key head, besides `heads`."""
+        taken = len(self.heads(num_key_heads))
+        return dividing_axes(self.mesh, repeats, self.head_axes[taken:])
+
+    def logits(self, shape: tuple[int, ...]) -> list[NamedSharding]:
+        """Returns shardings of `[P, G, V]` logits: as computed, then as tokens are drawn from them.
+
+        Devices score parts of the vocabulary for the same slots, then each holds the whole
+        vocabulary for slots of its own; in between, only logits are sent.
+        """
+        axes = VOCAB_AXES if self.sharing is None else self.sharing
+        P, G, V = shape
+        if V % num_shards(self.mesh, axes):
+            return [self.sharding(self.prompts, self.groups)]
+        prompts, groups = (
+            tuple(axis for axis in each if axis not in axes) for each in (self.prompts, self.groups)
+        )
+        scored = self.sharding(prompts, groups, axes)
+        if self.sharing is None:
+            drawn = self.prompts, self.groups
+        elif G % num_shards(self.mesh, groups + axes) == 0:
+            drawn = prompts, groups + axes
+        elif P % num_shards(self.mesh, prompts + axes) == 0:
+            drawn = prompts + axes, groups
+        else:
+            drawn = prompts, groups
+        return [scored] if drawn == (prompts, groups) else [scored, self.sharding(*drawn)]
+
+    @property
+    def parameter_rules(self) -> list[Rules]:
+        """Rules for the weights that generate: layouts that they take one after the other.
+
+        Where they stay split over `fsdp`, tokens are looked up and scored in parts of the
+        vocabulary, so that no device gathers other parts for each token; where `tp` splits the
+        batch, it splits what `fsdp` splits. Where devices share them, each first sends the others
+        their part of what it holds, and then gathers its own part: in one step, the compiler would
+        gather the whole.
+        """
+        if self.sharing is not None:
+            cut = (*self.sharing, "tp")
+            parts = {name: cut for name in ("vocab", "heads", "kv_heads", "mlp")}
+            shared = {name: self.sharing for name in parts}
+            return [{**PARAMETER_RULES, **parts}, {**PARAMETER_RULES, **shared, "hidden": ()}]
+        rules = {**PARAMETER_RULES, "vocab": VOCAB_AXES}
+        if not self.head_axes:
+            rules |= {"heads": (), "kv_heads": (), "mlp": (), "hidden": ("fsdp", "tp")}
+        return [rules]

@@ -1,0 +1,91 @@
+"""The layout that `rollout_sharding auto` chooses, and what it says of it."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.rollout_choice import AutoSharding, Batch, DecodingWork, Estimate
+from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
+from grpo_eqx.training.lowering import model_shapes
+
+MESH = parse_mesh("auto").build()
+CONFIG = Qwen2Config(
+    vocab_size=1024,
+    hidden_size=512,
+    intermediate_size=2048,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+)
+BATCH = Batch(16, 8, None)
+
+
+def work(**changes: object) -> DecodingWork:
+    shapes = jax.eval_shape(lambda m: m.astype(jnp.bfloat16), model_shapes(CONFIG, MESH))
+    fields = DecodingWork(
+        config=CONFIG,
+        weights=shapes,
+        itemsize=2,
+        kv_itemsize=2.0,
+        prompt_length=64,
+        completion_length=64,
+        resident_bytes=0,
+        usable_bytes=2**40,
+        device_kind="TPU v6 lite",
+    )
+    return dataclasses.replace(fields, **changes)
+
+
+def estimate(name: str, **changes: object) -> Estimate:
+    layout = parse_rollout_sharding(name).layout(MESH, *BATCH)
+    return work(**changes).estimate(layout, BATCH)
+
+
+def weight_bytes() -> int:
+    return sum(x.size * 2 for x in jax.tree.leaves(work().weights))
+
+
+def test_it_reads_all_weights_or_their_part_of_them() -> None:
+    """Keys and values are of 16 completions and 2 prompts on each device, or their part of more."""
+    position = 2 * 8 * 4 * 64 * 2
+    for name, devices in [("replicated", 1), ("tensor:2", 2), ("tensor:4", 4)]:
+        cached = devices * (2 * 64 + 16 * 64) * position // devices
+        logits = devices * 16 * 1024 * 4 * 4 / devices
+        found = estimate(name).num_bytes - cached - logits
+        assert found == pytest.approx(weight_bytes() / devices, rel=0.01)
+
+
+def test_sending_weights_takes_the_time_of_the_links() -> None:
+    """Of v6e: 90 GB a second, and a microsecond a hop."""
+    head = 1024 * 512 * 2
+    sent = (weight_bytes() - head + 16 * 1024 * 4) * 7 / 8 / 90e9 + 8 * 7e-6
+    difference = estimate("legacy").seconds - estimate("replicated").seconds
+    assert difference == pytest.approx(sent, rel=0.01)
+
+
+def test_the_fastest_that_fits_is_chosen() -> None:
+    fastest = AutoSharding(work(kv_itemsize=1e-9)).layout(MESH, *BATCH)
+    names = "replicated", "tensor:2", "tensor:4", "tensor:8", "legacy", "maxtext"
+    seconds = {name: estimate(name, kv_itemsize=1e-9).seconds for name in names}
+    first, second = sorted(seconds, key=seconds.__getitem__)[:2]
+    assert fastest.why.startswith(f"{first}: ")
+    assert f"(auto: about {seconds[first] * 1e3:.3g} ms a token; next, {second}: " in fastest.why
+
+
+def test_what_does_not_fit_is_not_chosen() -> None:
+    needed = {name: estimate(name).num_bytes for name in ("replicated", "tensor:2", "tensor:8")}
+    fits_two = int(needed["tensor:2"] / 0.9) + 1
+    chosen = AutoSharding(work(usable_bytes=fits_two)).layout(MESH, *BATCH)
+    assert not chosen.why.startswith("replicated")
+    nothing = AutoSharding(work(usable_bytes=1)).layout(MESH, *BATCH)
+    assert "(auto: none fits by its estimate, and this takes the least memory" in nothing.why
+
+
+def test_a_batch_that_only_few_devices_divide_is_decoded_by_those_that_do() -> None:
+    chosen = AutoSharding(work()).layout(MESH, 3, 1)
+    assert chosen.why.startswith(("tensor:8", "maxtext"))
+    first = AutoSharding().layout(MESH, *BATCH)
+    assert first.why == "replicated: each of the 8 devices holds all weights"
