@@ -176,6 +176,10 @@ class GRPOConfig:
     """Completions decoded at a time, across all devices; as some end, others take their place.
     Fewer take less memory, although each then keeps its own copy of its prompt's keys and values.
     None: all completions of a step."""
+    rollout_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
+    """Dtype of the weights while sampling. int8 has a scale per output, and decoding reads half the
+    bytes of bfloat16; sampling/* metrics record the difference to the trained weights, and
+    importance_sampling_mode corrects for it. auto: the dtype that the model computes in."""
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     """Dtype of keys and values while sampling. With rounded ones the sampler's distribution is not
     the trained one: sampling/* metrics record the difference, and importance_sampling_mode corrects
@@ -282,7 +286,8 @@ class GRPOConfig:
     # Correction for a sampler whose distribution is not the trainer's
     importance_sampling_mode: SamplerCorrection | None = None
     """Weight tokens by the ratio of the trainer's probability to the sampler's, per token or per
-    sequence, truncated to the clip range or masked outside it. None: unweighted."""
+    sequence, truncated to the clip range or masked outside it. None: unweighted, but
+    token_truncate where rollout_dtype is int8."""
     importance_sampling_clip_min: float | None = None
     """Lower end of that range, below 1. None: unbounded."""
     importance_sampling_clip_max: float | None = None
@@ -571,7 +576,10 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
             "ref_model_sync_steps": DEFAULT_REF_MODEL_SYNC_STEPS,
             "ref_model_mixup_alpha": 0.6,
         }
-    if cfg.importance_sampling_mode is not None and cfg.importance_sampling_clip_min is None:
+    if cfg.rollout_dtype == "int8":
+        defaults["importance_sampling_mode"] = "token_truncate"
+    corrects = cfg.importance_sampling_mode is not None or "importance_sampling_mode" in defaults
+    if corrects and cfg.importance_sampling_clip_min is None:
         defaults["importance_sampling_clip_max"] = 3.0
     if scales_rewards(cfg.advantage_estimator, cfg.multi_objective_aggregation):
         defaults["scale_rewards"] = "group"

@@ -237,8 +237,8 @@ class RunSpec:
         state = self.state_shapes(programs)
         return DecodingWork(
             config=self.model,
-            weights=jax.eval_shape(lambda model: model.astype(options.dtype), state.model),
-            itemsize=options.dtype.itemsize,
+            weights=jax.eval_shape(programs.rollout_model, state.model),
+            itemsize=options.sampling_dtype.itemsize,
             kv_itemsize=options.kv_itemsize(self.model.head_size),
             prompt_length=self.prompts.train,
             completion_length=self._length,
@@ -390,11 +390,12 @@ def _program_options(
     assert cfg.max_completion_length is not None  # resolved
     assert cfg.micro_batch_size_per_device != "auto"  # replaced by what fits
     on_cpu = _on_cpu(mesh)
-    if on_cpu and cfg.dtype == "bfloat16":
-        raise UserError(
-            "dtype is bfloat16, but the devices are CPUs, whose compiler lacks bfloat16 products "
-            "with float32 results: use auto or float32."
-        )
+    for name in ("dtype", "rollout_dtype"):
+        if on_cpu and getattr(cfg, name) == "bfloat16":
+            raise UserError(
+                f"{name} is bfloat16, but the devices are CPUs, whose compiler lacks bfloat16 "
+                f"products with float32 results: use auto."
+            )
     dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     return ProgramOptions(
         sampling=Sampling(
@@ -406,6 +407,7 @@ def _program_options(
         pad_id=pad_id,
         seed=cfg.seed,
         dtype=jnp.dtype(dtype),
+        rollout_dtype=None if cfg.rollout_dtype == "auto" else jnp.dtype(cfg.rollout_dtype),
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         max_num_seqs=cfg.max_num_seqs,
         decodes_on_cpu=on_cpu,

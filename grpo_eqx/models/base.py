@@ -17,6 +17,7 @@ from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear
+from grpo_eqx.models.rounding import RoundedTable
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
 
 _Model = TypeVar("_Model", bound="CausalLM")
@@ -158,7 +159,7 @@ class CausalLM(eqx.Module):
     """A decoder-only language model: the same module trains and generates."""
 
     config: eqx.AbstractVar[ModelConfig]
-    embed_tokens: eqx.AbstractVar[Float[Array, "V H"]]
+    embed_tokens: eqx.AbstractVar[Float[Array, "V H"] | RoundedTable]
     layers: eqx.AbstractVar[Any]
     """Layers in one stack, whose arrays have a leading axis of layers; for `decode`, also a list of
     such stacks."""
@@ -182,8 +183,14 @@ class CausalLM(eqx.Module):
 
     @property
     @abc.abstractmethod
-    def head(self) -> Float[Array, "V H"]:
+    def output_table(self) -> Float[Array, "V H"] | RoundedTable:
         """The language-model head: its own matrix, or the embedding where they are tied."""
+
+    @property
+    def head(self) -> Float[Array, "V H"]:
+        """The language-model head of a model that is not `rounded`."""
+        assert not isinstance(self.output_table, RoundedTable)
+        return self.output_table
 
     @abc.abstractmethod
     def prefill(
@@ -241,13 +248,22 @@ class CausalLM(eqx.Module):
 
     def transposed(self: _Model) -> _Model:
         """Returns the model with every linear map `transposed`."""
-
-        def is_linear(x: object) -> bool:
-            return isinstance(x, Linear)
-
         return jax.tree.map(
-            lambda x: x.transposed() if isinstance(x, Linear) else x, self, is_leaf=is_linear
+            lambda x: x.transposed() if isinstance(x, Linear) else x, self, is_leaf=_is_linear
         )
+
+    def rounded(self: _Model, dtype: jnp.dtype) -> _Model:
+        """Returns the model to generate with int8 weights, and everything else in `dtype`.
+
+        Linear maps and the head have a scale per output. An embedding of its own stays in `dtype`:
+        few of its rows are read.
+        """
+        model = jax.tree.map(
+            lambda x: x.rounded(dtype) if isinstance(x, Linear) else x.astype(dtype),
+            self,
+            is_leaf=_is_linear,
+        )
+        return eqx.tree_at(lambda model: model.output_table, model, RoundedTable.of(self.head))
 
     def unstacked(self: _Model) -> _Model:
         """Returns the model for `decode` with a stack of its own for each layer.
@@ -260,6 +276,8 @@ class CausalLM(eqx.Module):
 
     def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
         """Projects final hidden states to float32 logits."""
+        if isinstance(self.output_table, RoundedTable):
+            return self.output_table.project(hidden)
         head = self.head.astype(hidden.dtype)
         return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
 
@@ -267,6 +285,10 @@ class CausalLM(eqx.Module):
 def parameter_name(path: tuple[object, ...]) -> str:
     """Returns a parameter's dotted name within its model, such as `layers.q_proj.weight`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _is_linear(x: object) -> bool:
+    return isinstance(x, Linear)
 
 
 def _floats(*lengths: np.ndarray) -> list[np.ndarray]:

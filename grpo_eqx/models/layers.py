@@ -1,5 +1,6 @@
 """Building blocks of a Qwen2 layer: linear maps, RMSNorm, SwiGLU, rotary positions."""
 
+import dataclasses
 import functools
 from typing import NamedTuple
 
@@ -7,30 +8,47 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int8
 
-from grpo_eqx.models.product import inner_products
+from grpo_eqx.models.product import inner_products, product
+from grpo_eqx.models.rounding import rounded_rows
 
 
 class Linear(eqx.Module):
     """`x @ weight.T + bias`, with the weight laid out as Hugging Face stores it, `[out, in]`."""
 
-    weight: Float[Array, "*stack rows columns"]
+    weight: Float[Array, "*stack rows columns"] | Int8[Array, "*stack rows columns"]
     bias: Float[Array, "*stack out"] | None = None
+    scales: Float[Array, "*stack out"] | None = None
+    """Scale of each output, by which the product with an int8 weight is multiplied."""
     is_transposed: bool = eqx.field(static=True, default=False)
     """Whether the weight is `[in, out]` instead."""
 
     def transposed(self) -> "Linear":
         """Returns the map stored transposed, for faster forward passes of few rows on CPUs."""
-        return Linear(self.weight.swapaxes(-1, -2), self.bias, not self.is_transposed)
+        weight = self.weight.swapaxes(-1, -2)
+        return dataclasses.replace(self, weight=weight, is_transposed=not self.is_transposed)
+
+    def rounded(self, dtype: jnp.dtype) -> "Linear":
+        """Returns the map with an int8 weight and the bias in `dtype`, for forward passes alone."""
+        weight, scales = rounded_rows(self.weight)
+        return Linear(weight, None if self.bias is None else self.bias.astype(dtype), scales)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        if self.is_transposed:
-            y = x @ self.weight
+        if self.is_transposed or self.scales is not None:
+            y = self._read_only(x)
             return y if self.bias is None else y + self.bias
         # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
         y = checkpoint_name(_project(x, self.weight), "product")
         return y if self.bias is None else y + self.bias
+
+    def _read_only(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        """Computes the product in a form without a gradient of its own."""
+        dims = "...i,io->...o" if self.is_transposed else "...i,oi->...o"
+        if self.scales is None:
+            return jnp.einsum(dims, x, self.weight)
+        # int8 numbers are exact in bfloat16, and unpacked within the product.
+        return (product(dims, x, self.weight.astype(x.dtype)) * self.scales).astype(x.dtype)
 
 
 @jax.custom_vjp

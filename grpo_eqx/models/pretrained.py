@@ -218,7 +218,7 @@ def save_pretrained(
     """
     refuse_unknown("save_pretrained", others, _ARGUMENT_ADVICE)
     folder = Path(folder)
-    dtype = jnp.dtype(model.embed_tokens.dtype if dtype is None else dtype)
+    dtype = jnp.dtype(model.head.dtype if dtype is None else dtype)
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         config = {**model.config.to_json(), "torch_dtype": dtype.name}

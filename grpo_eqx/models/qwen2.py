@@ -16,6 +16,7 @@ from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, 
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm, swiglu
 from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.rounding import RoundedTable
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding
 
 _Inputs = ParamSpec("_Inputs")
@@ -61,10 +62,10 @@ class Qwen2Layer(eqx.Module):
 class Qwen2(CausalLM):
     """Qwen2 (arXiv 2407.10671), with layers stacked along a leading axis and run by `lax.scan`."""
 
-    embed_tokens: Float[Array, "V H"]
+    embed_tokens: Float[Array, "V H"] | RoundedTable
     layers: Qwen2Layer | list[Qwen2Layer]
     norm: Float[Array, " H"]
-    lm_head: Float[Array, "V H"] | None
+    lm_head: Float[Array, "V H"] | RoundedTable | None
     config: Qwen2Config = eqx.field(static=True)
 
     @classmethod
@@ -116,13 +117,13 @@ class Qwen2(CausalLM):
         head_size = self.config.head_size
 
         def of(path: tuple[object, ...], leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
-            dims = _DIMS[parameter_name(path)]
+            dims = _dims(parameter_name(path))
             return parameter_sharding(mesh, dims, leaf.shape, rules, head_size)
 
         return jax.tree.map_with_path(of, self)
 
     @property
-    def head(self) -> Float[Array, "V H"]:
+    def output_table(self) -> Float[Array, "V H"] | RoundedTable:
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def __call__(
@@ -270,6 +271,14 @@ _DIMS = {
     **{f"layers.{name}_proj.weight": ("layers", "kv_heads", "hidden") for name in "kv"},
     **{f"layers.{name}_proj.bias": ("layers", "kv_heads") for name in "kv"},
 }
+
+
+def _dims(name: str) -> tuple[str, ...]:
+    """Returns the logical names of a parameter's dimensions, of rounded ones too."""
+    rounded, _, kind = name.rpartition(".")
+    if kind == "scales":  # one for each row
+        return _DIMS[f"{rounded}.weight" if rounded.startswith("layers") else rounded][:-1]
+    return _DIMS[rounded if kind == "values" else name]
 
 
 def _remat(step: Callable[_Inputs, _Output], remat: Remat) -> Callable[_Inputs, _Output]:

@@ -23,8 +23,10 @@ class ProgramOptions:
     pad_id: int
     seed: int
     dtype: jnp.dtype
+    rollout_dtype: jnp.dtype | None = None
+    """Dtype of the weights in `generate`. `None`: `dtype`, in which int8 ones compute too."""
     kv_cache_dtype: jnp.dtype | None = None
-    """Dtype of keys and values in `generate`. `None`: `dtype`."""
+    """Dtype of keys and values in `generate`. `None`: the one in which it computes."""
     max_num_seqs: int | None = None
     """Completions that `generate` decodes at a time, across all devices. `None`: all."""
     decodes_on_cpu: bool = False
@@ -40,7 +42,13 @@ class ProgramOptions:
     tokens_per_micro_batch: int
     """Tokens that a device processes at a time where the size of micro-batches is not given."""
 
+    @property
+    def sampling_dtype(self) -> jnp.dtype:
+        """Dtype in which `generate` computes."""
+        dtype = self.rollout_dtype
+        return self.dtype if dtype is None or dtype == jnp.int8 else dtype
+
     def kv_itemsize(self, head_size: int) -> float:
         """Returns the bytes of an element of the KV cache; int8 adds a float32 scale per head."""
-        dtype = self.dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
+        dtype = self.sampling_dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
         return dtype.itemsize + (4 / head_size if dtype == jnp.int8 else 0.0)

@@ -284,7 +284,7 @@ class Programs:
         options = self.options
         layout = self.rollout_layout(len(prompts), group)
         # Cast and resharded once for the whole rollout.
-        model = model.astype(options.dtype)
+        model = self.rollout_model(model)
         for rules in layout.parameter_rules:
             model = jax.lax.with_sharding_constraint(model, model.shardings(layout.mesh, rules))
         rollout, counts = generate(
@@ -306,6 +306,12 @@ class Programs:
         rollout = rollout.with_prompt_width(width, options.pad_id)
         # Constrained explicitly: everything that follows takes its layout from here.
         return self._constrain(rollout, len(prompts), group), counts
+
+    def rollout_model(self, model: CausalLM) -> CausalLM:
+        """Returns the model with the weights that `generate` reads."""
+        dtype = self.options.sampling_dtype
+        rounds = self.options.rollout_dtype == jnp.int8
+        return model.rounded(dtype) if rounds else model.astype(dtype)
 
     def _constrain(self, tree: Placed, P: int, G: int) -> Placed:
         """Constrains a rollout or batch to the layout of `batch_sharding`."""

@@ -119,10 +119,17 @@ def test_an_update_for_shapes_is_that_of_a_ragged_batch(mesh_name: str, num_shar
     assert executed == [planned.as_text()]
 
 
-def on_v6e_16(program: str, mesh_name: str, rollout_sharding: str = "legacy") -> list[Collective]:
+def on_v6e_16(
+    program: str,
+    mesh_name: str,
+    rollout_sharding: str = "legacy",
+    config: Qwen2Config = OF_0_5B,
+    **fields: Any,
+) -> list[Collective]:
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh(mesh_name).build(described_devices("v6e-16"))
-    runner, model = programs(OF_0_5B, mesh, 128, 128, rollout_sharding), model_shapes(OF_0_5B, mesh)
+    runner = programs(config, mesh, 128, 128, rollout_sharding, **fields)
+    model = model_shapes(config, mesh)
     if program == "generate":
         lowered = lower_generate(runner, model, 16, 4, 128)
     else:
@@ -162,3 +169,30 @@ def test_maxtext_leaves_the_weights_where_they_are_while_it_decodes() -> None:
     }
     assert gathered["maxtext"] == 0
     assert matrix <= gathered["legacy"] <= 3 * matrix
+
+
+@pytest.mark.topology
+@pytest.mark.parametrize("mesh", ["auto", "host_local"])
+@pytest.mark.parametrize(("rollout_dtype", "itemsize"), [(None, 2), ("int8", 1)])
+def test_replicated_sends_weights_once_and_nothing_while_it_decodes(
+    mesh: str, rollout_dtype: str | None, itemsize: int
+) -> None:
+    """But for the scalars by which all devices know when to stop."""
+    dtype = None if rollout_dtype is None else jnp.dtype(rollout_dtype)
+    found = on_v6e_16("generate", mesh, "replicated", rollout_dtype=dtype)
+    shapes = model_shapes(OF_0_5B, parse_mesh("auto").build())
+    weights = sum(x.size for x in jax.tree.leaves(shapes))
+    once = sum(x.num_bytes for x in found if x.loops == 0)
+    assert 0.99 * itemsize * weights < once < 1.05 * itemsize * weights
+    assert all(x.shapes == "s32[]" for x in found if x.loops)
+
+
+@pytest.mark.topology
+def test_tensor_adds_up_twice_a_layer() -> None:
+    """And sends nothing else for a layer of a token. Two devices hold each head of keys."""
+    config = dataclasses.replace(OF_0_5B, num_attention_heads=16, hidden_size=1024)
+    found = on_v6e_16("generate", "auto", "tensor:4", config=config)
+    of_layer = [x for x in found if x.loops == 2]
+    of_group = f"bf16[4,4,1,{config.hidden_size}]"  # 16 x 4 completions over 4 groups
+    assert [(x.kind, x.shapes) for x in of_layer] == [("all-reduce", of_group)] * 2
+    assert max(x.num_bytes for x in found if x.loops == 0) < 2 * config.num_head_parameters

@@ -15,8 +15,10 @@ from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.qwen2 import Qwen2
 from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.rounding import rounded_rows
 from grpo_eqx.objective import Objective
 from grpo_eqx.rollout_choice import AutoSharding
 from grpo_eqx.sharding import (
@@ -136,6 +138,26 @@ def packed(runner: Programs, rollout: Rollout) -> Packing:
     """The rows of a rollout's own lengths."""
     prompt_lengths = np.asarray(rollout.prompts.mask).sum(axis=1)
     return runner.packing(prompt_lengths, np.asarray(rollout.completion_mask).sum(axis=-1))
+
+
+def restored(model: Qwen2) -> Qwen2:
+    """The model with the weights that its rounded ones stand for, on one device."""
+    model = jax.device_put(model, jax.devices()[0])
+
+    def round_trip(weight: jax.Array) -> jax.Array:
+        values, scales = rounded_rows(weight)
+        return values * scales[..., None]
+
+    def is_linear(x: object) -> bool:
+        return isinstance(x, Linear)
+
+    layers = jax.tree.map(
+        lambda x: Linear(round_trip(x.weight), x.bias) if isinstance(x, Linear) else x,
+        model.layers,
+        is_leaf=is_linear,
+    )
+    model = eqx.tree_at(lambda model: model.layers, model, layers)
+    return eqx.tree_at(lambda model: model.output_table, model, replace_fn=round_trip)
 
 
 def score(runner: Programs, rollout: Rollout) -> TokenScores:
@@ -470,6 +492,25 @@ def test_the_same_tokens_on_one_device_and_on_many(
     np.testing.assert_array_equal(other.completion_ids, rollout.completion_ids[:num_prompts])
     logps = np.asarray(rollout.sampler_logps[:num_prompts])
     np.testing.assert_allclose(other.sampler_logps, logps, atol=1e-5)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_int8_weights_give_the_same_tokens_on_one_device_and_on_many(tied: bool) -> None:
+    """They are rounded alike, whichever part of a row a device holds; log-probs are theirs."""
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
+    made = []
+    for sharding, num_devices in [(LegacySharding(), 1), (TensorSharding(2), 8)]:
+        runner = programs(
+            "auto", num_devices, rollout_sharding=sharding, rollout_dtype=jnp.dtype("int8")
+        )
+        model = Qwen2.init(config, jax.random.key(0), std=0.2)
+        model = jax.device_put(model, model.shardings(runner.mesh))
+        made.append(runner.generate(model, PROMPTS, 0, num_generations=G)[0])
+    np.testing.assert_array_equal(made[1].completion_ids, made[0].completion_ids)
+    np.testing.assert_allclose(made[1].sampler_logps, made[0].sampler_logps, atol=1e-5)
+    one, mask = programs(), np.asarray(made[0].completion_mask)
+    scores = one.score(restored(model), made[0], packed(one, made[0])).logps
+    np.testing.assert_allclose(made[0].sampler_logps[mask], np.asarray(scores)[mask], atol=1e-4)
 
 
 @pytest.mark.parametrize(
