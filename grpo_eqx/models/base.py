@@ -186,6 +186,10 @@ class CausalLM(eqx.Module):
     def output_table(self) -> Float[Array, "V H"] | RoundedTable:
         """The language-model head: its own matrix, or the embedding where they are tied."""
 
+    @abc.abstractmethod
+    def with_output_table(self: _Model, table: Float[Array, "V H"] | RoundedTable) -> _Model:
+        """Returns the model with another `output_table`."""
+
     @property
     def head(self) -> Float[Array, "V H"]:
         """The language-model head of a model that is not `rounded`."""
@@ -263,7 +267,7 @@ class CausalLM(eqx.Module):
             self,
             is_leaf=_is_linear,
         )
-        return eqx.tree_at(lambda model: model.output_table, model, RoundedTable.of(self.head))
+        return model.with_output_table(RoundedTable.of(self.head))
 
     def unstacked(self: _Model) -> _Model:
         """Returns the model for `decode` with a stack of its own for each layer.

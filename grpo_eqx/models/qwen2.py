@@ -1,5 +1,6 @@
 """Qwen2 as one Equinox module: the same definition trains and generates."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -125,6 +126,10 @@ class Qwen2(CausalLM):
     @property
     def output_table(self) -> Float[Array, "V H"] | RoundedTable:
         return self.embed_tokens if self.lm_head is None else self.lm_head
+
+    def with_output_table(self, table: Float[Array, "V H"] | RoundedTable) -> "Qwen2":
+        name = "embed_tokens" if self.lm_head is None else "lm_head"
+        return dataclasses.replace(self, **{name: table})
 
     def __call__(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None

@@ -62,10 +62,8 @@ def test_the_embedded_model_samples_nearly_the_same_distribution() -> None:
     """Its Kullback-Leibler divergence from float32 is below 1e-3 in the mean, and 0.02 at most."""
     model = from_pretrained(GRPOConfig().model)
     ids = jax.random.randint(jax.random.key(0), (16, 48), 4, model.config.vocab_size)
-    exact, rounded = (
-        jax.nn.log_softmax(each.logits(ids))
-        for each in (model, model.rounded(jnp.dtype("float32")))
-    )
+    both = model, model.rounded(jnp.dtype("float32"))
+    exact, rounded = (jax.nn.log_softmax(each.logits(ids)) for each in both)
     divergence = np.asarray((jnp.exp(exact) * (exact - rounded)).sum(axis=-1))
     assert 1e-7 < divergence.mean() < 1e-3
     assert divergence.max() < 0.02

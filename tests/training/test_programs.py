@@ -157,7 +157,7 @@ def restored(model: Qwen2) -> Qwen2:
         is_leaf=is_linear,
     )
     model = eqx.tree_at(lambda model: model.layers, model, layers)
-    return eqx.tree_at(lambda model: model.output_table, model, replace_fn=round_trip)
+    return model.with_output_table(round_trip(model.head))
 
 
 def score(runner: Programs, rollout: Rollout) -> TokenScores:
