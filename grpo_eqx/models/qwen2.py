@@ -128,8 +128,9 @@ class Qwen2(CausalLM):
         return self.embed_tokens if self.lm_head is None else self.lm_head
 
     def with_output_table(self, table: Float[Array, "V H"] | RoundedTable) -> "Qwen2":
-        name = "embed_tokens" if self.lm_head is None else "lm_head"
-        return dataclasses.replace(self, **{name: table})
+        if self.lm_head is None:
+            return dataclasses.replace(self, embed_tokens=table)
+        return dataclasses.replace(self, lm_head=table)
 
     def __call__(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None

@@ -156,7 +156,7 @@ def restored(model: Qwen2) -> Qwen2:
         model.layers,
         is_leaf=is_linear,
     )
-    model = eqx.tree_at(lambda model: model.layers, model, layers)
+    model = dataclasses.replace(model, layers=layers)
     return model.with_output_table(round_trip(model.head))
 
 
