@@ -1,11 +1,11 @@
-r"""The rollout shardings legacy and maxtext side by side, on one mesh.
+r"""Rollout shardings side by side, on one mesh of training.
 
     python benchmarks/rollout_sharding.py --model 3B --prompts 64 --prompt-length 256 \
         --completion-length 512                              # on every host of a pod
     grpo-eqx launch local --processes 4 --devices-per-process 4 -- \
         python benchmarks/rollout_sharding.py                # a simulated pod
     JAX_PLATFORMS=cpu python benchmarks/rollout_sharding.py --topology v6e-16 --model 0.5B \
-        --prompts 64 --prompt-length 256 --completion-length 512   # TPUs that are not there
+        --prompts 64 --prompt-length 256 --completion-length 512   # a described pod
 
 Times the generation of a rollout by random weights, in turns. With `--topology` nothing runs: it
 prints the memory of the compiled programs on each device, and what they send between devices. Whole
@@ -58,8 +58,9 @@ Rows = list[dict[str, Any]]
 class RolloutShardings:
     """What to generate, where."""
 
-    styles: tuple[Literal["legacy", "maxtext"], ...] = ("legacy", "maxtext")
-    """Rollout shardings. A device's peak memory is known of one alone, or of the first."""
+    styles: tuple[str, ...] = ("replicated", "legacy", "maxtext")
+    """Rollout shardings, as in `--styles replicated tensor:4`. A device's peak memory is known of one
+    alone, or of the first."""
     mesh: str = "host_local"
     """Layout of the devices, as for training."""
     model: Literal["tiny", "0.5B", "3B"] = "tiny"
@@ -75,7 +76,7 @@ class RolloutShardings:
     repeats: int = 5
     """Timed rollouts of each."""
     topology: str | None = None
-    """Compile for a TPU type that is not there (v6e-16), and run nothing."""
+    """Compile for a described TPU type (v6e-16), and run nothing."""
     markdown: bool = False
     """Print tables as Markdown."""
     json: Path | None = None

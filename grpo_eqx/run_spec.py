@@ -242,7 +242,7 @@ class RunSpec:
             kv_itemsize=options.kv_itemsize(self.model.head_size),
             prompt_length=self.prompts.train,
             completion_length=self._length,
-            resident_bytes=bytes_per_device(state),
+            resident_bytes=bytes_per_device((state.model, state.opt_state, state.reference)),
             usable_bytes=least(usable_bytes(devices)),  # all processes must choose the same
             device_kind=devices[0].device_kind,
         )

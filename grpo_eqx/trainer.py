@@ -48,7 +48,7 @@ from grpo_eqx.rewards.make_rewards import RewardFuncs, make_eval_reward, make_re
 from grpo_eqx.rewards.signatures import check_signatures
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
-from grpo_eqx.sharding import Mesh, RolloutSharding
+from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import write_completions
@@ -506,11 +506,14 @@ class GRPOTrainer:
 
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""
-        rollout = self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
         state = self.state
         return LayoutReport.of(
-            self.programs.mesh, rollout, state.model, state.opt_state, state.reference
+            self.mesh, self._rollout_layout(), state.model, state.opt_state, state.reference
         )
+
+    def _rollout_layout(self) -> RolloutLayout:
+        """Returns the layout of a step's rollout."""
+        return self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
 
     def describe(self) -> str:
         """Describes the model and the data in one line."""
@@ -683,7 +686,7 @@ class GRPOTrainer:
         generated, groups = experience.generated, experience.groups
         lengths, seconds = groups.completions.lengths, clock.metrics()
         tokens = generated.completion_lengths.sum()
-        shapes = self.programs.num_shapes
+        options, shapes = self.programs.options, self.programs.num_shapes
         return {
             **performance_metrics(
                 self.state.model.config,
@@ -697,9 +700,9 @@ class GRPOTrainer:
                 num_iterations=self.cfg.num_iterations,
                 peaks=device_peaks(self.mesh.devices.flat[0].device_kind),
                 num_devices=self.mesh.size,
-                tp=self.mesh.shape["tp"],
-                itemsize=self.programs.options.dtype.itemsize,
-                kv_itemsize=self.programs.options.kv_itemsize(self.state.model.config.head_size),
+                num_copies=self._rollout_layout().num_copies,
+                itemsize=options.weight_itemsize,
+                kv_itemsize=options.kv_itemsize(self.state.model.config.head_size),
             ),
             "perf/slot_utilization": float(tokens / generated.num_slots),
             "perf/cache_read_share": generated.cache_share / generated.num_slots,

@@ -9,7 +9,6 @@ import numpy as np
 
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
-from grpo_eqx.sharding.rules import num_shards
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.training.options import ProgramOptions
 
@@ -37,7 +36,7 @@ def step_floors(
         prompts,
         completions,
         num_decode_steps=length * -(-completions.size // slots),
-        num_copies=_copies_read(layout),
+        num_copies=layout.num_copies,
         itemsize=options.dtype.itemsize,
         kv_itemsize=options.kv_itemsize(run.model.head_size),
     )
@@ -54,16 +53,3 @@ def step_floors(
         **{name: floor(times * forward) for name, times in run.passes.num_scores(run.cfg).items()},
         "update": floor(3 * cfg.num_iterations * forward),
     }
-
-
-def _copies_read(layout: RolloutLayout) -> int:
-    """Returns how often all devices together read the weights for a token of each completion.
-
-    Devices that decode completions of their own read all weights, or their part of the heads.
-    """
-    size = layout.mesh.size
-    if layout.sharing is not None:
-        return size // num_shards(layout.mesh, layout.sharing)
-    if "fsdp" not in layout.prompts + layout.groups:
-        return layout.mesh.shape["dp"]
-    return size // (layout.mesh.shape["tp"] if layout.head_axes else 1)

@@ -41,6 +41,15 @@ class RolloutLayout(NamedTuple):
         return self.sharing is None and "fsdp" in self.prompts + self.groups
 
     @property
+    def num_copies(self) -> int:
+        """Times that all devices together read the weights for a token of each completion."""
+        if self.sharing is not None:
+            return self.mesh.size // num_shards(self.mesh, self.sharing)
+        if self.sends_weights:
+            return self.mesh.size // num_shards(self.mesh, self.head_axes)
+        return self.mesh.shape["dp"]
+
+    @property
     def head_axes(self) -> tuple[str, ...]:
         """Axes that split attention heads and MLP, as far as they divide them."""
         if self.sharing is not None:

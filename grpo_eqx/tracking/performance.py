@@ -34,7 +34,7 @@ def performance_metrics(
     num_iterations: int,
     peaks: DevicePeaks | None,
     num_devices: int,
-    tp: int,
+    num_copies: int,
     itemsize: int,
     kv_itemsize: float,
 ) -> dict[str, float]:
@@ -46,7 +46,8 @@ def performance_metrics(
     - `num_decode_steps`: times that the rollout computed a next token for all live completions.
     - `num_iterations`: passes over the update's groups.
     - `peaks`: of one device; `None` gives tokens per second only.
-    - `num_devices`, `tp`: the size of the mesh, and of its `tp` axis.
+    - `num_devices`, `num_copies`: the devices, and the copies of the weights that they read for a
+      token of each completion.
     - `itemsize`, `kv_itemsize`: bytes of a weight as the rollout computes with it, and of an
       element of its cache.
     """
@@ -63,7 +64,7 @@ def performance_metrics(
             rollout.prompt_lengths,
             rollout.completion_lengths,
             num_decode_steps=num_decode_steps,
-            num_copies=num_devices // tp,
+            num_copies=num_copies,
             itemsize=itemsize,
             kv_itemsize=kv_itemsize,
         )

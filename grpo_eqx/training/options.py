@@ -48,6 +48,11 @@ class ProgramOptions:
         dtype = self.rollout_dtype
         return self.dtype if dtype is None or dtype == jnp.int8 else dtype
 
+    @property
+    def weight_itemsize(self) -> int:
+        """Bytes of a weight in `generate`."""
+        return (self.rollout_dtype or self.dtype).itemsize
+
     def kv_itemsize(self, head_size: int) -> float:
         """Returns the bytes of an element of the KV cache; int8 adds a float32 scale per head."""
         dtype = self.sampling_dtype if self.kv_cache_dtype is None else self.kv_cache_dtype

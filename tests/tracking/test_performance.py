@@ -22,7 +22,9 @@ COMPLETIONS = np.array([[1, 3]])
 PEAKS = DevicePeaks(flops_per_second=1000.0, bytes_per_second=100.0)
 
 
-def tiny_metrics(peaks: DevicePeaks | None, num_devices: int = 1, tp: int = 1) -> dict[str, float]:
+def tiny_metrics(
+    peaks: DevicePeaks | None, num_devices: int = 1, num_copies: int = 1
+) -> dict[str, float]:
     return performance_metrics(
         TINY,
         rollout=Work(PROMPTS, COMPLETIONS, seconds=4.0),
@@ -31,7 +33,7 @@ def tiny_metrics(peaks: DevicePeaks | None, num_devices: int = 1, tp: int = 1) -
         num_iterations=2,
         peaks=peaks,
         num_devices=num_devices,
-        tp=tp,
+        num_copies=num_copies,
         itemsize=2,
         kv_itemsize=2.0,
     )
@@ -51,15 +53,15 @@ def test_metrics_by_hand() -> None:
 
 
 def test_metrics_count_all_devices() -> None:
-    one, four = tiny_metrics(PEAKS), tiny_metrics(PEAKS, num_devices=4, tp=4)
+    one, four = tiny_metrics(PEAKS), tiny_metrics(PEAKS, num_devices=4)
     assert four["perf/tokens_per_second/update"] == one["perf/tokens_per_second/update"]
     for name in ("perf/mfu/update", "perf/bandwidth_utilization/rollout"):
         assert four[name] == pytest.approx(one[name] / 4)
 
 
 def test_devices_that_hold_whole_weights_each_read_them() -> None:
-    split = tiny_metrics(PEAKS, num_devices=4, tp=4)["perf/bandwidth_utilization/rollout"]
-    copied = tiny_metrics(PEAKS, num_devices=4, tp=1)["perf/bandwidth_utilization/rollout"]
+    split = tiny_metrics(PEAKS, num_devices=4)["perf/bandwidth_utilization/rollout"]
+    copied = tiny_metrics(PEAKS, num_devices=4, num_copies=4)["perf/bandwidth_utilization/rollout"]
     assert copied - split == pytest.approx(3 * 2 * 564 / (4 * 4 * 100))
 
 
