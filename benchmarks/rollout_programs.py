@@ -1,4 +1,4 @@
-"""Generate and update of a model, and the same compiled for devices that are not there."""
+"""Generate and update of a model, and the same compiled for described devices."""
 
 import dataclasses
 
@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from qwen2_sizes import MODELS as MODELS
 
 from grpo_eqx.generation import Prompts, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
@@ -18,36 +19,6 @@ from grpo_eqx.sharding import parse_rollout_sharding
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import Programs
-
-MODELS = {
-    "tiny": Qwen2Config(
-        vocab_size=448,
-        hidden_size=128,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-    ),
-    "0.5B": Qwen2Config(
-        vocab_size=151_936,
-        hidden_size=896,
-        intermediate_size=4864,
-        num_hidden_layers=24,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-    "3B": Qwen2Config(
-        vocab_size=151_936,
-        hidden_size=2048,
-        intermediate_size=11_008,
-        num_hidden_layers=36,
-        num_attention_heads=16,
-        num_key_value_heads=2,
-        tie_word_embeddings=True,
-    ),
-}
-"""The embedded model's sizes and Qwen2.5's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,12 +72,12 @@ def random_prompts(work: Work) -> Prompts:
 
 
 def compile_generate(programs: Programs, work: Work) -> jax.stages.Compiled:
-    """For the devices of the programs' mesh, which need not be there."""
+    """For the devices of the programs' mesh, which may be described ones."""
     model = model_shapes(work.model, programs.mesh)
     return lower_generate(programs, model, work.prompts, work.group, work.prompt_length).compile()
 
 
 def compile_update(programs: Programs, work: Work) -> jax.stages.Compiled:
-    """For the devices of the programs' mesh, which need not be there."""
+    """For the devices of the programs' mesh, which may be described ones."""
     model = model_shapes(work.model, programs.mesh)
     return lower_update(programs, model, work.prompts, work.group).compile()

@@ -59,8 +59,8 @@ class RolloutShardings:
     """What to generate, where."""
 
     styles: tuple[str, ...] = ("replicated", "legacy", "maxtext")
-    """Rollout shardings, as in `--styles replicated tensor:4`. A device's peak memory is known of one
-    alone, or of the first."""
+    """Rollout shardings, as in `--styles replicated tensor:4`. A device's peak memory is known of
+    one alone, or of the first."""
     mesh: str = "host_local"
     """Layout of the devices, as for training."""
     model: Literal["tiny", "0.5B", "3B"] = "tiny"

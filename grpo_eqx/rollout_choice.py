@@ -181,26 +181,51 @@ class AutoSharding(RolloutSharding):
         num_slots: int | None = None,
     ) -> RolloutLayout:
         batch = Batch(num_prompts, num_generations, num_slots)
-        layouts, refusals = list[RolloutLayout](), list[UserError]()
-        for strategy in _strategies(mesh.size):
-            try:
-                layouts.append(strategy.layout(mesh, *batch))
-            except UserError as error:
-                refusals.append(error)
-        if not layouts:
-            raise refusals[0]
         if self.work is None:
-            return layouts[0]
-        estimates = [self.work.estimate(layout, batch) for layout in layouts]
-        usable = self.work.usable_bytes
-        ranked = sorted(
-            estimates,
-            key=lambda x: (max(x.num_bytes, _FULL * usable), x.seconds),
-        )
-        chosen, *others = ranked
-        return chosen.layout._replace(
-            why=f"{chosen.layout.why} ({_reason(chosen, others, usable)})"
-        )
+            return _layouts(mesh, batch)[0]
+        chosen, *others = self.ranked(mesh, *batch)
+        if not others:
+            said = "auto: the only one that divides the batch"
+        elif not self.fits(chosen):
+            said = "auto: none fits by an estimate, and this takes the least memory"
+        else:
+            said = f"auto: about {_milliseconds(chosen)} a token; {others[0].name} "
+            fits = self.fits(others[0])
+            said += f"takes {_milliseconds(others[0])}" if fits else "does not fit"
+        return chosen.layout._replace(why=f"{chosen.layout.why} ({said})")
+
+    def ranked(
+        self,
+        mesh: jax.sharding.Mesh,
+        num_prompts: int,
+        num_generations: int,
+        num_slots: int | None = None,
+    ) -> list[Estimate]:
+        """Ranks the strategies that divide a batch: first those that fit, by time, then others."""
+        assert self.work is not None
+        batch = Batch(num_prompts, num_generations, num_slots)
+        estimates = [self.work.estimate(layout, batch) for layout in _layouts(mesh, batch)]
+        fit = sorted(filter(self.fits, estimates), key=lambda x: x.seconds)
+        others = [x for x in estimates if not self.fits(x)]
+        return fit + sorted(others, key=lambda x: x.num_bytes)
+
+    def fits(self, estimate: Estimate) -> bool:
+        """Returns whether a device has the memory of an estimate, and some more."""
+        assert self.work is not None
+        return estimate.num_bytes <= _FULL * self.work.usable_bytes
+
+
+def _layouts(mesh: jax.sharding.Mesh, batch: Batch) -> list[RolloutLayout]:
+    """Returns the layouts of all strategies that divide a batch; refuses one that none does."""
+    layouts, refusals = list[RolloutLayout](), list[UserError]()
+    for strategy in _strategies(mesh.size):
+        try:
+            layouts.append(strategy.layout(mesh, *batch))
+        except UserError as error:
+            refusals.append(error)
+    if not layouts:
+        raise refusals[0]
+    return layouts
 
 
 def _strategies(num_devices: int) -> Iterator[RolloutSharding]:
@@ -211,17 +236,6 @@ def _strategies(num_devices: int) -> Iterator[RolloutSharding]:
             yield TensorSharding(size)
     yield LegacySharding()
     yield MaxTextSharding()
-
-
-def _reason(chosen: Estimate, others: list[Estimate], usable_bytes: int) -> str:
-    if not others:
-        return "auto: the only one that divides the batch"
-    said = f"auto: about {_milliseconds(chosen)} a token"
-    if chosen.num_bytes > _FULL * usable_bytes:
-        said = "auto: none fits by its estimate, and this takes the least memory"
-    after = others[0]
-    fits = "" if after.num_bytes <= _FULL * usable_bytes else ", which does not fit"
-    return f"{said}; next, {after.name}: {_milliseconds(after)}{fits}"
 
 
 def _milliseconds(estimate: Estimate) -> str:

@@ -1,0 +1,119 @@
+r"""Rollout shardings of models on described TPU slices: time of a token, memory, and auto's choice.
+
+    JAX_PLATFORMS=cpu python benchmarks/rollout_choice.py --markdown
+    JAX_PLATFORMS=cpu python benchmarks/rollout_choice.py --models 3B --topologies v6e-8 --compile
+
+Times and memory are the estimates by which `--rollout-sharding auto` chooses. With `--compile`, the
+chosen rollout is compiled too (minutes each), and the memory is the compiler's.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+
+import jax
+import tyro
+from qwen2_sizes import MODELS
+from rich.console import Console
+from rich.table import Table
+
+from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.planner.devices import Target, find_target
+from grpo_eqx.planner.make_plan import make_plan
+from grpo_eqx.rollout_choice import AutoSharding, Estimate
+from grpo_eqx.run_spec import PromptLengths, RunSpec
+
+GiB = 2**30
+NAMES = ("replicated", "tensor:2", "tensor:4", "tensor:8", "tensor:16", "legacy", "maxtext")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choices:
+    """What to generate, and where."""
+
+    models: tuple[str, ...] = ("0.5B", "1.5B", "3B", "7B", "14B", "32B", "72B")
+    """Sizes of Qwen2.5."""
+    topologies: tuple[str, ...] = ("v5e-16", "v6e-8", "v6e-16", "v6e-256", "v5p-64", "v4-16")
+    """TPU types."""
+    prompts_per_device: int = 8
+    """Prompts of a rollout, per device."""
+    group: int = 8
+    """Completions of each."""
+    prompt_length: int = 256
+    """Tokens of a prompt."""
+    completion_length: int = 512
+    """Tokens of a completion."""
+    rollout_dtype: str = "auto"
+    """Dtype of the weights: auto (bfloat16) or int8."""
+    compile: bool = False
+    """Compile what auto chooses."""
+    markdown: bool = False
+    """Print the table as Markdown."""
+
+    def __post_init__(self) -> None:
+        if unknown := sorted(set(self.models) - set(MODELS)):
+            raise UserError(f"models has {', '.join(unknown)}: use {', '.join(MODELS)}.")
+
+
+def main(cfg: Choices) -> None:
+    columns = ["model", "devices", *NAMES, "auto", "GiB"]
+    rows = [
+        row
+        for model in cfg.models
+        for topology in cfg.topologies
+        for row in _rows(cfg, model, find_target(topology))
+    ]
+    if cfg.markdown:
+        lines = [columns, ["---", "---", *["---:"] * len(NAMES), "---", "---:"], *rows]
+        print("\n".join(f"| {' | '.join(line)} |" for line in lines))
+        return
+    table = Table(title="Milliseconds of a decoding step, by auto's estimate")
+    for name in columns:
+        table.add_column(name, justify="left" if name in ("model", "devices", "auto") else "right")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
+
+
+def _rows(cfg: Choices, model: str, target: Target) -> Iterator[list[str]]:
+    """Yields the row of a model on a slice, unless training does not fit there at all."""
+    prompts = cfg.prompts_per_device * len(target.devices)
+    settings = GRPOConfig(
+        model=model,
+        prompts_per_step=prompts,
+        num_generations=cfg.group,
+        max_prompt_length=cfg.prompt_length,
+        max_completion_length=cfg.completion_length,
+        rollout_dtype=cfg.rollout_dtype,  # type: ignore[arg-type]
+        eval_problems=prompts,
+    ).resolved()
+    lengths = PromptLengths(cfg.prompt_length, cfg.prompt_length, prompts, None)
+    run = RunSpec(settings, MODELS[model], lengths)
+    auto = run.programs(run.mesh(target.devices)).options.rollout_sharding
+    assert isinstance(auto, AutoSharding)
+    mesh = run.build_mesh(target.devices)
+    ranked = auto.ranked(mesh, prompts, cfg.group)
+    chosen = ranked[0]
+    if not auto.fits(chosen):
+        return
+    by_name = {each.name: each for each in ranked}
+    memory = f"{chosen.num_bytes / GiB:.1f}"
+    if cfg.compile:
+        plan = make_plan(run, target, lambda text: None, only=["generate"])
+        memory = f"{plan.peak_bytes / GiB:.1f}" + ("" if plan.fits else " (does not fit)")
+    cells = [_cell(by_name.get(name), auto) for name in NAMES]
+    yield [model, target.name, *cells, chosen.name, memory]
+
+
+def _cell(estimate: Estimate | None, auto: AutoSharding) -> str:
+    if estimate is None or not auto.fits(estimate):
+        return "-"
+    return f"{estimate.seconds * 1e3:.2f}"
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        main(tyro.cli(Choices, description=__doc__))
+    except UserError as error:
+        sys.exit(f"error: {error}")
