@@ -24,7 +24,7 @@ from grpo_eqx.tracking.device_peaks import DevicePeaks, device_peaks
 
 _FULL = 0.9
 """Share of a device's memory that an estimate may fill: it counts the largest arrays only."""
-_TYPICAL, _TYPICAL_LINKS = DevicePeaks(1e14, 1e12), LinkRates(5e10)
+_TYPICAL = DevicePeaks(1e14, 1e12), LinkRates(5e10)
 """Rates by which layouts are compared on devices whose own are unknown."""
 _LOGITS = 4
 """Arrays of the logits' size that drawing tokens holds at once."""
@@ -78,8 +78,7 @@ class DecodingWork:
     def estimate(self, layout: RolloutLayout, batch: Batch) -> Estimate:
         """Estimates a decoding step in the middle of completions of full length."""
         config, mesh = self.config, layout.mesh
-        peaks = device_peaks(self.device_kind) or _TYPICAL
-        links = link_rates(self.device_kind) or _TYPICAL_LINKS
+        peaks, links = self.rates or _TYPICAL
         slots = batch.at_a_time // layout.num_shards
         refilled = batch.at_a_time < batch.prompts * batch.generations
         prompts = slots if refilled else -(-batch.prompts // layout.num_prompt_shards)
@@ -105,6 +104,12 @@ class DecodingWork:
             seconds,
             math.ceil(self.resident_bytes + held + prompt_bytes + own_bytes + logits),
         )
+
+    @property
+    def rates(self) -> tuple[DevicePeaks, LinkRates] | None:
+        """Peak rates of the devices and of their links; `None` where any is unknown."""
+        peaks, links = device_peaks(self.device_kind), link_rates(self.device_kind)
+        return None if peaks is None or links is None else (peaks, links)
 
     @property
     def _all_bytes(self) -> int:
@@ -186,6 +191,8 @@ class AutoSharding(RolloutSharding):
         chosen, *others = self.ranked(mesh, *batch)
         if not others:
             said = "auto: the only one that divides the batch"
+        elif self.work.rates is None:
+            said = "auto: the fastest by an estimate at typical rates, as this device's are unknown"
         elif not self.fits(chosen):
             said = "auto: none fits by an estimate, and this takes the least memory"
         else:
