@@ -1,0 +1,83 @@
+"""Finds the number of trips of a loop, where it is a constant of the program."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from grpo_eqx.planner.hlo import Instruction
+
+_KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_CONSTANT = re.compile(r"constant\((-?\d+)\)")
+_INDEX = re.compile(r"index=(\d+)")
+_COPIES = {"copy", "bitcast", "convert", "copy-done", "copy-start"}
+
+Body = Sequence[Instruction]
+
+
+class Computation(NamedTuple):
+    """A computation's instructions, also by name."""
+
+    named: Mapping[str, Instruction]
+    root: Instruction
+
+    @classmethod
+    def of(cls, body: Body) -> "Computation":
+        """Indexes a computation."""
+        return cls({each.name: each for each in body}, next(x for x in body if x.is_root))
+
+    def origin(self, name: str) -> Instruction:
+        """Returns the instruction that computes a value, before copies of it."""
+        each = self.named[name]
+        while each.operation in _COPIES and each.operands[0] in self.named:
+            each = self.named[each.operands[0]]
+        return each
+
+    def constant(self, name: str) -> int | None:
+        """Returns the value of a scalar constant; `None` for anything else."""
+        match = _CONSTANT.search(self.origin(name).line)
+        return int(match[1]) if match else None
+
+    def element(self, name: str) -> int | None:
+        """Returns the element of the loop's state that a value is; `None` for anything else."""
+        each = self.origin(name)
+        match = _INDEX.search(each.attributes) if each.operation == "get-tuple-element" else None
+        return int(match[1]) if match else None
+
+
+def trip_count(
+    loop: Instruction, around: Computation, condition: Computation, body: Computation
+) -> int | None:
+    """Returns the number of trips of a `while`; `None` where it depends on the arguments.
+
+    Compilers for CPUs and GPUs state it. That for TPUs does not: it is then found for a counter
+    that starts at a constant, grows by one, and is compared with a constant.
+
+    **Arguments:** the loop, the computation that it is in, and its own two.
+    """
+    if known := _KNOWN.search(loop.line):
+        return int(known[1])
+    test = condition.root
+    if test.operation != "compare" or "direction=LT" not in test.attributes:
+        return None
+    counter = condition.element(test.operands[0])
+    start = around.origin(loop.operands[0])
+    if counter is None or start.operation != "tuple" or body.root.operation != "tuple":
+        return None
+    if not _grows_by_one(body, counter):
+        return None
+    first = around.constant(start.operands[counter])
+    bound = condition.constant(test.operands[1])
+    if bound is None:
+        at = condition.element(test.operands[1])
+        if at is None or body.element(body.root.operands[at]) != at:
+            return None
+        bound = around.constant(start.operands[at])
+    return None if first is None or bound is None else max(0, bound - first)
+
+
+def _grows_by_one(body: Computation, counter: int) -> bool:
+    each = body.origin(body.root.operands[counter])
+    if each.operation != "add":
+        return False
+    left, right = each.operands
+    return body.element(left) == counter and body.constant(right) == 1
