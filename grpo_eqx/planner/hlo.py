@@ -5,7 +5,7 @@ The text is XLA's HLO after optimization, `compiled.as_text()`.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
@@ -15,6 +15,10 @@ _INSTRUCTION = re.compile(r"\s+(ROOT )?%([\w.$-]+) = (.*?) ([a-z][\w-]*)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d+[a-z0-9]*|pred)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"%([\w.$-]+)")
 _PARENTHESIS = re.compile(r"[()]")
+_PARAMETER = re.compile(r"parameter\((\d+)\)")
+_CONSTANT = re.compile(r"constant\((-?\d+)\)")
+_INDEX = re.compile(r"index=(\d+)")
+_COPIES = {"copy", "bitcast", "convert", "copy-done", "copy-start"}
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _CALLED = re.compile(
     r"\b(body|condition|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.$-]+)"
@@ -115,6 +119,10 @@ class Instruction(NamedTuple):
     result: str
     """The text of its result's type: dtype, shape and layout."""
     operation: str
+    operands: tuple[str, ...]
+    """Names of its operands."""
+    attributes: str
+    """The text after its operands."""
     line: str
     is_root: bool
 
@@ -134,30 +142,46 @@ class Instruction(NamedTuple):
         match = _OP_NAME.search(self.line)
         return match[1] if match else None
 
-    @property
-    def operands(self) -> list[str]:
-        """Names of its operands."""
-        return _NAME.findall(self._split()[0])
-
-    @property
-    def attributes(self) -> str:
-        """The text after its operands."""
-        return self._split()[1]
-
-    def _split(self) -> tuple[str, str]:
-        start = self.line.index(f" {self.operation}(") + len(self.operation) + 2
-        depth, end = 1, start
-        for match in _PARENTHESIS.finditer(self.line, start):
-            depth, end = depth + (1 if match[0] == "(" else -1), match.start()
-            if depth == 0:
-                break
-        return self.line[start:end], self.line[end + 1 :]
-
     def called(self) -> Iterator[tuple[str, str]]:
         """Yields the computations that it runs, each as (attribute that names it, name)."""
         for attribute, names in _CALLED.findall(self.line):
             for name in re.findall(r"[\w.$-]+", names):
                 yield attribute, name
+
+
+class Computation:
+    """A computation's instructions: by name, by what they use, and those that begin and end it."""
+
+    def __init__(self, body: Sequence[Instruction]) -> None:
+        self.body = body
+        self.named = {each.name: each for each in body}
+        self.root = next(each for each in body if each.is_root)
+        self.parameters: dict[int, Instruction] = {}
+        self.users: dict[str, list[tuple[Instruction, int]]] = {}
+        """Instructions that use a value, and as which of their operands."""
+        for each in body:
+            if each.operation == "parameter" and (match := _PARAMETER.search(each.line)):
+                self.parameters[int(match[1])] = each
+            for at, name in enumerate(each.operands):
+                self.users.setdefault(name, []).append((each, at))
+
+    def origin(self, name: str) -> Instruction:
+        """Returns the instruction that computes a value, before copies of it."""
+        each = self.named[name]
+        while each.operation in _COPIES and each.operands[0] in self.named:
+            each = self.named[each.operands[0]]
+        return each
+
+    def constant(self, name: str) -> int | None:
+        """Returns the value of a scalar constant; `None` for anything else."""
+        match = _CONSTANT.search(self.origin(name).line)
+        return int(match[1]) if match else None
+
+    def element(self, name: str) -> int | None:
+        """Returns the element of a tuple that a value is; `None` for anything else."""
+        each = self.origin(name)
+        match = _INDEX.search(each.attributes) if each.operation == "get-tuple-element" else None
+        return int(match[1]) if match else None
 
 
 class Program:
@@ -179,7 +203,11 @@ class Program:
                 name = None
             elif name is not None and (match := _INSTRUCTION.match(line)):
                 is_root, own, result, operation = match.groups()
-                each = Instruction(own, result, operation, line, is_root is not None)
+                end = _end_of_operands(line, match.end())
+                operands = tuple(_NAME.findall(line, match.end(), end))
+                each = Instruction(
+                    own, result, operation, operands, line[end:], line, is_root is not None
+                )
                 self.computations[name].append(each)
 
     def walk(self, name: str, loops: int, scope: str) -> Iterator[tuple[Instruction, int, str]]:
@@ -200,6 +228,16 @@ class Program:
         for name, instructions in self.computations.items():
             if name not in fused:
                 yield from instructions
+
+
+def _end_of_operands(line: str, start: int) -> int:
+    """Returns where the parenthesis closes that opens before `start`."""
+    depth = 1
+    for match in _PARENTHESIS.finditer(line, start):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return match.start()
+    return len(line)
 
 
 def collectives(text: str) -> list[Collective]:

@@ -9,6 +9,9 @@ import numpy as np
 
 from grpo_eqx.planner.hlo import Array, Instruction
 
+PRODUCTS = {"dot", "convolution", "custom-call"}
+"""Operations that may be products."""
+
 _DIMS = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")

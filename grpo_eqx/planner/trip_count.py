@@ -1,47 +1,10 @@
 """Finds the number of trips of a loop, where it is a constant of the program."""
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
-from grpo_eqx.planner.hlo import Instruction
+from grpo_eqx.planner.hlo import Computation, Instruction
 
 _KNOWN = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-_CONSTANT = re.compile(r"constant\((-?\d+)\)")
-_INDEX = re.compile(r"index=(\d+)")
-_COPIES = {"copy", "bitcast", "convert", "copy-done", "copy-start"}
-
-Body = Sequence[Instruction]
-
-
-class Computation(NamedTuple):
-    """A computation's instructions, also by name."""
-
-    named: Mapping[str, Instruction]
-    root: Instruction
-
-    @classmethod
-    def of(cls, body: Body) -> "Computation":
-        """Indexes a computation."""
-        return cls({each.name: each for each in body}, next(x for x in body if x.is_root))
-
-    def origin(self, name: str) -> Instruction:
-        """Returns the instruction that computes a value, before copies of it."""
-        each = self.named[name]
-        while each.operation in _COPIES and each.operands[0] in self.named:
-            each = self.named[each.operands[0]]
-        return each
-
-    def constant(self, name: str) -> int | None:
-        """Returns the value of a scalar constant; `None` for anything else."""
-        match = _CONSTANT.search(self.origin(name).line)
-        return int(match[1]) if match else None
-
-    def element(self, name: str) -> int | None:
-        """Returns the element of the loop's state that a value is; `None` for anything else."""
-        each = self.origin(name)
-        match = _INDEX.search(each.attributes) if each.operation == "get-tuple-element" else None
-        return int(match[1]) if match else None
 
 
 def trip_count(

@@ -10,21 +10,27 @@ is that of reading and writing its arrays, or is hidden behind a product that it
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_eqx.planner.hlo import COLLECTIVES, NO_BUFFER, Array, Instruction, Program
-from grpo_eqx.planner.product_flops import is_attention, product_flops
+from grpo_eqx.planner.hlo import (
+    COLLECTIVES,
+    NO_BUFFER,
+    Array,
+    Computation,
+    Instruction,
+    Program,
+)
+from grpo_eqx.planner.product_flops import PRODUCTS, is_attention, product_flops
 from grpo_eqx.planner.replica_groups import Groups
 from grpo_eqx.planner.routes import FindRoute, Route
-from grpo_eqx.planner.trip_count import Computation, trip_count
+from grpo_eqx.planner.trip_count import trip_count
 
 ATTENTION = "attention"
 """Source of the loop that stands for an attention kernel: its trips are the share of all pairs of
 blocks that it visits."""
 
-_PARAMETER = re.compile(r"parameter\((\d+)\)")
+_COUNTED_INSIDE = {*PRODUCTS, "fusion", "call"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
 _ALIASES = {"bitcast", "reshape", "get-tuple-element", "copy-done", "opt-barrier"}
 _NO_TRAFFIC = NO_BUFFER | {"partition-id", "replica-id", "domain", "add-dependency", "after-all"}
@@ -116,7 +122,7 @@ class _Counter:
         self.program = program
         self.find_route = find_route
         self.levels = functools.cache(self._levels)
-        self._indexed = {name: Computation.of(body) for name, body in program.computations.items()}
+        self._indexed = {name: Computation(body) for name, body in program.computations.items()}
 
     def _levels(self, computation: str) -> _Levels:
         """Counts a computation that runs as a sequence of instructions, per loop within it."""
@@ -144,7 +150,9 @@ class _Counter:
             return {}
         work = self._inside(each, computation)
         moved = self._bytes_moved(each, computation)
-        if is_attention(each, self._operand_arrays(each, computation)):
+        if each.operation == "custom-call" and is_attention(
+            each, self._operand_arrays(each, computation)
+        ):
             loop = Loop(each.name, None, ATTENTION)
             return {(): Work(num_bytes=moved), (loop,): Work(work.flops)}
         return {(): Work(work.flops, moved, work.received)}
@@ -172,8 +180,11 @@ class _Counter:
             total = Work()
             for _, callee in each.called():
                 for inner in self.program.computations[callee]:
-                    total += self._inside(inner, callee)
+                    if inner.operation in _COUNTED_INSIDE or inner.kind in COLLECTIVES:
+                        total += self._inside(inner, callee)
             return total
+        if each.operation not in PRODUCTS:
+            return Work()
         return Work(product_flops(each, self._operand_arrays(each, computation)))
 
     def _received(self, each: Instruction, computation: str) -> dict[Route, float]:
@@ -228,10 +239,7 @@ class _Counter:
     def _read_of(self, computation: str, value: Instruction) -> tuple[float, bool]:
         """Returns the bytes that are read of a value, and whether it is passed on as a result."""
         total, passed_on = 0.0, value.is_root
-        for user in self.program.computations[computation]:
-            if value.name not in user.operands:
-                continue
-            at = user.operands.index(value.name)
+        for user, at in self._indexed[computation].users.get(value.name, []):
             if user.operation in _ALIASES:
                 follows = True
             elif user.operation == "fusion":
@@ -253,14 +261,13 @@ class _Counter:
         return 0.0 if in_place else math.inf
 
     def _parameter(self, computation: str, number: int) -> Instruction:
-        body = self.program.computations[computation]
-        return next(each for each in body if _is_parameter(each, number))
+        return self._indexed[computation].parameters[number]
 
     def _is_result(self, computation: str, each: Instruction) -> bool:
         """Returns whether an instruction is a fusion's result, or a part of it."""
         if each.is_root:
             return True
-        users = [x for x in self.program.computations[computation] if each.name in x.operands]
+        users = [user for user, _ in self._indexed[computation].users.get(each.name, [])]
         passes_on = all(x.operation in {*_ALIASES, "tuple"} for x in users)
         return bool(users) and passes_on and all(self._is_result(computation, x) for x in users)
 
@@ -304,11 +311,6 @@ def _results(each: Instruction) -> list[Array]:
     if not each.operation.endswith("-start") or each.kind == "all-reduce":
         return each.arrays
     return each.arrays[:1] if each.kind == "copy" else each.arrays[1:2]
-
-
-def _is_parameter(each: Instruction, number: int) -> bool:
-    match = _PARAMETER.search(each.line) if each.operation == "parameter" else None
-    return match is not None and int(match[1]) == number
 
 
 def _size(each: Instruction) -> float:
