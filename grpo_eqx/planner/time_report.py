@@ -53,7 +53,7 @@ def summary(plan: Plan, time: StepTime) -> str:
     if cost is None:
         return f"{said}."
     price = f"{plan.price_per_device_hour:g} per device and hour"
-    return f"{said}, at a cost of {shown(cost, ',.0f')} ({price})."
+    return f"{said}, at a cost of {shown(cost, ',.2f' if cost.most < 10 else ',.0f')} ({price})."
 
 
 def shown(numbers: Range, form: str) -> str:

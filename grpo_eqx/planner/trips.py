@@ -181,11 +181,10 @@ class MicroBatches(Trips):
     """Sizes of the blocks of queries and of keys in attention."""
 
     def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
-        if _file(path[0]) != "programs.py":
-            return None
+        # What is the same in all micro-batches, as everything is in a single one, has left the loop.
         packing = self._packing(length)
         number = float(packing.number)
-        if len(path) == 1:
+        if len(path) == 1 and _file(path[0]) == "programs.py":
             return Repeats("each micro-batch", Range(number, number))
         if path[-1].source == ATTENTION:
             share = float(self._meets(packing).mean())

@@ -28,6 +28,8 @@ TINY = Qwen2Config(
     num_key_value_heads=2,
 )
 
+_DEFAULTS = GRPOConfig().resolved()
+
 
 @pytest.fixture(autouse=True)
 def _compiled_once(
@@ -116,7 +118,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         model="tiny",
         mesh={"dp": 1, "fsdp": 1, "tp": 1},
         rollout_sharding="legacy",
-        settings={name: getattr(GRPOConfig().resolved(), name) for name in SETTINGS},
+        settings={name: getattr(_DEFAULTS, name) for name in SETTINGS},
         micro_batch_size=2,
         rows=RowShape(4, 1, 1, width=271, num_scored=256, places=16),
         prompt_length=16,

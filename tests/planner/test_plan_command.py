@@ -64,6 +64,21 @@ def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
     assert {"peak_bytes", "hbm_bytes", "programs", "largest"} <= fields.keys()
 
 
+def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
+    asked, monkeypatch, capsys, tmp_path
+) -> None:
+    file = tmp_path / "plan.json"
+    flags = ["--expected-completion-length", "24", "--price-per-device-hour", "3.6"]
+    assert plan(monkeypatch, *flags, "--json", str(file)) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "With completions of 24 tokens, a step takes 0.50–0.60 s" in words
+    assert "at a cost of 0.50–0.60 (3.6 per device and hour)" in words
+    fields = json.loads(file.read_text())
+    assert fields["step_time"]["seconds"] == pytest.approx([0.5, 0.6])
+    assert fields["step_time"]["cost_per_1000_steps"] == pytest.approx([0.5, 0.6])
+    assert fields["step_time"]["programs"]["update"]["bound_by"] == "arithmetic"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -72,6 +87,13 @@ def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
             "error: json is /nowhere/at/all/plan.json: it",
         ),
         (["--json", "/"], "error: json is /: it must be a file"),
+        (
+            ["--expected-completion-length", "49"],
+            "error: expected_completion_length is 49: it must be from 1 to max_completion_length, "
+            "which is 48.",
+        ),
+        (["--expected-completion-length", "0"], "error: expected_completion_length is 0: it must"),
+        (["--price-per-device-hour", "0"], "error: price_per_device_hour is 0.0: it must be above"),
         (["--num-generations", "1"], "error: num_generations is 1: it must be at least 2"),
     ],
 )
