@@ -22,6 +22,9 @@ class _PlanFlags(Subcommand, abc.ABC):
     topology: str = LOCAL
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
+    compare: tuple[str, ...] = ()
+    """Topologies to plan for side by side in one table, the cheapest first, or without a price the
+    fastest: --compare v6e-8 v6e-16 v5e-16."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
     expected_completion_length: PositiveInt | None = None
@@ -43,13 +46,15 @@ class Plan(ConfigFlags, _PlanFlags):
     Compiles the programs of the run for the devices, and reports the memory that each takes, what
     it sends between devices, and between which bounds the time of a step is. Takes minutes for
     large models; for a TPU, a second if asked the same before, for any expected length and price.
-    Exits with 0 if the run fits, and with 3 if not.
+    Exits with 0 if the run fits, on any of several topologies, and with 3 if not.
     """
 
     def run(self, command: tuple[str, ...]) -> int:
         from rich.console import Console
 
         from grpo_eqx.distributed.join import check_xla_flags
+        from grpo_eqx.planner.comparison import comparison
+        from grpo_eqx.planner.plan import Plan as PlanOfRun
         from grpo_eqx.planner.plan import check_expected_length
         from grpo_eqx.planner.plan_report import print_plan
         from grpo_eqx.planner.planning_process import ask
@@ -68,20 +73,25 @@ class Plan(ConfigFlags, _PlanFlags):
             longest = cfg.resolved().max_completion_length
             assert longest is not None  # resolved
             check_expected_length(expected, longest)
+        plans: dict[str, PlanOfRun] = {}
         with _progress() as say:
-            plan = ask(cfg, self.topology, say, self.search)
-        plan = plan.asked(expected, self.price_per_device_hour)
-        text = json.dumps(plan.to_json(), indent=2)
+            for name in self.compare or (self.topology,):
+                plan = ask(cfg, name, say, self.search, help_if_not=not self.compare)
+                plans[name] = plan.asked(expected, self.price_per_device_hour)
+        fields = {name: plan.to_json() for name, plan in plans.items()}
+        text = json.dumps(fields if self.compare else fields[self.topology], indent=2)
         if prints_json:
             print(text)
+        elif self.compare:
+            Console().print(comparison(plans))
         else:
-            print_plan(plan, Console())
+            print_plan(plans[self.topology], Console())
         if file is not None:
             try:
                 file.write_text(text + "\n")
             except OSError as error:
                 raise UserError(f"json is {file}, which cannot be written: {error}.") from error
-        return 0 if plan.fits else EXIT_DOES_NOT_FIT
+        return 0 if any(plan.fits for plan in plans.values()) else EXIT_DOES_NOT_FIT
 
 
 @contextmanager

@@ -86,10 +86,8 @@ def compile_program(
 
     Raises what the compiler raises, except for a lack of memory, which is an answer.
     """
-    if jax.process_count() > 1:
-        return _compile(
-            lowered, target, devices
-        )  # all must compile the same, whatever each has on disk
+    if jax.process_count() > 1:  # all must compile the same, whatever each has on disk
+        return _compile(lowered, target, devices)
     question = {
         "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         "devices": [target.device_kind, target.name, *(device.id for device in devices)],

@@ -181,7 +181,7 @@ class MicroBatches(Trips):
     """Sizes of the blocks of queries and of keys in attention."""
 
     def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
-        # What is the same in all micro-batches, as everything is in a single one, has left the loop.
+        # What all micro-batches share, as everything is shared by a single one, has left the loop.
         packing = self._packing(length)
         number = float(packing.number)
         if len(path) == 1 and _file(path[0]) == "programs.py":

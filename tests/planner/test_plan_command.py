@@ -15,7 +15,7 @@ def asked(plan_of, with_memory, monkeypatch) -> list:
     1000 on local, and 2000 elsewhere."""
     questions = []
 
-    def ask(cfg, topology, say, setting):
+    def ask(cfg, topology, say, setting, *, help_if_not):
         questions.append((cfg, topology, setting))
         say("compiling update")
         return plan_of({"update": 100 if topology == "local" else 2000}, with_memory(1000))
@@ -54,6 +54,21 @@ def test_it_takes_all_that_training_takes(asked, monkeypatch) -> None:
     )
     plan(monkeypatch, "--micro-batch-size-per-device", "4")
     assert asked[-1] == (GRPOConfig(micro_batch_size_per_device=4), "local", None)
+
+
+def test_topologies_side_by_side(asked, monkeypatch, capsys, tmp_path) -> None:
+    file = tmp_path / "plans.json"
+    flags = ["--compare", "v6e-8", "local", "--json", str(file)]
+    assert plan(monkeypatch, *flags, "--price-per-device-hour", "36") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "local" in line or "v6e-8" in line]
+    assert ["local" in row for row in rows] == [True, False]  # what fits is first
+    assert ["yes" in row for row in rows] == [True, False]
+    assert [topology for _, topology, _ in asked] == ["v6e-8", "local"]
+    assert {name: x["fits"] for name, x in json.loads(file.read_text()).items()} == {
+        "v6e-8": False,
+        "local": True,
+    }
 
 
 def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
