@@ -13,7 +13,8 @@ def trip_count(
     """Returns the number of trips of a `while`; `None` where it depends on the arguments.
 
     Compilers for CPUs and GPUs state it. That for TPUs does not: it is then found for a counter
-    that starts at a constant, grows by one, and is compared with a constant.
+    that starts at a constant, grows by a constant, and is compared with a constant. The steps of a
+    ring that exchanges parts of an operand between products are such a loop, of two steps a trip.
 
     **Arguments:** the loop, the computation that it is in, and its own two.
     """
@@ -26,8 +27,7 @@ def trip_count(
     start = around.origin(loop.operands[0])
     if counter is None or start.operation != "tuple" or body.root.operation != "tuple":
         return None
-    if not _grows_by_one(body, counter):
-        return None
+    step = _step(body, counter)
     first = around.constant(start.operands[counter])
     bound = condition.constant(test.operands[1])
     if bound is None:
@@ -35,12 +35,15 @@ def trip_count(
         if at is None or body.element(body.root.operands[at]) != at:
             return None
         bound = around.constant(start.operands[at])
-    return None if first is None or bound is None else max(0, bound - first)
+    if first is None or bound is None or not step:
+        return None
+    return max(0, -(-(bound - first) // step))
 
 
-def _grows_by_one(body: Computation, counter: int) -> bool:
+def _step(body: Computation, counter: int) -> int | None:
+    """Returns what a trip adds to the counter; `None` where it is no constant."""
     each = body.origin(body.root.operands[counter])
     if each.operation != "add":
-        return False
+        return None
     left, right = each.operands
-    return body.element(left) == counter and body.constant(right) == 1
+    return body.constant(right) if body.element(left) == counter else None

@@ -176,6 +176,15 @@ def test_a_tpu_reads_slices_and_keeps_the_rest_in_vector_memory() -> None:
     assert body.work.received == {Route("ici", 8): 2 * 64 * 7}
 
 
+def test_a_counter_may_grow_by_more_than_one() -> None:
+    """As in the rings that a TPU's compiler makes of gathers and products."""
+    text = TPU_TEXT.replace(
+        "%one = s32[]{:T(128)} constant(1)", "%one = s32[]{:T(128)} constant(5)"
+    )
+    _, body = work_levels(text, lambda group: LINK)
+    assert [loop.trips for loop in body.loops] == [8]
+
+
 def test_levels_survive_json() -> None:
     levels = work_levels(TPU_TEXT, lambda group: Route("ici", len(group)))
     assert [Level.from_json(level.to_json()) for level in levels] == levels
