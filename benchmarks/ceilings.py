@@ -6,14 +6,13 @@ Prints them as JSON. Run it alone on the machine.
 """
 
 import json
-import time
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import tyro
+
+from grpo_eqx.tracking.measured_peaks import copy_rate, product_rate
 
 
 def main(dtype: Literal["float32", "bfloat16"] = "bfloat16") -> None:
@@ -28,26 +27,10 @@ def main(dtype: Literal["float32", "bfloat16"] = "bfloat16") -> None:
 def measure_ceilings(dtype: jnp.dtype) -> dict[str, float]:
     """FLOPs a second of one large product, and bytes a second of one long copy, at best."""
     on_cpu = jax.default_backend() == "cpu"
-    n = 2048 if on_cpu else 8192
-    matrix = jnp.asarray(np.random.default_rng(0).standard_normal((n, n)), dtype)
-    multiply = jax.jit(lambda a: a @ a)
-    array = jnp.ones((64 if on_cpu else 1024) * 2**20, jnp.float32)
-    copy = jax.jit(lambda a: a + 1)
-    best = {
-        name: min(timed(run) for _ in range(10))
-        for name, run in (("multiply", lambda: multiply(matrix)), ("copy", lambda: copy(array)))
-    }
     return {
-        "flops_per_s": 2.0 * n**3 / best["multiply"],
-        "bytes_per_s": 2.0 * array.nbytes / best["copy"],
+        "flops_per_s": product_rate(dtype, [2048 if on_cpu else 8192]),
+        "bytes_per_s": copy_rate([(64 if on_cpu else 1024) * 2**20]),
     }
-
-
-def timed(run: Callable[[], Any]) -> float:
-    """Seconds of a call and everything that it leaves to the device."""
-    start = time.perf_counter()
-    jax.block_until_ready(run())
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

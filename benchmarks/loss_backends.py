@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import tyro
-from ceilings import measure_ceilings, timed
+from ceilings import measure_ceilings
 from rich.console import Console
 from rich.table import Table
 
@@ -31,6 +31,7 @@ from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLo
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards, parameter_sharding
+from grpo_eqx.tracking.measured_peaks import timed
 
 BACKENDS: dict[str, LossBackend] = {
     "dense": DenseLoss(),

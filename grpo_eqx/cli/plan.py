@@ -12,6 +12,7 @@ from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.config_files import to_yaml
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
 from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.setting_types import PositiveFloat, PositiveInt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,16 @@ class _PlanFlags(Subcommand, abc.ABC):
     topology: str = LOCAL
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
+    compare: tuple[str, ...] = ()
+    """Topologies to plan for side by side in one table, the cheapest first, or without a price the
+    fastest: --compare v6e-8 v6e-16 v5e-16."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
+    expected_completion_length: PositiveInt | None = None
+    """Tokens of a completion, on average, that times and costs are for. None:
+    max_completion_length, as if none ended earlier."""
+    price_per_device_hour: PositiveFloat | None = None
+    """Price of a device (a TPU chip, a GPU) for an hour, for the cost of 1,000 steps."""
     json: Path | None = None
     """File to write the plan to as JSON, with sizes in bytes per device. -: standard output, in
     place of the report."""
@@ -35,15 +44,18 @@ class Plan(ConfigFlags, _PlanFlags):
     grpo-eqx plan --topology v6e-16 [flags of train]
 
     Compiles the programs of the run for the devices, and reports the memory that each takes, what
-    it sends between devices, and a lower bound on the time of a step. Takes minutes for large
-    models; for a TPU, a second if asked the same before. Exits with 0 if the run fits, and with 3
-    if not.
+    it sends between devices, and between which bounds the time of a step is. Takes minutes for
+    large models; for a TPU, a second if asked the same before, for any expected length and price.
+    Exits with 0 if the run fits, on any of several topologies, and with 3 if not.
     """
 
     def run(self, command: tuple[str, ...]) -> int:
         from rich.console import Console
 
         from grpo_eqx.distributed.join import check_xla_flags
+        from grpo_eqx.planner.comparison import comparison
+        from grpo_eqx.planner.plan import Plan as PlanOfRun
+        from grpo_eqx.planner.plan import check_expected_length
         from grpo_eqx.planner.plan_report import print_plan
         from grpo_eqx.planner.planning_process import ask
 
@@ -56,19 +68,30 @@ class Plan(ConfigFlags, _PlanFlags):
         file = None if prints_json else self.json
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise UserError(f"json is {file}: it must be a file in an existing folder.")
+        expected = self.expected_completion_length
+        if self.search != "max_completion_length":
+            longest = cfg.resolved().max_completion_length
+            assert longest is not None  # resolved
+            check_expected_length(expected, longest)
+        plans: dict[str, PlanOfRun] = {}
         with _progress() as say:
-            plan = ask(cfg, self.topology, say, self.search)
-        text = json.dumps(plan.to_json(), indent=2)
+            for name in self.compare or (self.topology,):
+                plan = ask(cfg, name, say, self.search, help_if_not=not self.compare)
+                plans[name] = plan.asked(expected, self.price_per_device_hour)
+        fields = {name: plan.to_json() for name, plan in plans.items()}
+        text = json.dumps(fields if self.compare else fields[self.topology], indent=2)
         if prints_json:
             print(text)
+        elif self.compare:
+            Console().print(comparison(plans))
         else:
-            print_plan(plan, Console())
+            print_plan(plans[self.topology], Console())
         if file is not None:
             try:
                 file.write_text(text + "\n")
             except OSError as error:
                 raise UserError(f"json is {file}, which cannot be written: {error}.") from error
-        return 0 if plan.fits else EXIT_DOES_NOT_FIT
+        return 0 if any(plan.fits for plan in plans.values()) else EXIT_DOES_NOT_FIT
 
 
 @contextmanager

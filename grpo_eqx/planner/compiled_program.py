@@ -1,11 +1,11 @@
-"""Compiles one program and reads the memory it takes, its largest arrays and what it sends."""
+"""Compiles one program and reads the memory it takes, its largest arrays, and its work."""
 
 import dataclasses
 import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,8 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.hlo import Buffer, collectives, largest_buffers
 from grpo_eqx.planner.plan_cache import remembered
+from grpo_eqx.planner.routes import route_finder
+from grpo_eqx.planner.work import Level, work_levels
 from grpo_eqx.sharding.device_memory import parse_size
 
 _NUM_BUFFERS = 5
@@ -34,7 +36,7 @@ class Exchange(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """Memory, largest arrays and collectives of a program; bytes are per device.
+    """Memory, largest arrays, collectives and work of a program; bytes are per device.
 
     Sizes are `None` where the compiler refused the program before it had them.
     """
@@ -54,41 +56,52 @@ class CompiledProgram:
     """Seconds that compiling took."""
     buffers: tuple[Buffer, ...] = ()
     exchanges: tuple[Exchange, ...] = ()
+    levels: tuple[Level, ...] = ()
+    """Work of each loop; empty for a program that the compiler refuses."""
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "CompiledProgram":
         """Inverts `to_json`."""
         buffers = tuple(Buffer(**each) for each in fields["buffers"])
         exchanges = tuple(Exchange(**each) for each in fields["exchanges"])
-        return cls(**{**fields, "buffers": buffers, "exchanges": exchanges})
+        levels = tuple(Level.from_json(each) for each in fields["levels"])
+        read = {"buffers": buffers, "exchanges": exchanges, "levels": levels}
+        return cls(**{**fields, **read})
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fields as plain JSON."""
         return {
-            **dataclasses.asdict(self),
+            **{field.name: getattr(self, field.name) for field in dataclasses.fields(self)},
             "buffers": [buffer._asdict() for buffer in self.buffers],
             "exchanges": [exchange._asdict() for exchange in self.exchanges],
+            "levels": [level.to_json() for level in self.levels],
         }
 
 
-def compile_program(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
+def compile_program(
+    lowered: jax.stages.Lowered, target: Target, devices: Sequence[jax.Device]
+) -> CompiledProgram:
     """Compiles a program for the devices, or reads an earlier result from disk.
+
+    **Arguments:** the program; what it is compiled for; the devices in the program's order.
 
     Raises what the compiler raises, except for a lack of memory, which is an answer.
     """
-    if jax.process_count() > 1:
-        return _compile(lowered, target)  # all must compile the same, whatever each has on disk
+    if jax.process_count() > 1:  # all must compile the same, whatever each has on disk
+        return _compile(lowered, target, devices)
     question = {
         "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
-        "devices": [target.device_kind, len(target.devices), target.name],
+        "devices": [target.device_kind, target.name, *(device.id for device in devices)],
         "compiler": [jax.__version__, target.compiler, *map(os.environ.get, _COMPILER_FLAGS)],
         "code": code_fingerprint(),
     }
-    answer = remembered(question, lambda: _compile(lowered, target).to_json())
+    answer = remembered(question, lambda: _compile(lowered, target, devices).to_json())
     return CompiledProgram.from_json(answer)
 
 
-def _compile(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
+def _compile(
+    lowered: jax.stages.Lowered, target: Target, devices: Sequence[jax.Device]
+) -> CompiledProgram:
     start = time.monotonic()
     try:
         compiled = lowered.compile()
@@ -126,6 +139,7 @@ def _compile(lowered: jax.stages.Lowered, target: Target) -> CompiledProgram:
         seconds=seconds,
         buffers=tuple(largest_buffers(text, _NUM_BUFFERS)),
         exchanges=_exchanges(text),
+        levels=tuple(work_levels(text, route_finder(devices))),
     )
 
 

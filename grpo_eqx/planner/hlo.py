@@ -1,29 +1,35 @@
-"""Reads a compiled program's text: what it sends between devices, and its largest arrays.
+"""Reads a compiled program's text: its instructions, collectives and largest arrays.
 
 The text is XLA's HLO after optimization, `compiled.as_text()`.
 """
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 _COMPUTATION = re.compile(r"(ENTRY )?%?([\w.$-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"\s+(?:ROOT )?%[\w.$-]+ = (.*?) ([a-z][\w-]*)\(")
-_ARRAY = re.compile(r"\b([a-z]+\d+[a-z0-9]*|pred)\[([\d,]*)\]")
+_INSTRUCTION = re.compile(r"\s+(ROOT )?%([\w.$-]+) = (.*?) ([a-z][\w-]*)\(")
+_ARRAY = re.compile(r"\b([a-z]+\d+[a-z0-9]*|pred)\[([\d,<=]*)\](?:\{([^}]*)\})?")
+_NAME = re.compile(r"%([\w.$-]+)")
+_PARENTHESIS = re.compile(r"[()]")
+_PARAMETER = re.compile(r"parameter\((\d+)\)")
+_CONSTANT = re.compile(r"constant\((-?\d+)\)")
+_INDEX = re.compile(r"index=(\d+)")
+_COPIES = {"copy", "bitcast", "convert", "copy-done", "copy-start"}
+_PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _CALLED = re.compile(
     r"\b(body|condition|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.$-]+)"
 )
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
-_NO_BUFFER = {
+NO_BUFFER = {
     "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "iota", "while", "after-all",
     "opt-barrier", "optimization-barrier", "partition-id",
 }  # fmt: skip
 """Operations whose result aliases another's memory, or is no array in main memory."""
-_STORED = re.compile(r"(\w+)\[([\d,]*)\]\{?(.*)$")
 _TILE = re.compile(r"T\((\d+),(\d+)\)")
 _ON_CHIP = re.compile(r"S\([1-9]\d*\)")
 """Mark of a TPU's vector memory, as opposed to its HBM."""
@@ -61,11 +67,74 @@ class Buffer(NamedTuple):
     """File and line that ask for it, `qwen2.py:120`; empty where the compiler omits them."""
 
 
-class _Instruction(NamedTuple):
+class Array(NamedTuple):
+    """An array in a program's text."""
+
+    dtype: str
+    sizes: tuple[int, ...]
+    layout: str
+    """Order of its dimensions, tiles and memory space, as in `1,0:T(8,128)S(1)`."""
+
+    @classmethod
+    def all_in(cls, text: str) -> "list[Array]":
+        """Finds the arrays of a type, which may be a tuple of them."""
+        return [cls(dtype, _sizes(sizes), layout) for dtype, sizes, layout in _ARRAY.findall(text)]
+
+    @property
+    def shape(self) -> str:
+        """Type and shape, such as `bf16[36,8]`."""
+        return f"{self.dtype}[{','.join(map(str, self.sizes))}]"
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its elements."""
+        return self.size * _itemsize(self.dtype)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size as stored: a TPU pads its two fastest dimensions to whole tiles."""
+        sizes = list(self.sizes)
+        order = [int(dim) for dim in self.layout.partition(":")[0].split(",") if dim.isdigit()]
+        tile = _TILE.search(self.layout)
+        if tile and len(order) >= 2:
+            for dim, step in zip(order[1::-1], (int(tile[1]), int(tile[2])), strict=True):
+                sizes[dim] = -(-sizes[dim] // step) * step
+        return math.prod(sizes) * _itemsize(self.dtype)
+
+    @property
+    def on_chip(self) -> bool:
+        """Whether it is in a TPU's vector memory, as opposed to its HBM."""
+        return _ON_CHIP.search(self.layout) is not None
+
+
+class Instruction(NamedTuple):
+    """A line of a computation."""
+
+    name: str
     result: str
     """The text of its result's type: dtype, shape and layout."""
     operation: str
+    operands: tuple[str, ...]
+    """Names of its operands."""
+    attributes: str
+    """The text after its operands."""
     line: str
+    is_root: bool
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Its result, or the parts of one that is a tuple."""
+        return Array.all_in(self.result)
+
+    @property
+    def kind(self) -> str:
+        """The operation, without the mark of one that runs beside others until it is done."""
+        return self.operation.removesuffix("-start")
 
     @property
     def op_name(self) -> str | None:
@@ -80,13 +149,50 @@ class _Instruction(NamedTuple):
                 yield attribute, name
 
 
-class _Program:
+class Computation:
+    """A computation's instructions: by name, by what they use, and those that begin and end it."""
+
+    def __init__(self, body: Sequence[Instruction]) -> None:
+        self.body = body
+        self.named = {each.name: each for each in body}
+        self.root = next(each for each in body if each.is_root)
+        self.parameters: dict[int, Instruction] = {}
+        self.users: dict[str, list[tuple[Instruction, int]]] = {}
+        """Instructions that use a value, and as which of their operands."""
+        for each in body:
+            if each.operation == "parameter" and (match := _PARAMETER.search(each.line)):
+                self.parameters[int(match[1])] = each
+            for at, name in enumerate(each.operands):
+                self.users.setdefault(name, []).append((each, at))
+
+    def origin(self, name: str) -> Instruction:
+        """Returns the instruction that computes a value, before copies of it."""
+        each = self.named[name]
+        while each.operation in _COPIES and each.operands[0] in self.named:
+            each = self.named[each.operands[0]]
+        return each
+
+    def constant(self, name: str) -> int | None:
+        """Returns the value of a scalar constant; `None` for anything else."""
+        match = _CONSTANT.search(self.origin(name).line)
+        return int(match[1]) if match else None
+
+    def element(self, name: str) -> int | None:
+        """Returns the element of a tuple that a value is; `None` for anything else."""
+        each = self.origin(name)
+        match = _INDEX.search(each.attributes) if each.operation == "get-tuple-element" else None
+        return int(match[1]) if match else None
+
+
+class Program:
     """The computations of a program, each a list of instructions."""
 
     def __init__(self, text: str) -> None:
-        self.computations: dict[str, list[_Instruction]] = {}
+        self.computations: dict[str, list[Instruction]] = {}
         self.entry = ""
         self.sources = _Sources(text)
+        partitions = _PARTITIONS.search(text[: text.find("\n")])
+        self.num_devices = int(partitions[1]) if partitions else 1
         name = None
         for line in text.splitlines():
             if match := _COMPUTATION.match(line):
@@ -96,20 +202,26 @@ class _Program:
             elif line == "}":
                 name = None
             elif name is not None and (match := _INSTRUCTION.match(line)):
-                self.computations[name].append(_Instruction(match[1], match[2], line))
+                is_root, own, result, operation = match.groups()
+                end = _end_of_operands(line, match.end())
+                operands = tuple(_NAME.findall(line, match.end(), end))
+                each = Instruction(
+                    own, result, operation, operands, line[end:], line, is_root is not None
+                )
+                self.computations[name].append(each)
 
-    def walk(self, name: str, loops: int, scope: str) -> Iterator[tuple[_Instruction, int, str]]:
+    def walk(self, name: str, loops: int, scope: str) -> Iterator[tuple[Instruction, int, str]]:
         """Yields instructions in call order, each with its number of loops and its scope."""
         for instruction in self.computations[name]:
             here = instruction.op_name or scope
             yield instruction, loops, here
             inner = loops + (instruction.operation == "while")
             # A reduction's function is called for each element: it exchanges nothing.
-            if instruction.operation.removesuffix("-start") not in COLLECTIVES:
+            if instruction.kind not in COLLECTIVES:
                 for _, callee in instruction.called():
                     yield from self.walk(callee, inner, here)
 
-    def allocating(self) -> Iterator[_Instruction]:
+    def allocating(self) -> Iterator[Instruction]:
         """Yields instructions whose results are buffers: those inside a fusion have none."""
         every = [each for body in self.computations.values() for each in body]
         fused = {name for each in every for kind, name in each.called() if kind == "calls"}
@@ -118,24 +230,33 @@ class _Program:
                 yield from instructions
 
 
+def _end_of_operands(line: str, start: int) -> int:
+    """Returns where the parenthesis closes that opens before `start`."""
+    depth = 1
+    for match in _PARENTHESIS.finditer(line, start):
+        depth += 1 if match[0] == "(" else -1
+        if depth == 0:
+            return match.start()
+    return len(line)
+
+
 def collectives(text: str) -> list[Collective]:
     """Lists a program's collectives, each once, however often loops repeat it."""
-    program = _Program(text)
+    program = Program(text)
     return [
         _collective(instruction, loops, scope)
         for instruction, loops, scope in program.walk(program.entry, 0, "")
-        if instruction.operation.removesuffix("-start") in COLLECTIVES
+        if instruction.kind in COLLECTIVES
     ]
 
 
-def _collective(instruction: _Instruction, loops: int, scope: str) -> Collective:
-    kind = instruction.operation.removesuffix("-start")
-    arrays = _ARRAY.findall(instruction.result)
-    if instruction.operation.endswith("-start") and kind != "all-reduce":
+def _collective(instruction: Instruction, loops: int, scope: str) -> Collective:
+    arrays = instruction.arrays
+    if instruction.operation.endswith("-start") and instruction.kind != "all-reduce":
         arrays = arrays[1:2]  # a tuple of operand, result and context
-    shapes = ", ".join(f"{dtype}[{shape}]" for dtype, shape in arrays)
-    num_bytes = sum(math.prod(_sizes(shape)) * _itemsize(dtype) for dtype, shape in arrays)
-    return Collective(kind, shapes, num_bytes, loops, scope)
+    shapes = ", ".join(array.shape for array in arrays)
+    num_bytes = sum(array.num_bytes for array in arrays)
+    return Collective(instruction.kind, shapes, num_bytes, loops, scope)
 
 
 def largest_buffers(text: str, count: int) -> list[Buffer]:
@@ -143,33 +264,25 @@ def largest_buffers(text: str, count: int) -> list[Buffer]:
 
     Results of the same size and source line count once. They need not be live at the same time.
     """
-    program = _Program(text)
+    program = Program(text)
     found: dict[tuple[int, str], Buffer] = {}
     for instruction in program.allocating():
-        match = _STORED.match(instruction.result)
-        if match is None or instruction.operation in _NO_BUFFER or _ON_CHIP.search(match[3]):
+        if instruction.result.startswith("(") or instruction.operation in NO_BUFFER:
             continue
-        size, source = _stored_bytes(match[1], match[2], match[3]), program.sources.of(instruction)
-        name = instruction.op_name
-        operation = name.rpartition("/")[2] if name else instruction.operation
-        shape = f"{match[1]}[{match[2]}]"
-        found.setdefault((size, source or shape), Buffer(size, shape, operation, source))
+        for array in instruction.arrays:
+            if array.on_chip:
+                continue
+            size, source = array.stored_bytes, program.sources.of(instruction)
+            name = instruction.op_name
+            operation = name.rpartition("/")[2] if name else instruction.operation
+            buffer = Buffer(size, array.shape, operation, source)
+            found.setdefault((size, source or array.shape), buffer)
     return sorted(found.values(), key=lambda buffer: -buffer.num_bytes)[:count]
 
 
-def _stored_bytes(dtype: str, shape: str, layout: str) -> int:
-    """Returns an array's size as stored: a TPU pads its two fastest dimensions to whole tiles."""
-    sizes = _sizes(shape)
-    order = [int(dim) for dim in layout.partition(":")[0].rstrip("}").split(",") if dim.isdigit()]
-    tile = _TILE.search(layout)
-    if tile and len(order) >= 2:
-        for dim, step in zip(order[1::-1], (int(tile[1]), int(tile[2])), strict=True):
-            sizes[dim] = -(-sizes[dim] // step) * step
-    return math.prod(sizes) * _itemsize(dtype)
-
-
-def _sizes(shape: str) -> list[int]:
-    return [int(size) for size in shape.split(",") if size]
+def _sizes(shape: str) -> tuple[int, ...]:
+    """Parses the sizes of an array; one that may be smaller counts in full."""
+    return tuple(int(size.removeprefix("<=")) for size in shape.split(",") if size)
 
 
 def _itemsize(dtype: str) -> int:
@@ -194,7 +307,7 @@ class _Sources:
         self._locations: Mapping[str, str] = tables.get("FileLocations", {})
         self._frames: Mapping[str, str] = tables.get("StackFrames", {})
 
-    def of(self, instruction: _Instruction) -> str:
+    def of(self, instruction: Instruction) -> str:
         """Returns the innermost line of Python that an instruction comes from; empty if unknown."""
         if match := _SOURCE.search(instruction.line):
             return f"{match[1].rpartition('/')[2]}:{match[2]}"

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Collection
 
+from grpo_eqx.planner.attention_blocks import attention_blocks
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram
-from grpo_eqx.planner.step_time import step_floors
+from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips
 from grpo_eqx.run_programs import EVALUATE, run_programs
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
-from grpo_eqx.training.programs import GENERATE, SCORE, SCORE_REFERENCE, UPDATE
+from grpo_eqx.training.programs import GENERATE, SCORE, SCORE_REFERENCE, UPDATE, Programs
 
 Say = Callable[[str], None]
 """Progress callback: receives what is being worked on, for users who wait."""
@@ -18,7 +19,7 @@ Say = Callable[[str], None]
 SETTINGS = (
     "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
     "loss_backend", "optimizer", "max_num_seqs", "kv_cache_dtype", "rollout_sharding", "mesh",
-    "remat", "beta",
+    "remat", "beta", "num_iterations", "steps_per_generation",
 )  # fmt: skip
 """Settings of the run that a plan reports."""
 TRAINING = (GENERATE, SCORE, SCORE_REFERENCE, UPDATE)
@@ -51,7 +52,8 @@ def make_plan(
         "reference_model": bytes_per_device(state.reference),
     }
     layout = programs.rollout_layout(run.cfg.prompts_per_step, run.cfg.num_generations)
-    floors = step_floors(run, programs.options, layout, device_peaks(target.device_kind))
+    scores = run.passes.num_scores(run.cfg)
+    runs = {GENERATE: 1, **scores, UPDATE: run.cfg.updates_per_step}
     planned: dict[str, PlannedProgram] = {}
     plan = Plan(
         topology=target.name,
@@ -69,17 +71,46 @@ def make_plan(
         hbm_bytes=target.usable_bytes,
         resident=resident,
         programs=planned,
+        peaks=device_peaks(target.device_kind),
     )
     for program in run_programs(run, programs):
         if program.name not in only:
             continue
         say(f"compiling {program.name} for {target.name}")
         planned[program.name] = PlannedProgram(
-            compiled=compile_program(program.lower(), target),
+            compiled=compile_program(program.lower(), target, list(mesh.devices.flat)),
             elsewhere_bytes=sum(resident.values()) - sum(resident[x] for x in program.arguments),
-            floor=floors.get(program.name),
+            runs=runs.get(program.name, 0),
+            trips=_trips(program.name, run, programs),
         )
         if stop_early and not plan.fits:
             break
     planned.update({name: planned.pop(name) for name in (*TRAINING, EVALUATE) if name in planned})
     return plan
+
+
+def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
+    """Returns what is known of a program's loops; `None` for one that is no part of a step."""
+    cfg, options = run.cfg, programs.options
+    if name == EVALUATE:
+        return None
+    if name != GENERATE:
+        batch = run.update_shape if name == UPDATE else (cfg.prompts_per_step, cfg.num_generations)
+        rows = programs.row_shape(*batch)
+        return MicroBatches(
+            rows=rows,
+            num_prompts=batch[0],
+            num_generations=batch[1],
+            prompt_length=run.prompts.train,
+            attention_blocks=attention_blocks(options.attention, run.model, rows.width),
+        )
+    layout = programs.rollout_layout(cfg.prompts_per_step, cfg.num_generations)
+    number = cfg.prompts_per_step * cfg.num_generations
+    return Decoding(
+        num_completions=number,
+        num_slots=min(cfg.max_num_seqs or number, number),
+        num_shards=layout.num_prompt_shards,
+        max_length=options.max_completion_length,
+        prompt_length=run.prompts.train,
+        attention_blocks=attention_blocks(options.attention, run.model, run.prompts.train),
+    )

@@ -1,14 +1,19 @@
 """The plan of a run, its verdict and its JSON form."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 from grpo_eqx.choices import LOCAL
+from grpo_eqx.errors import UserError
 from grpo_eqx.planner.compiled_program import CompiledProgram
-from grpo_eqx.planner.step_time import Floor
+from grpo_eqx.planner.step_time import ProgramTime, Rates, StepTime, program_time
+from grpo_eqx.planner.trips import Trips
 from grpo_eqx.run_programs import EVALUATE
 from grpo_eqx.sharding.layout_report import readable_bytes
+from grpo_eqx.tracking.device_links import link_rates
+from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.training.row_shape import RowShape
 
 
@@ -19,8 +24,10 @@ class PlannedProgram:
     compiled: CompiledProgram
     elsewhere_bytes: int
     """Bytes resident on each device while it runs, besides its arguments."""
-    floor: Floor | None
-    """Least work of one step; `None` for evaluations."""
+    runs: int
+    """Times that a step runs it; 0 for evaluations."""
+    trips: Trips | None
+    """What is known of its loops; `None` for evaluations."""
 
     @property
     def peak_bytes(self) -> int:
@@ -33,20 +40,32 @@ class PlannedProgram:
             **self.compiled.to_json(),
             "peak_bytes": self.peak_bytes,
             "elsewhere_bytes": self.elsewhere_bytes,
-            "floor": None if self.floor is None else self.floor._asdict(),
+            "runs": self.runs,
+            "trips": None if self.trips is None else self.trips.to_json(),
         }
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> "PlannedProgram":
         """Inverts `to_json`."""
         compiled = dict(fields)
-        floor, elsewhere = compiled.pop("floor"), compiled.pop("elsewhere_bytes")
-        compiled["peak_bytes"] -= elsewhere
+        own = {name: compiled.pop(name) for name in ("elsewhere_bytes", "runs", "trips")}
+        compiled["peak_bytes"] -= own["elsewhere_bytes"]
+        trips = own["trips"]
         return cls(
             compiled=CompiledProgram.from_json(compiled),
-            elsewhere_bytes=elsewhere,
-            floor=None if floor is None else Floor(**floor),
+            elsewhere_bytes=own["elsewhere_bytes"],
+            runs=own["runs"],
+            trips=None if trips is None else Trips.from_json(trips),
         )
+
+    def time(self, length: int, rates: Rates) -> ProgramTime | None:
+        """Returns its time in a step; `None` where it has no part in one, or no known time.
+
+        **Arguments:** the tokens of a completion, on average; the rates of a device.
+        """
+        if self.trips is None or not self.compiled.levels:
+            return None
+        return program_time(self.compiled.levels, self.trips, self.runs, length, rates)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,6 +104,15 @@ class Change:
         )
 
 
+def check_expected_length(expected: int | None, longest: int) -> None:
+    """Refuses a mean length that completions of up to `longest` tokens cannot have."""
+    if expected is not None and not 1 <= expected <= longest:
+        raise UserError(
+            f"expected_completion_length is {expected}: it must be from 1 to "
+            f"max_completion_length, which is {longest}."
+        )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
     """Prediction of whether a run fits its devices, and what it will do. Bytes are per device."""
@@ -116,6 +144,11 @@ class Plan:
     programs: Mapping[str, PlannedProgram]
     """Programs of a training step, in order: `generate`, `score` (the model, before its updates),
     `score_reference`, `update`; and `evaluate`, which training can do without."""
+    peaks: DevicePeaks | None
+    """Peak rates of a device, measured for local CPUs; `None` where they are unknown."""
+    expected_completion_length: int | None = None
+    """Tokens of a completion, on average, that times are for; `None`: `max_completion_length`."""
+    price_per_device_hour: float | None = None
     found: Found | None = None
     """Result of a search, where one was asked for; the plan is then made with it."""
     change: Change | None = None
@@ -146,11 +179,46 @@ class Plan:
         return not set(self.too_large) - {EVALUATE}
 
     @property
-    def floor_seconds(self) -> float | None:
-        """Least seconds of a step, one program after the other; `None` where a peak is unknown."""
-        floors = [each.floor for each in self.programs.values() if each.floor is not None]
-        seconds = [floor.seconds for floor in floors if floor.seconds is not None]
-        return sum(seconds) if len(seconds) == len(floors) else None
+    def completion_length(self) -> int:
+        """Tokens of a completion, on average, that times are for."""
+        longest: int = self.settings["max_completion_length"]
+        return self.expected_completion_length or longest
+
+    @functools.cached_property
+    def step_time(self) -> StepTime | None:
+        """Time of a step; `None` where a rate is unknown, or a program is refused."""
+        if self.peaks is None:
+            return None
+        rates = Rates(self.peaks, link_rates(self.device_kind))
+        times = {
+            name: each.time(self.completion_length, rates)
+            for name, each in self.training.items()
+            if each.runs > 0
+        }
+        known = {name: each for name, each in times.items() if each is not None}
+        if len(known) < len(times):
+            return None
+        price = self.price_per_device_hour
+        return StepTime(known, None if price is None else price * self.num_devices / 3600)
+
+    def asked(
+        self, expected_completion_length: int | None, price_per_device_hour: float | None
+    ) -> "Plan":
+        """Returns the plan with times and cost for other lengths and prices.
+
+        Raises `UserError` for a length that no completion has.
+        """
+        check_expected_length(expected_completion_length, self.settings["max_completion_length"])
+        asked = expected_completion_length, price_per_device_hour
+        change = self.change
+        if change is not None:
+            change = dataclasses.replace(change, plan=change.plan.asked(*asked))
+        return dataclasses.replace(
+            self,
+            expected_completion_length=expected_completion_length,
+            price_per_device_hour=price_per_device_hour,
+            change=change,
+        )
 
     @property
     def verdict(self) -> str:
@@ -195,7 +263,8 @@ class Plan:
             **{name: getattr(self, name) for name in sorted(names)},
             "rows": dataclasses.asdict(self.rows),
             "programs": {name: program.to_json() for name, program in self.programs.items()},
-            "floor_seconds": self.floor_seconds,
+            "peaks": None if self.peaks is None else self.peaks._asdict(),
+            "step_time": None if self.step_time is None else self.step_time.to_json(),
             "search": None if found is None else found.setting,
             "largest": None if found is None else found.largest,
             "most": None if found is None else found.most,
@@ -212,6 +281,7 @@ class Plan:
             field.name: fields.get(field.name) for field in dataclasses.fields(cls)
         }
         own["rows"] = RowShape(**fields["rows"])
+        own["peaks"] = None if fields["peaks"] is None else DevicePeaks(**fields["peaks"])
         own["programs"] = {
             name: PlannedProgram.from_json(each) for name, each in fields["programs"].items()
         }

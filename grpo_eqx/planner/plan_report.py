@@ -7,6 +7,8 @@ from rich.table import Table
 from rich.text import Text
 
 from grpo_eqx.planner.plan import Plan, PlannedProgram
+from grpo_eqx.planner.tables import columns
+from grpo_eqx.planner.time_report import time_parts
 from grpo_eqx.sharding.layout_report import readable_bytes
 
 GiB, MiB = 2**30, 2**20
@@ -51,13 +53,7 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     yield _buffers(plan.programs)
     if any(program.compiled.exchanges for program in plan.programs.values()):
         yield _exchanges(plan.programs)
-    yield _floors(plan)
-    seconds = plan.floor_seconds
-    if seconds is None:
-        said = f"The peak rates of {plan.device_kind} are unknown, and so is the minimum step time."
-    else:
-        said = f"At the devices' peak rates, without communication, a step takes {seconds:.2f} s."
-    yield Text(f"{said}\n", style="dim")
+    yield from time_parts(plan)
 
 
 def _micro_batches(plan: Plan) -> str:
@@ -76,7 +72,7 @@ def _memory(plan: Plan) -> Table:
     unit, name = (GiB, "GiB") if plan.peak_bytes >= GiB else (MiB, "MiB")
     usable = f"{plan.hbm_bytes / unit:,.2f}"
     table = Table(title=f"Memory per device in {name} ({usable} usable)")
-    _columns(
+    columns(
         table, "program", "arguments", "results", "temporary", "code", "elsewhere", "peak", "used"
     )
     for name, program in plan.programs.items():
@@ -94,7 +90,7 @@ def _memory(plan: Plan) -> Table:
 
 def _buffers(programs: Mapping[str, PlannedProgram]) -> Table:
     table = Table(title="Largest arrays that programs allocate, per device")
-    _columns(table, "program", "MiB", "array", "operation", "source", right={1})
+    columns(table, "program", "MiB", "array", "operation", "source", right={1})
     for name, program in programs.items():
         for i, buffer in enumerate(program.compiled.buffers):
             table.add_row(
@@ -109,7 +105,7 @@ def _buffers(programs: Mapping[str, PlannedProgram]) -> Table:
 
 def _exchanges(programs: Mapping[str, PlannedProgram]) -> Table:
     table = Table(title="Collectives (each instruction counts once, even inside a loop)")
-    _columns(table, "program", "kind", "instructions", "MiB per device", right={2, 3})
+    columns(table, "program", "kind", "instructions", "MiB per device", right={2, 3})
     for name, program in programs.items():
         for i, each in enumerate(program.compiled.exchanges):
             size = f"{each.num_bytes / MiB:,.1f}"
@@ -117,30 +113,9 @@ def _exchanges(programs: Mapping[str, PlannedProgram]) -> Table:
     return table
 
 
-def _floors(plan: Plan) -> Table:
-    table = Table(title="Minimum work of a step over all devices, with full-length completions")
-    _columns(table, "program", "TFLOP", "GB read in decoding", "min. seconds")
-    for name, program in plan.programs.items():
-        if program.floor is not None:
-            seconds = program.floor.seconds
-            table.add_row(
-                name,
-                f"{program.floor.flops / 1e12:,.2f}",
-                f"{program.floor.bytes_read / 1e9:,.1f}" if program.floor.bytes_read else "-",
-                "-" if seconds is None else f"{seconds:.3f}",
-            )
-    return table
-
-
 def _tried(setting: str, tried: Mapping[int, bool]) -> Table:
     table = Table(title="Values tried")
-    _columns(table, setting, "fits", right={0})
+    columns(table, setting, "fits", right={0})
     for value, fits in tried.items():
         table.add_row(str(value), "yes" if fits else "no", style=None if fits else "red")
     return table
-
-
-def _columns(table: Table, *names: str, right: set[int] | None = None) -> None:
-    numbers = set(range(1, len(names))) if right is None else right
-    for i, name in enumerate(names):
-        table.add_column(name, justify="right" if i in numbers else "left")

@@ -25,13 +25,15 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import PlanningError, UserError
 from grpo_eqx.models.pretrained import is_local, model_folder
-from grpo_eqx.planner.devices import find_target, installed_version
+from grpo_eqx.planner.devices import Target, find_target, installed_version
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.plan_cache import keep, recalled
 from grpo_eqx.planner.search import plan_run
 from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.tracking.device_peaks import DevicePeaks
+from grpo_eqx.tracking.measured_peaks import measured_peaks
 
 _LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "transformers")
 _FLAGS = ("JAX_", "LIBTPU_", "XLA_")
@@ -159,7 +161,18 @@ def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
     target = find_target(question["topology"])
     run = RunSpec.describe(GRPOConfig(**fields))
     help_if_not = question["help_if_not"]
-    return plan_run(run, target, say, question["search"], help_if_not=help_if_not).to_json()
+    plan = plan_run(run, target, say, question["search"], help_if_not=help_if_not)
+    return dataclasses.replace(plan, peaks=plan.peaks or _measured(target, say)).to_json()
+
+
+def _measured(target: Target, say: Say) -> DevicePeaks | None:
+    """Measures what a CPU of this machine reaches, where no vendor states it."""
+    if target.devices[0].platform != "cpu":
+        return None
+    say("measuring this machine's rates")
+    whole = measured_peaks()
+    share = len(target.devices)  # they are threads of one process
+    return DevicePeaks(whole.flops_per_second / share, whole.bytes_per_second / share)
 
 
 if __name__ == "__main__":

@@ -1,55 +1,233 @@
-"""Least time of a step's programs, by their arithmetic and what they read.
+"""Time of a step's programs at the devices' peak rates, always as a range.
 
-Prompts and completions have the planned lengths; communication is not counted.
+A program reads and computes and receives; how much of that overlaps is not known before it runs.
+The lower end lets all of it overlap, within each trip of each loop: the largest of the three times.
+The upper end lets nothing overlap: their sum. Both are at peak rates, which real programs stay
+below, and neither includes the host: rewards, logging, checkpoints.
 """
 
-from typing import NamedTuple
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
-from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.planner.routes import Route
+from grpo_eqx.planner.trips import Range, Repeats, Trips, open_loops
+from grpo_eqx.planner.work import Level, Loop, Work
+from grpo_eqx.tracking.device_links import LinkRates
 from grpo_eqx.tracking.device_peaks import DevicePeaks
-from grpo_eqx.training.options import ProgramOptions
+
+Resource = Literal["arithmetic", "memory", "links"]
+NOTHING = Range(0.0, 0.0)
 
 
-class Floor(NamedTuple):
-    """Work of one program in one step, on all devices together."""
+class Rates(NamedTuple):
+    """Peak rates of one device."""
 
-    flops: float
-    """Model FLOPs: recomputation is not counted."""
-    bytes_read: float
-    """Bytes that decoding has to read; 0 where arithmetic is the bound."""
-    seconds: float | None
-    """Least time in seconds; `None` where the devices' peaks are unknown."""
+    peaks: DevicePeaks
+    links: LinkRates | None
+    """`None` where they are unknown: a program that exchanges data then has no time."""
+
+    def seconds(self, work: Work) -> "Seconds":
+        """Returns the time that each kind of work takes alone."""
+        received = NOTHING
+        for route, num_bytes in work.received.items():
+            received = received.plus(self._receiving(route, num_bytes))
+        arithmetic = work.flops / self.peaks.flops_per_second
+        memory = work.num_bytes / self.peaks.bytes_per_second
+        return Seconds(Range(arithmetic, arithmetic), Range(memory, memory), received)
+
+    def knows(self, work: Work) -> bool:
+        """Returns whether the rates of all links are known that the work needs."""
+        return self.links is not None or all(route.kind == "memory" for route in work.received)
+
+    def _receiving(self, route: Route, num_bytes: float) -> Range:
+        """Returns the time to receive data.
+
+        In a torus at best over all links of the device that has the fewest in the directions of its
+        group, at worst over one of them. Between nodes at best at the rate within a node, as if
+        hardly anything left it, at worst all over the network. Devices that are threads of one
+        process copy in memory.
+        """
+        if route.kind == "memory":
+            seconds = num_bytes / self.peaks.bytes_per_second
+            return Range(seconds, seconds)
+        assert self.links is not None
+        seconds = num_bytes / self.links.link
+        if route.kind == "network":
+            return Range(seconds, num_bytes / (self.links.network or self.links.link))
+        return Range(seconds / route.links, seconds)
 
 
-def step_floors(
-    run: RunSpec, options: ProgramOptions, layout: RolloutLayout, peaks: DevicePeaks | None
-) -> dict[str, Floor]:
-    """Returns the floor of each program in a step, over all the times that the step runs it."""
-    cfg, length, num_devices = run.cfg, options.max_completion_length, layout.mesh.size
-    prompts = np.full(cfg.prompts_per_step, run.prompts.train)
-    completions = np.full((cfg.prompts_per_step, cfg.num_generations), length)
-    slots = min(cfg.max_num_seqs or completions.size, completions.size)
-    read = run.model.decode_bytes(
-        prompts,
-        completions,
-        num_decode_steps=length * -(-completions.size // slots),
-        num_copies=layout.num_copies,
-        itemsize=options.dtype.itemsize,
-        kv_itemsize=options.kv_itemsize(run.model.head_size),
+class Seconds(NamedTuple):
+    """Time of each kind of work, if it were the only one."""
+
+    arithmetic: Range = NOTHING
+    memory: Range = NOTHING
+    links: Range = NOTHING
+
+    def plus(self, other: "Seconds") -> "Seconds":
+        """Returns the sums of each kind."""
+        return Seconds(*(x.plus(y) for x, y in zip(self, other, strict=True)))
+
+    def times(self, number: Range | float) -> "Seconds":
+        """Returns the time of as many repetitions."""
+        return Seconds(*(x.times(number) for x in self))
+
+    @property
+    def total(self) -> Range:
+        """The time of all: at best they overlap, at worst they do not."""
+        return Range(max(x.least for x in self), sum((x.most for x in self), 0.0))
+
+    @property
+    def bound_by(self) -> Resource:
+        """The kind that takes longest, each at its best."""
+        best: dict[Resource, float] = {
+            "arithmetic": self.arithmetic.least,
+            "memory": self.memory.least,
+            "links": self.links.least,
+        }
+        return max(best, key=lambda name: best[name])
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """Part of a program: what runs once, or in every trip of an open loop."""
+
+    where: str
+    """Words for it, such as `each token`."""
+    repeats: Range
+    """How often it runs in a step."""
+    work: Work
+    """Work of one time."""
+    seconds: Seconds
+    """Time of each kind of work, over all times in a step."""
+    total: Range
+    """Time of all of it, in a step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns its figures as plain JSON; ranges are `[least, most]`."""
+        return {
+            "where": self.where,
+            "times": list(self.repeats),
+            "flops": self.work.flops,
+            "bytes": self.work.num_bytes,
+            "received": [
+                {**route._asdict(), "bytes": size} for route, size in self.work.received.items()
+            ],
+            "seconds": list(self.total),
+            **{f"{name}_seconds": list(x) for name, x in self.seconds._asdict().items()},
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramTime:
+    """Time of a program in a step, over all the times that the step runs it."""
+
+    parts: Sequence[Part]
+
+    @property
+    def seconds(self) -> Seconds:
+        """Time of each kind of work."""
+        total = Seconds()
+        for part in self.parts:
+            total = total.plus(part.seconds)
+        return total
+
+    @property
+    def total(self) -> Range:
+        """Time of all of it: of one part after the other."""
+        return sum_of([part.total for part in self.parts])
+
+    @property
+    def bound_by(self) -> Resource:
+        """The kind of work that takes longest."""
+        return self.seconds.bound_by
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns its figures as plain JSON."""
+        return {
+            "seconds": list(self.total),
+            "bound_by": self.bound_by,
+            "parts": [part.to_json() for part in self.parts],
+        }
+
+
+def program_time(
+    levels: Sequence[Level], trips: Trips, runs: int, length: int, rates: Rates
+) -> ProgramTime | None:
+    """Computes the time of a program in a step; `None` where it needs links of unknown rates.
+
+    **Arguments:** its work, per loop; what is known of its open loops; the times that a step runs
+    it; the tokens of a completion, on average; the rates of a device.
+    """
+    if not all(rates.knows(level.work) for level in levels):
+        return None
+    repeats = trips.repeats(levels, length)
+    parts: dict[tuple[Loop, ...], Part] = {}
+    for level in levels:
+        path = open_loops(level.loops)
+        part = _part(level, repeats[path], runs, rates)
+        parts[path] = _merged(parts[path], part) if path in parts else part
+    return ProgramTime([part for part in _by_name(parts.values()) if part.repeats.most > 0])
+
+
+def _part(level: Level, repeats: Repeats, runs: int, rates: Rates) -> Part:
+    work = level.work
+    for loop in level.loops:
+        work = work * float(1 if loop.trips is None else loop.trips)
+    times = repeats.times.times(float(runs))
+    seconds = rates.seconds(work).times(times)
+    return Part(repeats.where, times, work, seconds, seconds.total)
+
+
+def _by_name(parts: Any) -> list[Part]:
+    """Merges the same loop of several layers, which are not always a loop themselves."""
+    named: dict[tuple[str, Range], Part] = {}
+    for part in parts:
+        key = part.where, part.repeats
+        named[key] = _merged(named[key], part) if key in named else part
+    return list(named.values())
+
+
+def _merged(part: Part, other: Part) -> Part:
+    return dataclasses.replace(
+        part,
+        work=part.work + other.work,
+        seconds=part.seconds.plus(other.seconds),
+        total=part.total.plus(other.total),
     )
-    forward = run.model.update_flops(prompts, completions) / 3  # the backward pass is twice that
 
-    def floor(flops: float, num_bytes: float = 0.0) -> Floor:
-        if peaks is None:
-            return Floor(flops, num_bytes, None)
-        seconds = max(flops / peaks.flops_per_second, num_bytes / peaks.bytes_per_second)
-        return Floor(flops, num_bytes, seconds / num_devices)
 
-    return {
-        "generate": floor(forward, read),
-        **{name: floor(times * forward) for name, times in run.passes.num_scores(run.cfg).items()},
-        "update": floor(3 * cfg.num_iterations * forward),
-    }
+def sum_of(ranges: Sequence[Range]) -> Range:
+    """Returns the bounds of a sum."""
+    return Range(sum((x.least for x in ranges), 0.0), sum((x.most for x in ranges), 0.0))
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTime:
+    """Time of a step on the devices, one program after the other."""
+
+    programs: Mapping[str, ProgramTime]
+    cost_per_second: float | None
+    """Price of all devices; `None` where no price was given."""
+
+    @property
+    def total(self) -> Range:
+        """Seconds of a step."""
+        return sum_of([each.total for each in self.programs.values()])
+
+    def cost(self, steps: int) -> Range | None:
+        """Returns the cost of so many steps."""
+        if self.cost_per_second is None:
+            return None
+        return self.total.times(steps * self.cost_per_second)
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the figures as plain JSON."""
+        cost = self.cost(1000)
+        return {
+            "seconds": list(self.total),
+            "seconds_per_1000_steps": list(self.total.times(1000.0)),
+            "cost_per_1000_steps": None if cost is None else list(cost),
+            "programs": {name: each.to_json() for name, each in self.programs.items()},
+        }

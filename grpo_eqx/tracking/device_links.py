@@ -14,8 +14,8 @@ class LinkRates(NamedTuple):
 
 
 HOP_SECONDS = 1e-6
-"""Time that data take from a device to the next, however few they are: about a microsecond over
-ICI, in the book named below."""
+"""Time that data take from a TPU to the next, however few they are: about a microsecond, in the
+book named below."""
 
 
 def link_rates(device_kind: str) -> LinkRates | None:

@@ -13,8 +13,10 @@ from grpo_eqx.planner import Plan, PlannedProgram
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.devices import Target, local_target
 from grpo_eqx.planner.make_plan import SETTINGS, TRAINING, Say
-from grpo_eqx.planner.step_time import Floor
+from grpo_eqx.planner.trips import Decoding
+from grpo_eqx.planner.work import Level, Work
 from grpo_eqx.run_spec import PromptLengths, RunSpec
+from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.training.row_shape import RowShape
 
 TINY = Qwen2Config(
@@ -25,6 +27,8 @@ TINY = Qwen2Config(
     num_attention_heads=4,
     num_key_value_heads=2,
 )
+
+_DEFAULTS = GRPOConfig().resolved()
 
 
 @pytest.fixture(autouse=True)
@@ -86,12 +90,23 @@ def _plan_of() -> Callable[..., Plan]:
 
 
 def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
-    """A plan of programs that need so many bytes each."""
+    """A plan of programs that need so many bytes each, and half a second or a little more."""
+    work = Level((), Work(1e12, 1e10))
     programs = {
         name: PlannedProgram(
-            compiled=CompiledProgram(peak, peak, 0, 0, 0, accepted=True, seconds=1.0),
+            compiled=CompiledProgram(
+                peak, peak, 0, 0, 0, accepted=True, seconds=1.0, levels=(work,)
+            ),
             elsewhere_bytes=0,
-            floor=Floor(1e12, 0.0, 0.5),
+            runs=int(name != "evaluate"),
+            trips=Decoding(
+                num_completions=16,
+                num_slots=16,
+                num_shards=1,
+                max_length=48,
+                prompt_length=16,
+                attention_blocks=(16, 16),
+            ),
         )
         for name, peak in peaks.items()
     }
@@ -103,7 +118,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         model="tiny",
         mesh={"dp": 1, "fsdp": 1, "tp": 1},
         rollout_sharding="legacy",
-        settings={name: getattr(GRPOConfig(), name) for name in SETTINGS},
+        settings={name: getattr(_DEFAULTS, name) for name in SETTINGS},
         micro_batch_size=2,
         rows=RowShape(4, 1, 1, width=271, num_scored=256, places=16),
         prompt_length=16,
@@ -111,6 +126,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         hbm_bytes=target.usable_bytes,
         resident={"parameters": 1, "optimizer_state": 2, "reference_model": 0},
         programs=programs,
+        peaks=DevicePeaks(2e12, 1e11),
         **fields,
     )
 

@@ -30,8 +30,10 @@ def test_a_small_model_fits(
     assert plan.num_hosts == hosts
     assert plan.rollout_sharding.startswith(rollout_sharding)
     assert 0 < plan.peak_bytes < 2**30 < plan.hbm_bytes
-    assert all(program.floor.seconds > 0 for program in plan.programs.values() if program.floor)
-    assert plan.floor_seconds > 0
+    assert 0 < plan.step_time.total.least < plan.step_time.total.most
+    for time in plan.step_time.programs.values():
+        assert all("counted once" not in part.where for part in time.parts)
+        assert time.seconds.links.least > 0
 
 
 def test_what_the_compiler_refuses_is_an_answer(tiny_run, said) -> None:

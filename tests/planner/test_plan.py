@@ -11,6 +11,8 @@ from grpo_eqx.planner import Change, Found, Plan
 from grpo_eqx.planner.compiled_program import CompiledProgram, Exchange
 from grpo_eqx.planner.hlo import Buffer
 from grpo_eqx.planner.plan_report import print_plan
+from grpo_eqx.planner.routes import Route
+from grpo_eqx.planner.work import Level, Loop, Work
 
 GiB = 2**30
 
@@ -72,6 +74,7 @@ def test_json_has_it_all_and_gives_it_back(fitting, failing) -> None:
         5 * GiB, 1, 2, 3, 4, accepted=True, seconds=1.5,
         buffers=(Buffer(7, "f32[7]", "mul", "qwen2.py:3"),),
         exchanges=(Exchange("all-gather", 2, 64),),
+        levels=(Level((Loop("w", None, "engine.py:7"),), Work(5.0, 6.0, {Route("ici", 2): 7.0})),),
     )  # fmt: skip
     update = dataclasses.replace(failing.programs["update"], compiled=compiled)
     found = Found("num_generations", 8, {8: True, 9: False}, 1024)
@@ -91,7 +94,7 @@ def test_the_report_has_every_program_and_ends_with_the_verdict(failing) -> None
     plan = dataclasses.replace(failing, found=found)
     print_plan(plan, Console(file=out, width=80))
     text = out.getvalue()
-    for expected in ("generate", "update", "5.00", "125%", "1.00 s", "num_generations"):
+    for expected in ("generate", "update", "5.00", "125%", "1.00–1.20 s", "num_generations"):
         assert expected in text
     words = " ".join(text.split())
     assert words.endswith(plan.verdict)

@@ -15,7 +15,7 @@ def asked(plan_of, with_memory, monkeypatch) -> list:
     1000 on local, and 2000 elsewhere."""
     questions = []
 
-    def ask(cfg, topology, say, setting):
+    def ask(cfg, topology, say, setting, *, help_if_not):
         questions.append((cfg, topology, setting))
         say("compiling update")
         return plan_of({"update": 100 if topology == "local" else 2000}, with_memory(1000))
@@ -56,12 +56,42 @@ def test_it_takes_all_that_training_takes(asked, monkeypatch) -> None:
     assert asked[-1] == (GRPOConfig(micro_batch_size_per_device=4), "local", None)
 
 
+def test_topologies_side_by_side(asked, monkeypatch, capsys, tmp_path) -> None:
+    file = tmp_path / "plans.json"
+    flags = ["--compare", "v6e-8", "local", "--json", str(file)]
+    assert plan(monkeypatch, *flags, "--price-per-device-hour", "36") == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line for line in lines if "local" in line or "v6e-8" in line]
+    assert ["local" in row for row in rows] == [True, False]  # what fits is first
+    assert ["yes" in row for row in rows] == [True, False]
+    assert [topology for _, topology, _ in asked] == ["v6e-8", "local"]
+    assert {name: x["fits"] for name, x in json.loads(file.read_text()).items()} == {
+        "v6e-8": False,
+        "local": True,
+    }
+
+
 def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
     file = tmp_path / "plan.json"
     assert plan(monkeypatch, "--topology", "v6e-8", "--json", str(file)) == 3
     fields = json.loads(file.read_text())
     assert fields["fits"] is False
     assert {"peak_bytes", "hbm_bytes", "programs", "largest"} <= fields.keys()
+
+
+def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
+    asked, monkeypatch, capsys, tmp_path
+) -> None:
+    file = tmp_path / "plan.json"
+    flags = ["--expected-completion-length", "24", "--price-per-device-hour", "3.6"]
+    assert plan(monkeypatch, *flags, "--json", str(file)) == 0
+    words = " ".join(capsys.readouterr().out.split())
+    assert "With completions of 24 tokens, a step takes 0.50–0.60 s" in words
+    assert "at a cost of 0.50–0.60 (3.6 per device and hour)" in words
+    fields = json.loads(file.read_text())
+    assert fields["step_time"]["seconds"] == pytest.approx([0.5, 0.6])
+    assert fields["step_time"]["cost_per_1000_steps"] == pytest.approx([0.5, 0.6])
+    assert fields["step_time"]["programs"]["update"]["bound_by"] == "arithmetic"
 
 
 @pytest.mark.parametrize(
@@ -72,6 +102,13 @@ def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
             "error: json is /nowhere/at/all/plan.json: it",
         ),
         (["--json", "/"], "error: json is /: it must be a file"),
+        (
+            ["--expected-completion-length", "49"],
+            "error: expected_completion_length is 49: it must be from 1 to max_completion_length, "
+            "which is 48.",
+        ),
+        (["--expected-completion-length", "0"], "error: expected_completion_length is 0: it must"),
+        (["--price-per-device-hour", "0"], "error: price_per_device_hour is 0.0: it must be above"),
         (["--num-generations", "1"], "error: num_generations is 1: it must be at least 2"),
     ],
 )

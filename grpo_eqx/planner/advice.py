@@ -1,0 +1,41 @@
+"""Settings that move what bounds the time of a program."""
+
+from grpo_eqx.planner.plan import Plan
+from grpo_eqx.planner.step_time import Resource
+from grpo_eqx.training.programs import GENERATE
+
+
+def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
+    """Returns what to try where a program is bound so; `None` where no setting is known to help.
+
+    It changes speed, not what is learned, and may take more memory.
+    """
+    return _for_generate(bound_by, plan) if program == GENERATE else _for_update(bound_by, plan)
+
+
+def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
+    settings, strategy = plan.settings, plan.rollout_sharding.partition(":")[0]
+    if bound_by == "links":
+        if strategy in ("replicated", "tensor"):
+            return None
+        return "try --rollout-sharding replicated, or tensor:2 where that does not fit"
+    if bound_by == "arithmetic":
+        return None
+    if settings["max_num_seqs"] is not None:
+        return "try a larger --max-num-seqs, as weights are read once for all completions"
+    if strategy == "replicated":
+        return "try --rollout-sharding tensor:2, by which each device reads half of the weights"
+    if strategy == "maxtext" and plan.num_devices > 1:
+        return "try --rollout-sharding replicated, by which devices decode fewer completions each"
+    return None
+
+
+def _for_update(bound_by: Resource, plan: Plan) -> str | None:
+    if bound_by != "arithmetic":
+        return (
+            "try a larger --micro-batch-size-per-device (auto: the largest that fits), as each "
+            "micro-batch gathers and reads all weights"
+        )
+    if plan.settings["remat"] in ("auto", "full") and plan.device_kind != "cpu":
+        return "try --remat dots if there is memory for it, which recomputes less"
+    return None

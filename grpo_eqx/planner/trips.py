@@ -1,0 +1,251 @@
+"""How often a step runs the loops of its programs whose trips the compiler does not know."""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from grpo_eqx.models.kv_cache import CACHE_BLOCK
+from grpo_eqx.planner.work import ATTENTION, Level, Loop
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.row_shape import RowShape
+
+_REFILL_SHARE = 16
+"""Slots for each idle one that triggers a refill, by default."""
+
+
+class Range(NamedTuple):
+    """Bounds of a number."""
+
+    least: float
+    most: float
+
+    def plus(self, other: "Range") -> "Range":
+        """Returns the bounds of a sum."""
+        return Range(self.least + other.least, self.most + other.most)
+
+    def times(self, other: "Range | float") -> "Range":
+        """Returns the bounds of a product of numbers that are not negative."""
+        least, most = other if isinstance(other, Range) else (other, other)
+        return Range(self.least * least, self.most * most)
+
+
+ONCE = Range(1.0, 1.0)
+_Path = tuple[Loop, ...]
+
+
+class Repeats(NamedTuple):
+    """How often a step runs the body of an open loop: one whose trips the compiler does not know.
+
+    The trips of other loops around it do not count.
+    """
+
+    where: str
+    """Words for the body, such as `each token`."""
+    times: Range
+
+
+class Trips(abc.ABC):
+    """Strategy that knows the open loops of a program."""
+
+    def repeats(self, levels: Sequence[Level], length: int) -> dict[_Path, Repeats]:
+        """Returns how often the body of each path of open loops runs.
+
+        **Arguments:** a program's levels; the tokens of a completion, on average. The tokens of the
+        longest are between these and `max_completion_length`.
+        """
+        paths = {open_loops(level.loops): None for level in levels}
+        outer = list(dict.fromkeys(path[0] for path in paths if path))
+        return {path: self._repeats(path, outer, length) for path in paths}
+
+    def _repeats(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats:
+        if not path:
+            return Repeats("once", ONCE)
+        known = self.of_body(path, outer, length)
+        if known is not None:
+            return known
+        before = self._repeats(path[:-1], outer, length)
+        # Nothing is known of it, as of a loop in a user's loss backend.
+        where = f"loop at {path[-1].source or path[-1].name}, counted once"
+        return Repeats(where, before.times)
+
+    @abc.abstractmethod
+    def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
+        """Returns how often the body of the last loop of a path runs, `None` if it is unknown.
+
+        **Arguments:** the path of open loops; all outermost open loops, in order; the tokens of a
+        completion.
+        """
+
+    @abc.abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Returns its fields as plain JSON."""
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> "Trips":
+        """Inverts `to_json`."""
+        own: dict[str, Any] = dict(fields)
+        own["attention_blocks"] = tuple(own["attention_blocks"])
+        if "rows" not in own:
+            return Decoding(**own)
+        own["rows"] = RowShape(**own["rows"])
+        return MicroBatches(**own)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoding(Trips):
+    """The loops of `generate`: tokens, refills, blocks of keys, and attention of the prompts.
+
+    If all completions had the average length, so many tokens would be decoded in every slot; if one
+    has the greatest, as many as it has. That is the range of each number.
+    """
+
+    num_completions: int
+    num_slots: int
+    num_shards: int
+    """Parts of the slots that are refilled on their own."""
+    max_length: int
+    prompt_length: int
+    attention_blocks: tuple[int, int]
+    """Sizes of the blocks of queries and of keys in the attention of prompts."""
+
+    def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
+        loop, sources = path[-1], [_file(each) for each in path]
+        if loop.source == ATTENTION or sources[-1] == "blocked.py":
+            return self._of_prompts(loop)
+        tokens = [each for each in outer if _file(each) == "engine.py"]
+        if sources[0] != "engine.py":
+            return None
+        in_queue = self.num_slots < self.num_completions and path[0] == tokens[0]
+        decoded = self._in_queue(length) if in_queue else self._at_the_end(path[0], tokens, length)
+        if sources[-1] == "attention.py":
+            blocks = self._blocks(length, in_queue=in_queue)
+            return Repeats("each block of keys", decoded.times.times(blocks))
+        if in_queue and len(path) == 1:
+            return Repeats("each refill", self._refills(length))
+        return decoded if sources[-1] == "engine.py" else None
+
+    def _of_prompts(self, loop: Loop) -> Repeats:
+        queries, keys = self.attention_blocks
+        visible = np.arange(0, self.prompt_length, keys) < np.arange(
+            queries, self.prompt_length + queries, queries
+        ).clip(max=self.prompt_length).reshape(-1, 1)
+        times = float(visible.mean() if loop.source == ATTENTION else visible.sum())
+        return Repeats("prompts' attention", Range(times, times))
+
+    def _in_queue(self, length: int) -> Repeats:
+        turns = self.num_completions / self.num_slots - 1
+        times = Range(turns * length, math.ceil(turns) * self.max_length)
+        return Repeats("each token in turn", times)
+
+    def _refills(self, length: int) -> Range:
+        turns = self.num_completions / self.num_slots - 1
+        at_least = max(1, self.num_slots // self.num_shards // _REFILL_SHARE)
+        most = (self.num_completions - self.num_slots) / at_least
+        return Range(turns, max(turns, min(most, self._in_queue(length).times.most)))
+
+    def _at_the_end(self, loop: Loop, tokens: Sequence[Loop], length: int) -> Repeats:
+        sizes = tokens[self.num_slots < self.num_completions :]
+        if loop == sizes[0]:
+            return Repeats("each token", Range(length, self.max_length))
+        # Fewer slots are faster: at best all completions end together, at worst nothing shrinks.
+        return Repeats("each token in fewer slots", Range(0.0, 0.0))
+
+    def _blocks(self, length: int, *, in_queue: bool) -> Range:
+        def mean(tokens: int) -> float:
+            return float(np.ceil(np.arange(1, tokens + 1) / CACHE_BLOCK).mean())
+
+        most = math.ceil(self.max_length / CACHE_BLOCK) if in_queue else mean(self.max_length)
+        return Range(mean(length), most)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MicroBatches(Trips):
+    """The loops of `score` and `update`: micro-batches, and the attention within them.
+
+    All prompts have the planned length, and all completions the average.
+    """
+
+    rows: RowShape
+    num_prompts: int
+    num_generations: int
+    prompt_length: int
+    attention_blocks: tuple[int, int]
+    """Sizes of the blocks of queries and of keys in attention."""
+
+    def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
+        # What all micro-batches share, as everything is shared by a single one, has left the loop.
+        packing = self._packing(length)
+        number = float(packing.number)
+        if len(path) == 1 and _file(path[0]) == "programs.py":
+            return Repeats("each micro-batch", Range(number, number))
+        if path[-1].source == ATTENTION:
+            share = float(self._meets(packing).mean())
+            return Repeats("attention", Range(number * share, number * share))
+        if _file(path[-1]) == "blocked.py":
+            # A pair of blocks is computed for all rows of a micro-batch, if any of them needs it.
+            meets = self._meets(packing).reshape(int(number), self.rows.num_rows, -1)
+            pairs = float(meets.any(axis=1).sum())
+            return Repeats("each pair of blocks", Range(pairs, pairs))
+        return None
+
+    def _packing(self, length: int) -> Packing:
+        lengths = np.full((self.num_prompts, self.num_generations), length)
+        return Packing.plan(np.full(self.num_prompts, self.prompt_length), lengths, self.rows)
+
+    def _meets(self, packing: Packing) -> Bool[np.ndarray, "rows i j"]:
+        """Returns the pairs of blocks of which any query sees any key, in the rows in use."""
+        number = int(packing.number) * self.rows.num_rows
+        own, first, last = _visible(packing, number)
+        queries, keys = self.attention_blocks
+        start = np.arange(0, self.rows.width, keys)
+        itself = np.arange(self.rows.width)[:, None]
+        meets = (own[..., None] < start + keys) & (itself >= start)
+        shown = (first < last)[..., None] & (first[..., None] < start + keys)
+        meets |= shown & (last[..., None] > start)
+        return np.stack(
+            [meets[:, at : at + queries].any(axis=1) for at in range(0, self.rows.width, queries)],
+            axis=1,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def _visible(
+    packing: Packing, number: int
+) -> tuple[Int[np.ndarray, "rows W"], Int[np.ndarray, "rows W"], Int[np.ndarray, "rows W"]]:
+    """Returns what each column of the first rows sees, as the fields of `Visible`."""
+    width = packing.shape.width
+    own = np.tile(np.arange(width), (number, 1))
+    first, last = np.zeros_like(own), np.zeros_like(own)
+    fields = (
+        packing.completions, packing.lengths, packing.starts, packing.prompt_starts,
+        packing.prompt_lengths,
+    )  # fmt: skip
+    in_use = (np.asarray(x).reshape(-1, packing.shape.places)[:number] for x in fields)
+    places = zip(*in_use, strict=True)
+    for row, place in enumerate(places):
+        for completion, length, start, prompt, kept in zip(*place, strict=True):
+            if completion >= 0:
+                own[row, prompt : prompt + kept - 1] = prompt
+                own[row, start : start + length] = start
+                first[row, start : start + length] = prompt
+                last[row, start : start + length] = prompt + kept - 1
+    return own, first, last
+
+
+def open_loops(loops: _Path) -> _Path:
+    """Returns the loops whose number of trips the compiler does not know."""
+    return tuple(loop for loop in loops if loop.trips is None)
+
+
+def _file(loop: Loop) -> str:
+    return loop.source.partition(":")[0]

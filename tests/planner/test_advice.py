@@ -1,0 +1,37 @@
+"""What is proposed for what bounds a program."""
+
+import dataclasses
+
+import pytest
+
+from grpo_eqx.planner.advice import advice
+
+
+@pytest.mark.parametrize(
+    ("program", "bound_by", "sharding", "settings", "words"),
+    [
+        ("generate", "links", "legacy", {}, "--rollout-sharding replicated"),
+        ("generate", "links", "replicated", {}, None),
+        ("generate", "memory", "replicated", {}, "--rollout-sharding tensor:2"),
+        ("generate", "memory", "legacy", {"max_num_seqs": 8}, "--max-num-seqs"),
+        ("generate", "memory", "maxtext", {}, "--rollout-sharding replicated"),
+        ("generate", "arithmetic", "legacy", {}, None),
+        ("update", "links", "legacy", {}, "--micro-batch-size-per-device"),
+        ("update", "memory", "legacy", {}, "--micro-batch-size-per-device"),
+        ("update", "arithmetic", "legacy", {"remat": "full"}, "--remat dots"),
+        ("update", "arithmetic", "legacy", {"remat": "none"}, None),
+    ],
+)
+def test_a_setting_that_moves_it(
+    plan_of, with_memory, program, bound_by, sharding, settings, words
+) -> None:
+    plan = plan_of({program: 1}, with_memory(2))
+    plan = dataclasses.replace(
+        plan,
+        num_devices=8,
+        device_kind="TPU v6 lite",
+        rollout_sharding=f"{sharding}: for a reason",
+        settings={**plan.settings, **settings},
+    )
+    said = advice(program, bound_by, plan)
+    assert said is None if words is None else words in said

@@ -1,0 +1,89 @@
+"""How often open loops run."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.planner.attention_blocks import attention_blocks
+from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips
+from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.rows import Rows
+
+QUEUE, TOKENS, LAST = (Loop(name, None, "engine.py:136") for name in ("queue", "tokens", "last"))
+FEWER = Loop("fewer", None, "engine.py:136")
+LAYERS = Loop("layers", 4, "qwen2.py:226")
+BLOCKS = Loop("blocks", None, "attention.py:80")
+
+
+def repeats(trips: Trips, *paths: tuple[Loop, ...], length: int) -> list[Range]:
+    levels = [Level(path, Work()) for path in paths]
+    found = trips.repeats(levels, length)
+    return [found[tuple(loop for loop in path if loop.trips is None)].times for path in paths]
+
+
+def decoding(num_slots: int) -> Decoding:
+    return Decoding(
+        num_completions=64,
+        num_slots=num_slots,
+        num_shards=2,
+        max_length=512,
+        prompt_length=300,
+        attention_blocks=(128, 128),
+    )
+
+
+def test_a_slot_for_each_completion_decodes_as_long_as_the_longest() -> None:
+    paths = (TOKENS,), (TOKENS, LAYERS, BLOCKS), (FEWER,)
+    tokens, blocks, fewer = repeats(decoding(64), *paths, length=256)
+    assert tokens == Range(256, 512)
+    assert blocks == Range(256 * 1.5, 512 * 2.5)  # blocks of 128 tokens, in the mean
+    assert fewer == Range(0, 0)
+
+
+def test_slots_that_are_refilled_decode_in_turns() -> None:
+    paths = (QUEUE,), (QUEUE, TOKENS), (QUEUE, TOKENS, LAYERS, BLOCKS), (LAST,)
+    refills, tokens, blocks, last = repeats(decoding(16), *paths, length=256)
+    assert refills == Range(3, 48)
+    assert tokens == Range(3 * 256, 3 * 512)
+    assert blocks == Range(3 * 256 * 1.5, 3 * 512 * 4)
+    assert last == Range(256, 512)
+
+
+def test_prompts_attend_in_blocks() -> None:
+    path = (LAYERS, Loop("pairs", None, "blocked.py:117"))
+    kernel = (LAYERS, Loop("kernel", None, ATTENTION))
+    pairs, share = repeats(decoding(64), path, kernel, length=8)
+    assert pairs == Range(6, 6)
+    assert share == Range(6 / 9, 6 / 9)
+
+
+def test_a_loop_that_nothing_is_known_of_counts_once() -> None:
+    unknown = Loop("while.7", None, "mine.py:3")
+    found = decoding(64).repeats([Level((TOKENS, unknown), Work())], 256)[TOKENS, unknown]
+    assert found.times == Range(256, 512)
+    assert found.where == "loop at mine.py:3, counted once"
+
+
+@pytest.mark.parametrize("length", [5, 40, 128])
+def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(tiny_run, length) -> None:
+    rows = RowShape.of(
+        4, 4, prompt_length=90, completion_length=128, num_shards=2, size=2, most_tokens=1024
+    )
+    blocks = attention_blocks(BlockedAttention(64), tiny_run().model, rows.width)
+    trips = MicroBatches(
+        rows=rows, num_prompts=4, num_generations=4, prompt_length=90, attention_blocks=blocks
+    )
+    assert Trips.from_json(trips.to_json()) == trips
+    micro_batch = Loop("m", None, "programs.py:450")
+    pairs = micro_batch, LAYERS, Loop("p", None, "blocked.py:43")
+    number, visited = repeats(trips, (micro_batch,), pairs, length=length)
+    packing = Packing.plan(np.full(4, 90), np.full((4, 4), length), rows)
+    assert number.least == number.most == int(packing.number)
+    expected = 0
+    for index in range(int(packing.number)):
+        visible = Rows.of(packing, jnp.int32(index), 4).visible.filled(blocks[0])
+        expected += int(visible.blocks(*blocks).any(axis=0).sum())
+    assert visited == Range(expected, expected)
