@@ -135,7 +135,7 @@ class DecodingWork:
             # Two sums a layer, one of embeddings, and the logits of a device's own slots.
             sums = (2 * layers + 1) * _sum(row, devices)
             return _Sent(
-                sums + _others(logits / devices, devices), float((2.0 * layers + 2) * (devices - 1))
+                sums + _others(logits / devices, devices), float((4.0 * layers + 3) * (devices - 1))
             )
         axes = layout.parameter_rules[-1]["hidden"]
         devices = num_shards(layout.mesh, axes)
@@ -146,7 +146,7 @@ class DecodingWork:
         # Products sum over the hidden size, which is split: queries, keys, values, gate and up.
         widths = 2 / 3 * config.num_layer_parameters / layers / config.hidden_size
         sums = layers * _sum(slots * widths * self.itemsize, devices)
-        return _Sent(sums + _others(logits, devices), 4.0 * layers * devices)
+        return _Sent(sums + _others(logits, devices), 10.0 * layers * (devices - 1))
 
 
 class _Sent(NamedTuple):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.trips import Range, Repeats, Trips, open_loops
 from grpo_eqx.planner.work import Level, Loop, Work
-from grpo_eqx.tracking.device_links import LinkRates
+from grpo_eqx.tracking.device_links import HOP_SECONDS, LinkRates
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 
 Resource = Literal["arithmetic", "memory", "links"]
@@ -32,6 +32,8 @@ class Rates(NamedTuple):
         received = NOTHING
         for route, num_bytes in work.received.items():
             received = received.plus(self._receiving(route, num_bytes))
+        # At worst each exchange waits for all of its hops, which small ones take longest for.
+        received = received.plus(Range(0.0, work.hops * HOP_SECONDS))
         arithmetic = work.flops / self.peaks.flops_per_second
         memory = work.num_bytes / self.peaks.bytes_per_second
         return Seconds(Range(arithmetic, arithmetic), Range(memory, memory), received)

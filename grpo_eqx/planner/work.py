@@ -45,13 +45,15 @@ class Work:
     """Bytes read from main memory and written to it."""
     received: Mapping[Route, float] = dataclasses.field(default_factory=dict)
     """Bytes received from other devices."""
+    hops: float = 0.0
+    """Steps from a TPU to its neighbor that data take one after the other, around rings."""
 
     def __add__(self, other: "Work") -> "Work":
         return self._combined(other, lambda x, y: x + y)
 
     def __mul__(self, times: float) -> "Work":
         received = {route: times * size for route, size in self.received.items()}
-        return Work(times * self.flops, times * self.num_bytes, received)
+        return Work(times * self.flops, times * self.num_bytes, received, times * self.hops)
 
     def most(self, other: "Work") -> "Work":
         """Returns the larger of each figure."""
@@ -63,7 +65,10 @@ class Work:
             for route in {**self.received, **other.received}
         }
         return Work(
-            combine(self.flops, other.flops), combine(self.num_bytes, other.num_bytes), received
+            combine(self.flops, other.flops),
+            combine(self.num_bytes, other.num_bytes),
+            received,
+            combine(self.hops, other.hops),
         )
 
 
@@ -90,7 +95,7 @@ class Level(NamedTuple):
     def from_json(cls, fields: Mapping[str, Any]) -> "Level":
         """Inverts `to_json`."""
         received = {Route(kind, links): size for kind, links, size in fields["received"]}
-        work = Work(fields["flops"], fields["num_bytes"], received)
+        work = Work(fields["flops"], fields["num_bytes"], received, fields["hops"])
         return cls(tuple(Loop(*loop) for loop in fields["loops"]), work)
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +105,7 @@ class Level(NamedTuple):
             "flops": self.work.flops,
             "num_bytes": self.work.num_bytes,
             "received": [[*route, size] for route, size in self.work.received.items()],
+            "hops": self.work.hops,
         }
 
 
@@ -155,7 +161,7 @@ class _Counter:
         ):
             loop = Loop(each.name, None, ATTENTION)
             return {(): Work(num_bytes=moved), (loop,): Work(work.flops)}
-        return {(): Work(work.flops, moved, work.received)}
+        return {(): dataclasses.replace(work, num_bytes=moved)}
 
     def _is_call(self, each: Instruction) -> bool:
         is_started = each.operation.endswith("-start") and each.kind not in COLLECTIVES
@@ -175,7 +181,7 @@ class _Counter:
     def _inside(self, each: Instruction, computation: str) -> Work:
         """Counts products and collectives, also those within a fusion."""
         if each.kind in COLLECTIVES:
-            return Work(received=self._received(each, computation))
+            return self._exchange(each, computation)
         if each.operation in ("fusion", "call"):
             total = Work()
             for _, callee in each.called():
@@ -187,11 +193,11 @@ class _Counter:
             return Work()
         return Work(product_flops(each, self._operand_arrays(each, computation)))
 
-    def _received(self, each: Instruction, computation: str) -> dict[Route, float]:
-        """Returns the bytes that a device receives at least.
+    def _exchange(self, each: Instruction, computation: str) -> Work:
+        """Returns the bytes that a device receives at least, and the hops around a ring.
 
-        Of an all-gather with result R over n devices R(n-1)/n, of an all-reduce twice that, of a
-        reduce-scatter or an all-to-all of an operand of n parts n-1 parts.
+        Of an all-gather with result R over n devices R(n-1)/n in n-1 hops, of an all-reduce twice
+        that, of a reduce-scatter or an all-to-all of an operand of n parts n-1 parts.
         """
         groups = Groups.of(each.attributes, self.program.num_devices)
         operands = self._operand_arrays(each, computation)
@@ -202,7 +208,11 @@ class _Counter:
             "collective-permute": min(1, n - 1),
         }
         received = size * shares.get(each.kind, (n - 1) / n)
-        return {self.find_route(groups.first): received} if received else {}
+        if not received:
+            return Work()
+        hops = {"all-reduce": 2 * (n - 1), "collective-permute": 1}.get(each.kind, n - 1)
+        route = self.find_route(groups.first)
+        return Work(received={route: received}, hops=float(hops) if route.kind == "ici" else 0.0)
 
     def _operand_arrays(self, each: Instruction, computation: str) -> list[Array]:
         named = self._indexed[computation].named
