@@ -46,8 +46,12 @@ PEER_SETTINGS: dict[str, dict[str, Any]] = {
 }
 FLASH_BLOCK = 256
 """Side of the tiles of its flash attention, as in examples/rl/grpo/gsm8k/configs/qwen3.yaml."""
+PEER_FUNCTIONS = {"update": "_train_step", "prefill": "_prefill_fn", "decode": "_decode_fn"}
+"""What its trainer and its sampler jit."""
 MiB, GiB = 2**20, 2**30
 _NEEDED = re.compile(r"Used (\d+(?:\.\d+)?)([KMG]) of \S+ hbm")
+_TOTAL = re.compile(r"color=0\)\nTotal bytes: (\d+)")
+"""Of the memory that is not on chip, in the compiler's report on memory."""
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 Row = dict[str, Any]
 
@@ -171,7 +175,8 @@ def our_rows(cfg: PeerPlan, devices: Any) -> list[Row]:
     programs = {style: make_programs(work, style, mesh) for style in cfg.rollout_shardings}
     of_any = next(iter(programs.values()))
     options = dataclasses.replace(of_any.options, micro_batch_size_per_device=cfg.micro_batch)
-    update = Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-6))
+    update = Programs(options, mesh, ChunkedLoss(), optimizer)
     update_figures = compiled_figures(lambda: compile_update(update, work))
     layers, rows = work.model.num_hidden_layers, []
     for style, made in programs.items():
@@ -231,22 +236,38 @@ def peer_row(cfg: PeerPlan, settings: str, completions: int) -> Row:
             "prompt_length": cfg.prompt_length,
             "completion_length": cfg.completion_length,
             "micro_batch": completions,
-            "programs": cfg.peer_programs,
             "folder": str(folder),
         }
-        run_worker(cfg, work)
+        remember(folder, {name: value for name, value in work.items() if name != "folder"})
+        missing = [name for name in cfg.peer_programs if not peer_figures(folder, name)]
+        if missing:
+            run_worker(cfg, {**work, "programs": missing})
         row: Row = {"side": f"Tunix, {settings}", **read_json(folder / "facts.json")}
         for name in cfg.peer_programs:
-            row[name] = peer_figures(folder, name, cfg.peer_minutes)
-        decode = folder / "decode.hlo"
-        if "decode" in cfg.peer_programs and decode.exists():
-            row.update(token_figures(collectives(decode.read_text())))
+            late = f"not compiled after {cfg.peer_minutes:g} minutes"
+            row[name] = peer_figures(folder, name) or {"error": late, "peak_bytes": None}
+        decode = peer_text(folder, "decode")
+        if "decode" in cfg.peer_programs and decode is not None:
+            row.update(token_figures(collectives(decode)))
         return row
+
+
+def remember(folder: Path, work: Row) -> None:
+    """Writes what a folder's figures are of, and refuses one that has figures of something else."""
+    path, said = folder / "work.json", json.dumps(work, indent=2)
+    if path.exists() and path.read_text() != said:
+        raise UserError(
+            f"peer_figures {str(folder)!r} holds figures of other settings: name another folder."
+        )
+    path.write_text(said)
 
 
 def run_worker(cfg: PeerPlan, work: Row) -> None:
     """Runs Tunix's side until it ends or its time is over; what it wrote by then counts."""
+    functions = "|".join(PEER_FUNCTIONS.values())
+    dumps = f"--xla_dump_to={work['folder']}/xla --xla_dump_hlo_module_re=.*({functions}).*"
     environment = {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {dumps}",
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": cfg.topology,
@@ -271,13 +292,31 @@ def run_worker(cfg: PeerPlan, work: Row) -> None:
         )
 
 
-def peer_figures(folder: Path, name: str, minutes: float) -> Row:
-    said = read_json(folder / f"{name}.json")
-    if not said:
-        return {"error": f"not compiled after {minutes:g} minutes", "peak_bytes": None}
+def peer_figures(folder: Path, name: str) -> Row:
+    """Memory of a program; nothing if it has not been compiled.
+
+    The compiler assigns buffers before it generates code, which takes far longer for programs that
+    have all logits. Its report on them is used where the code was not finished in time.
+    """
+    said, report = read_json(folder / f"{name}.json"), dumped(folder, name, "memory-usage-report")
     if "error" in said:
         return {**said, "peak_bytes": needed_bytes(said["error"])}
-    return {**said, "peak_bytes": said["peak_bytes"] + said["generated_code_bytes"]}
+    if said:
+        return {**said, "peak_bytes": said["peak_bytes"] + said["generated_code_bytes"]}
+    total = _TOTAL.search(report.read_text()) if report else None
+    return {"peak_bytes": int(total[1]), "without_code": True} if total else {}
+
+
+def peer_text(folder: Path, name: str) -> str | None:
+    """Text of a program after optimization; `None` if it was not optimized in time."""
+    whole = folder / f"{name}.hlo"
+    path = whole if whole.exists() else dumped(folder, name, "after_optimizations")
+    return path.read_text() if path else None
+
+
+def dumped(folder: Path, name: str, what: str) -> Path | None:
+    """What the compiler wrote of a program while it compiled."""
+    return next((folder / "xla").glob(f"*{PEER_FUNCTIONS[name]}.*{what}.txt"), None)
 
 
 def read_json(path: Path) -> Row:
@@ -338,6 +377,7 @@ def peak_cell(program: Row | None) -> str:
     if program["peak_bytes"] is None:
         return "not compiled"
     refused = " (does not fit)" if "error" in program else ""
+    refused = " (before code)" if "without_code" in program else refused
     return f"{program['peak_bytes'] / GiB:,.2f}{refused}"
 
 
@@ -346,6 +386,11 @@ def notes(rows: list[Row]) -> Iterable[str]:
     for row in rows:
         for name in ("update", "generate", "prefill", "decode"):
             program = row.get(name) or {}
+            if "without_code" in program:
+                yield (
+                    f"{row['side']}, {name}: from the compiler's assignment of buffers; "
+                    f"its code was not generated in time."
+                )
             if "error" in program and program["peak_bytes"] is None:
                 yield f"{row['side']}, {name}: {program['error'].splitlines()[0]}"
 

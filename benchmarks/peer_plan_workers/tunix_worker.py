@@ -38,7 +38,7 @@ MODELS = {"0.5B": qwen2.ModelConfig.qwen2p5_0p5b, "3B": qwen2.ModelConfig.qwen2p
 PAD_ID, EOS_ID = 0, 1
 KV_CACHE_MARGIN = 256
 """Places of the cache beyond prompt and completion, as in its recipes."""
-LEARNING_RATE = 1e-6
+CLIP, LEARNING_RATE = 1.0, 1e-6
 
 
 class Tokenizer:
@@ -121,7 +121,9 @@ def make_learner(work: dict[str, Any], mesh: Mesh) -> grpo.GRPOLearner:
                 rollout_engine="vanilla",
                 offload_to_cpu=False,
                 training_config=cluster.RLTrainingConfig(
-                    actor_optimizer=optax.adamw(LEARNING_RATE),
+                    actor_optimizer=optax.chain(
+                        optax.clip_by_global_norm(CLIP), optax.adamw(LEARNING_RATE)
+                    ),
                     eval_every_n_steps=1000,
                     mini_batch_size=work["prompts"],
                     train_micro_batch_size=work["micro_batch"] // work["group"],
