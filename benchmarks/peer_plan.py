@@ -81,7 +81,7 @@ class PeerPlan:
     peer_figures: Path | None = None
     """Folder for what Tunix's side writes. Programs found there are not compiled again."""
     rollout_shardings: tuple[str, ...] = ("legacy", "maxtext")
-    """Ours to compile."""
+    """Ours to compile. With none, only Tunix's programs are."""
     mesh: str = "auto"
     """Our layout of the devices."""
     topology: str = "v6e-8"
@@ -118,6 +118,8 @@ class PeerPlan:
             raise UserError(
                 f"peer_python {str(self.peer_python)!r} is no program: name its python."
             )
+        if self.peer_python is None and not self.rollout_shardings:
+            raise UserError("rollout_shardings and peer_python are empty: give one of them.")
         for name in self.rollout_shardings:
             try:
                 parse_rollout_sharding(name)
@@ -151,7 +153,8 @@ def main(cfg: PeerPlan) -> None:
     rows = []
     if cfg.peer_python is not None:
         rows += [peer_row(cfg, settings, completions) for settings in cfg.peer_settings]
-    rows += our_rows(cfg, devices)
+    if cfg.rollout_shardings:
+        rows += our_rows(cfg, devices)
     figures = {
         "topology": cfg.topology,
         "model": cfg.model,
@@ -177,11 +180,12 @@ def our_rows(cfg: PeerPlan, devices: Any) -> list[Row]:
     options = dataclasses.replace(of_any.options, micro_batch_size_per_device=cfg.micro_batch)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-6))
     update = Programs(options, mesh, ChunkedLoss(), optimizer)
-    update_figures = compiled_figures(lambda: compile_update(update, work))
+    update_figures = compiled_figures("update", lambda: compile_update(update, work))
     layers, rows = work.model.num_hidden_layers, []
     for style, made in programs.items():
         texts: list[str] = []
-        generate = compiled_figures(lambda made=made: compile_generate(made, work), texts)
+        name = f"generate, {style}"
+        generate = compiled_figures(name, lambda made=made: compile_generate(made, work), texts)
         row = {"side": f"ours, {style}", "update": update_figures, "generate": generate}
         if texts:
             found = summary(texts[0])
@@ -194,8 +198,9 @@ def our_rows(cfg: PeerPlan, devices: Any) -> list[Row]:
     return rows
 
 
-def compiled_figures(compiles: Any, texts: list[str] | None = None) -> Row:
+def compiled_figures(name: str, compiles: Any, texts: list[str] | None = None) -> Row:
     start = time.monotonic()
+    print(f"compiling our {name}", file=sys.stderr, flush=True)
     try:
         compiled = compiles()
     except jax.errors.JaxRuntimeError as error:
@@ -275,6 +280,7 @@ def run_worker(cfg: PeerPlan, work: Row) -> None:
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     }
     command = [str(cfg.peer_python), str(WORKER), json.dumps(work)]
+    print(f"compiling Tunix's {', '.join(work['programs'])}", file=sys.stderr, flush=True)
     try:
         done = subprocess.run(
             command,
