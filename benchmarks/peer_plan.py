@@ -41,7 +41,7 @@ WORKER = Path(__file__).parent / "peer_plan_workers" / "tunix_worker.py"
 PEER_SETTINGS: dict[str, dict[str, Any]] = {
     # Its recipe for Qwen2, examples/deepscaler/train_deepscaler_vanilla_nb.py.
     "recipe": {"dtype": "float32", "remat": "block", "flash_attention": False},
-    # The least memory that its settings allow with float32 parameters.
+    # Closest to ours.
     "lean": {"dtype": "bfloat16", "remat": "decoder", "flash_attention": True},
 }
 FLASH_BLOCK = 256
@@ -64,8 +64,8 @@ class PeerPlan:
     """Interpreter of an environment with Tunix and libtpu. Without it, only this project's programs
     are compiled."""
     peer_settings: tuple[Literal["recipe", "lean"], ...] = ("recipe", "lean")
-    """Tunix's settings: those of its recipe for Qwen2 (float32, blocks recomputed), or the least
-    memory that it can be set to (bfloat16, whole layers recomputed, flash attention). Parameters
+    """Tunix's settings: those of its recipe for Qwen2 (float32, blocks recomputed), or those
+    closest to ours (bfloat16, whole layers recomputed, flash attention). Parameters
     are float32 in both, as ours are."""
     peer_programs: tuple[Literal["update", "prefill", "decode"], ...] = (
         "update",
