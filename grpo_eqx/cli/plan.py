@@ -23,8 +23,9 @@ class _PlanFlags(Subcommand, abc.ABC):
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
     compare: tuple[str, ...] = ()
-    """Topologies to plan for side by side in one table, the cheapest first, or without a price the
-    fastest: --compare v6e-8 v6e-16 v5e-16."""
+    """Topologies, rollout shardings or sizes of micro-batches to plan side by side in one table,
+    the cheapest first, or without a price the fastest: --compare v6e-8 v6e-16, --compare replicated
+    tensor:4, --compare 2 4 8."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
     expected_completion_length: PositiveInt | None = None
@@ -53,7 +54,7 @@ class Plan(ConfigFlags, _PlanFlags):
         from rich.console import Console
 
         from grpo_eqx.distributed.join import check_xla_flags
-        from grpo_eqx.planner.comparison import comparison
+        from grpo_eqx.planner.comparison import comparison, variant
         from grpo_eqx.planner.plan import Plan as PlanOfRun
         from grpo_eqx.planner.plan import check_expected_length
         from grpo_eqx.planner.plan_report import print_plan
@@ -76,7 +77,9 @@ class Plan(ConfigFlags, _PlanFlags):
         plans: dict[str, PlanOfRun] = {}
         with _progress() as say:
             for name in self.compare or (self.topology,):
-                plan = ask(cfg, name, say, self.search, help_if_not=not self.compare)
+                topology, changes = variant(name, self.topology)
+                changed = dataclasses.replace(cfg, **changes)
+                plan = ask(changed, topology, say, self.search, help_if_not=not self.compare)
                 plans[name] = plan.asked(expected, self.price_per_device_hour)
         fields = {name: plan.to_json() for name, plan in plans.items()}
         text = json.dumps(fields if self.compare else fields[self.topology], indent=2)

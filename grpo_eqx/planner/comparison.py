@@ -1,14 +1,30 @@
-"""Prints plans of a run for several topologies side by side."""
+"""Plans of a run for several topologies, or with several values of a setting, side by side."""
 
 import math
 from collections.abc import Mapping
+from typing import Any, get_args
 
 from rich.table import Table
 
+from grpo_eqx.choices import RolloutShardingName
 from grpo_eqx.planner.plan import Plan
+from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.tables import columns
 from grpo_eqx.planner.time_report import STEPS, shown, shown_duration, shown_seconds
 from grpo_eqx.sharding.layout_report import readable_bytes
+
+
+def variant(name: str, topology: str) -> tuple[str, dict[str, Any]]:
+    """Returns what a name of `--compare` stands for: a topology, and settings.
+
+    **Arguments:** a topology, a rollout sharding, or a size of micro-batches; the topology to plan
+    for where it is not the first.
+    """
+    if name in get_args(RolloutShardingName):
+        return topology, {"rollout_sharding": name}
+    if name.isdecimal():
+        return topology, {MICRO_BATCH: int(name)}
+    return name, {}
 
 
 def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
@@ -30,15 +46,16 @@ def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
 def comparison(plans: Mapping[str, Plan]) -> Table:
     """Returns a table with a row for each plan, the best first."""
     model = next(iter(plans.values())).model
-    table = Table(title=f"{model}, by topology")
-    names = ("topology", "devices", "memory", "fits", "a step", f"{STEPS:,} steps", "cost")
-    columns(table, *names, right={1, 2, 4, 5, 6})
+    table = Table(title=f"{model}, plans side by side")
+    names = ("", "devices", "memory", "fits", "rollout", "a step", f"{STEPS:,} steps", "cost")
+    columns(table, *names, right={1, 2, 5, 6, 7})
     for name, plan in in_order(plans):
         table.add_row(
             name,
             f"{plan.num_devices}",
             f"{readable_bytes(plan.peak_bytes)} of {readable_bytes(plan.hbm_bytes)}",
             "yes" if plan.fits else "no",
+            plan.rollout_sharding.partition(": ")[0],
             *_time(plan),
             style=None if plan.fits else "red",
         )

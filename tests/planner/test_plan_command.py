@@ -71,6 +71,15 @@ def test_topologies_side_by_side(asked, monkeypatch, capsys, tmp_path) -> None:
     }
 
 
+def test_values_of_settings_side_by_side(asked, monkeypatch) -> None:
+    plan(monkeypatch, "--topology", "v6e-8", "--compare", "replicated", "tensor:4", "2")
+    assert asked == [
+        (GRPOConfig(rollout_sharding="replicated"), "v6e-8", None),
+        (GRPOConfig(rollout_sharding="tensor:4"), "v6e-8", None),
+        (GRPOConfig(micro_batch_size_per_device=2), "v6e-8", None),
+    ]
+
+
 def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
     file = tmp_path / "plan.json"
     assert plan(monkeypatch, "--topology", "v6e-8", "--json", str(file)) == 3
