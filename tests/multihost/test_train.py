@@ -46,10 +46,10 @@ def on_one_device(
         (
             [8],
             0.0,
-            ["auto/legacy", "2,4,1/maxtext", "1,4,2/legacy", "1,4,2/maxtext", "1,1,2 of 2/legacy"],
+            ["auto/legacy", "2,4,1/maxtext", "1,4,2/legacy", "1,4,2/tensor:4", "1,1,2 of 2/legacy"],
         ),
-        ([4, 4], 0.05, ["auto/legacy", "auto/maxtext"]),
-        ([4] * 4, 0.0, ["host_local/legacy", "host_local/maxtext"]),
+        ([4, 4], 0.05, ["auto/tensor:2", "auto/auto"]),
+        ([4] * 4, 0.0, ["host_local/replicated", "host_local/tensor:4", "host_local/maxtext"]),
     ],
     ids=["1 host", "2 hosts", "4 hosts"],
 )
