@@ -114,7 +114,7 @@ def main(cfg: Step) -> None:
         },
         "runs": runs,
     }
-    figures["shares"] = shares_of_ceilings(figures["parts"], runs["ours"][0]["peaks"])
+    figures["shares"] = shares_of_ceilings(figures["parts"], runs["ours"][0])
     show(figures)
     if cfg.json is not None:
         cfg.json.write_text(json.dumps(figures, indent=2) + "\n")
@@ -132,21 +132,29 @@ def time_steps(python: str, side: str, work: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def shares_of_ceilings(
-    parts: dict[str, float], peaks: dict[str, float] | None
-) -> dict[str, float] | None:
-    """Of what plain programs reach on the device, for devices whose peaks are known.
+def shares_of_ceilings(parts: dict[str, float], run: dict[str, Any]) -> dict[str, float] | None:
+    """Of what plain programs reach on the device.
 
     Decoding's share is of the memory bandwidth and counts the prefill's time too; the update's are
-    of the matrix rate, the vendor's (which MFU is) and the one that is reached.
+    of the matrix rate, the vendor's (which MFU is) and the one that is reached. Where the vendor's
+    rates are unknown, as a CPU's, both parts' are of the matrix rate in float32, by the model's
+    FLOPs.
     """
-    if peaks is None:
-        return None
-    done = subprocess.run([sys.executable, str(CEILINGS)], capture_output=True, text=True)
+    peaks = run["peaks"]
+    dtype = "float32" if peaks is None else "bfloat16"
+    command = [sys.executable, str(CEILINGS), "--dtype", dtype]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.stderr.write(f"ceilings.py failed:\n{done.stderr[-4000:]}")
         return None
     ceilings = json.loads(done.stdout.splitlines()[-1])
+    if peaks is None:
+        rates = {part: x / parts[f"time/train/{part}_s"] for part, x in run["flops"].items()}
+        of = f"of the measured matrix rate, {ceilings['flops_per_s'] / 1e9:.0f} GFLOP/s"
+        return {
+            f"{part}: {rate / 1e9:.0f} GFLOP/s, {of}": rate / ceilings["flops_per_s"]
+            for part, rate in rates.items()
+        }
     mfu, bandwidth = (
         parts[f"perf/{name}"] for name in ("mfu/update", "bandwidth_utilization/rollout")
     )

@@ -334,7 +334,7 @@ ADVICE: Mapping[str, str] = {
     # verl: sampling
     "rollout.name": _ONE_ENGINE,
     "rollout.mode": _ONE_ENGINE,
-    "rollout.dtype": "use dtype and kv_cache_dtype",
+    "rollout.dtype": "use dtype, rollout_dtype and kv_cache_dtype",
     "load_format": _ONE_ENGINE,
     "gpu_memory_utilization": f"use max_num_seqs; {_ONE_ENGINE}",
     "enforce_eager": _ONE_ENGINE,

@@ -1,11 +1,13 @@
 """Times GRPO steps of grpo_eqx, for step.py: python ours_worker.py WORK."""
 
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
 import jax
+import numpy as np
 from work import EOS_ID, LEARNING_RATE, Stopwatch, Work, reward, work_of_command
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
@@ -29,7 +31,8 @@ class Texts(PromptSource):
 
 
 class Watch(Tracker):
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, config: Qwen2Config) -> None:
+        self.config = config
         self.stopwatch = Stopwatch(work)
         self.parts: list[dict[str, float]] = []
 
@@ -42,7 +45,17 @@ class Watch(Tracker):
         parts = self.parts[self.stopwatch.work.warmup_steps :]
         means = {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}
         peaks = device_peaks(jax.devices()[0].device_kind)
-        self.stopwatch.report(parts=means, peaks=peaks and peaks._asdict())
+        self.stopwatch.report(
+            parts=means, peaks=peaks and peaks._asdict(), flops=self.model_flops()
+        )
+
+    def model_flops(self) -> dict[str, float]:
+        """FLOPs of a step's parts, if all completions had the mean length: nothing recomputed."""
+        work, lengths = self.stopwatch.work, self.stopwatch.lengths
+        prompts = np.full(work.prompts, work.prompt_length)
+        mean = statistics.fmean(lengths[work.warmup_steps :])
+        update = self.config.update_flops(prompts, np.full((work.prompts, work.group), mean))
+        return {"rollout": update / 3, "update": update}
 
 
 def main(work: Work, folder: Path) -> None:
@@ -68,7 +81,7 @@ def main(work: Work, folder: Path) -> None:
         reward_funcs=[reward],
         train_data=data,
         eval_data=data,
-        trackers=[Watch(work)],
+        trackers=[Watch(work, model.config)],
     ).fit()
 
 
