@@ -177,9 +177,10 @@ class GRPOConfig:
     Fewer take less memory, although each then keeps its own copy of its prompt's keys and values.
     None: all completions of a step."""
     rollout_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
-    """Dtype of the weights while sampling. int8 has a scale per output, and decoding reads half the
-    bytes of bfloat16; sampling/* metrics record the difference to the trained weights, and
-    importance_sampling_mode corrects for it. auto: the dtype that the model computes in."""
+    """Dtype of the weights while sampling, in evaluations too. int8 has a scale per output, and
+    decoding reads half the bytes of bfloat16; sampling/* metrics record the difference to the
+    trained weights, and importance_sampling_mode corrects for it. auto: the dtype that the model
+    computes in."""
     kv_cache_dtype: Literal["auto", "float32", "bfloat16", "int8"] = "auto"
     """Dtype of keys and values while sampling. With rounded ones the sampler's distribution is not
     the trained one: sampling/* metrics record the difference, and importance_sampling_mode corrects

@@ -227,10 +227,11 @@ def check_sampler_correction(
     importance_sampling_mode: SamplerCorrection | None,
     importance_sampling_clip_min: float | None,
     importance_sampling_clip_max: float | None,
+    rollout_dtype: str,
 ) -> None:
     """Refuses a clip range without a correction, or without the weight 1 in it."""
     low, high = importance_sampling_clip_min, importance_sampling_clip_max
-    if importance_sampling_mode is None:
+    if importance_sampling_mode is None and rollout_dtype != "int8":  # whose default is a mode
         _refuse_given(
             "without importance_sampling_mode",
             "set the mode, for example token_truncate, or leave it unset (None)",

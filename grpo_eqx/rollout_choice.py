@@ -3,8 +3,9 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 
 from grpo_eqx.errors import UserError
@@ -82,9 +83,10 @@ class DecodingWork:
         slots = batch.at_a_time // layout.num_shards
         refilled = batch.at_a_time < batch.prompts * batch.generations
         prompts = slots if refilled else -(-batch.prompts // layout.num_prompt_shards)
-        held = self._held_bytes(layout)
-        read = self._all_bytes if layout.sends_weights else held
-        scale = read / self._all_bytes
+        held = self._held(layout)
+        computed = _num_bytes(_read(self.weights))
+        read = computed if layout.sends_weights else bytes_per_device(_read(held))
+        scale = read / computed
         heads = num_shards(mesh, layout.heads(config.num_key_value_heads))
         position = (
             2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
@@ -96,14 +98,11 @@ class DecodingWork:
         seconds = (
             2 * parameters * slots * scale / peaks.flops_per_second
             + (read + prompt_bytes + own_bytes / 2) / peaks.bytes_per_second
-            + self._sent(layout, slots).seconds(links)
+            + self._sent(layout, slots).seconds(links, layout)
         )
         logits = slots * config.vocab_size * 4 * _LOGITS * scale
-        return Estimate(
-            layout,
-            seconds,
-            math.ceil(self.resident_bytes + held + prompt_bytes + own_bytes + logits),
-        )
+        resident = self.resident_bytes + bytes_per_device(held)
+        return Estimate(layout, seconds, math.ceil(resident + prompt_bytes + own_bytes + logits))
 
     @property
     def rates(self) -> tuple[DevicePeaks, LinkRates] | None:
@@ -111,19 +110,14 @@ class DecodingWork:
         peaks, links = device_peaks(self.device_kind), link_rates(self.device_kind)
         return None if peaks is None or links is None else (peaks, links)
 
-    @property
-    def _all_bytes(self) -> int:
-        return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(self.weights))
-
-    def _held_bytes(self, layout: RolloutLayout) -> int:
-        """Returns the bytes of a device's part of the weights."""
+    def _held(self, layout: RolloutLayout) -> CausalLM:
+        """Returns the shapes of the weights as a layout splits them."""
         shardings = self.weights.shardings(layout.mesh, layout.parameter_rules[-1])
-        held = jax.tree.map(
+        return jax.tree.map(
             lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding),
             self.weights,
             shardings,
         )
-        return bytes_per_device(held)
 
     def _sent(self, layout: RolloutLayout, slots: int) -> "_Sent":
         """Counts what a device receives in a decoding step of so many slots."""
@@ -133,40 +127,63 @@ class DecodingWork:
         if layout.sharing is not None:
             devices = num_shards(layout.mesh, layout.sharing)
             # Two sums a layer, one of embeddings, and the logits of a device's own slots.
-            sums = (2 * layers + 1) * _sum(row, devices)
-            return _Sent(
-                sums + _others(logits / devices, devices), float((4.0 * layers + 3) * (devices - 1))
-            )
+            sums = _sums(2 * layers + 1, row, devices)
+            return sums.plus(_others(logits / devices, devices)).over(layout.sharing)
         axes = layout.parameter_rules[-1]["hidden"]
         devices = num_shards(layout.mesh, axes)
         if layout.sends_weights:
-            head = config.num_head_parameters * self.itemsize
-            weights = _others(float(self._all_bytes - head), devices) + _others(logits, devices)
-            return _Sent(weights, float(layers * (devices - 1)))
+            weights = _others(float(_num_bytes(self.weights.layers)), devices, layers)
+            return weights.plus(_others(logits, devices)).over(axes)
         # Products sum over the hidden size, which is split: queries, keys, values, gate and up.
-        widths = 2 / 3 * config.num_layer_parameters / layers / config.hidden_size
-        sums = layers * _sum(slots * widths * self.itemsize, devices)
-        return _Sent(sums + _others(logits, devices), 10.0 * layers * (devices - 1))
+        tp = layout.mesh.shape["tp"]
+        widths = 2 / 3 * config.num_layer_parameters / layers / config.hidden_size / tp
+        sums = _sums(5 * layers, slots * widths * self.itemsize / 5, devices)
+        sums = sums.plus(_sums(2 * layers + 1, row, tp))
+        return sums.plus(_others(logits, devices)).over((*axes, "tp"))
 
 
 class _Sent(NamedTuple):
-    """What a device receives from others, and hops that it waits for."""
+    """What a device receives from others along some axes, and hops that it waits for."""
 
     num_bytes: float
     hops: float
+    axes: tuple[str, ...] = ()
 
-    def seconds(self, links: LinkRates) -> float:
-        return self.num_bytes / links.link + self.hops * HOP_SECONDS
+    def plus(self, other: "_Sent") -> "_Sent":
+        return _Sent(self.num_bytes + other.num_bytes, self.hops + other.hops)
+
+    def over(self, axes: tuple[str, ...]) -> "_Sent":
+        return self._replace(axes=axes)
+
+    def seconds(self, links: LinkRates, layout: RolloutLayout) -> float:
+        if links.network is None:  # the links of TPUs join all of a slice
+            return self.num_bytes / links.link + self.hops * HOP_SECONDS
+        mesh = layout.mesh
+        first = tuple(slice(None) if name in self.axes else 0 for name in mesh.axis_names)
+        nodes = {device.slice_index for device in mesh.devices[first].reshape(-1)}
+        return self.num_bytes / (links.link if len(nodes) == 1 else links.network)
 
 
-def _others(num_bytes: float, devices: int) -> float:
-    """Returns the bytes that come from other devices where each holds an equal part."""
-    return num_bytes * (devices - 1) / devices
+def _read(weights: CausalLM) -> CausalLM:
+    """Returns the weights that a token reads: of an embedding of its own, only a row."""
+    if weights.config.tie_word_embeddings:
+        return weights
+    return eqx.tree_at(lambda model: model.embed_tokens, weights, None)
 
 
-def _sum(num_bytes: float, devices: int) -> float:
-    """Returns the bytes that a device receives in an all-reduce around a ring."""
-    return 2 * _others(num_bytes, devices)
+def _num_bytes(tree: Any) -> int:
+    return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _others(num_bytes: float, devices: int, times: int = 1) -> _Sent:
+    """Returns what comes from other devices where each holds an equal part, in so many parts."""
+    return _Sent(num_bytes * (devices - 1) / devices, float(times * (devices - 1)))
+
+
+def _sums(times: int, num_bytes: float, devices: int) -> _Sent:
+    """Returns what a device receives in all-reduces around a ring."""
+    each = _others(num_bytes, devices)
+    return _Sent(2 * times * each.num_bytes, 2 * times * each.hops)
 
 
 class AutoSharding(RolloutSharding):
@@ -191,10 +208,10 @@ class AutoSharding(RolloutSharding):
         chosen, *others = self.ranked(mesh, *batch)
         if not others:
             said = "auto: the only one that divides the batch"
-        elif self.work.rates is None:
-            said = "auto: the fastest by an estimate at typical rates, as this device's are unknown"
         elif not self.fits(chosen):
             said = "auto: none fits by an estimate, and this takes the least memory"
+        elif self.work.rates is None:
+            said = "auto: the fastest by an estimate at typical rates, as this device's are unknown"
         else:
             said = f"auto: about {_milliseconds(chosen)} a token; {others[0].name} "
             fits = self.fits(others[0])
@@ -231,7 +248,8 @@ def _layouts(mesh: jax.sharding.Mesh, batch: Batch) -> list[RolloutLayout]:
         except UserError as error:
             refusals.append(error)
     if not layouts:
-        raise refusals[0]
+        tried = " ".join(str(error) for error in refusals)
+        raise UserError(f"rollout_sharding auto finds no layout for this batch. {tried}")
     return layouts
 
 

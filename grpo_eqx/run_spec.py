@@ -1,6 +1,7 @@
 """The description of a run, from which the trainer and the planner build the same objects."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -137,6 +138,8 @@ class RunSpec:
     model: ModelConfig
     prompts: PromptLengths
     passed: Passed = dataclasses.field(default_factory=Passed)
+    device_bytes: int | None = None
+    """Memory of each device that all processes count on. `None`: as the devices say."""
 
     @classmethod
     def describe(cls, cfg: GRPOConfig) -> "RunSpec":
@@ -171,7 +174,9 @@ class RunSpec:
             assert_same_on_all_hosts(inputs.fingerprints() | commits)
         inputs.check_belong_to(model, cfg)
         lengths = PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
-        return cls(cfg.for_problems(len(inputs.train)), model, lengths, passed), inputs
+        # Agreed on once: all processes must choose the same layouts, and plan on their own.
+        memory = least(_device_bytes(mesh)) if jax.process_count() > 1 else None
+        return cls(cfg.for_problems(len(inputs.train)), model, lengths, passed, memory), inputs
 
     @property
     def passes(self) -> Passes:
@@ -233,7 +238,7 @@ class RunSpec:
 
     def _decoding_work(self, programs: Programs) -> DecodingWork:
         """Returns the sizes from which rollouts of each layout are estimated."""
-        options, devices = programs.options, list(programs.mesh.devices.flat)
+        options, mesh = programs.options, programs.mesh
         state = self.state_shapes(programs)
         return DecodingWork(
             config=self.model,
@@ -243,8 +248,8 @@ class RunSpec:
             prompt_length=self.prompts.train,
             completion_length=self._length,
             resident_bytes=bytes_per_device((state.model, state.opt_state, state.reference)),
-            usable_bytes=least(usable_bytes(devices)),  # all processes must choose the same
-            device_kind=devices[0].device_kind,
+            usable_bytes=self.device_bytes or _device_bytes(mesh),
+            device_kind=mesh.devices.flat[0].device_kind,
         )
 
     @property
@@ -321,6 +326,14 @@ class RunSpec:
             optimizer_shapes(programs, model),
             reference_shapes(programs, model, frozen=frozen) if self.passes.reference else None,
         )
+
+
+def _device_bytes(mesh: jax.sharding.Mesh) -> int:
+    """Returns the memory of each device; without limit where JAX does not report it."""
+    try:
+        return usable_bytes(list(mesh.devices.flat))
+    except UserError:
+        return sys.maxsize
 
 
 def _build_mesh(

@@ -1,6 +1,7 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
 import dataclasses
+import functools
 import itertools
 import sys
 import tempfile
@@ -508,11 +509,12 @@ class GRPOTrainer:
         """Reports how the run is laid out on its devices."""
         state = self.state
         return LayoutReport.of(
-            self.mesh, self._rollout_layout(), state.model, state.opt_state, state.reference
+            self.mesh, self._rollout_layout, state.model, state.opt_state, state.reference
         )
 
+    @functools.cached_property
     def _rollout_layout(self) -> RolloutLayout:
-        """Returns the layout of a step's rollout."""
+        """The layout of a step's rollout."""
         return self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
 
     def describe(self) -> str:
@@ -700,7 +702,7 @@ class GRPOTrainer:
                 num_iterations=self.cfg.num_iterations,
                 peaks=device_peaks(self.mesh.devices.flat[0].device_kind),
                 num_devices=self.mesh.size,
-                num_copies=self._rollout_layout().num_copies,
+                num_copies=self._rollout_layout.num_copies,
                 itemsize=options.weight_itemsize,
                 kv_itemsize=options.kv_itemsize(self.state.model.config.head_size),
             ),

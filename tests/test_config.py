@@ -91,6 +91,10 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
     assert GRPOConfig(reward_failures="drop").resolved().max_failed_rewards == 0.1
     masked = GRPOConfig(importance_sampling_mode="token_mask", importance_sampling_clip_min=0.5)
     assert masked.resolved().importance_sampling_clip_max is None
+    rounded = GRPOConfig(rollout_dtype="int8", importance_sampling_clip_max=2.0).resolved()
+    assert rounded.importance_sampling_mode == "token_truncate"
+    assert rounded.importance_sampling_clip_max == 2.0
+    assert GRPOConfig(rollout_dtype="int8").resolved().importance_sampling_clip_max == 3.0
 
 
 @pytest.mark.parametrize(

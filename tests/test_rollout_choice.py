@@ -61,9 +61,26 @@ def test_it_reads_all_weights_or_their_part_of_them() -> None:
 def test_sending_weights_takes_the_time_of_the_links() -> None:
     """Of v6e: 90 GB a second, and a microsecond a hop."""
     head = 1024 * 512 * 2
-    sent = (weight_bytes() - head + 16 * 1024 * 4) * 7 / 8 / 90e9 + 8 * 7e-6
+    sent = (weight_bytes() - head + 16 * 1024 * 4) * 7 / 8 / 90e9 + 9 * 7e-6
     difference = estimate("legacy").seconds - estimate("replicated").seconds
     assert difference == pytest.approx(sent, rel=0.01)
+
+
+def test_maxtext_over_tp_is_a_group_that_shares_the_weights() -> None:
+    """The layout of tensor:8, but for its prompts: neither is far from the other."""
+    mesh, batch = parse_mesh("1,1,8").build(), BATCH
+    both = [parse_rollout_sharding(name).layout(mesh, *batch) for name in ("maxtext", "tensor:8")]
+    over_tp, shared = (work().estimate(layout, batch).seconds for layout in both)
+    assert over_tp == pytest.approx(shared, rel=0.1)
+
+
+def test_an_embedding_of_its_own_is_held_but_not_read() -> None:
+    config = dataclasses.replace(CONFIG, tie_word_embeddings=False)
+    shapes = jax.eval_shape(lambda m: m.astype(jnp.bfloat16), model_shapes(config, MESH))
+    table = 1024 * 512 * 2
+    tied, untied = estimate("replicated"), estimate("replicated", config=config, weights=shapes)
+    assert untied.num_bytes - tied.num_bytes == table
+    assert untied.seconds == tied.seconds
 
 
 def test_the_fastest_that_fits_is_chosen() -> None:

@@ -69,24 +69,34 @@ class Plan(ConfigFlags, _PlanFlags):
         file = None if prints_json else self.json
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise UserError(f"json is {file}: it must be a file in an existing folder.")
+        if self.compare and self.search is not None:
+            raise UserError("compare and search exclude each other: give one of them.")
         expected = self.expected_completion_length
         if self.search != "max_completion_length":
             longest = cfg.resolved().max_completion_length
             assert longest is not None  # resolved
             check_expected_length(expected, longest)
         plans: dict[str, PlanOfRun] = {}
+        refused: dict[str, UserError] = {}
         with _progress() as say:
             for name in self.compare or (self.topology,):
-                topology, changes = variant(name, self.topology)
-                changed = dataclasses.replace(cfg, **changes)
-                plan = ask(changed, topology, say, self.search, help_if_not=not self.compare)
-                plans[name] = plan.asked(expected, self.price_per_device_hour)
+                try:
+                    topology, changes = variant(name, self.topology)
+                    changed = dataclasses.replace(cfg, **changes)
+                    plan = ask(changed, topology, say, self.search, help_if_not=not self.compare)
+                    plans[name] = plan.asked(expected, self.price_per_device_hour)
+                except UserError as error:
+                    refused[name] = error
+        if not plans:
+            raise next(iter(refused.values()))
         fields = {name: plan.to_json() for name, plan in plans.items()}
         text = json.dumps(fields if self.compare else fields[self.topology], indent=2)
         if prints_json:
             print(text)
         elif self.compare:
             Console().print(comparison(plans))
+            for name, refusal in refused.items():
+                Console().print(f"{name}: {refusal}", highlight=False, markup=False)
         else:
             print_plan(plans[self.topology], Console())
         if file is not None:

@@ -2,7 +2,7 @@
 
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.step_time import Resource
-from grpo_eqx.training.programs import GENERATE
+from grpo_eqx.training.programs import GENERATE, UPDATE
 
 
 def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
@@ -10,7 +10,9 @@ def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
 
     It changes speed, not what is learned, and may take more memory.
     """
-    return _for_generate(bound_by, plan) if program == GENERATE else _for_update(bound_by, plan)
+    if program == GENERATE:
+        return _for_generate(bound_by, plan)
+    return _for_micro_batches(bound_by, plan, recomputes=program == UPDATE)
 
 
 def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
@@ -23,19 +25,22 @@ def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
         return None
     if settings["max_num_seqs"] is not None:
         return "try a larger --max-num-seqs, as weights are read once for all completions"
-    if strategy == "replicated":
+    if strategy == "replicated" and plan.num_devices % 2 == 0:
         return "try --rollout-sharding tensor:2, by which each device reads half of the weights"
     if strategy == "maxtext" and plan.num_devices > 1:
         return "try --rollout-sharding replicated, by which devices decode fewer completions each"
     return None
 
 
-def _for_update(bound_by: Resource, plan: Plan) -> str | None:
+def _for_micro_batches(bound_by: Resource, plan: Plan, *, recomputes: bool) -> str | None:
     if bound_by != "arithmetic":
+        if plan.rows.most_micro_batches == 1:
+            return None
+        gathers = "gathers and reads" if plan.num_devices > 1 else "reads"
         return (
-            "try a larger --micro-batch-size-per-device (auto: the largest that fits), as each "
-            "micro-batch gathers and reads all weights"
+            f"try a larger --micro-batch-size-per-device (auto: the largest that fits), as each "
+            f"micro-batch {gathers} all weights"
         )
-    if plan.settings["remat"] in ("auto", "full") and plan.device_kind != "cpu":
+    if recomputes and plan.settings["remat"] in ("auto", "full") and plan.device_kind != "cpu":
         return "try --remat dots if there is memory for it, which recomputes less"
     return None

@@ -10,7 +10,7 @@ from grpo_eqx.choices import RolloutShardingName
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.tables import columns
-from grpo_eqx.planner.time_report import STEPS, shown, shown_duration, shown_seconds
+from grpo_eqx.planner.time_report import STEPS, shown_cost, shown_duration, shown_seconds
 from grpo_eqx.sharding.layout_report import readable_bytes
 
 
@@ -20,7 +20,7 @@ def variant(name: str, topology: str) -> tuple[str, dict[str, Any]]:
     **Arguments:** a topology, a rollout sharding, or a size of micro-batches; the topology to plan
     for where it is not the first.
     """
-    if name in get_args(RolloutShardingName):
+    if name in get_args(RolloutShardingName) or name.startswith("tensor"):
         return topology, {"rollout_sharding": name}
     if name.isdecimal():
         return topology, {MICRO_BATCH: int(name)}
@@ -70,5 +70,5 @@ def _time(plan: Plan) -> tuple[str, str, str]:
     return (
         shown_seconds(time.total),
         shown_duration(time.total.times(float(STEPS))),
-        "-" if cost is None else shown(cost, ",.0f"),
+        "-" if cost is None else shown_cost(cost),
     )

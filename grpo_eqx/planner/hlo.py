@@ -21,7 +21,8 @@ _INDEX = re.compile(r"index=(\d+)")
 _COPIES = {"copy", "bitcast", "convert", "copy-done", "copy-start"}
 _PARTITIONS = re.compile(r"num_partitions=(\d+)")
 _CALLED = re.compile(
-    r"\b(body|condition|calls|to_apply|branch_computations)=(\{[^}]*\}|%?[\w.$-]+)"
+    r"\b(body|condition|calls|to_apply|branch_computations|true_computation|false_computation)="
+    r"(\{[^}]*\}|%?[\w.$-]+)"
 )
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
 
@@ -250,10 +251,16 @@ def collectives(text: str) -> list[Collective]:
     ]
 
 
+def started(instruction: Instruction) -> list[Array]:
+    """Returns the results of an operation that is started: operands, results, then a context."""
+    number = len(instruction.operands)
+    return instruction.arrays[number : 2 * number]
+
+
 def _collective(instruction: Instruction, loops: int, scope: str) -> Collective:
     arrays = instruction.arrays
     if instruction.operation.endswith("-start") and instruction.kind != "all-reduce":
-        arrays = arrays[1:2]  # a tuple of operand, result and context
+        arrays = started(instruction)
     shapes = ", ".join(array.shape for array in arrays)
     num_bytes = sum(array.num_bytes for array in arrays)
     return Collective(instruction.kind, shapes, num_bytes, loops, scope)

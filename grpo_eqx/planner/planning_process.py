@@ -162,7 +162,13 @@ def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
     run = RunSpec.describe(GRPOConfig(**fields))
     help_if_not = question["help_if_not"]
     plan = plan_run(run, target, say, question["search"], help_if_not=help_if_not)
-    return dataclasses.replace(plan, peaks=plan.peaks or _measured(target, say)).to_json()
+    if plan.peaks is None:
+        peaks, change = _measured(target, say), plan.change
+        if change is not None:
+            eased = dataclasses.replace(change.plan, peaks=peaks)
+            change = dataclasses.replace(change, plan=eased)
+        plan = dataclasses.replace(plan, peaks=peaks, change=change)
+    return plan.to_json()
 
 
 def _measured(target: Target, say: Say) -> DevicePeaks | None:

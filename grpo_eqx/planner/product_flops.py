@@ -15,7 +15,6 @@ PRODUCTS = {"dot", "convolution", "custom-call"}
 _DIMS = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _LABELS = re.compile(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)")
 _WINDOW = re.compile(r"window=\{([^}]*)\}")
-_FEATURE_GROUPS = re.compile(r"feature_group_count=(\d+)")
 _BATCH_GROUPS = re.compile(r"batch_group_count=(\d+)")
 _TARGET = re.compile(r'custom_call_target="([^"]+)"')
 _COST = re.compile(r'"cost_estimate":\{[^}]*"flops":"?(\d+)')

@@ -53,13 +53,18 @@ def summary(plan: Plan, time: StepTime) -> str:
     if cost is None:
         return f"{said}."
     price = f"{plan.price_per_device_hour:g} per device and hour"
-    return f"{said}, at a cost of {shown(cost, ',.2f' if cost.most < 10 else ',.0f')} ({price})."
+    return f"{said}, at a cost of {shown_cost(cost)} ({price})."
 
 
 def shown(numbers: Range, form: str) -> str:
     """Formats a range; both ends as one where they look the same."""
     least, most = (format(x, form) for x in numbers)
     return least if least == most else f"{least}–{most}"
+
+
+def shown_cost(cost: Range) -> str:
+    """Formats a range of costs, in the unit of the price."""
+    return shown(cost, ",.2f" if cost.most < 10 else ",.0f")
 
 
 def shown_seconds(seconds: Range) -> str:

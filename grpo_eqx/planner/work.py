@@ -20,6 +20,7 @@ from grpo_eqx.planner.hlo import (
     Computation,
     Instruction,
     Program,
+    started,
 )
 from grpo_eqx.planner.product_flops import PRODUCTS, is_attention, product_flops
 from grpo_eqx.planner.replica_groups import Groups
@@ -141,17 +142,17 @@ class _Counter:
     def _of_instruction(self, each: Instruction, computation: str) -> _Levels:
         if each.operation == "while":
             return self._of_loop(each, computation)
-        callees = [self.levels(name) for _, name in each.called()]
         if each.operation == "conditional":
             merged: _Levels = {}
-            for branch in callees:
+            for branch in (self.levels(name) for _, name in each.called()):
                 merged = {
                     loops: merged.get(loops, Work()).most(branch.get(loops, Work()))
                     for loops in {**merged, **branch}
                 }
             return merged
-        if callees and self._is_call(each):
-            return callees[0]
+        if self._is_call(each):
+            for _, name in each.called():
+                return self.levels(name)
         if each.operation.endswith(("-done", "-update")) or each.operation in _NO_TRAFFIC:
             return {}
         work = self._inside(each, computation)
@@ -320,7 +321,7 @@ def _results(each: Instruction) -> list[Array]:
     """Returns the arrays that an instruction makes, also where others wait for it to be done."""
     if not each.operation.endswith("-start") or each.kind == "all-reduce":
         return each.arrays
-    return each.arrays[:1] if each.kind == "copy" else each.arrays[1:2]
+    return each.arrays[:1] if each.kind == "copy" else started(each)
 
 
 def _size(each: Instruction) -> float:

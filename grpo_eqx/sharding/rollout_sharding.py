@@ -121,8 +121,6 @@ class TensorSharding(RolloutSharding):
         return _shared(name, mesh, self.size, (num_prompts, num_generations, num_slots), why)
 
 
-NAMES = ("legacy", "maxtext", "replicated", "tensor:N")
-"""Names of strategies, with N for a size of groups."""
 _TENSOR = re.compile(r"tensor:(\d+)")
 
 

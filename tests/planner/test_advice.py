@@ -20,6 +20,7 @@ from grpo_eqx.planner.advice import advice
         ("update", "memory", "legacy", {}, "--micro-batch-size-per-device"),
         ("update", "arithmetic", "legacy", {"remat": "full"}, "--remat dots"),
         ("update", "arithmetic", "legacy", {"remat": "none"}, None),
+        ("score", "arithmetic", "legacy", {"remat": "full"}, None),
     ],
 )
 def test_a_setting_that_moves_it(
@@ -35,3 +36,12 @@ def test_a_setting_that_moves_it(
     )
     said = advice(program, bound_by, plan)
     assert said is None if words is None else words in said
+
+
+def test_nothing_is_advised_that_one_device_cannot_do(plan_of, with_memory) -> None:
+    plan = dataclasses.replace(
+        plan_of({"generate": 1}, with_memory(2)), rollout_sharding="replicated"
+    )
+    assert advice("generate", "memory", plan) is None
+    single = dataclasses.replace(plan.rows, most_micro_batches=1)
+    assert advice("update", "memory", dataclasses.replace(plan, rows=single)) is None

@@ -51,6 +51,7 @@ def test_started_and_tuple_collectives_count_what_they_yield() -> None:
 
 %body (p: (f32[4], u32[])) -> (f32[4], u32[]) {
   %s = (bf16[1,8]{1,0}, bf16[4,8]{1,0}, u32[]{:S(2)}) all-gather-start(%x), dimensions={0}
+  %t = ((f32[2]{0}, f32[3]{0}), (f32[8]{0}, f32[12]{0})) all-gather-start(%y, %z), dimensions={0}
   %d = bf16[4,8]{1,0} all-gather-done(%s)
   ROOT %r = (f32[4]{0}, pred[3]{0}) all-reduce(%a, %b), channel_id=1
 }
@@ -65,6 +66,7 @@ ENTRY %main (p: f32[4]) -> f32[4] {
 """
     assert collectives(text) == [
         Collective("all-gather", "bf16[4,8]", 64, 1, "jit(f)/while"),
+        Collective("all-gather", "f32[8], f32[12]", 80, 1, "jit(f)/while"),
         Collective("all-reduce", "f32[4], pred[3]", 19, 1, "jit(f)/while"),
     ]
 

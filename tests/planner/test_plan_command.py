@@ -116,6 +116,10 @@ def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
             "error: expected_completion_length is 49: it must be from 1 to max_completion_length, "
             "which is 48.",
         ),
+        (
+            ["--compare", "v6e-8", "--search", "num_generations"],
+            "error: compare and search exclude each other",
+        ),
         (["--expected-completion-length", "0"], "error: expected_completion_length is 0: it must"),
         (["--price-per-device-hour", "0"], "error: price_per_device_hour is 0.0: it must be above"),
         (["--num-generations", "1"], "error: num_generations is 1: it must be at least 2"),
