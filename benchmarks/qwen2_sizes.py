@@ -1,4 +1,4 @@
-"""Architectures by size: the embedded model's, and Qwen2.5's from their `config.json`."""
+"""Architectures by size: the embedded model's, that of step.py, and Qwen2.5's."""
 
 from grpo_eqx.models.qwen2_config import Qwen2Config
 
@@ -25,6 +25,14 @@ MODELS = {
         intermediate_size=512,
         num_hidden_layers=4,
         num_attention_heads=4,
+        num_key_value_heads=2,
+    ),
+    "small": Qwen2Config(
+        vocab_size=8192,
+        hidden_size=256,
+        intermediate_size=704,
+        num_hidden_layers=6,
+        num_attention_heads=8,
         num_key_value_heads=2,
     ),
     "0.5B": _qwen2_5(896, 4864, 24, 14, 2),

@@ -63,8 +63,8 @@ class RolloutShardings:
     one alone, or of the first."""
     mesh: str = "host_local"
     """Layout of the devices, as for training."""
-    model: Literal["tiny", "0.5B", "3B"] = "tiny"
-    """Sizes of the embedded model, or of Qwen2.5."""
+    model: Literal["tiny", "small", "0.5B", "3B"] = "tiny"
+    """Sizes of the embedded model, of one of 6.3 million parameters, or of Qwen2.5."""
     prompts: int = 16
     """Prompts of a rollout."""
     group: int = 8

@@ -167,12 +167,14 @@ def _decode(
     slots = state.slots if layout is None else state.slots.laid_out(layout)
     position = _by_slot(slots.position, layout)
     num_written = jnp.max(jnp.where(slots.live, slots.length, 0)) + 1
-    logits, cache = model.decode(slots.prompt, slots.cache, slots.inputs, position, num_written)
+    logits, cache = model.decode(
+        slots.prompt, slots.cache, slots.inputs, position, num_written, layout
+    )
     for sharding in [] if layout is None else layout.logits(logits.shape):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
     draws = token_keys(keys[slots.completion], slots.position)
     drawn = _by_slot(sample_tokens(logits, draws, sampling), layout)
-    slots = slots.after(*drawn, *stopping.advance(slots.stop_state, drawn[0]), cache)
+    slots = slots.after(*drawn, *stopping.advance(slots.stop_state, drawn[0]), cache, layout)
     if layout is not None:
         slots = slots.laid_out(layout)
     return state._replace(slots=slots, counts=state.counts.after(slots, num_written))

@@ -100,24 +100,32 @@ class Slots(NamedTuple):
         stop_state: Int[Array, "R W"],
         ended: Bool[Array, "R W"],
         cache: list[KVCache],
+        layout: RolloutLayout | None,
     ) -> "Slots":
         """Returns the slots with one more token in those that are live.
 
         **Arguments:** the tokens; their log-probs; the states of `Stopping` after them, and where
-        it ends a completion; the cache with the keys and values of the inputs.
+        it ends a completion; the cache with the keys and values of the inputs; the layout over
+        devices.
         """
-        R, W, T = self.ids.shape
-        # Rows and columns are counted here, so that the compiler sees that no device writes to
-        # another's slots. The end of the array is no place: nothing is written.
-        place = jnp.arange(R)[:, None], jnp.arange(W), jnp.where(self.live, self.length, T)
+        T = self.ids.shape[-1]
+
+        def write(made: Array, new: Array, place: Array) -> Array:
+            R, W = place.shape
+            return made.at[jnp.arange(R)[:, None], jnp.arange(W), place].set(new, mode="drop")
+
+        if layout is not None:
+            row = layout.prompts, layout.groups
+            write = layout.on_each_device(write, [row, row, row], row)
+        place = jnp.where(self.live, self.length, T)  # past the end, nothing is written
         length = self.length + self.live
         return self._replace(
             live=self.live & ~ended & (length < T),
             length=length,
             inputs=tokens,
             stop_state=stop_state,
-            ids=self.ids.at[place].set(tokens, mode="drop"),
-            logps=self.logps.at[place].set(logps, mode="drop"),
+            ids=write(self.ids, tokens, place),
+            logps=write(self.logps, logps, place),
             finished=self.finished | (self.live & ended),
             cache=cache,
         )

@@ -18,6 +18,7 @@ from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, 
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.rounding import RoundedTable
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
 
 _Model = TypeVar("_Model", bound="CausalLM")
@@ -231,12 +232,14 @@ class CausalLM(eqx.Module):
         ids: Int[Array, "P G"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
+        layout: RolloutLayout | None = None,
     ) -> tuple[Float[Array, "P G V"], list[KVCache]]:
         """Computes the logits after `ids`, each the input at position `position` of its completion.
 
         **Arguments:** the prompts, stored for decoding; `own` holds the completions' keys and
         values so far, for each stack of layers `[L, P, G, K, S, D]`, of which only the first
-        `num_written` need to be read, those of `ids` included.
+        `num_written` need to be read, those of `ids` included;
+        the layout over devices.
 
         **Returns:** float32 logits, and `own` with the keys and values of `ids`.
         """

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+
 CACHE_BLOCK = 128
 """Number of positions of a growing cache that attention reads at a time."""
 
@@ -50,23 +52,34 @@ class KVCache(NamedTuple):
         return cls(*rounded, *scales)
 
     def written(
-        self, new: KeyValues, layer: Int[Array, ""], position: Int[Array, "P J"]
+        self,
+        new: KeyValues,
+        layer: Int[Array, ""],
+        position: Int[Array, "P J"],
+        layout: RolloutLayout | None = None,
     ) -> "KVCache":
         """Returns the cache of all layers with one position of each row replaced, in one layer.
 
         **Arguments:** keys and values of single positions, `[P, J, K, 1, D]`; the layer; where each
-        row's is written.
+        row's is written; the layout over devices.
         """
-        P, J, K = new.keys.shape[:3]
-        # All but the position are counted here, so that the compiler sees, however they are split
-        # over devices, that none writes to what another holds.
-        rows = jnp.arange(P)[:, None, None], jnp.arange(J)[:, None], jnp.arange(K)
-        where = layer, *rows, position[..., None]
 
-        def write(cache: Array, token: Array) -> Array:
+        def write(cache: Array, token: Array, layer: Array, position: Array) -> Array:
+            P, J = position.shape
+            where = layer, jnp.arange(P)[:, None], jnp.arange(J), slice(None), position
             return cache.at[where].set(token[..., 0, :])
 
-        return jax.tree.map(write, self, KVCache.of(new, self.keys.dtype))
+        if layout is not None:
+            row = layout.prompts, layout.groups
+            of_token = *row, layout.heads(new.keys.shape[2])
+            write = layout.on_each_device(
+                write, [((), *of_token), of_token, (), row], ((), *of_token)
+            )
+        return jax.tree.map(
+            lambda cache, token: write(cache, token, layer, position),
+            self,
+            KVCache.of(new, self.keys.dtype),
+        )
 
     def unstacked(self) -> "list[KVCache]":
         """Returns a cache for each layer, with a leading axis of one layer."""

@@ -18,6 +18,7 @@ from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, Rotary, rms_norm, swiglu
 from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.models.rounding import RoundedTable
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding
 
 _Inputs = ParamSpec("_Inputs")
@@ -207,6 +208,7 @@ class Qwen2(CausalLM):
         ids: Int[Array, "P G"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
+        layout: RolloutLayout | None = None,
     ) -> tuple[Float[Array, "P G V"], list[KVCache]]:
         assert isinstance(prompt.kv, list), "decoding reads stored keys and values"
         positions = prompt.last_positions[:, None] + position
@@ -218,7 +220,7 @@ class Qwen2(CausalLM):
         ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], None]:
             (x, own), (layer, prompt_kv, depth) = carry, xs
             queries, new = layer.project(x, rotary, self.config)
-            own = own.written(new, depth, position)
+            own = own.written(new, depth, position, layout)
             attended = attend(
                 queries[:, :, 0],
                 prompt.segment(prompt_kv.loaded(queries.dtype)),

@@ -1,9 +1,11 @@
 """Layout of a rollout over devices: its batch, its cache and its weights."""
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array
 
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, dividing_axes, num_shards
 
@@ -59,6 +61,29 @@ class RolloutLayout(NamedTuple):
     def sharding(self, *axes: tuple[str, ...]) -> NamedSharding:
         """Returns the sharding of an array whose dimensions are split over these mesh axes."""
         return NamedSharding(self.mesh, PartitionSpec(*(axis or None for axis in axes)))
+
+    def on_each_device(
+        self,
+        function: Callable[..., Array],
+        in_axes: Sequence[Sequence[tuple[str, ...]]],
+        out_axes: Sequence[tuple[str, ...]],
+    ) -> Callable[..., Array]:
+        """Wraps a function to run on each device's own parts of its arguments.
+
+        For what the compiler would send between devices, although none needs anything of another's.
+
+        **Arguments:** the mesh axes that split the dimensions of each argument, and of the result.
+        """
+        if self.mesh.size == 1:
+            return function
+        *in_specs, out_specs = (self.sharding(*axes).spec for axes in [*in_axes, out_axes])
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=tuple(in_specs),
+            out_specs=out_specs,
+            check_vma=False,
+        )
 
     def heads(self, number: int) -> tuple[str, ...]:
         """Returns the axes that split the keys and values of that many heads."""
