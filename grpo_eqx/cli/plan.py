@@ -3,7 +3,9 @@
 import abc
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +15,9 @@ from grpo_eqx.config_files import to_yaml
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.setting_types import PositiveFloat, PositiveInt
+
+_AT_A_TIME = 4
+"""Most plans that are made at a time: each takes gigabytes of memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,13 +83,21 @@ class Plan(ConfigFlags, _PlanFlags):
             check_expected_length(expected, longest)
         plans: dict[str, PlanOfRun] = {}
         refused: dict[str, UserError] = {}
-        with _progress() as say:
-            for name in self.compare or (self.topology,):
+        alone = not self.compare
+        with _progress() as say, ThreadPoolExecutor(min(_AT_A_TIME, os.cpu_count() or 1)) as pool:
+
+            def plan_of(name: str) -> PlanOfRun:
+                topology, changes = variant(name, self.topology)
+                changed = dataclasses.replace(cfg, **changes)
+                return ask(changed, topology, say, self.search, help_if_not=alone, evaluates=alone)
+
+            # Each plan is a process of its own, whose compiler hardly uses a second core.
+            planned = {
+                name: pool.submit(plan_of, name) for name in self.compare or (self.topology,)
+            }
+            for name, plan in planned.items():
                 try:
-                    topology, changes = variant(name, self.topology)
-                    changed = dataclasses.replace(cfg, **changes)
-                    plan = ask(changed, topology, say, self.search, help_if_not=not self.compare)
-                    plans[name] = plan.asked(expected, self.price_per_device_hour)
+                    plans[name] = plan.result().asked(expected, self.price_per_device_hour)
                 except UserError as error:
                     refused[name] = error
         if not plans:

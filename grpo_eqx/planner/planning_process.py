@@ -48,11 +48,12 @@ def ask(
     setting: Searchable | None = None,
     *,
     help_if_not: bool = True,
+    evaluates: bool = True,
 ) -> Plan:
     """Returns the plan of a config for a TPU type, grid, or `local`.
 
     **Arguments:** the progress callback; a setting, to look for the largest value with which the
-    run fits; whether to look for what helps where it does not.
+    run fits; whether to look for what helps where it does not; whether to plan evaluations too.
 
     A TPU's plan is read from disk if it was made before with the same code and inputs. Raises
     `UserError` for whatever cannot be planned, and, for a TPU, without libtpu.
@@ -63,6 +64,7 @@ def ask(
         "topology": topology,
         "search": setting,
         "help_if_not": help_if_not,
+        "evaluates": evaluates,
     }
     if topology == LOCAL:  # only the other process knows which devices these are
         return Plan.from_json(_compute(question, say))
@@ -160,8 +162,8 @@ def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
     }
     target = find_target(question["topology"])
     run = RunSpec.describe(GRPOConfig(**fields))
-    help_if_not = question["help_if_not"]
-    plan = plan_run(run, target, say, question["search"], help_if_not=help_if_not)
+    how = {name: question[name] for name in ("help_if_not", "evaluates")}
+    plan = plan_run(run, target, say, question["search"], **how)
     if plan.peaks is None:
         peaks, change = _measured(target, say), plan.change
         if change is not None:

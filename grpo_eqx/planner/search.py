@@ -14,6 +14,7 @@ from grpo_eqx.planner.devices import Target, find_target, local_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Found, Plan
 from grpo_eqx.planner.topologies import described_slice
+from grpo_eqx.run_programs import EVALUATE
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.tpu_slices import larger_slices
 
@@ -32,17 +33,19 @@ def plan_run(
     setting: Searchable | None = None,
     *,
     help_if_not: bool = True,
+    evaluates: bool = True,
 ) -> Plan:
     """Plans a run; for a `setting`, finds its largest value that fits and plans the run with that.
 
-    Where the run does not fit, the plan says what helps, unless `help_if_not` is off. Raises
-    `UserError` where the mesh, the batches or the model do not fit the devices.
+    Where the run does not fit, the plan says what helps, unless `help_if_not` is off. Without
+    `evaluates`, it is of training alone. Raises `UserError` where the mesh, the batches or the
+    model do not fit the devices.
     """
     found, change = None, None
     if setting is not None:
         found, run = search(run, target, setting, say)
     run = settled(run, target, say)
-    plan = make_plan(run, target, say)
+    plan = make_plan(run, target, say, only=(*TRAINING, EVALUATE) if evaluates else TRAINING)
     if help_if_not and not plan.fits and (found is None or found.largest is not None):
         change = find_change(run, target, plan, say)
     return dataclasses.replace(plan, found=found, change=change)
