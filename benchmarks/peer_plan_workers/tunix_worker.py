@@ -228,7 +228,7 @@ def sampling_state(sampler: sampling.Sampler, work: dict[str, Any]) -> Any:
             temperature=1.0,
             top_p=1.0,
             top_k=None,
-            seed=jax.random.PRNGKey(0),
+            seed=jnp.zeros(2, jnp.uint32),  # a raw key
             beam_size=None,
         ),
         ids,

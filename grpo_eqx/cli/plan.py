@@ -92,9 +92,8 @@ class Plan(ConfigFlags, _PlanFlags):
                 return ask(changed, topology, say, self.search, help_if_not=alone, evaluates=alone)
 
             # Each plan is a process of its own, whose compiler hardly uses a second core.
-            planned = {
-                name: pool.submit(plan_of, name) for name in self.compare or (self.topology,)
-            }
+            names = self.compare or (self.topology,)
+            planned = {name: pool.submit(plan_of, name) for name in names}
             for name, plan in planned.items():
                 try:
                     plans[name] = plan.result().asked(expected, self.price_per_device_hour)
