@@ -68,7 +68,8 @@ def test_of_this_machine(said) -> None:
     assert plan.fits
     assert plan.num_devices == 8
     assert list(plan.programs) == ["generate", "update", "evaluate"]
-    assert said == [f"compiling {name} for local" for name in ("update", "generate", "evaluate")]
+    compiled = [f"compiling {name} for local" for name in ("update", "generate", "evaluate")]
+    assert said == [*compiled, "measuring this machine's rates"]
 
 
 @pytest.mark.slow
