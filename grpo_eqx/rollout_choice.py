@@ -143,7 +143,7 @@ class DecodingWork:
 
 
 class _Sent(NamedTuple):
-    """What a device receives from others along some axes, and hops that it waits for."""
+    """Bytes that a device receives along some axes, and hops that it waits for."""
 
     num_bytes: float
     hops: float

@@ -1,7 +1,6 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
 import dataclasses
-import functools
 import itertools
 import sys
 import tempfile
@@ -512,7 +511,7 @@ class GRPOTrainer:
             self.mesh, self._rollout_layout, state.model, state.opt_state, state.reference
         )
 
-    @functools.cached_property
+    @property
     def _rollout_layout(self) -> RolloutLayout:
         """The layout of a step's rollout."""
         return self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
+from grpo_eqx.models.rounding import rounded_rows
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 CACHE_BLOCK = 128
 """Number of positions of a growing cache that attention reads at a time."""
-
-_TINY = 1e-30  # divisor where all numbers are zero
 
 
 class KeyValues(NamedTuple):
@@ -44,12 +43,8 @@ class KVCache(NamedTuple):
         """Rounds to `dtype`; for int8, the largest magnitude per head and position becomes 127."""
         if dtype != jnp.int8:
             return cls(*(x.astype(dtype) for x in kv))
-        scales = [jnp.max(jnp.abs(x.astype(jnp.float32)), -1, keepdims=True) / 127 for x in kv]
-        rounded = [
-            jnp.round(x / jnp.maximum(scale, _TINY)).astype(jnp.int8)
-            for x, scale in zip(kv, scales, strict=True)
-        ]
-        return cls(*rounded, *scales)
+        (keys, key_scales), (values, value_scales) = (rounded_rows(x) for x in kv)
+        return cls(keys, values, key_scales[..., None], value_scales[..., None])
 
     def written(
         self,

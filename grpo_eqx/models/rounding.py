@@ -1,4 +1,4 @@
-"""Weights rounded to int8, for rollouts: half the bytes that decoding reads of bfloat16."""
+"""Rounding to int8, for rollouts: half the bytes that decoding reads of bfloat16."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -10,12 +10,12 @@ _TINY = 1e-30  # divisor where all numbers are zero
 
 
 def rounded_rows(
-    weight: Float[Array, "*stack rows columns"],
-) -> tuple[Int8[Array, "*stack rows columns"], Float[Array, "*stack rows"]]:
+    x: Float[Array, "*rows columns"],
+) -> tuple[Int8[Array, "*rows columns"], Float[Array, "*rows"]]:
     """Rounds to int8, symmetrically, with a float32 scale per row: its largest magnitude is 127."""
-    weight = weight.astype(jnp.float32)
-    scales = jnp.max(jnp.abs(weight), axis=-1) / 127
-    values = jnp.round(weight / jnp.maximum(scales, _TINY)[..., None])
+    x = x.astype(jnp.float32)
+    scales = jnp.max(jnp.abs(x), axis=-1) / 127
+    values = jnp.round(x / jnp.maximum(scales, _TINY)[..., None])
     return values.astype(jnp.int8), scales
 
 

@@ -27,7 +27,7 @@ class PlannedProgram:
     runs: int
     """Times that a step runs it; 0 for evaluations."""
     trips: Trips | None
-    """What is known of its loops; `None` for evaluations."""
+    """Facts about its loops; `None` for evaluations."""
 
     @property
     def peak_bytes(self) -> int:

@@ -98,7 +98,7 @@ class Part:
     where: str
     """Words for it, such as `each token`."""
     repeats: Range
-    """How often it runs in a step."""
+    """Number of times that it runs in a step."""
     work: Work
     """Work of one time."""
     seconds: Seconds

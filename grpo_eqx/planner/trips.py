@@ -1,4 +1,4 @@
-"""How often a step runs the loops of its programs whose trips the compiler does not know."""
+"""Counts of the trips, in a step, of loops for which the compiler does not know them."""
 
 import abc
 import dataclasses
@@ -39,7 +39,7 @@ _Path = tuple[Loop, ...]
 
 
 class Repeats(NamedTuple):
-    """How often a step runs the body of an open loop: one whose trips the compiler does not know.
+    """Times that a step runs the body of an open loop: one whose trips the compiler does not know.
 
     The trips of other loops around it do not count.
     """

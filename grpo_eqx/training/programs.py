@@ -85,6 +85,7 @@ class Programs:
         self.mesh = mesh
         self.backend = backend
         self.optimizer = optimizer
+        self._layouts: dict[tuple[int, int], RolloutLayout] = {}
         self.num_shapes: Counter[str] = Counter()
         """Number of sets of shapes that each of the three programs has been compiled for."""
         self.ahead = CompileAhead()
@@ -168,9 +169,12 @@ class Programs:
 
     def rollout_layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
         """Returns the layout in which `generate` makes that many completions of each prompt."""
-        return self.options.rollout_sharding.layout(
-            self.mesh, num_prompts, num_generations, self.options.max_num_seqs
-        )
+        batch = num_prompts, num_generations
+        if batch not in self._layouts:  # a strategy may compare many
+            self._layouts[batch] = self.options.rollout_sharding.layout(
+                self.mesh, *batch, self.options.max_num_seqs
+            )
+        return self._layouts[batch]
 
     def replace_groups(
         self, rollout: Rollout, fresh: Rollout, source: Int[np.ndarray, " P"]
