@@ -243,7 +243,8 @@ class GRPOTrainer:
             # fitted.
             self.programs.ahead.start(itertools.islice(self._in_order_of_use(), 1))
         devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
-        with self._stages.lasting(f"loading the model onto {devices}"):
+        loading = self._stages.lasting(f"loading the model onto {devices}")
+        with self._stages.silent_after_errors(), loading:
             self.state = self._initial_state()
         self._run = self._run.without_passed_model()
         self.experiences = ExperienceCollector(

@@ -34,6 +34,7 @@ class Stages:
 
     def __init__(self) -> None:
         self.started = time.monotonic()
+        self._lock, self._over = threading.RLock(), False
 
     @property
     def seconds(self) -> float:
@@ -42,9 +43,20 @@ class Stages:
 
     def say(self, text: str) -> None:
         """Says what begins now, on the main process."""
-        if is_main():
-            with contextlib.suppress(OSError):  # its disk may be full: no reason to end a run
+        # Its disk may be full: no reason to end a run.
+        with self._lock, contextlib.suppress(OSError):
+            if is_main() and not self._over:
                 print(f"[{self.seconds:3.0f} s] {text}", file=sys.stderr, flush=True)
+
+    @contextlib.contextmanager
+    def silent_after_errors(self) -> Iterator[None]:
+        """Says nothing once an error has left the context: threads may still be at work."""
+        try:
+            yield
+        except BaseException:
+            with self._lock:
+                self._over = True
+            raise
 
     @contextlib.contextmanager
     def lasting(self, text: str) -> Iterator[None]:

@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from grpo_eqx.tracking.console import TrainingDisplay, readable_seconds
+from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.console import Stages, TrainingDisplay, readable_seconds
 
 
 def metrics(seconds: float, compiling: float = 0.0) -> dict[str, float]:
@@ -43,3 +44,12 @@ def test_the_time_left_is_that_of_a_usual_step() -> None:
 )
 def test_durations_are_as_people_say_them(seconds: float, text: str) -> None:
     assert readable_seconds(seconds) == text
+
+
+def test_an_error_is_the_last_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    stages = Stages()
+    stages.say("loading")
+    with pytest.raises(UserError, match="damaged"), stages.silent_after_errors():
+        raise UserError("The weights are damaged.")
+    stages.say("compiling, in a thread that the error did not end")
+    assert capsys.readouterr().err.splitlines() == ["[  0 s] loading"]
