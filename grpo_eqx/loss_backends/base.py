@@ -44,8 +44,12 @@ class LossBackend(eqx.Module):
         ids: Int[Array, "*batch T"],
         temperature: float,
         mesh: jax.sharding.Mesh | None = None,
+        softcap: float | None = None,
     ) -> TokenStats:
         """Returns the statistics of `ids` under `softmax(hidden @ head.T / temperature)`.
+
+        With a soft cap, logits are `softcap * tanh(hidden @ head.T / softcap)`, which are then
+        divided by the temperature (Gemma 2, arXiv 2408.00118).
 
         With a mesh, `hidden` is `[P, G, T, H]` and laid out as `batch_sharding` says, and the head
         as a parameter; without one, everything is on one device. Raises `UserError` for
@@ -60,7 +64,7 @@ class LossBackend(eqx.Module):
         counted = in_vocabulary(ids, len(head))
         hidden = jnp.where(counted[..., None], hidden, 0)
         ids = jnp.where(counted, ids, 0)
-        stats = self.token_stats(hidden, head, ids, temperature, mesh)
+        stats = self.token_stats(hidden, head, ids, temperature, mesh, softcap)
         self._check(stats, ids.shape)
         return stats.where(counted)
 
@@ -84,6 +88,7 @@ class LossBackend(eqx.Module):
         ids: Int[Array, "*batch T"],
         temperature: float,
         mesh: jax.sharding.Mesh | None,
+        softcap: float | None,
     ) -> TokenStats:
         """Computes what a call returns, for ids that are all in the vocabulary."""
 

@@ -10,6 +10,7 @@ from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.loss_backends.tiled import Tiles, check_tiles, tiled_stats
 from grpo_eqx.models.product import product
+from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 
 
 class ChunkedLoss(LossBackend):
@@ -34,8 +35,9 @@ class ChunkedLoss(LossBackend):
         ids: Int[Array, "*batch T"],
         temperature: float,
         mesh: jax.sharding.Mesh | None,
+        softcap: float | None,
     ) -> TokenStats:
-        tiles = _XlaTiles(self.token_tile, self.vocabulary_tile)
+        tiles = _XlaTiles(self.token_tile, self.vocabulary_tile, softcap)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
 
 
@@ -43,6 +45,7 @@ class ChunkedLoss(LossBackend):
 class _XlaTiles(Tiles):
     tokens: int
     vocabulary: int
+    softcap: float | None
 
     def sums(
         self,
@@ -52,7 +55,7 @@ class _XlaTiles(Tiles):
         first: Int[Array, ""],
         temperature: float,
     ) -> Partial:
-        scores, own = _scores(hidden, head, ids)
+        scores, own = self._scores(hidden, head, ids)
         valid = jnp.arange(len(head))[:, None] >= first
         return Partial.of_scores(scores, own, valid, temperature)
 
@@ -64,12 +67,13 @@ class _XlaTiles(Tiles):
         gradient: ScoreGradient,
         temperature: float,
     ) -> Float[Array, "v n"]:
-        scores, own = _scores(hidden, head, ids)
-        return gradient.at(scores, own, temperature).astype(hidden.dtype)
+        scores, own = self._scores(hidden, head, ids)
+        by_scores = gradient.at(scores, own, temperature)
+        return gradient_before_cap(by_scores, scores, self.softcap).astype(hidden.dtype)
 
-
-def _scores(
-    hidden: Float[Array, "n H"], head: Float[Array, "v H"], ids: Int[Array, " n"]
-) -> tuple[Float[Array, "v n"], Bool[Array, "v n"]]:
-    """Returns the scores, and a mask that is True at each token's own."""
-    return product("vh,nh->vn", head, hidden), ids == jnp.arange(len(head))[:, None]
+    def _scores(
+        self, hidden: Float[Array, "n H"], head: Float[Array, "v H"], ids: Int[Array, " n"]
+    ) -> tuple[Float[Array, "v n"], Bool[Array, "v n"]]:
+        """Returns the capped scores, and a mask that is True at each token's own."""
+        scores = soft_capped(product("vh,nh->vn", head, hidden), self.softcap)
+        return scores, ids == jnp.arange(len(head))[:, None]

@@ -6,6 +6,7 @@ from jaxtyping import Array, Float, Int
 
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.models.product import product
+from grpo_eqx.models.softcap import soft_capped
 
 
 class DenseLoss(LossBackend):
@@ -18,8 +19,10 @@ class DenseLoss(LossBackend):
         ids: Int[Array, "*batch T"],
         temperature: float,
         mesh: jax.sharding.Mesh | None,
+        softcap: float | None,
     ) -> TokenStats:
         scores = product("...th,vh->...tv", hidden, head.astype(hidden.dtype))
+        scores = soft_capped(scores, softcap)
         highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
         shifted = (scores - highest) / temperature
         logsums = jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))

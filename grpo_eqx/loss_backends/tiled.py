@@ -35,6 +35,8 @@ class Tiles(abc.ABC):
     """Maximum tokens per tile."""
     vocabulary: int
     """Maximum rows of the head per tile."""
+    softcap: float | None
+    """Soft cap of the scores, before they are divided by the temperature."""
 
     @abc.abstractmethod
     def sums(
@@ -59,7 +61,7 @@ class Tiles(abc.ABC):
         gradient: ScoreGradient,
         temperature: float,
     ) -> Float[Array, "v n"]:
-        """Computes the gradient of the tile's scores, in the dtype of `hidden`."""
+        """Computes the gradient of the tile's scores before their cap, in the dtype of `hidden`."""
 
 
 def check_tiles(token_tile: int, vocabulary_tile: int) -> None:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache, positions_read
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
+from grpo_eqx.models.softcap import soft_capped
 
 
 class Segment(NamedTuple):
@@ -24,7 +25,10 @@ class Segment(NamedTuple):
 
 
 class OwnKeys(NamedTuple):
-    """One layer of a growing cache: each query sees the keys up to its own position."""
+    """One layer of a growing cache: each query sees the keys up to its own position.
+
+    With a window, those of the last `window` positions, its own included.
+    """
 
     kv: KVCache
     """Cache of all layers, in whole blocks of `CACHE_BLOCK`, or one shorter block."""
@@ -34,6 +38,8 @@ class OwnKeys(NamedTuple):
     """Blocks from this position on are not read; it is above the `position` of any live query."""
     new: KeyValues
     """Keys and values of the queries' own positions, `[P, G, K, 1, D]`, before rounding."""
+    window: Int[Array, ""] | None = None
+    """Length of the sliding window; the largest int32 is no limit."""
 
     def block(self, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
         """Returns the segment of one block, in `dtype`."""
@@ -51,7 +57,10 @@ class OwnKeys(NamedTuple):
         if self.kv.keys.dtype != dtype:
             is_own = (positions == own)[:, :, None, :, None]
             kv = jax.tree.map(lambda new, rounded: jnp.where(is_own, new, rounded), self.new, kv)
-        return Segment(kv, positions <= own)
+        visible = positions <= own
+        if self.window is not None:
+            visible &= positions > own - self.window
+        return Segment(kv, visible)
 
     def num_blocks(self) -> Int[Array, ""]:
         """Returns the number of blocks that hold anything, of a cache of several."""
@@ -59,9 +68,12 @@ class OwnKeys(NamedTuple):
 
 
 def attend(
-    queries: Float[Array, "P G N D"], prompt: Segment, own: OwnKeys
+    queries: Float[Array, "P G N D"], prompt: Segment, own: OwnKeys, softcap: float | None = None
 ) -> Float[Array, "P G N D"]:
     """Computes softmax attention of each query over its prompt and its completion so far.
+
+    Scores have the soft cap, if any (`soft_capped`). What is visible of a prompt may differ by
+    completion, whether or not they share its keys.
 
     Blocks of keys are merged by their softmax statistics, which equals one softmax over all of
     them. A query that sees nothing of a block has the same result without it, to the last bit.
@@ -71,9 +83,10 @@ def attend(
     by_key = queries.reshape(P, G, K, N // K, D)
 
     def add(number: Int[Array, ""], part: RunningSoftmax) -> RunningSoftmax:
-        return _updated(part, by_key, own.block(number, queries.dtype))
+        block = own.block(number, queries.dtype)
+        return _updated(part, by_key, block.kv, block.visible[:, :, None, None], softcap)
 
-    part = _attend_prompt(by_key, prompt)
+    part = _attend_prompt(by_key, prompt, softcap)
     if own.kv.keys.shape[-2] <= CACHE_BLOCK:
         part = add(jnp.int32(0), part)
     else:
@@ -81,24 +94,33 @@ def attend(
     return part.attended(queries.dtype).reshape(P, G, N, D)
 
 
-def _attend_prompt(queries: Float[Array, "P G K r D"], prompt: Segment) -> RunningSoftmax:
+def _attend_prompt(
+    queries: Float[Array, "P G K r D"], prompt: Segment, softcap: float | None
+) -> RunningSoftmax:
     P, G, K, repeats, D = queries.shape
-    if prompt.kv.keys.shape[1] == G:
-        return _updated(RunningSoftmax.over_nothing(queries), queries, prompt)
+    kv, visible = prompt
+    if kv.keys.shape[1] == G:
+        nothing = RunningSoftmax.over_nothing(queries)
+        return _updated(nothing, queries, kv, visible[:, :, None, None], softcap)
     # A group that shares its prompt is one long run of queries: one larger product per prompt.
     # Heads before completions: devices that share heads then have a part of the run each.
     run = queries.transpose(0, 2, 3, 1, 4).reshape(P, 1, K, repeats * G, D)
-    part = _updated(RunningSoftmax.over_nothing(run), run, prompt)
+    by_query = visible if visible.shape[1] == 1 else jnp.tile(visible, (1, repeats, 1))
+    part = _updated(RunningSoftmax.over_nothing(run), run, kv, by_query[:, None, None], softcap)
     return RunningSoftmax(*(x.reshape(P, K, repeats, G, -1).transpose(0, 3, 1, 2, 4) for x in part))
 
 
 def _updated(
-    part: RunningSoftmax, queries: Float[Array, "P J K r D"], segment: Segment
+    part: RunningSoftmax,
+    queries: Float[Array, "P J K r D"],
+    kv: KeyValues,
+    visible: Bool[Array, "#P #J #K #r S"],
+    softcap: float | None,
 ) -> RunningSoftmax:
-    """Adds a segment, in which each of the `J` rows has its own keys and values."""
-    scores = _scores(queries, segment.kv.keys) * queries.shape[-1] ** -0.5
-    scores = jnp.where(segment.visible[:, :, None, None], scores, MASKED)
-    return part.updated(scores, segment.kv.values, "pjkrs,pjksd->pjkrd")
+    """Adds keys and values, of which each of the `J` rows has its own."""
+    scores = soft_capped(_scores(queries, kv.keys) * queries.shape[-1] ** -0.5, softcap)
+    scores = jnp.where(visible, scores, MASKED)
+    return part.updated(scores, kv.values, "pjkrs,pjksd->pjkrd")
 
 
 def _scores(

@@ -40,6 +40,7 @@ class FromLogits(LossBackend):
         ids: Int[Array, "*batch T"],
         temperature: float,
         mesh: jax.sharding.Mesh | None,
+        softcap: float | None,
     ) -> TokenStats:
         logits = product("...th,vh->...tv", hidden, head.astype(hidden.dtype))
         return stats_of_logits(logits, ids, temperature)

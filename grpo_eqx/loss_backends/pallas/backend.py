@@ -49,13 +49,20 @@ class PallasLoss(LossBackend):
         ids: Int[Array, "*batch T"],
         temperature: float,
         mesh: jax.sharding.Mesh | None,
+        softcap: float | None,
     ) -> TokenStats:
         """Implements `LossBackend`; raises `UserError` for blocks that the device cannot run."""
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
-        tiles = self.tiles(device, hidden.shape[-1], hidden.dtype)
+        tiles = self.tiles(device, hidden.shape[-1], hidden.dtype, softcap)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
 
-    def tiles(self, device: jax.Device, hidden_size: int, dtype: jnp.dtype) -> KernelTiles:
+    def tiles(
+        self,
+        device: jax.Device,
+        hidden_size: int,
+        dtype: jnp.dtype,
+        softcap: float | None = None,
+    ) -> KernelTiles:
         """Returns a device's kernels; raises `UserError` for blocks that it cannot run."""
         interpret = device.platform == "cpu"
         platform = (self.kernels or "tpu") if interpret else device.platform
@@ -69,4 +76,4 @@ class PallasLoss(LossBackend):
         kernels = KERNELS[platform](sizes, device.device_kind, interpret)
         # Block sizes that are valid for the largest tile are valid for smaller ones.
         kernels.blocks(Problem(self.token_tile, self.vocabulary_tile, hidden_size, dtype))
-        return KernelTiles(self.token_tile, self.vocabulary_tile, kernels)
+        return KernelTiles(self.token_tile, self.vocabulary_tile, kernels, softcap)

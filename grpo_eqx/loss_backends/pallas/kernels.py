@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.loss_backends.tiled import Tiles
+from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 
 NUM_SUMS, NUM_GRADIENT_FIELDS = len(Partial._fields), len(ScoreGradient._fields)
 
@@ -128,6 +129,7 @@ class KernelTiles(Tiles):
     tokens: int
     vocabulary: int
     kernels: Kernels
+    softcap: float | None = None
 
     def sums(
         self,
@@ -147,7 +149,7 @@ class KernelTiles(Tiles):
             (None, NUM_SUMS, blocks.tokens),
             lambda i, j: (j, 0, i),
         )
-        epilogue = partial(_write_sums, temperature=temperature)
+        epilogue = partial(_write_sums, temperature=temperature, softcap=self.softcap)
         stacked = self.kernels.run(problem, operands, epilogue, output)
         return Partial(*(stacked[:, i, : len(ids)] for i in range(NUM_SUMS)))
 
@@ -168,7 +170,7 @@ class KernelTiles(Tiles):
             (blocks.vocabulary, blocks.tokens),
             lambda i, j: (j, i),
         )
-        epilogue = partial(_write_gradient, temperature=temperature)
+        epilogue = partial(_write_gradient, temperature=temperature, softcap=self.softcap)
         return self.kernels.run(problem, operands, epilogue, output)[: len(head), : len(ids)]
 
     def _problem(
@@ -195,17 +197,32 @@ def _operands(
     )
 
 
-def _write_sums(block: BlockScores, per_token: tuple[()], out: Any, *, temperature: float) -> None:
-    for i, sums in enumerate(Partial.of_scores(*block, temperature)):
+def _write_sums(
+    block: BlockScores,
+    per_token: tuple[()],
+    out: Any,
+    *,
+    temperature: float,
+    softcap: float | None,
+) -> None:
+    scores = soft_capped(block.scores, softcap)
+    for i, sums in enumerate(Partial.of_scores(scores, block.own, block.valid, temperature)):
         out[i : i + 1, :] = sums
 
 
 def _write_gradient(
-    block: BlockScores, per_token: tuple[Any], out: Any, *, temperature: float
+    block: BlockScores,
+    per_token: tuple[Any],
+    out: Any,
+    *,
+    temperature: float,
+    softcap: float | None,
 ) -> None:
     (fields,) = per_token
     gradient = ScoreGradient(*(fields[i : i + 1, :] for i in range(NUM_GRADIENT_FIELDS)))
-    out[...] = gradient.at(block.scores, block.own, temperature).astype(out.dtype)
+    scores = soft_capped(block.scores, softcap)
+    by_scores = gradient.at(scores, block.own, temperature)
+    out[...] = gradient_before_cap(by_scores, scores, softcap).astype(out.dtype)
 
 
 def _filled(x: Array, blocks: tuple[int, int]) -> Array:

@@ -41,6 +41,21 @@ class Visible(NamedTuple):
         nothing = jnp.zeros(mask.shape, jnp.int32)
         return cls(jnp.where(mask, first[:, None], positions), nothing, nothing)
 
+    def windowed(self, window: Int[Array, ""]) -> "Visible":
+        """Returns what is visible of the last `window` positions of each query's own sequence.
+
+        The query itself is one of them: a sliding window as in Mistral (arXiv 2310.06825), counted
+        as in Hugging Face. The largest int32 is no limit.
+        """
+        queries = jnp.arange(self.own_start.shape[1], dtype=jnp.int32)
+        # Positions of the sequence from the end of its prompt on, for those of the row.
+        in_prompt = self.prompt_end + (queries - self.own_start) + 1 - window
+        return Visible(
+            jnp.maximum(self.own_start, queries + 1 - window),
+            jnp.maximum(self.prompt_start, in_prompt),
+            self.prompt_end,
+        )
+
     def filled(self, multiple: int) -> "Visible":
         """Pads rows at their end with positions that see themselves alone."""
         T = self.own_start.shape[1]
@@ -89,17 +104,21 @@ class CausalAttention(eqx.Module):
     """
 
     def __call__(
-        self, queries: Float[Array, "R T N D"], kv: KeyValues, visible: Visible
+        self,
+        queries: Float[Array, "R T N D"],
+        kv: KeyValues,
+        visible: Visible,
+        softcap: float | None = None,
     ) -> Float[Array, "R T N D"]:
         """Computes attention of `R` rows.
 
         **Arguments:** queries; keys and values of the rows, `[R, K, T, D]`; what each query sees,
-        at least itself.
+        at least itself; the soft cap of the scores, if any (`soft_capped`).
         """
         R, T, N, D = queries.shape
         K = kv.keys.shape[1]
         by_key = queries.reshape(R, T, K, N // K, D).transpose(0, 2, 3, 1, 4)
-        attended = self.attend(Inputs(by_key, *kv), visible)
+        attended = self.attend(Inputs(by_key, *kv), visible, softcap)
         return attended.transpose(0, 3, 1, 2, 4).reshape(R, T, N, D)
 
     def over(self, layout: RolloutLayout) -> "CausalAttention":
@@ -107,7 +126,9 @@ class CausalAttention(eqx.Module):
         return self
 
     @abc.abstractmethod
-    def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
+    def attend(
+        self, inputs: Inputs, visible: Visible, softcap: float | None
+    ) -> Float[Array, "R K r T D"]:
         """Computes what a call does, from inputs grouped by key head."""
 
 

@@ -21,6 +21,7 @@ from grpo_eqx.models.causal_attention.base import (
 )
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
+from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 from grpo_eqx.models.tiles import even_tile
 
 Arrays = TypeVar("Arrays")
@@ -35,12 +36,14 @@ class BlockedAttention(CausalAttention):
     block: int = 128
     """Maximum number of positions in a block; by default, the width of matrix units."""
 
-    def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
+    def attend(
+        self, inputs: Inputs, visible: Visible, softcap: float | None
+    ) -> Float[Array, "R K r T D"]:
         T = inputs.queries.shape[-2]
         # CPUs run what a loop leaves beyond whole vectors one number at a time.
         size = min(self.block, even_tile(T, self.block, _VECTOR))
         inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
-        return _attention(size, inputs, visible.filled(size))[..., :T, :]
+        return _attention(size, softcap, inputs, visible.filled(size))[..., :T, :]
 
 
 class _Pairs(NamedTuple):
@@ -88,29 +91,32 @@ def _scores(
     visible: Visible,
     i: _Block,
     j: _Block,
+    softcap: float | None,
 ) -> Float[Array, "R K r B B"]:
-    """Computes masked scores of a block of queries with a block of keys."""
+    """Computes capped and masked scores of a block of queries with a block of keys."""
     offsets = jnp.arange(i.size, dtype=jnp.int32)
     of_block = Visible(*i.cut(tuple(x[..., None] for x in visible)))
     seen = of_block.shows(i.start + offsets[:, None], j.start + offsets)
     scores = product("rkgtd,rksd->rkgts", queries, keys) * queries.shape[-1] ** -0.5
-    return jnp.where(seen[:, None, None], scores, MASKED)
+    return jnp.where(seen[:, None, None], soft_capped(scores, softcap), MASKED)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(size: int, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
-    return _forward(size, inputs, visible)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attention(
+    size: int, softcap: float | None, inputs: Inputs, visible: Visible
+) -> Float[Array, "R K r T D"]:
+    return _forward(size, softcap, inputs, visible)[0]
 
 
 def _forward(
-    size: int, inputs: Inputs, visible: Visible
+    size: int, softcap: float | None, inputs: Inputs, visible: Visible
 ) -> tuple[Float[Array, "R K r T D"], Residuals]:
     pairs = _Pairs.of(visible, size)
 
     def add(n: _Index, part: RunningSoftmax) -> RunningSoftmax:
         i, j = _Block(size, pairs.queries[n]), _Block(size, pairs.keys[n])
         keys, values = j.cut((inputs.keys, inputs.values))
-        scores = _scores(i.cut(inputs.queries), keys, visible, i, j)
+        scores = _scores(i.cut(inputs.queries), keys, visible, i, j, softcap)
         return i.put(part, i.cut(part).updated(scores, values, "rkgts,rksd->rkgtd"))
 
     part = RunningSoftmax.over_nothing(inputs.queries)
@@ -134,12 +140,14 @@ class _Queries(NamedTuple):
         scores: Float[Array, "R K r B B"],
         keys: Float[Array, "R K B D"],
         values: Float[Array, "R K B D"],
+        softcap: float | None,
     ) -> Inputs:
         """Computes a block's contributions to the gradients of queries, keys and values."""
         dtype, scale = self.queries.dtype, self.queries.shape[-1] ** -0.5
         weights = jnp.exp(scores - self.logsumexp)
         by_weights = product("rkgtd,rksd->rkgts", self.slope, values)
-        by_scores = (weights * (by_weights - self.inner) * scale).astype(dtype)
+        by_scores = weights * (by_weights - self.inner) * scale
+        by_scores = gradient_before_cap(by_scores, scores, softcap).astype(dtype)
         # XLA's CPU compiler copies the left operand to transpose it, so the narrower one is there.
         # Without the barrier, the compiler swaps the operands back.
         by_keys, by_values = jax.lax.optimization_barrier(
@@ -156,7 +164,10 @@ class _Queries(NamedTuple):
 
 
 def _backward(
-    size: int, residuals: Residuals, slope: Float[Array, "R K r T D"]
+    size: int,
+    softcap: float | None,
+    residuals: Residuals,
+    slope: Float[Array, "R K r T D"],
 ) -> tuple[Inputs, None]:
     inputs, visible, _, logsumexp = residuals
     pairs = _Pairs.of(visible, size)
@@ -167,7 +178,8 @@ def _backward(
     def add(n: _Index, sums: Inputs) -> Inputs:
         i, j = _Block(size, pairs.queries[n]), _Block(size, pairs.keys[n])
         queries, (keys, values) = i.cut(of_queries), j.cut((inputs.keys, inputs.values))
-        more = queries.gradients(_scores(queries.queries, keys, visible, i, j), keys, values)
+        scores = _scores(queries.queries, keys, visible, i, j, softcap)
+        more = queries.gradients(scores, keys, values, softcap)
         return Inputs(
             *(
                 block.put(x, block.cut(x) + y)

@@ -25,7 +25,8 @@ _LARGEST_HEAD = 128
 class CudnnAttention(CausalAttention):
     """cuDNN's flash attention, with a mask that has a number for each query and key.
 
-    Where cuDNN has no kernel, in float32 for example, `BlockedAttention` is used instead.
+    Where cuDNN has no kernel, in float32 or with a soft cap for example, `BlockedAttention` is used
+    instead.
     """
 
     mesh: jax.sharding.Mesh
@@ -37,11 +38,13 @@ class CudnnAttention(CausalAttention):
     def over(self, layout: RolloutLayout) -> "CudnnAttention":
         return dataclasses.replace(self, layout=layout)
 
-    def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
+    def attend(
+        self, inputs: Inputs, visible: Visible, softcap: float | None
+    ) -> Float[Array, "R K r T D"]:
         dtype, D = inputs.queries.dtype, inputs.queries.shape[-1]
         has_kernel = dtype in (jnp.bfloat16, jnp.float16) or self.implementation == "xla"
-        if not has_kernel or D % _MULTIPLE or D > _LARGEST_HEAD:
-            return BlockedAttention().attend(inputs, visible)
+        if not has_kernel or D % _MULTIPLE or D > _LARGEST_HEAD or softcap is not None:
+            return BlockedAttention().attend(inputs, visible, softcap)
         return on_each_device(self.layout or self.mesh, self._in_kernel, inputs, visible)
 
     def _in_kernel(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:

@@ -26,6 +26,7 @@ from grpo_eqx.models.causal_attention.base import (
 )
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
+from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 from grpo_eqx.models.tiles import even_tile
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
@@ -54,10 +55,15 @@ class MosaicAttention(CausalAttention):
     def over(self, layout: RolloutLayout) -> "MosaicAttention":
         return dataclasses.replace(self, layout=layout)
 
-    def attend(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
-        return on_each_device(self.layout or self.mesh, self._in_kernels, inputs, visible)
+    def attend(
+        self, inputs: Inputs, visible: Visible, softcap: float | None
+    ) -> Float[Array, "R K r T D"]:
+        run = functools.partial(self._in_kernels, softcap)
+        return on_each_device(self.layout or self.mesh, run, inputs, visible)
 
-    def _in_kernels(self, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
+    def _in_kernels(
+        self, softcap: float | None, inputs: Inputs, visible: Visible
+    ) -> Float[Array, "R K r T D"]:
         """Computes attention after padding the arrays to whole blocks."""
         repeats, T = inputs.queries.shape[2:4]
         positions = even_tile(T, self.query_block // repeats, _SUBLANES)
@@ -65,7 +71,7 @@ class MosaicAttention(CausalAttention):
         width = even_tile(queries.shape[-2], self.key_block, _LANES)
         inputs = Inputs(queries, filled(keys, -2, width), filled(values, -2, width))
         sizes = _Sizes(positions, width, self.mesh.devices.flat[0].platform == "cpu")
-        return _attention(sizes, inputs, visible.filled(positions))[..., :T, :]
+        return _attention(sizes, softcap, inputs, visible.filled(positions))[..., :T, :]
 
 
 class _Sizes(NamedTuple):
@@ -78,17 +84,19 @@ class _Sizes(NamedTuple):
     interpret: bool
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(sizes: _Sizes, inputs: Inputs, visible: Visible) -> Float[Array, "R K r T D"]:
-    return _forward(sizes, inputs, visible)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attention(
+    sizes: _Sizes, softcap: float | None, inputs: Inputs, visible: Visible
+) -> Float[Array, "R K r T D"]:
+    return _forward(sizes, softcap, inputs, visible)[0]
 
 
 def _forward(
-    sizes: _Sizes, inputs: Inputs, visible: Visible
+    sizes: _Sizes, softcap: float | None, inputs: Inputs, visible: Visible
 ) -> tuple[Float[Array, "R K r T D"], Residuals]:
     *heads, D = inputs.queries.shape
     rows = heads[2] * sizes.positions
-    attended, logsumexp = _Kernel.over_keys(sizes, inputs, visible).run(
+    attended, logsumexp = _Kernel.over_keys(sizes, softcap, inputs, visible).run(
         _softmax_kernel,
         results=[inputs.queries, jax.ShapeDtypeStruct((*heads, 1), jnp.float32)],
         scratch=[pltpu.VMEM((rows, size), jnp.float32) for size in (D, 1, 1)],
@@ -98,12 +106,15 @@ def _forward(
 
 
 def _backward(
-    sizes: _Sizes, residuals: Residuals, slope: Float[Array, "R K r T D"]
+    sizes: _Sizes,
+    softcap: float | None,
+    residuals: Residuals,
+    slope: Float[Array, "R K r T D"],
 ) -> tuple[Inputs, None]:
     inputs, visible, _, logsumexp = residuals
     known = _Known(slope, jnp.stack([logsumexp, residuals.inner(slope)], axis=-1))
     of_queries, *of_keys = (jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in inputs)
-    over_keys = _Kernel.over_keys(sizes, inputs, visible)
+    over_keys = _Kernel.over_keys(sizes, softcap, inputs, visible)
     gradients = Inputs(
         *over_keys.run(_query_gradient_kernel, known, results=[of_queries]),
         *over_keys.over_queries().run(_key_gradients_kernel, known, results=of_keys),
@@ -126,6 +137,8 @@ class _Known(NamedTuple):
 class _Operands(NamedTuple):
     """Inputs of all kernels; within a kernel, references to blocks of them."""
 
+    softcap: float | None
+    """Soft cap of the scores; a constant of the kernel, where the others are arrays."""
     queries: Float[Array, "R K r T D"]
     keys: Float[Array, "R K S D"]
     values: Float[Array, "R K S D"]
@@ -133,7 +146,7 @@ class _Operands(NamedTuple):
     """The fields of `Visible`, side by side: each alone would take as much memory."""
 
     def scores(self, i: _Index, j: _Index) -> Float[Array, "queries keys"]:
-        """Computes masked scores of query block `i` and key block `j`, within a kernel."""
+        """Computes capped, masked scores of query block `i` and key block `j`, in a kernel."""
         queries = _flat(self.queries)
         scores = product("md,sd->ms", queries, self.keys[...]) * queries.shape[-1] ** -0.5
         shape = self.visible.shape[0], self.keys.shape[0]
@@ -142,7 +155,7 @@ class _Operands(NamedTuple):
             i * shape[0] + jax.lax.broadcasted_iota(jnp.int32, shape, 0),
             j * shape[1] + jax.lax.broadcasted_iota(jnp.int32, shape, 1),
         )
-        by_head = scores.reshape(-1, *shape)
+        by_head = soft_capped(scores, self.softcap).reshape(-1, *shape)
         return jnp.where(seen[None], by_head, MASKED).reshape(scores.shape)
 
     def weights(
@@ -150,9 +163,11 @@ class _Operands(NamedTuple):
     ) -> tuple[Float[Array, "queries keys"], Float[Array, "queries keys"]]:
         """Computes the softmax and the gradient of its scores, both in the queries' dtype."""
         statistics, (dtype, D) = _flat(known.statistics), (self.queries.dtype, self.keys.shape[1])
-        weights = jnp.exp(self.scores(i, j) - statistics[:, :1])
+        scores = self.scores(i, j)
+        weights = jnp.exp(scores - statistics[:, :1])
         by_weights = product("md,sd->ms", _flat(known.slope), self.values[...])
         by_scores = weights * (by_weights - statistics[:, 1:]) * D**-0.5
+        by_scores = gradient_before_cap(by_scores, scores, self.softcap)
         return weights.astype(dtype), by_scores.astype(dtype)
 
 
@@ -239,9 +254,12 @@ class _Kernel:
     queries_are_inner: bool
 
     @classmethod
-    def over_keys(cls, sizes: _Sizes, inputs: Inputs, visible: Visible) -> "_Kernel":
+    def over_keys(
+        cls, sizes: _Sizes, softcap: float | None, inputs: Inputs, visible: Visible
+    ) -> "_Kernel":
         meets = visible.blocks(sizes.positions, sizes.width)
-        return cls(sizes, _Operands(*inputs, jnp.stack(visible, axis=-1)), meets, False)
+        operands = _Operands(softcap, *inputs, jnp.stack(visible, axis=-1))
+        return cls(sizes, operands, meets, False)
 
     def over_queries(self) -> "_Kernel":
         """Returns the run that visits the same blocks the other way around."""
@@ -262,7 +280,7 @@ class _Kernel:
         Takes 4 bytes of scalar memory for each pair of blocks.
         """
         R, outer, inner = self.meets.shape
-        inputs = *self.operands, *reads
+        inputs = *self.operands[1:], *reads
         return pl.pallas_call(
             functools.partial(self._body, kernel),
             out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
@@ -287,7 +305,7 @@ class _Kernel:
             is_last=inner == self.meets.shape[2] - 1,
             meets=self._loaded(loads, row, outer, inner) == inner,
         )
-        kernel(step, _Operands(*refs[:4]), *refs[4:])
+        kernel(step, _Operands(self.operands.softcap, *refs[:4]), *refs[4:])
 
     def _spec(self, shape: tuple[int, ...]) -> pl.BlockSpec:
         """Returns the spec for queries `[R, K, r, T, D]` or `[R, T, D]`, or keys `[R, K, S, D]`."""
