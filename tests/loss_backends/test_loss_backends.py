@@ -26,6 +26,7 @@ from grpo_eqx.loss_backends.pallas.kernels import BlockSizes, KernelTiles
 from grpo_eqx.loss_backends.softmax import ScoreGradient
 from grpo_eqx.loss_backends.tiled import STRIP, tile_size
 from grpo_eqx.models.product import product
+from grpo_eqx.models.softcap import soft_capped
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
 
@@ -43,6 +44,7 @@ class FromLogits(LossBackend):
         softcap: float | None,
     ) -> TokenStats:
         logits = product("...th,vh->...tv", hidden, head.astype(hidden.dtype))
+        logits = soft_capped(logits, softcap)
         return stats_of_logits(logits, ids, temperature)
 
 
@@ -113,12 +115,20 @@ class Inputs:
             *(jnp.asarray(rng.normal(size=shape), jnp.float32) for _ in range(3))
         )
 
-    def reference(self, temperature: float) -> tuple[TokenStats, tuple[np.ndarray, np.ndarray]]:
+    def reference(
+        self, temperature: float, softcap: float | None = None
+    ) -> tuple[TokenStats, tuple[np.ndarray, np.ndarray]]:
         """The statistics, and their gradients for hidden states and head, by hand in float64."""
         hidden, head = np.asarray(self.hidden, np.float64), np.asarray(self.head, np.float64)
         ids = np.asarray(self.ids)
         counted = (ids >= 0) & (ids < len(head))
-        logits = hidden @ head.T / temperature
+        logits, slope_of_cap = hidden @ head.T, 1.0
+        if softcap is not None:
+            logits, slope_of_cap = (
+                softcap * np.tanh(logits / softcap),
+                np.cosh(logits / softcap) ** -2,
+            )
+        logits = logits / temperature
         top = logits.max(axis=-1, keepdims=True)
         logsumexps = (top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True)))[..., 0]
         logprobs = logits - logsumexps[..., None]
@@ -129,14 +139,17 @@ class Inputs:
         g = [np.where(counted, np.asarray(x, np.float64), 0)[..., None] for x in self.cotangents]
         dz = g[0] * (np.eye(len(head))[chosen] - probs)
         dz -= g[1] * probs * (logprobs + entropies[..., None])
-        dz = (dz + g[2] * probs) / temperature
+        dz = (dz + g[2] * probs) * slope_of_cap / temperature
         stats = TokenStats(*(np.where(counted, x, 0) for x in (logps, entropies, logsumexps)))
         return stats, (dz @ head, np.tensordot(dz, hidden, (range(ids.ndim),) * 2))
 
 
 @functools.cache
 def program(
-    backend: LossBackend, temperature: float, mesh: jax.sharding.Mesh | None
+    backend: LossBackend,
+    temperature: float,
+    mesh: jax.sharding.Mesh | None,
+    softcap: float | None,
 ) -> Callable[..., tuple[TokenStats, tuple[Array, Array]]]:
     """The statistics and their gradients, compiled once for all cases."""
 
@@ -144,21 +157,29 @@ def program(
     def run(
         hidden: Array, head: Array, ids: Array, cotangents: TokenStats
     ) -> tuple[TokenStats, tuple[Array, Array]]:
-        stats, pull = jax.vjp(lambda h, w: backend(h, w, ids, temperature, mesh), hidden, head)
+        def stats_of(hidden: Array, head: Array) -> TokenStats:
+            return backend(hidden, head, ids, temperature, mesh, softcap)
+
+        stats, pull = jax.vjp(stats_of, hidden, head)
         return stats, pull(cotangents)
 
     return run
 
 
 def stats_and_gradients(
-    backend: LossBackend, inputs: Inputs, temperature: float, mesh: jax.sharding.Mesh | None = None
+    backend: LossBackend,
+    inputs: Inputs,
+    temperature: float,
+    mesh: jax.sharding.Mesh | None = None,
+    softcap: float | None = None,
 ) -> tuple[TokenStats, tuple[Array, Array]]:
     hidden, head = inputs.hidden, inputs.head
     if mesh is not None:
         hidden = jax.device_put(hidden, batch_sharding(mesh, PROMPTS, GROUP))
         sharding = parameter_sharding(mesh, ("vocab", "hidden"), head.shape)
         head = jax.device_put(head, sharding)
-    return program(backend, temperature, mesh)(hidden, head, inputs.ids, inputs.cotangents)
+    run = program(backend, temperature, mesh, softcap)
+    return run(hidden, head, inputs.ids, inputs.cotangents)
 
 
 def assert_close(
@@ -175,9 +196,10 @@ def check(
     temperature: float,
     mesh: jax.sharding.Mesh | None = None,
     bounds: tuple[float, float] = (1e-5, 1e-5),
+    softcap: float | None = None,
 ) -> None:
-    stats, gradients = stats_and_gradients(backend, inputs, temperature, mesh)
-    expected_stats, expected_gradients = inputs.reference(temperature)
+    stats, gradients = stats_and_gradients(backend, inputs, temperature, mesh, softcap)
+    expected_stats, expected_gradients = inputs.reference(temperature, softcap)
     for found, expected in zip(stats, expected_stats, strict=True):
         assert found.dtype == jnp.float32
         assert_close(found, expected, bounds[0], size=expected)
@@ -213,6 +235,17 @@ def test_on_meshes_too_with_the_vocabulary_in_two_and_four_parts(
     strategy = parse_mesh(mesh)
     devices = jax.devices()[: int(np.prod([int(size) for size in mesh.split(",")]))]
     check(backend, Inputs(case), temperature, strategy.build(devices))
+
+
+@pytest.mark.parametrize("mesh", [None, "2,1,4"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+def test_logits_have_a_soft_cap_before_the_temperature(
+    backend: LossBackend, mesh: str | None
+) -> None:
+    """Of the size of the logits, and far below them."""
+    devices = None if mesh is None else parse_mesh(mesh).build(jax.devices()[:8])
+    for case in ("random", "logits of 80", "ignored"):
+        check(backend, Inputs(case), 0.7, devices, softcap=2.0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)

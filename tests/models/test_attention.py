@@ -15,7 +15,7 @@ from grpo_eqx.models.attention import (
 )
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
 
-jitted_attend = jax.jit(attend)
+jitted_attend = jax.jit(attend, static_argnames="softcap")
 
 
 def assert_close(actual: Array, desired: np.ndarray | Array) -> None:
@@ -25,7 +25,11 @@ def assert_close(actual: Array, desired: np.ndarray | Array) -> None:
 
 
 def softmax_attention(
-    queries: np.ndarray, keys: np.ndarray, values: np.ndarray, visible: np.ndarray
+    queries: np.ndarray,
+    keys: np.ndarray,
+    values: np.ndarray,
+    visible: np.ndarray,
+    softcap: float | None = None,
 ) -> np.ndarray:
     """The textbook form in float64: queries `[N, D]`, keys `[K, S, D]`, visible `[S]`."""
     N, D = queries.shape
@@ -33,6 +37,8 @@ def softmax_attention(
     for n in range(N):
         head = n // (N // len(keys))
         scores = keys[head].astype(np.float64) @ queries[n].astype(np.float64) / np.sqrt(D)
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
         scores = np.where(visible, scores, -np.inf)
         weights = np.exp(scores - scores.max())
         result[n] = weights / weights.sum() @ values[head]
@@ -80,6 +86,40 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
         own[:, :, position[p, g]] = new[:, p, g, :, 0]
         keys, values = np.concatenate([own_prompt, own], axis=2)
         assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen))
+
+
+@pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
+@pytest.mark.parametrize("window", [1, 4, CACHE_BLOCK, 2**31 - 1])
+def test_attention_with_a_soft_cap_and_a_window(window: int, shares_prompt: bool) -> None:
+    """The prompt's part of the window differs by completion; queries are in both blocks."""
+    P, G, N, K, D, Tp, length = 2, 3, 6, 2, 8, 5, 2 * CACHE_BLOCK
+    rng = np.random.default_rng(window)
+    queries = 5 * rng.normal(size=(P, G, N, D)).astype(np.float32)
+    prompt = rng.normal(size=(2, P, 1 if shares_prompt else G, K, Tp, D)).astype(np.float32)
+    cache = rng.normal(size=(2, 1, P, G, K, length, D)).astype(np.float32)
+    position = np.array([[0, 2, length // 2], [length // 2 + 1, length - 2, 4]])
+    visible = np.arange(Tp) + window > Tp + position[..., None]
+    own = KeyValues(*jnp.asarray(cache))
+    attended = jitted_attend(
+        jnp.asarray(queries),
+        Segment(KeyValues(*map(jnp.asarray, prompt)), jnp.asarray(visible)),
+        OwnKeys(
+            KVCache.of(own, jnp.dtype("float32")),
+            jnp.int32(0),
+            jnp.asarray(position),
+            jnp.int32(length - 1),
+            KeyValues(*(x[0, :, :, :, :1] for x in own)),  # read of a rounded cache only
+            jnp.int32(window),
+        ),
+        softcap=3.0,
+    )
+    places = np.arange(length)
+    for p, g in np.ndindex(P, G):
+        at = position[p, g]
+        seen = np.concatenate([visible[p, g], (places <= at) & (places + window > at)])
+        own_prompt = prompt[:, p, 0 if shares_prompt else g]
+        keys, values = np.concatenate([own_prompt, cache[:, 0, p, g]], axis=2)
+        assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen, 3.0))
 
 
 def test_both_orders_of_the_product_give_the_same_scores() -> None:

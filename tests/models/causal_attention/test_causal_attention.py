@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -50,9 +52,9 @@ def nothing_but_itself(T: int) -> Visible:
     return Visible(places, np.zeros_like(places), np.zeros_like(places))
 
 
-def random_rows(T: int) -> Visible:
+def random_rows(T: int, seed: int = 0) -> Visible:
     """Prompts, some of no positions, each with its completions; then padding that sees itself."""
-    rng = np.random.default_rng(T)
+    rng = np.random.default_rng(T + seed)
     visible = nothing_but_itself(T)
     for own_start, prompt_start, prompt_end in zip(*visible, strict=True):
         at, end = 0, rng.integers(T // 2, T + 1)
@@ -88,7 +90,9 @@ def meeting_blocks(visible: Visible, queries: int, keys: int) -> np.ndarray:
     return np.moveaxis(np.array(blocks), -1, 0)
 
 
-def reference(case: Case, visible: Visible) -> tuple[np.ndarray, list[np.ndarray]]:
+def reference(
+    case: Case, visible: Visible, softcap: float | None = None
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """One softmax over the keys that each query sees, in float64, and the gradients by hand."""
     q, k, v, slope = (x.astype(np.float64) for x in case)
     result, (by_q, by_k, by_v) = np.zeros_like(q), (np.zeros_like(x) for x in (q, k, v))
@@ -96,30 +100,38 @@ def reference(case: Case, visible: Visible) -> tuple[np.ndarray, list[np.ndarray
     for r, n in np.ndindex(R, N):
         head = n // (N // K)
         queries, keys, values, out = q[r, :, n], k[r, head], v[r, head], slope[r, :, n]
-        scores = np.where(mask[r], queries @ keys.T / np.sqrt(D), -np.inf)
+        scores, slope_of_cap = queries @ keys.T / np.sqrt(D), 1.0
+        if softcap is not None:
+            scores, slope_of_cap = (
+                softcap * np.tanh(scores / softcap),
+                np.cosh(scores / softcap) ** -2,
+            )
+        scores = np.where(mask[r], scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)
         result[r, :, n] = weights @ values
         by_weights = out @ values.T
         by_scores = weights * (by_weights - (weights * by_weights).sum(axis=1, keepdims=True))
-        by_scores /= np.sqrt(D)
+        by_scores *= slope_of_cap / np.sqrt(D)
         by_q[r, :, n] = by_scores @ keys
         by_k[r, head] += by_scores.T @ queries
         by_v[r, head] += weights.T @ out
     return result, [by_q, by_k, by_v]
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def attend(attention: CausalAttention, case: Case, visible: Visible) -> jax.Array:
-    return attention(case.queries, KeyValues(case.keys, case.values), visible)
+@functools.partial(jax.jit, static_argnums=(0, 3))
+def attend(
+    attention: CausalAttention, case: Case, visible: Visible, softcap: float | None = None
+) -> jax.Array:
+    return attention(case.queries, KeyValues(case.keys, case.values), visible, softcap)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=(0, 3))
 def result_and_gradients(
-    attention: CausalAttention, case: Case, visible: Visible
+    attention: CausalAttention, case: Case, visible: Visible, softcap: float | None = None
 ) -> tuple[jax.Array, list[jax.Array]]:
     def run(*inputs: jax.Array) -> jax.Array:
-        return attend(attention, Case(*inputs, case.slope), visible)
+        return attend(attention, Case(*inputs, case.slope), visible, softcap)
 
     result, pull = jax.vjp(run, *case[:3])
     return result, list(pull(case.slope))
@@ -149,9 +161,15 @@ def assert_close(found: jax.Array, expected: np.ndarray, tolerance: float) -> No
     assert error <= tolerance * max(1.0, np.abs(expected).max())
 
 
-def check(attention: CausalAttention, of: Case, visible: Visible, tolerance: float = 3e-6) -> None:
-    expected, slopes = reference(of, visible)
-    result, gradients = result_and_gradients(attention, of, visible)
+def check(
+    attention: CausalAttention,
+    of: Case,
+    visible: Visible,
+    tolerance: float = 3e-6,
+    softcap: float | None = None,
+) -> None:
+    expected, slopes = reference(of, visible, softcap)
+    result, gradients = result_and_gradients(attention, of, visible, softcap)
     assert_close(result, expected, tolerance)
     for found, slope in zip(gradients, slopes, strict=True):
         assert_close(found, slope, tolerance)
@@ -190,6 +208,17 @@ def test_kernels_give_the_textbooks_values_and_gradients(make: Make, T: int) -> 
 )
 def test_blocks_of_queries_and_keys_need_not_divide_each_other(query_block: int, T: int) -> None:
     check(mosaic(mesh_of(), query_block), case(T), random_rows(T))
+
+
+@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, 1.5), (SHARP, 20.0)])
+def test_scores_have_a_soft_cap(make: Make, scale: float, softcap: float) -> None:
+    """Of about their own size; masked ones, far below the cap, add no NaN to a gradient."""
+    check(make(mesh_of()), case(40, scale), random_rows(40), SHARP_TOLERANCE, softcap)
+
+
+def test_a_soft_cap_on_a_mesh() -> None:
+    check(mosaic(mesh_of("2,1,2", 4)), case(20), random_rows(20), softcap=1.5)
 
 
 @pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
@@ -294,6 +323,29 @@ def test_padded_sequences_see_what_is_before_them_and_padding_sees_itself() -> N
     assert not (visible.prompt_start < visible.prompt_end).any()
 
 
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), window=st.integers(1, 33) | st.just(2**31 - 1))
+def test_a_window_shows_the_last_positions_of_each_querys_own_sequence(
+    seed: int, window: int
+) -> None:
+    """Counted through the prompt, wherever in the row that is."""
+    visible = random_rows(32, seed)
+    expected = mask_of(visible)
+    for r, query in np.ndindex(R, 32):
+        seen = np.flatnonzero(expected[r, query])  # its sequence up to itself, in order
+        expected[r, query, seen[:-window]] = False
+    windowed = Visible(*map(jnp.asarray, visible)).windowed(jnp.int32(window))
+    blocks, found = windowed.blocks(8, 8), Visible(*map(np.asarray, windowed))
+    np.testing.assert_array_equal(mask_of(found), expected)
+    np.testing.assert_array_equal(blocks, meeting_blocks(found, 8, 8))
+
+
+@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+def test_attention_in_a_window(make: Make) -> None:
+    windowed = Visible(*map(jnp.asarray, random_rows(40))).windowed(jnp.int32(6))
+    check(make(mesh_of()), case(40), Visible(*map(np.asarray, windowed)))
+
+
 def test_rows_are_filled_with_places_that_see_themselves() -> None:
     visible = Visible(*map(jnp.asarray, random_rows(13)))
     mask = mask_of(visible.filled(8))
@@ -313,19 +365,22 @@ def test_no_array_holds_a_number_for_every_pair_of_places() -> None:
 
 
 def test_cudnn_lowers_to_its_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In bfloat16, forward and backward; in float32, for which it has none, to plain JAX."""
+    """In bfloat16, forward and backward; in float32 or with a soft cap, for which it has none, to
+    plain JAX."""
     cudnn = "jax._src.cudnn.fused_attention_stablehlo"  # asks for a GPU while it is traced
     monkeypatch.setattr(f"{cudnn}.check_cudnn_version", lambda: 91000)
     monkeypatch.setattr(f"{cudnn}.check_compute_capability", lambda _: True)
     monkeypatch.setattr(f"{cudnn}.is_cuda_compute_capability_equal", lambda _: False)
 
-    def kernels(dtype: jnp.dtype) -> int:
+    def kernels(dtype: jnp.dtype, softcap: float | None = None) -> int:
         of = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, dtype), case(33))
-        traced = result_and_gradients.trace(CudnnAttention(mesh_of()), of, random_rows(33))
+        attention = CudnnAttention(mesh_of())
+        traced = result_and_gradients.trace(attention, of, random_rows(33), softcap)
         return traced.lower(lowering_platforms=("cuda",)).as_text().count("@__cudnn$fmha")
 
     assert kernels(jnp.bfloat16) == 2
     assert kernels(jnp.float32) == 0
+    assert kernels(jnp.bfloat16, softcap=50.0) == 0
 
 
 @pytest.mark.parametrize(

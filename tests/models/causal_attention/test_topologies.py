@@ -26,7 +26,12 @@ HEADS = {
 
 
 def compiled(
-    tpu: str, heads: tuple[int, int, int], dtype: jnp.dtype, shape: str = "1,1,1", devices: int = 1
+    tpu: str,
+    heads: tuple[int, int, int],
+    dtype: jnp.dtype,
+    shape: str = "1,1,1",
+    devices: int = 1,
+    softcap: float | None = None,
 ) -> jax.stages.Compiled:
     """Gradients of packed rows."""
     mesh = parse_mesh(shape).build(described_devices(tpu)[:devices])
@@ -39,7 +44,7 @@ def compiled(
         return jax.ShapeDtypeStruct(shape, dtype, sharding=here)
 
     def loss(queries: jax.Array, kv: KeyValues, visible: Visible) -> jax.Array:
-        return attention(queries, kv, visible).astype(jnp.float32).sum()
+        return attention(queries, kv, visible, softcap).astype(jnp.float32).sum()
 
     keys, places = array(R, K, T, D), array(R, T, dtype=jnp.int32)
     return (
@@ -61,6 +66,11 @@ def test_kernels_compile_for_every_model(model: str, tpu: str) -> None:
 
 def test_and_in_float32() -> None:
     compiled("v4-16", HEADS["72B"], jnp.float32)
+
+
+def test_and_with_a_soft_cap() -> None:
+    """For the TPU with the least vector memory, and heads as large as Gemma 2's."""
+    compiled("v4-16", (4, 2, 256), jnp.bfloat16, softcap=50.0)
 
 
 @pytest.mark.parametrize("shape", ["1,4,2", "1,2,4"])
