@@ -364,11 +364,15 @@ def h100() -> jax.sharding.AbstractMesh:
     return jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
 
 
+@pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("hidden_size", [896, 1536, 2048, 3584, 5120, 8192])
-def test_kernels_for_gpus_pass_triton_s_rules(hidden_size: int, dtype: jnp.dtype) -> None:
+def test_kernels_for_gpus_pass_triton_s_rules(
+    hidden_size: int, dtype: jnp.dtype, softcap: float | None
+) -> None:
     """They lower for a GPU, on a machine without one; what its compiler says is not known here."""
-    tiles = KernelTiles(4096, 4096, TritonKernels(BlockSizes(None, None, None), "H100", False))
+    kernels = TritonKernels(BlockSizes(None, None, None), "H100", False)
+    tiles = KernelTiles(4096, 4096, kernels, softcap)
     n, v = 1000, 4096
 
     def run(hidden: Array, head: Array, ids: Array, gradient: ScoreGradient) -> tuple:

@@ -323,7 +323,7 @@ def test_padded_sequences_see_what_is_before_them_and_padding_sees_itself() -> N
     assert not (visible.prompt_start < visible.prompt_end).any()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(seed=st.integers(0, 10**6), window=st.integers(1, 33) | st.just(2**31 - 1))
 def test_a_window_shows_the_last_positions_of_each_querys_own_sequence(
     seed: int, window: int
