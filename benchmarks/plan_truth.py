@@ -93,9 +93,8 @@ def make(asked: dict[str, Any]) -> int:
     import equinox as eqx
     import jax
 
+    from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
     from grpo_eqx.models.pretrained import model_folder, save_pretrained
-    from grpo_eqx.models.qwen2 import Qwen2
-    from grpo_eqx.models.qwen2_config import Qwen2Config
     from grpo_eqx.prng import make_key
 
     embedded, folder = model_folder("tiny_qwen2"), Path(asked["folder"]) / "model"

@@ -1,6 +1,6 @@
 """Architectures by size: the embedded model's, that of step.py, and Qwen2.5's."""
 
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 
 
 def _qwen2_5(

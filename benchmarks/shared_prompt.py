@@ -31,7 +31,7 @@ from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.base import parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention
-from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.families.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh

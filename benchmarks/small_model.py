@@ -1,6 +1,6 @@
 """The small model of the benchmarks: that of step.py, which peers build for themselves."""
 
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 
 
 def small_model(vocab_size: int) -> Qwen2Config:

@@ -25,5 +25,7 @@ RolloutShardingName = Literal[
     "auto", "replicated", "tensor:2", "tensor:4", "tensor:8", "tensor:16", "legacy", "maxtext"
 ]
 """Layouts of a rollout over devices, whatever the mesh of training."""
+ALL_LINEAR = "all-linear"
+"""Name of all linear maps in the layers, as targets of LoRA."""
 LOCAL = "local"
 """Name of the devices of this machine, in place of a described slice's."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_eqx.choices import (
+    ALL_LINEAR,
     CLIPPED_LOSSES,
     AdvantageEstimator,
     ImportanceSamplingLevel,
@@ -306,7 +307,8 @@ class GRPOConfig:
     optimizer: Literal["adamw", "lion"] = "adamw"
     """Optimizer; any other optax transformation can be passed to GRPOTrainer."""
     learning_rate: PositiveFloat | None = None
-    """Peak learning rate. None: 1e-4 for the embedded model, else 1e-6."""
+    """Peak learning rate. None: 1e-4 for the embedded model, else 1e-6; ten times that with
+    lora_rank."""
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = "linear"
     """Learning rate schedule after the warm-up: constant, or decaying to 0."""
     warmup_steps: NonNegativeInt = 0
@@ -324,6 +326,18 @@ class GRPOConfig:
     max_skipped_updates: NonNegativeInt = 3
     """Updates in a row that may be skipped because their loss or gradient is not finite; one more
     ends the run."""
+
+    # LoRA
+    lora_rank: PositiveInt | None = None
+    """Rank of the low-rank adapters that are trained in place of the model, whose weights stay as
+    they are, in the compute dtype. None: all parameters are trained."""
+    lora_alpha: PositiveFloat | None = None
+    """Factor of the adapters, divided by the rank. None: 32 with lora_rank."""
+    lora_target: str | None = None
+    """Linear maps with an adapter: all-linear, or names such as q_proj,v_proj. None: all-linear
+    with lora_rank."""
+    use_rslora: bool = False
+    """Divide lora_alpha by the root of the rank instead (rank-stabilized LoRA)."""
 
     # Devices and memory
     mesh: str = "auto"
@@ -512,10 +526,11 @@ class GRPOConfig:
         return dataclasses.replace(filled, output_dir=f"runs/{self.run_name or _run_name(filled)}")
 
     def _filled(self) -> "GRPOConfig":
-        embedded = self.model == EMBEDDED_MODEL
+        embedded, adapters = self.model == EMBEDDED_MODEL, self.lora_rank is not None
+        full, lora = (1e-4, 1e-3) if embedded else (1e-6, 1e-5)  # "LoRA Without Regret"
         defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
-            "learning_rate": 1e-4 if embedded else 1e-6,
+            "learning_rate": lora if adapters else full,
             **_active_defaults(self),
         }
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
@@ -577,6 +592,8 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
             "ref_model_sync_steps": DEFAULT_REF_MODEL_SYNC_STEPS,
             "ref_model_mixup_alpha": 0.6,
         }
+    if cfg.lora_rank is not None:
+        defaults |= {"lora_alpha": 32.0, "lora_target": ALL_LINEAR}
     if cfg.rollout_dtype == "int8":
         defaults["importance_sampling_mode"] = "token_truncate"
     corrects = cfg.importance_sampling_mode is not None or "importance_sampling_mode" in defaults

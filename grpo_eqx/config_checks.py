@@ -146,6 +146,29 @@ def check_reference(
         )
 
 
+def check_lora(
+    lora_rank: int | None,
+    lora_alpha: float | None,
+    lora_target: str | None,
+    use_rslora: bool,
+    sync_ref_model: bool,
+) -> None:
+    """Refuses settings of adapters that there are not, and a moving reference beside adapters."""
+    if lora_rank is None:
+        _refuse_given(
+            "without lora_rank",
+            "set lora_rank, or leave it unset (None)",
+            lora_alpha=lora_alpha,
+            lora_target=lora_target,
+            use_rslora=use_rslora or None,
+        )
+    elif sync_ref_model:
+        raise UserError(
+            "sync_ref_model is on with lora_rank, where the model without adapters is the "
+            "reference: leave it out."
+        )
+
+
 def check_advantages(
     advantage_estimator: AdvantageEstimator,
     multi_objective_aggregation: MultiObjectiveAggregation,
@@ -322,6 +345,7 @@ CHECKS = (
     check_cispo,
     check_kl,
     check_reference,
+    check_lora,
     check_advantages,
     check_dynamic_sampling,
     check_reward_limits,

@@ -212,12 +212,13 @@ class ExperienceCollector:
             for share in range(shares)
         ]
         old_logps = ref_logps = None
-        if self.passes.old_policy or state.reference is not None:
+        reference = state.reference_model if self.passes.reference else None
+        if self.passes.old_policy or reference is not None:
             whole = packings[0] if shares == 1 else programs.packing(prompt_lengths, lengths)
             if self.passes.old_policy:
                 old_logps = programs.score(state.model, rollout, whole).logps
-            if state.reference is not None:
-                ref_logps = programs.score(state.reference, rollout, whole).logps
+            if reference is not None:
+                ref_logps = programs.score(reference, rollout, whole).logps
         return Prepared(packings, old_logps, ref_logps)
 
     def _wait(self, started: StartedRollout, clock: StepClock) -> tuple[Generated, Completions]:

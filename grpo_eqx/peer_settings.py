@@ -18,7 +18,8 @@ _PYTORCH = "it is about PyTorch, which is not used here"
 _DATA_ON_HOST = "problems are tokenized once and kept in memory"
 _NO_TOOLS = "completions are single turns of text, without tools"
 _NO_VESPO = "the vespo loss is not offered; loss_type lists those that are"
-_NO_LORA = "LoRA is not supported: all parameters are trained"
+_LORA = "use lora_rank, lora_alpha, lora_target and use_rslora"
+_PLAIN_LORA = "adapters are plain LoRA: use lora_rank, lora_alpha, lora_target and use_rslora"
 _NO_QUANTIZATION = "quantized models are not supported; parameters are float32"
 _LIBRARY_LOGS = "set the level of Python's logging in your script"
 _ONE_DTYPE = "use dtype for what is computed; parameters are float32"
@@ -56,9 +57,11 @@ ADVICE: Mapping[str, str] = {
     "model_revision": "write it after the name: model NAME@REVISION",
     "attn_implementation": "the best attention of each kind of device is always used",
     "torch_dtype": "use dtype; parameters stay in float32",
-    "use_peft": _NO_LORA,
-    "use_rslora": _NO_LORA,
-    "use_dora": _NO_LORA,
+    "use_peft": "use lora_rank, which turns adapters on",
+    "use_dora": _PLAIN_LORA,
+    "lora_r": "use lora_rank",
+    "lora_target_modules": "use lora_target (all-linear, or names such as q_proj,v_proj)",
+    "lora_dropout": _PLAIN_LORA,
     "load_in_8bit": _NO_QUANTIZATION,
     "load_in_4bit": _NO_QUANTIZATION,
     "dataset_config": "it is main or the first; load another with datasets, in a script",
@@ -279,8 +282,8 @@ ADVICE: Mapping[str, str] = {
     "use_remove_padding": _WHOLE_TOKENS,
     "enable_gradient_checkpointing": "use remat (none, dots, full)",
     "enable_activation_offload": "use remat (none, dots, full)",
-    "target_modules": _NO_LORA,
-    "exclude_modules": _NO_LORA,
+    "target_modules": "use lora_target (all-linear, or names such as q_proj,v_proj)",
+    "exclude_modules": "use lora_target, with the names to adapt",
     "use_liger": "use loss_backend (chunked, pallas), which never hold all logits",
     "use_fused_kernels": "use loss_backend (chunked, pallas), which never hold all logits",
     "use_shm": "weights are read from the model's folder",
@@ -482,8 +485,8 @@ _OF_PREFIX: Mapping[str, str] = {
     "vespo_": _NO_VESPO,
     "hub_": _PUSH,
     "torch_": _PYTORCH,
-    "lora_": _NO_LORA,
-    "peft_": _NO_LORA,
+    "lora_": _LORA,
+    "peft_": _LORA,
     "bnb_": _NO_QUANTIZATION,
     "use_bnb_": _NO_QUANTIZATION,
 }

@@ -56,11 +56,10 @@ def run_programs(
     )
     if run.passes.num_scores(cfg)[SCORE] > 0:
         yield RunProgram(SCORE, lambda: lower_score(programs, state.model, P, G), ("parameters",))
-    if state.reference is not None:
-        reference = state.reference
-        yield RunProgram(
-            SCORE_REFERENCE, lambda: lower_score(programs, reference, P, G), ("reference_model",)
-        )
+    reference = state.reference_model if run.passes.reference else None
+    if reference is not None:
+        owner = "parameters" if state.reference is None else "reference_model"
+        yield RunProgram(SCORE_REFERENCE, lambda: lower_score(programs, reference, P, G), (owner,))
     rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
     greedy = Sampling(temperature=0.0)
     yield RunProgram(

@@ -1,6 +1,7 @@
 """The description of a run, from which the trainer and the planner build the same objects."""
 
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -20,9 +21,18 @@ from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import LOSS_BACKENDS, LossBackend
 from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.causal_attention import best_attention
-from grpo_eqx.models.pretrained import find_config, is_local, model_folder, shard_model
+from grpo_eqx.models.lora import Lora, with_adapters
+from grpo_eqx.models.pretrained import (
+    base_model,
+    check_adapter,
+    find_config,
+    is_local,
+    model_folder,
+    shard_model,
+)
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.objective import Objective
+from grpo_eqx.prng import make_key
 from grpo_eqx.rollout_choice import AutoSharding, DecodingWork
 from grpo_eqx.sharding.device_memory import usable_bytes
 from grpo_eqx.sharding.layout_report import bytes_per_device
@@ -166,6 +176,8 @@ class RunSpec:
         check_hosts(mesh)
         _check_batches(cfg, mesh, _rollout_sharding(cfg, passed))
         model = raise_on_all_hosts(lambda: _architecture(cfg, passed.model))
+        if passed.model is None:
+            raise_on_all_hosts(lambda: check_adapter(cfg.model, _lora(cfg)))
         inputs = raise_on_all_hosts(
             lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
         )
@@ -305,26 +317,47 @@ class RunSpec:
     def initial_state(self, programs: Programs) -> TrainState:
         """Places model, optimizer state and reference on the devices, before the first step."""
         source = self.cfg.model if self.passed.model is None else self.passed.model
-        return self.untrained_state(
-            programs, raise_on_all_hosts(lambda: shard_model(source, programs.mesh))
-        )
+        lora, mesh = self.lora, programs.mesh
+        dtype = jnp.dtype(jnp.float32) if lora is None else programs.options.dtype
+        model = raise_on_all_hosts(lambda: shard_model(source, mesh, dtype))
+        if lora is not None and not model.has_adapters:
+            add = functools.partial(with_adapters, lora=lora, key=make_key(self.cfg.seed))
+            shardings = jax.eval_shape(add, model).shardings(mesh)
+            model = jax.jit(add, out_shardings=shardings, donate_argnums=0)(model)
+        return self.untrained_state(programs, model)
 
     def untrained_state(self, programs: Programs, model: CausalLM) -> TrainState:
         """Places optimizer state and reference beside a model, as before its first update."""
         state = programs.init(model)
-        if not self.passes.reference:  # without a KL term no reference model takes up memory
+        if not self._keeps_reference:
             return state
         reference = programs.reference(model, frozen=not self.cfg.sync_ref_model)
         return dataclasses.replace(state, reference=reference)
 
+    @property
+    def lora(self) -> Lora | None:
+        """The adapters to train; `None`: all parameters are trained."""
+        return _lora(self.cfg)
+
+    @property
+    def base_model(self) -> str:
+        """The name of the model beneath the adapters, or its folder."""
+        return base_model(self.cfg.model)
+
+    @property
+    def _keeps_reference(self) -> bool:
+        """Whether a reference model takes up memory: for a KL term, unless adapters have one."""
+        return self.passes.reference and self.lora is None
+
     def state_shapes(self, programs: Programs) -> TrainState:
         """Returns the shapes and shardings of the state, without anything on the devices."""
-        model = model_shapes(self.model, programs.mesh)
+        dtype = None if self.lora is None else programs.options.dtype
+        model = model_shapes(self.model, programs.mesh, dtype, self.lora)
         frozen = not self.cfg.sync_ref_model
         return TrainState(
             model,
             optimizer_shapes(programs, model),
-            reference_shapes(programs, model, frozen=frozen) if self.passes.reference else None,
+            reference_shapes(programs, model, frozen=frozen) if self._keeps_reference else None,
         )
 
 
@@ -362,6 +395,15 @@ def _check_batches(
             f"a grpo_eqx.sharding.RolloutLayout."
         )
     batch_sharding(mesh, cfg.prompts_per_step, G)
+
+
+def _lora(cfg: GRPOConfig) -> Lora | None:
+    return Lora.of_settings(
+        lora_rank=cfg.lora_rank,
+        lora_alpha=cfg.lora_alpha,
+        lora_target=cfg.lora_target,
+        use_rslora=cfg.use_rslora,
+    )
 
 
 def _architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:

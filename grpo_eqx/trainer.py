@@ -453,7 +453,7 @@ class GRPOTrainer:
 
     def _save_model(self, folder: Path) -> None:
         """Writes model and tokenizer; raises `OSError` where the folder cannot be written."""
-        save_pretrained(self.state.model, folder)
+        save_pretrained(self.state.model, folder, base=self._run.base_model)
         if is_main():
             self.tokenizer.save_pretrained(folder)
 
@@ -566,7 +566,7 @@ class GRPOTrainer:
                 f"checkpoint to resume from: leave it out, or name one."
             )
         if found is not None:
-            checkpoints.check(found, self._run.state_shapes(self.programs))
+            checkpoints.check(found, self._run.state_shapes(self.programs).saved())
         return found
 
     def _restore(self, checkpoints: Checkpoints, found: Resumable) -> None:
@@ -579,7 +579,8 @@ class GRPOTrainer:
         ):
             array.delete()
         try:
-            self.state = checkpoints.restore(found, self._run.state_shapes(self.programs))
+            shapes = self._run.state_shapes(self.programs).saved()
+            self.state = checkpoints.restore(found, shapes).with_frozen(before.model)
         except BaseException:
             new = self._run.untrained_state(self.programs, before.model)
             self.state = dataclasses.replace(
@@ -700,6 +701,7 @@ class GRPOTrainer:
                 num_decode_steps=generated.num_decode_steps,
                 update=Work(groups.prompt_lengths, lengths, seconds["time/train/update_s"]),
                 num_iterations=self.cfg.num_iterations,
+                frozen=self.state.model.has_adapters,
                 peaks=device_peaks(self.mesh.devices.flat[0].device_kind),
                 num_devices=self.mesh.size,
                 num_copies=self._rollout_layout.num_copies,

@@ -28,9 +28,8 @@ from grpo_eqx.data.word_problems import WordProblem, WordProblems
 from grpo_eqx.generation import Prompts, Rollout
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import save_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.forward import token_stats

@@ -38,9 +38,8 @@ from hypothesis import settings
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.models import hub
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 
 # Many tests compile the same programs. The folder is this process' own, and goes with it.
 _COMPILED = tempfile.TemporaryDirectory(prefix="grpo_eqx_tests_")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.rollout_choice import AutoSharding, Batch, DecodingWork, Estimate
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.lowering import model_shapes

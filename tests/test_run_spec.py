@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.pretrained import find_config, model_folder
-from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.objective import Objective
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.training.row_shape import RowShape

@@ -28,7 +28,7 @@ def test_trls_names_stand_for_ours() -> None:
     [
         ({"args": 1, "config": 2}, "config and cfg are the same argument: pass one of them"),
         ({"callbacks": []}, "GRPOTrainer has no argument callbacks: pass trackers"),
-        ({"peft_config": 1}, "LoRA is not supported"),
+        ({"peft_config": 1}, "set lora_rank"),
         ({"learning_rate": 1}, r"it is a setting: GRPOConfig\(learning_rate=...\)"),
         ({"max_steps": 3}, "it is none of the settings either; use steps"),
         ({"train_datset": []}, "use train_dataset"),

@@ -12,8 +12,7 @@ from work import EOS_ID, LEARNING_RATE, Stopwatch, Work, reward, work_of_command
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.prompts import Prompt, PromptSource
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.prng import make_key
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.device_peaks import device_peaks

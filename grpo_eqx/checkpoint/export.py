@@ -5,6 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 from safetensors import SafetensorError
 
@@ -14,8 +15,15 @@ from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_step
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import CausalLM
-from grpo_eqx.models.pretrained import model_folder, save_pretrained
+from grpo_eqx.models.lora import Lora, with_adapters
+from grpo_eqx.models.pretrained import (
+    base_model,
+    from_pretrained,
+    model_folder,
+    save_pretrained,
+)
 from grpo_eqx.models.registry import read_config
+from grpo_eqx.prng import make_key
 from grpo_eqx.setting_types import refuse_address
 from grpo_eqx.sharding.mesh import AutoMesh
 from grpo_eqx.training.lowering import model_shapes
@@ -31,6 +39,8 @@ class Exported(NamedTuple):
 class _Loaded(NamedTuple):
     checkpoint: Path
     model: CausalLM
+    base: str
+    """Name of the model beneath adapters, or its folder."""
     tokenizer: ChatTokenizer
 
 
@@ -40,12 +50,15 @@ def export(
     dtype: jax.typing.DTypeLike,
     say: Callable[[str], None],
     model: str | None = None,
+    *,
+    merge: bool = False,
 ) -> Exported:
     """Writes the model of a checkpoint, with its tokenizer, as a run writes its final one.
 
     **Arguments:** a run folder, whose newest readable checkpoint is taken, or a checkpoint; the
     folder to write, missing or empty; the dtype of the tensors; shows the user a line; a model with
-    the run's architecture and tokenizer, by default the one that the run started from.
+    the run's architecture and tokenizer, by default the one that the run started from; whether
+    adapters are merged into the model, or else written as PEFT does.
 
     Loads no more than the parameters, onto one device. The output appears when it is complete.
     Raises `UserError` where anything is missing, damaged or in the way.
@@ -54,13 +67,13 @@ def export(
     refuse_address("output", output)
     unfinished = _unfinished(output, source)
     try:
-        loaded = _load(source, model, say)
+        loaded = _load(source, model, say, merge)
     except UserError:
         with suppress(OSError):  # something is in it, from an export that was killed
             unfinished.rmdir()
         raise
     try:
-        save_pretrained(loaded.model, unfinished, dtype)
+        save_pretrained(loaded.model, unfinished, dtype, base=loaded.base)
         loaded.tokenizer.save_pretrained(unfinished)
         unfinished.replace(output)
     except (OSError, SafetensorError) as error:
@@ -94,13 +107,13 @@ def _unwritable(output: Path, error: OSError | SafetensorError) -> UserError:
     )
 
 
-def _load(source: Path, model: str | None, say: Callable[[str], None]) -> _Loaded:
+def _load(source: Path, model: str | None, say: Callable[[str], None], merge: bool) -> _Loaded:
     folder, step = located("checkpoint", source)
     steps = complete_steps(folder) if step is None else [step]
     failures = []
     for saved in (SavedStep(folder, each) for each in steps):
         try:
-            return _load_step(saved, model, say)
+            return _load_step(saved, model, say, merge)
         except UserError:
             raise
         except Exception as error:  # whatever Orbax and TensorStore find wrong with it
@@ -118,7 +131,9 @@ def _load(source: Path, model: str | None, say: Callable[[str], None]) -> _Loade
     )
 
 
-def _load_step(saved: SavedStep, model: str | None, say: Callable[[str], None]) -> _Loaded:
+def _load_step(
+    saved: SavedStep, model: str | None, say: Callable[[str], None], merge: bool
+) -> _Loaded:
     path, facts = saved.path, RunFacts.saved(saved)
     name = _source(facts) if model is None else model
     started = "" if model is not None else ", from which the run started,"
@@ -136,14 +151,26 @@ def _load_step(saved: SavedStep, model: str | None, say: Callable[[str], None]) 
             raise UserError(f"{other}: one was passed to GRPOTrainer, or it has changed. {fix}")
         say(f"warning: {other}")
     mesh = AutoMesh().build(jax.devices()[:1])
+    settings = facts.config
+    lora = Lora.of_settings(
+        lora_rank=settings.get("lora_rank"),
+        lora_alpha=settings.get("lora_alpha"),
+        lora_target=settings.get("lora_target"),
+        use_rslora=bool(settings.get("use_rslora")),
+    )
+    shapes = model_shapes(config, mesh, lora=lora)
     try:
-        parameters = saved.model(model_shapes(config, mesh))
+        parameters = saved.model(eqx.filter(shapes, shapes.trainable))
     except OtherArraysError as error:
         raise UserError(
             f"the checkpoint {str(path)!r} is of another model than {name!r}{started} ({error}): "
             f"one was passed to GRPOTrainer, or it has changed. {fix}"
         ) from error
-    return _Loaded(path, parameters, tokenizer)
+    if lora is not None:
+        frozen = from_pretrained(base_model(name), mesh)
+        parameters = eqx.combine(parameters, with_adapters(frozen, lora, make_key(0)))
+        parameters = parameters.merged() if merge else parameters
+    return _Loaded(path, parameters, base_model(name), tokenizer)
 
 
 def _source(facts: RunFacts) -> str:

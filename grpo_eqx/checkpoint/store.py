@@ -113,7 +113,7 @@ class CheckpointStore:
         """
         self.wait()
         self._saving = state.step
-        arrays = named_arrays(state)
+        arrays = named_arrays(state.saved())
         facts = {
             "counters": named_counters(state),
             "shapes": {name: list(x.shape) for name, x in arrays.items()},

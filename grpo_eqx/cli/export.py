@@ -29,6 +29,9 @@ class Export(Subcommand):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the tensors. float32: the run's parameters, bit for bit. bfloat16: half the size, as
     most models are published."""
+    merge: bool = False
+    """Of a run with adapters, write the whole model, with the adapters merged into it. By default,
+    the adapters alone, as PEFT writes them."""
     model: str | None = None
     """Folder or hub name with the run's config.json and tokenizer. None: the model that the run
     started from. Needed if that has moved, or a model was passed to GRPOTrainer."""
@@ -42,7 +45,9 @@ class Export(Subcommand):
         check_xla_flags()
         # An accelerator may belong to the run, and is not needed.
         jax.config.update("jax_platforms", "cpu")
-        written = export(self.checkpoint, self.output, self.dtype, _say, self.model)
+        written = export(
+            self.checkpoint, self.output, self.dtype, _say, self.model, merge=self.merge
+        )
         print(
             f"wrote {written.num_parameters:,} parameters of {written.checkpoint} in {self.dtype}, "
             f"and the tokenizer, to {self.output}"

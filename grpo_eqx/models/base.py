@@ -1,6 +1,8 @@
 """The model interface that training, generation and planning require of every family."""
 
 import abc
+import collections
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -58,6 +60,16 @@ class ModelConfig(abc.ABC):
         """Number of parameters in all layers' matrices; biases and norms are too few to count."""
 
     @property
+    @abc.abstractmethod
+    def windows(self) -> tuple[int | None, ...]:
+        """Number of positions that a query sees in each layer, its own included; `None`: all."""
+
+    @property
+    @abc.abstractmethod
+    def logit_softcap(self) -> float | None:
+        """Bound `c` of the logits, which are `c tanh(product / c)`; `None`: they are products."""
+
+    @property
     def num_head_parameters(self) -> int:
         """Number of parameters in the language-model head; an embedding lookup is not a product."""
         return self.vocab_size * self.hidden_size
@@ -66,22 +78,27 @@ class ModelConfig(abc.ABC):
         self,
         prompt_lengths: Int[np.ndarray, " P"],
         completion_lengths: Int[np.ndarray, "P G"],
+        *,
+        frozen: bool = False,
     ) -> float:
         """Counts model FLOPs, forward and backward, as in PaLM (arXiv 2204.02311, app. B).
 
-        Each token takes 6 per parameter of the matrices it passes through (the head only for
-        completions) and, for each key that its query sees, 12 per layer and dimension of its query
-        heads. Unlike in PaLM, keys that causality hides are not counted.
+        Each token takes 6 per parameter of the matrices it passes through, the head only for
+        completions, or 4 where these are frozen, beneath adapters that are too small to count. It
+        takes 12 per layer and dimension of its query heads for each key that its query sees; unlike
+        in PaLM, keys that causality or a window hides are not counted.
         """
         prompts, completions = _floats(prompt_lengths, completion_lengths)
         tokens = prompts.sum() + completions.sum()
         products = self.num_layer_parameters * tokens
         products += self.num_head_parameters * completions.sum()
-        seen = (prompts * (prompts + 1) / 2).sum() + (
-            prompts[:, None] * completions + completions * (completions - 1) / 2
-        ).sum()
+        last = prompts[:, None] - 1  # a completion's first query is its prompt's last
+        seen = 0.0
+        for window, layers in collections.Counter(self.windows).items():
+            of_completions = _seen(last + completions, window) - _seen(last, window)
+            seen += layers * (_seen(prompts, window).sum() + of_completions.sum())
         width = self.num_attention_heads * self.head_size
-        return float(6 * products + 12 * self.num_hidden_layers * width * seen)
+        return float((4 if frozen else 6) * products + 12 * width * seen)
 
     def decode_bytes(
         self,
@@ -101,9 +118,14 @@ class ModelConfig(abc.ABC):
         """
         prompts, completions = _floats(prompt_lengths, completion_lengths)
         weights = self.num_layer_parameters + self.num_head_parameters
-        longest = completions.max(axis=1)
-        positions = (prompts * longest).sum() + (completions * (completions - 1) / 2).sum()
-        position = 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_size
+        longest, last = completions.max(axis=1) - 1, prompts - 1
+        positions = 0.0
+        for window, layers in collections.Counter(self.windows).items():
+            of_prompts = _seen(prompts + longest, window) - _seen(last, window)
+            of_prompts -= _seen(longest, window)
+            own = _seen(completions - 1, window)
+            positions += layers * (of_prompts.sum() + own.sum())
+        position = 2 * self.num_key_value_heads * self.head_size
         weight_bytes = itemsize * num_decode_steps * num_copies * weights
         return float(weight_bytes + kv_itemsize * position * positions)
 
@@ -151,9 +173,22 @@ class PromptCache(NamedTuple):
         kv = jax.tree.map(functools.partial(func, axis=1), self.kv, *(x.kv for x in others))
         return PromptCache(kv, *map(func, self[1:], *(x[1:] for x in others)))
 
-    def segment(self, layer_kv: KeyValues) -> Segment:
-        """Returns one layer's keys and values, with a mask of what completions see of them."""
-        return Segment(layer_kv, self.visible[:, None])
+    def segment(
+        self,
+        layer_kv: KeyValues,
+        positions: Int[Array, "P G"],
+        window: Int[Array, ""] | None,
+    ) -> Segment:
+        """Returns one layer's keys and values, with a mask of what completions see of them.
+
+        **Arguments:** keys and values; the positions of the completions' queries; how many
+        positions a query sees, its own included, by default all.
+        """
+        visible = self.visible[:, None]
+        if window is not None:
+            own = jnp.cumsum(self.visible, axis=1, dtype=jnp.int32)[:, None] - 1
+            visible &= own > positions[..., None] - window
+        return Segment(layer_kv, visible)
 
 
 class CausalLM(eqx.Module):
@@ -245,9 +280,32 @@ class CausalLM(eqx.Module):
         """
 
     @property
+    def has_adapters(self) -> bool:
+        """Whether any linear map has a low-rank adapter, which alone is then trained."""
+        return any(x.adapter is not None for x in self._linears())
+
+    @property
     def trainable(self: _Model) -> _Model:
         """Tree of the model with a bool for every array: whether training changes it."""
-        return jax.tree.map(lambda _: True, self)
+        if not self.has_adapters:
+            return jax.tree.map(lambda _: True, self)
+        return jax.tree.map_with_path(lambda path, _: ".adapter." in parameter_name(path), self)
+
+    def merged(self: _Model) -> _Model:
+        """Returns the model with each adapter added to its weight, in float32."""
+        return self._map_linears(lambda x: x.merged())
+
+    def without_adapters(self: _Model) -> _Model:
+        """Returns the model that the adapters were added to, with the same arrays."""
+        return self._map_linears(lambda x: dataclasses.replace(x, adapter=None))
+
+    def _linears(self) -> list[Linear]:
+        return [x for x in jax.tree.leaves(self, is_leaf=_is_linear) if isinstance(x, Linear)]
+
+    def _map_linears(self: _Model, func: Callable[[Linear], Linear]) -> _Model:
+        return jax.tree.map(
+            lambda x: func(x) if isinstance(x, Linear) else x, self, is_leaf=_is_linear
+        )
 
     def astype(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
         """Returns the model with every array in `dtype`."""
@@ -255,9 +313,7 @@ class CausalLM(eqx.Module):
 
     def transposed(self: _Model) -> _Model:
         """Returns the model with every linear map `transposed`."""
-        return jax.tree.map(
-            lambda x: x.transposed() if isinstance(x, Linear) else x, self, is_leaf=_is_linear
-        )
+        return self._map_linears(lambda x: x.transposed())
 
     def rounded(self: _Model, dtype: jnp.dtype) -> _Model:
         """Returns the model to generate with int8 weights, and everything else in `dtype`.
@@ -284,9 +340,12 @@ class CausalLM(eqx.Module):
     def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
         """Projects final hidden states to float32 logits."""
         if isinstance(self.output_table, RoundedTable):
-            return self.output_table.project(hidden)
-        head = self.head.astype(hidden.dtype)
-        return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
+            logits = self.output_table.project(hidden)
+        else:
+            head = self.head.astype(hidden.dtype)
+            logits = jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
+        softcap = self.config.logit_softcap
+        return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
 
 
 def parameter_name(path: tuple[object, ...]) -> str:
@@ -296,6 +355,12 @@ def parameter_name(path: tuple[object, ...]) -> str:
 
 def _is_linear(x: object) -> bool:
     return isinstance(x, Linear)
+
+
+def _seen(lengths: np.ndarray, window: int | None) -> np.ndarray:
+    """Counts the pairs of a query and a key that it sees, in sequences of these lengths."""
+    within = lengths if window is None else np.minimum(lengths, window)
+    return within * (within + 1) / 2 + (lengths - within) * within
 
 
 def _floats(*lengths: np.ndarray) -> list[np.ndarray]:

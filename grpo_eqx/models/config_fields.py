@@ -1,22 +1,21 @@
 """The fields of a Hugging Face `config.json`: which are used, refused, or without effect."""
 
+import dataclasses
 import json
 import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.models.rotary import SCALINGS, RopeScaling
 
 _COMPUTED: dict[str, Any] = {
-    "hidden_act": "silu",
-    "attention_bias": True,  # on queries, keys and values; outputs have none
     "mlp_bias": False,
     "attention_dropout": 0.0,
     "is_causal": True,
     "use_bidirectional_attention": False,
-    "use_sliding_window": False,
     "use_mrope": False,
     "partial_rotary_factor": 1.0,
     "pruned_heads": {},
@@ -31,10 +30,11 @@ _COMPUTED: dict[str, Any] = {
     "configuration_files": None,
     "transformers_weights": None,
 }
-"""Supported values: a field that is present and not null must have the value given here."""
+"""Supported values, of all families: a field that is present and not null must have this value."""
 
-_ROPE: dict[str, Any] = {"rope_type": "default", "type": "default", "partial_rotary_factor": 1.0}
-"""Supported values inside `rope_scaling` and `rope_parameters`, besides `rope_theta`."""
+FULL, WINDOWED = "full_attention", "sliding_attention"
+_NESTED = {"rope_scaling", "rope_parameters", "layer_types"}
+"""Fields with values of their own form."""
 
 _WITHOUT_EFFECT = frozenset({
     # Origin, purpose and training of the model.
@@ -47,8 +47,6 @@ _WITHOUT_EFFECT = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_cache",
     "is_decoder", "chunk_size_feed_forward", "return_dict", "output_attentions",
     "output_hidden_states", "output_scores", "return_dict_in_generate", "tie_last_hidden_states",
-    # Effective only with `use_sliding_window`.
-    "sliding_window", "max_window_layers",
     # Qwen2.5-1M: transformers ignores it, as does vLLM up to its chunk size (262144 tokens).
     "dual_chunk_attention_config",
     # Special tokens; `eos_token_id` is left to the tokenizer to read.
@@ -65,33 +63,45 @@ _SHOWN = 200
 """Maximum number of characters of a refused value in its message."""
 
 
+def read_fields(path: str | Path) -> dict[str, Any]:
+    """Reads a `config.json`; raises `UserError` where it is none."""
+    try:
+        fields = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not a readable config.json: {error}.") from error
+    if not isinstance(fields, dict):
+        raise UserError(f"{path} is not a readable config.json: it is not a JSON object.")
+    return fields
+
+
 def used_fields(
-    fields: Mapping[str, Any], kinds: Mapping[str, Any], path: str | Path
+    fields: Mapping[str, Any],
+    kinds: Mapping[str, Any],
+    supported: Mapping[str, Any],
+    path: str | Path,
 ) -> dict[str, Any]:
     """Checks a `config.json` and picks the fields that are used; `rope_theta` may be nested.
 
-    **Arguments:** all fields; the names and types of those used; the file's path, for messages.
+    **Arguments:** all fields; the names and types of those used; the values that the family
+    computes with, of others; the file's path, for messages.
 
     Raises `UserError` for a value of the wrong type, and for a field that asks for something
     unsupported. Warns about unknown fields.
     """
-    if fields.get("model_type") != "qwen2":
-        raise UserError(
-            f"{path}: model_type={fields.get('model_type')!r} is not supported, only 'qwen2': use "
-            "a Qwen2 or Qwen2.5 model."
-        )
-    for name, computed in _COMPUTED.items():
+    supported = {**_COMPUTED, **supported}
+    for name, computed in supported.items():
         value = fields.get(name)
         if value is not None and value != computed:
-            raise _unsupported(path, name, value, json.dumps(computed))
-    used = {name: fields[name] for name in kinds if name in fields}
-    used["rope_theta"] = _rope_theta(fields, path)
+            raise unsupported(path, name, value, json.dumps(computed))
+    used = {name: fields[name] for name in kinds if name in fields and name not in _NESTED}
+    used |= _rope(fields, kinds, path)
     for name, value in used.items():
-        _check_value(path, name, kinds[name], value)
+        if name not in _NESTED:
+            _check_value(path, name, kinds[name], value)
     used = {name: float(x) if kinds[name] is float else x for name, x in used.items()}
-    _check_layer_types(fields, path)
-    known = {"model_type", "layer_types", "rope_scaling", "rope_parameters"}
-    known |= {*kinds, *_COMPUTED, *_WITHOUT_EFFECT}
+    if fields.get("layer_types") is not None:
+        used["layer_types"] = _layer_types(fields["layer_types"], path)
+    known = {"model_type", *_NESTED, *kinds, *supported, *_WITHOUT_EFFECT}
     if unknown := [name for name in fields if name not in known]:
         # Python shows a warning once per line it is attributed to: here the same line for every
         # reader, as a run reads the file twice.
@@ -103,20 +113,17 @@ def used_fields(
     return used
 
 
-def _rope_theta(fields: Mapping[str, Any], path: str | Path) -> Any:
-    """Returns the base of the rotary frequencies; refuses other frequencies, and two bases."""
+def _rope(fields: Mapping[str, Any], kinds: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Returns the base of the rotary frequencies and their scaling; refuses two bases."""
     ropes = {name: fields.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
-    for name, rope in ropes.items():
-        plain = isinstance(rope, dict) and all(
-            key == "rope_theta" or value is None or value == _ROPE.get(key)
-            for key, value in rope.items()
-        )
-        if not plain:
-            raise _unsupported(path, name, rope, '{"rope_type": "default"} and a rope_theta')
+    for name, each in ropes.items():
+        if not isinstance(each, dict):
+            raise unsupported(path, name, each, "an object with a rope_type")
     # As in `convert_rope_params_to_dict` of transformers 5: rope_scaling replaces rope_parameters,
     # a base inside it precedes the one outside, and the default is 10000. All must agree, as
     # transformers 4 reads only the base outside.
-    rope = ropes["rope_scaling"] or ropes["rope_parameters"]
+    name = "rope_scaling" if ropes["rope_scaling"] else "rope_parameters"
+    rope = ropes[name]
     taken = next(
         (x for x in (rope.get("rope_theta"), fields.get("rope_theta")) if x is not None), 10_000.0
     )
@@ -127,15 +134,41 @@ def _rope_theta(fields: Mapping[str, Any], path: str | Path) -> Any:
                 f"{path}: rope_theta is {taken!r} in one place and {other!r} in another: keep the "
                 "one that the model was trained with."
             )
-    return taken
+    return {"rope_theta": taken, "rope_scaling": _rope_scaling(rope, name, path)}
+
+
+def _rope_scaling(rope: Mapping[str, Any], name: str, path: str | Path) -> RopeScaling | None:
+    """Reads a `rope_scaling`; refuses unknown kinds, and fields that its kind does not have."""
+    given = {key: value for key, value in rope.items() if value is not None and key != "rope_theta"}
+    kind = given.pop("rope_type", given.get("type", "default"))
+    older = given.pop("type", kind)
+    if older != kind:
+        raise unsupported(path, f"{name}.type", older, json.dumps(kind))
+    if given.get("partial_rotary_factor") == 1.0:
+        del given["partial_rotary_factor"]
+    if kind != "default" and kind not in SCALINGS:
+        wanted = ", ".join(json.dumps(each) for each in ("default", *SCALINGS))
+        raise unsupported(path, f"{name}.rope_type", kind, wanted)
+    scaling = None if kind == "default" else SCALINGS[kind]
+    known = {} if scaling is None else {x.name: x for x in dataclasses.fields(scaling)}  # type: ignore[arg-type]
+    for key, value in given.items():
+        if key not in known:
+            allowed = f"a rope_type {json.dumps(kind)} with {', '.join(known) or 'a rope_theta'}"
+            raise unsupported(path, f"{name}.{key}", value, allowed)
+        _check_value(path, f"{name}.{key}", known[key].type, value)
+    for key, field in known.items():
+        if key not in given and field.default is dataclasses.MISSING:
+            raise UserError(f"{path}: {name} lacks {key}, which rope_type {kind!r} needs.")
+    return None if scaling is None else scaling(**given)
 
 
 def _check_value(path: str | Path, name: str, kind: Any, value: Any) -> None:
     """Raises `UserError` for a value of the wrong type (a bool is not a number) or not above 0."""
     if kind is bool:
         right, wanted = isinstance(value, bool), "true or false"
-    elif kind is float:
+    elif float in (kind, *get_args(kind)):
         right = type(value) in (int, float) and 0 < value <= sys.float_info.max
+        right |= value is None and kind is not float
         wanted = "a number above 0"
     else:
         right = (type(value) is int and value > 0) or (value is None and kind is not int)
@@ -144,18 +177,14 @@ def _check_value(path: str | Path, name: str, kind: Any, value: Any) -> None:
         raise UserError(f"{path}: {name}={value!r} is not {wanted}.")
 
 
-def _check_layer_types(fields: Mapping[str, Any], path: str | Path) -> None:
-    """Refuses anything but full attention in every layer."""
-    types, layers = fields.get("layer_types"), fields.get("num_hidden_layers")
-    if types is None or layers is None:
-        return
-    full = isinstance(types, list) and all(each == "full_attention" for each in types)
-    if not full or len(types) != layers:
-        wanted = f'"full_attention" for each of the {layers} layers'
-        raise _unsupported(path, "layer_types", types, wanted)
+def _layer_types(types: Any, path: str | Path) -> tuple[str, ...]:
+    if isinstance(types, list) and all(each in (FULL, WINDOWED) for each in types):
+        return tuple(types)
+    raise unsupported(path, "layer_types", types, f"a list of {FULL!r} and {WINDOWED!r}")
 
 
-def _unsupported(path: str | Path, name: str, value: Any, wanted: str) -> UserError:
+def unsupported(path: str | Path, name: str, value: Any, wanted: str) -> UserError:
+    """Returns the refusal of a field's value."""
     found = repr(value)
     found = found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
     return UserError(

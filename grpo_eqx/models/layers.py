@@ -1,17 +1,33 @@
-"""Building blocks of a Qwen2 layer: linear maps, RMSNorm, SwiGLU, rotary positions."""
+"""Building blocks of a layer: linear maps, RMSNorm, gated activations."""
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int, Int8
+from jaxtyping import Array, Float, Int8
 
 from grpo_eqx.models.product import inner_products, product
 from grpo_eqx.models.rounding import rounded_rows
+
+
+class LowRank(eqx.Module):
+    """`scale * b @ a`, which LoRA (arXiv 2106.09685) adds to a frozen weight."""
+
+    a: Float[Array, "*stack rank in"]
+    b: Float[Array, "*stack out rank"]
+    scale: float = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
+        """Computes what is added to the outputs."""
+        return _project(_project(x, self.a), self.b) * jnp.asarray(self.scale, x.dtype)
+
+    def delta(self) -> Float[Array, "*stack out in"]:
+        """Computes what is added to the weight, float32."""
+        a, b = self.a.astype(jnp.float32), self.b.astype(jnp.float32)
+        return self.scale * product("...or,...ri->...oi", b, a)
 
 
 class Linear(eqx.Module):
@@ -23,6 +39,15 @@ class Linear(eqx.Module):
     """Scale of each output, by which the product with an int8 weight is multiplied."""
     is_transposed: bool = eqx.field(static=True, default=False)
     """Whether the weight is `[in, out]` instead."""
+    adapter: LowRank | None = None
+    """Trained addition to the weight, which then is frozen."""
+
+    def merged(self) -> "Linear":
+        """Returns the map without adapter, whose weight is the sum, float32."""
+        if self.adapter is None:
+            return self
+        weight = self.weight.astype(jnp.float32) + self.adapter.delta()
+        return dataclasses.replace(self, weight=weight, adapter=None)
 
     def transposed(self) -> "Linear":
         """Returns the map stored transposed, for faster forward passes of few rows on CPUs."""
@@ -40,6 +65,8 @@ class Linear(eqx.Module):
             return y if self.bias is None else y + self.bias
         # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
         y = checkpoint_name(_project(x, self.weight), "product")
+        if self.adapter is not None:
+            y = y + self.adapter(x)
         return y if self.bias is None else y + self.bias
 
     def _read_only(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
@@ -84,16 +111,25 @@ def _project_backward(
 _project.defvjp(_project_forward, _project_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def rms_norm(
-    x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float
+    x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float, offset: float = 0.0
 ) -> Float[Array, "*batch H"]:
     """Applies root-mean-square normalization (arXiv 1910.07467) with float32 statistics.
 
     Its backward pass normalizes again: nothing but the arguments is kept for it.
+
+    **Arguments:** the input; the scale; a number that is added to the mean of squares, and one that
+    is added to the scale, in float32.
     """
     normed, _ = _normed(x, eps)
-    return scale * normed.astype(x.dtype)
+    if offset == 0:
+        return scale * normed.astype(x.dtype)
+    return (_float32_scale(scale, offset) * normed).astype(x.dtype)
+
+
+def _float32_scale(scale: Float[Array, " H"], offset: float) -> Float[Array, " H"]:
+    return scale.astype(jnp.float32) + offset
 
 
 def _normed(
@@ -106,18 +142,18 @@ def _normed(
 
 
 def _rms_norm_forward(
-    x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float
+    x: Float[Array, "*batch H"], scale: Float[Array, " H"], eps: float, offset: float
 ) -> tuple[Float[Array, "*batch H"], tuple[Array, Array]]:
-    return rms_norm(x, scale, eps), (x, scale)
+    return rms_norm(x, scale, eps, offset), (x, scale)
 
 
 def _rms_norm_backward(
-    eps: float, residuals: tuple[Array, Array], dy: Float[Array, "*batch H"]
+    eps: float, offset: float, residuals: tuple[Array, Array], dy: Float[Array, "*batch H"]
 ) -> tuple[Float[Array, "*batch H"], Float[Array, " H"]]:
     x, scale = residuals
     normed, factor = _normed(x, eps)
     dy32 = dy.astype(jnp.float32)
-    scaled = dy32 * scale.astype(jnp.float32)
+    scaled = dy32 * _float32_scale(scale, offset)
     along = inner_products(scaled, normed)[..., None] / x.shape[-1]
     dx = factor * (scaled - normed * along)
     by_scale = (dy32 * normed).reshape(-1, x.shape[-1]).sum(axis=0)
@@ -157,21 +193,6 @@ def _swiglu_backward(
 swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 
-class Rotary(NamedTuple):
-    """Cosines and sines of rotary positions (RoFormer, arXiv 2104.09864), float32."""
-
-    cos: Float[Array, "P G T D"]
-    sin: Float[Array, "P G T D"]
-
-    @classmethod
-    def at(cls, positions: Int[Array, "P G T"], head_dim: int, theta: float) -> "Rotary":
-        frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
-        angles = positions[..., None].astype(jnp.float32) * frequencies
-        angles = jnp.concatenate([angles, angles], axis=-1)
-        return cls(jnp.cos(angles), jnp.sin(angles))
-
-    def rotate(self, x: Float[Array, "P G T heads D"]) -> Float[Array, "P G T heads D"]:
-        first, second = jnp.split(x, 2, axis=-1)
-        turned = jnp.concatenate([-second, first], axis=-1)
-        cos, sin = self.cos[..., None, :], self.sin[..., None, :]
-        return (x * cos + turned * sin).astype(x.dtype)
+def geglu(gate: Float[Array, "*batch I"], up: Float[Array, "*batch I"]) -> Float[Array, "*batch I"]:
+    """Computes `gelu(gate) * up` (arXiv 2002.05202), with the tanh form of GELU."""
+    return jax.nn.gelu(gate, approximate=True) * up

@@ -16,8 +16,10 @@ from safetensors.numpy import save_file
 from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
+from grpo_eqx.models import peft
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
 from grpo_eqx.models.hub import HubName, download, failed_download
+from grpo_eqx.models.lora import Lora
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.arrays import fetch, shard
@@ -70,13 +72,14 @@ def _check_folder(path: Path) -> None:
     """Refuses folders that people take for a model's."""
     if (path / "metrics.jsonl").exists():
         raise UserError(f"model {str(path)!r} is the folder of a run: use {str(path / 'model')!r}.")
-    if (path / "adapter_config.json").exists():
-        raise UserError(
-            f"model {str(path)!r} is an adapter, or has one: merge it into its model first, and "
-            f"leave out adapter_config.json."
-        )
     if (path / "config.json").exists():
         return
+    if (path / peft.CONFIG).exists():
+        base = peft.SavedAdapter.read(path).base
+        raise UserError(
+            f"model {str(path)!r} is an adapter of {base!r} without the rest of the model: copy "
+            f"config.json and the tokenizer of that model into its folder."
+        )
     if (path / "state").is_dir() and (path / "facts").is_dir():
         raise UserError(
             f"model {str(path)!r} is a checkpoint: use the folder that grpo-eqx export makes of it."
@@ -131,6 +134,33 @@ def _downloaded_config(of_hub: HubName, name: str) -> str:
         ) from error
 
 
+def base_model(model: str) -> str:
+    """Returns the name of the model to train adapters of, or its whole path."""
+    folder = Path(model)
+    if (folder / peft.CONFIG).exists():
+        return peft.SavedAdapter.read(folder).base
+    return str(folder.absolute()) if folder.is_dir() else model
+
+
+def check_adapter(model: str, lora: Lora | None) -> None:
+    """Refuses to train a model that is an adapter, unless it is the one to go on with."""
+    folder = Path(model)
+    if not (folder / peft.CONFIG).exists():
+        return
+    saved = peft.SavedAdapter.read(folder).lora
+    if lora is None:
+        raise UserError(
+            f"model {model!r} is an adapter, and lora_rank is not set: set it to {saved.rank} to "
+            f"train the adapter on, or merge it into its model with grpo-eqx export --merge."
+        )
+    if (lora.rank, lora.scale) != (saved.rank, saved.scale):
+        raise UserError(
+            f"model {model!r} is an adapter of rank {saved.rank} and scale {saved.scale:g}, and "
+            f"the settings' have rank {lora.rank} and scale {lora.scale:g}: set lora_rank to "
+            f"{saved.rank} and lora_alpha to {saved.scale * saved.rank:g}."
+        )
+
+
 def from_pretrained(
     name_or_path: str | Path,
     mesh: jax.sharding.Mesh | None = None,
@@ -139,7 +169,8 @@ def from_pretrained(
 ) -> CausalLM:
     """Loads a model of a known family, each array directly into its sharding over `mesh`.
 
-    Only the slices that this host's devices hold are read, one parameter at a time.
+    Only the slices that this host's devices hold are read, one parameter at a time. Of an adapter's
+    folder, as PEFT writes it, the model beneath is loaded too, and gets the float32 adapter.
 
     **Arguments:** a folder or hub name; a mesh of (dp, fsdp, tp), by default all devices on fsdp;
     the dtype of the arrays.
@@ -153,8 +184,12 @@ def from_pretrained(
         dtype = jnp.dtype(dtype)
     except TypeError as error:
         raise UserError(f"dtype is {dtype!r}: use float32, bfloat16 or float16.") from error
-    folder = model_folder(name_or_path)
     mesh = AutoMesh().build() if mesh is None else mesh
+    if (Path(name_or_path) / peft.CONFIG).exists():
+        saved = peft.SavedAdapter.read(Path(name_or_path))
+        adapted = saved.added_to(from_pretrained(saved.base, mesh, dtype))
+        return jax.device_put(adapted, adapted.shardings(mesh))
+    folder = model_folder(name_or_path)
     config = read_config(folder / "config.json")
     template = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
     with ExitStack() as stack:
@@ -192,12 +227,14 @@ def _part(
     return part
 
 
-def shard_model(model: str | CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
-    """Places float32 parameters on a mesh: those of a name or folder, or a copy of a model's."""
+def shard_model(
+    model: str | CausalLM, mesh: jax.sharding.Mesh, dtype: jax.typing.DTypeLike = jnp.float32
+) -> CausalLM:
+    """Places parameters on a mesh: those of a name or folder, or a copy of a model's."""
     if isinstance(model, str):
-        return from_pretrained(model, mesh)
+        return from_pretrained(model, mesh, dtype)
     # A copy even where the model is in place already: updates will be written over it.
-    copy = jax.tree.map(lambda x: jnp.array(x, jnp.float32, copy=True), model)
+    copy = jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), model)
     shardings = model.shardings(mesh)
     if jax.process_count() > 1:
         return jax.tree.map(shard, fetch(copy), shardings)
@@ -208,21 +245,35 @@ def save_pretrained(
     model: CausalLM,
     folder: str | Path,
     dtype: jax.typing.DTypeLike | None = None,
+    *,
+    base: str | None = None,
     **others: Any,
 ) -> None:
     """Writes `config.json` and safetensors that Hugging Face transformers loads.
 
-    **Arguments:** the dtype of the tensors, by default that of the model. Files hold at most 5 GB
-    each, and one of them is in host memory at a time. All processes must call this; only the first
-    one writes. Raises `OSError` where the folder cannot be written.
+    Of a model with adapters, these are written, as PEFT does; to write the whole, save `merged()`.
+
+    **Arguments:** the dtype of the tensors, by default that of the model; the name or folder of the
+    model beneath adapters. Files hold at most 5 GB each, and one of them is in host memory at a
+    time. All processes must call this; only the first one writes. Raises `OSError` where the folder
+    cannot be written.
     """
     refuse_unknown("save_pretrained", others, _ARGUMENT_ADVICE)
     folder = Path(folder)
     dtype = jnp.dtype(model.head.dtype if dtype is None else dtype)
+    if model.has_adapters and base is None:
+        raise UserError(
+            "the model has adapters: give base, the name or folder of the model beneath, or save "
+            "model.merged()."
+        )
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         config = {**model.config.to_json(), "torch_dtype": dtype.name}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    if base is not None and model.has_adapters:
+        peft.save_adapter(model, folder, base)
+        return
+    if is_main():
         for stale in [*folder.glob("model*.safetensors"), folder / _INDEX]:
             stale.unlink(missing_ok=True)
     slots = {name: _Slot(array, layer) for name, array, layer in _tensors(model)}

@@ -1,7 +1,6 @@
 """The model families that can be loaded, by Hugging Face's `model_type`."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -10,8 +9,15 @@ from jaxtyping import PRNGKeyArray
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import CausalLM, ModelConfig
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.config_fields import read_fields
+from grpo_eqx.models.decoder import Decoder
+from grpo_eqx.models.decoder_config import DecoderConfig
+from grpo_eqx.models.families.gemma2 import Gemma2Config
+from grpo_eqx.models.families.gemma3 import Gemma3Config
+from grpo_eqx.models.families.llama import LlamaConfig
+from grpo_eqx.models.families.mistral import MistralConfig
+from grpo_eqx.models.families.qwen2 import Qwen2Config
+from grpo_eqx.models.families.qwen3 import Qwen3Config
 
 
 class Family(NamedTuple):
@@ -21,7 +27,31 @@ class Family(NamedTuple):
     model: type[CausalLM]
 
 
-FAMILIES: Mapping[str, Family] = {"qwen2": Family(Qwen2Config, Qwen2)}
+_DECODERS: Sequence[type[DecoderConfig]] = (
+    Qwen2Config,
+    Qwen3Config,
+    LlamaConfig,
+    MistralConfig,
+    Gemma2Config,
+    Gemma3Config,
+)
+FAMILIES: dict[str, Family] = {}
+"""The families by `model_type`."""
+
+
+def register(model_type: str, config: type[ModelConfig], model: type[CausalLM] = Decoder) -> None:
+    """Adds a family: models whose `config.json` has this `model_type` then load and train.
+
+    **Arguments:** the `model_type`; the config class; the module, by default the one that computes
+    what the config's `architecture` says. Raises `UserError` for a type that is taken.
+    """
+    if model_type in FAMILIES:
+        raise UserError(f"model_type {model_type!r} is registered already: choose another.")
+    FAMILIES[model_type] = Family(config, model)
+
+
+for _config in _DECODERS:
+    register(_config.file_format.model_type, _config)
 
 
 def read_config(path: str | Path) -> ModelConfig:
@@ -29,14 +59,13 @@ def read_config(path: str | Path) -> ModelConfig:
 
     Raises `UserError` for an unknown `model_type`, and for settings that its family refuses.
     """
-    try:
-        fields = json.loads(Path(path).read_text())
-    except (OSError, ValueError):
-        fields = None
-    kind = fields.get("model_type") if isinstance(fields, dict) else None
-    # Without a known type, the first family's reader says what is wrong with the file.
-    family = FAMILIES.get(str(kind)) or next(iter(FAMILIES.values()))
-    return family.config.from_json(path)
+    kind = read_fields(path).get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise UserError(
+            f"{path}: model_type={kind!r} is not supported, only {', '.join(FAMILIES)}: use a "
+            f"model of one of these."
+        )
+    return FAMILIES[kind].config.from_json(path)
 
 
 def published_config(name: str) -> ModelConfig | None:

@@ -32,6 +32,7 @@ def performance_metrics(
     num_decode_steps: int,
     update: Work,
     num_iterations: int,
+    frozen: bool,
     peaks: DevicePeaks | None,
     num_devices: int,
     num_copies: int,
@@ -45,6 +46,7 @@ def performance_metrics(
     - `rollout`, `update`: the work of all devices together.
     - `num_decode_steps`: times that the rollout computed a next token for all live completions.
     - `num_iterations`: passes over the update's groups.
+    - `frozen`: whether only adapters are trained.
     - `peaks`: of one device; `None` gives tokens per second only.
     - `num_devices`, `num_copies`: the devices, and the copies of the weights that they read for a
       token of each completion.
@@ -58,7 +60,7 @@ def performance_metrics(
     }
     if peaks is not None:
         flops = num_iterations * config.update_flops(
-            update.prompt_lengths, update.completion_lengths
+            update.prompt_lengths, update.completion_lengths, frozen=frozen
         )
         read = config.decode_bytes(
             rollout.prompt_lengths,

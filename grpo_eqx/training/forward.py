@@ -36,6 +36,13 @@ def token_stats(
     )
     hidden = jnp.take_along_axis(hidden, rows.scored[..., None], axis=1)
     # The head stays in float32: its gradient is summed over all tokens before it is rounded.
-    stats = backend(hidden[:, None], model.head, rows.targets(rollout)[:, None], temperature, mesh)
+    stats = backend(
+        hidden[:, None],
+        model.head,
+        rows.targets(rollout)[:, None],
+        temperature,
+        mesh,
+        model.config.logit_softcap,
+    )
     length = rollout.completion_ids.shape[-1]
     return jax.tree.map(lambda x: rows.by_completion(x[:, 0], length), stats)

@@ -265,7 +265,12 @@ class Programs:
         shape = (num_batch_shards(self.mesh), 1, options.max_completion_length)
         jax.eval_shape(
             lambda hidden, head, ids: self.backend(
-                hidden, head, ids, options.sampling.temperature, self.mesh
+                hidden,
+                head,
+                ids,
+                options.sampling.temperature,
+                self.mesh,
+                model.config.logit_softcap,
             ),
             jax.ShapeDtypeStruct((*shape, head.shape[1]), options.dtype),
             jax.ShapeDtypeStruct(head.shape, head.dtype),
@@ -313,7 +318,7 @@ class Programs:
 
     def rollout_model(self, model: CausalLM) -> CausalLM:
         """Returns the model with the weights that `generate` reads."""
-        dtype = self.options.sampling_dtype
+        dtype, model = self.options.sampling_dtype, model.merged()
         rounds = self.options.rollout_dtype == jnp.int8
         return model.rounded(dtype) if rounds else model.astype(dtype)
 

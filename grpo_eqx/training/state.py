@@ -1,5 +1,6 @@
 """State of a run."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,10 +24,10 @@ class TrainState(eqx.Module):
     """Everything that changes during a run: enough, with the config, to continue it."""
 
     model: CausalLM
-    """Parameters in float32."""
+    """Parameters in float32; with adapters, these alone, and the others in the compute dtype."""
     opt_state: optax.OptState
     reference: CausalLM | None = None
-    """Reference model of the KL term; `None` without one."""
+    """Reference model of the KL term; `None` without one, or where it is beneath adapters."""
     step: int = 0
     """Completed steps."""
     next_batch: int = 0
@@ -35,6 +36,21 @@ class TrainState(eqx.Module):
     """Tokens generated so far, each completion counted with its prompt."""
     skipped_in_a_row: int = 0
     """Updates in a row, up to the last one, that were skipped because they were not finite."""
+
+    @property
+    def reference_model(self) -> CausalLM | None:
+        """The model of the KL term: `reference`, or the one that adapters were added to."""
+        if self.reference is None and self.model.has_adapters:
+            return self.model.without_adapters()
+        return self.reference
+
+    def saved(self) -> "TrainState":
+        """Returns the part that checkpoints hold: of the model, what training changes."""
+        return dataclasses.replace(self, model=eqx.filter(self.model, self.model.trainable))
+
+    def with_frozen(self, model: CausalLM) -> "TrainState":
+        """Returns a state that was `saved`, completed by what training leaves as it is."""
+        return dataclasses.replace(self, model=eqx.combine(self.model, model))
 
     def __getattr__(self, name: str) -> Any:
         instead = f": {_OF_TRL[name]}" if name in _OF_TRL else ""

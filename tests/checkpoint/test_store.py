@@ -16,8 +16,7 @@ from grpo_eqx.checkpoint.checksums import checksums
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.errors import RunError
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.training.state import TrainState
 
 CONFIG = Qwen2Config(

@@ -16,9 +16,8 @@ from safetensors.numpy import load_file
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.cli.main import main
 from grpo_eqx.data import ChatTokenizer
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 
 pytestmark = pytest.mark.slow
 

@@ -137,7 +137,7 @@ OF_OTHERS = {
     "max_tokens_to_generate": "use max_completion_length",
     "group_size": "use num_generations",
     "kl_coef": "use beta",
-    "lora_r": "LoRA is not supported",
+    "lora_r": "use lora_rank",
     "learning_rat": "did you mean learning_rate?",
     "attn_implementation": "the best attention of each kind of device is always used",
     "load_in_4bit": "quantized models are not supported",
@@ -407,7 +407,7 @@ SCRIPTS = {
     "from grpo_eqx.tracking import Tracker\ntrainer(trackers=[Tracker])": (
         "trackers: Tracker is a class: pass an object of it"
     ),
-    "trainer(peft_config=1)": "LoRA is not supported",
+    "trainer(peft_config=1)": "set lora_rank",
     "trainer(callbacks=[1])": "pass trackers for metrics",
     "trainer(ref_model=1)": "the reference is the model that the run starts from: set beta",
     "GRPOTrainer(learning_rate=1e-6)": "it is a setting: GRPOConfig(learning_rate=...)",
@@ -568,7 +568,7 @@ SCRIPTS = {
     ),
     "trainer(model='./nowhere')": "model './nowhere' does not exist here, and is no name on the",
     "trainer(model='/nowhere/qwen')": "model '/nowhere/qwen' does not exist here",
-    "trainer(model=model(adapter=True))": "is an adapter, or has one: merge it into its model",
+    "trainer(model=model(adapter=True))": "is an adapter, and lora_rank is not set: set it to 4",
     "trainer(train_data=[{'messages': TALK}] * 20, reward_funcs='format')": (
         "rename messages to prompt, without the assistant's last message"
     ),

@@ -80,7 +80,10 @@ def model(
             path.unlink()
     if adapter:
         (folder / "model.safetensors").rename(folder / "adapter_model.safetensors")
-        (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+        fields_of_adapter = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+        (folder / "adapter_config.json").write_text(
+            json.dumps({**fields_of_adapter, "base_model_name_or_path": "tiny_qwen2"})
+        )
     if weights:
         (folder / "model.safetensors").write_text(weights)
     if tokenizer:

@@ -9,8 +9,7 @@ import pytest
 from jaxtyping import Array, Float
 
 from grpo_eqx.models.causal_attention import Visible
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 
 # Two layers of 16 + 8 + 8 + 16 parameters for attention and 36 for the MLP, a head of 20.
 TINY = Qwen2Config(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 
 SIZES = {
     "0.5B": (896, 4864, 24, 14, 2),

@@ -17,9 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models import pretrained
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 
 WEIGHTS = "model.safetensors"

@@ -7,8 +7,7 @@ import jax
 import pytest
 
 from grpo_eqx import UserError
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.registry import init_model, published_config, read_config
 
 TINY = Qwen2Config(

@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo_eqx import GRPOConfig
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.pretrained import from_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.models.rounding import RoundedTable, rounded_rows
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.lowering import model_shapes

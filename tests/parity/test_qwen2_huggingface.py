@@ -18,9 +18,8 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Prompts, Rollout, Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.models import pretrained
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding import AutoMesh
 from grpo_eqx.training.packing import Packing

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.planner import Plan, PlannedProgram
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.devices import Target, local_target

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.tracking.device_peaks import DevicePeaks, device_peaks
 from grpo_eqx.tracking.performance import Work, performance_metrics
 
@@ -31,6 +31,7 @@ def tiny_metrics(
         num_decode_steps=3,
         update=Work(PROMPTS, COMPLETIONS, seconds=8.0),
         num_iterations=2,
+        frozen=False,
         peaks=peaks,
         num_devices=num_devices,
         num_copies=num_copies,

@@ -12,7 +12,7 @@ import pytest
 from grpo_eqx.generation import Prompts, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.objective import Objective
 from grpo_eqx.planner.hlo import Collective, collectives

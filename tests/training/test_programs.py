@@ -15,9 +15,8 @@ from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.layers import Linear
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
 from grpo_eqx.models.rounding import rounded_rows
 from grpo_eqx.objective import Objective
 from grpo_eqx.rollout_choice import AutoSharding

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.models.qwen2 import Qwen2
+from grpo_eqx.models.families.qwen2 import Qwen2
 
 SMALL = {
     "data": str(Path(__file__).parents[1] / "problems.jsonl"),

@@ -8,8 +8,7 @@ import jax
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 
 # What both generations of transformers write for Qwen2.5-0.5B-Instruct, but for the rotary base.
 SHARED_FIELDS: dict[str, Any] = {

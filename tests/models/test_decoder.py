@@ -13,10 +13,10 @@ from jaxtyping import Array, Bool, Float, Int
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.causal_attention import BlockedAttention, Visible
+from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
-from grpo_eqx.models.layers import Rotary, rms_norm
-from grpo_eqx.models.qwen2 import Qwen2
-from grpo_eqx.models.qwen2_config import Qwen2Config
+from grpo_eqx.models.layers import rms_norm
+from grpo_eqx.models.rotary import Rope, Rotary
 
 CONFIG = Qwen2Config(
     hidden_size=24,
@@ -335,7 +335,7 @@ def logits_at(
 ) -> Float[Array, "B T V"]:
     """The plain pass, spelled out layer by layer, with chosen positions."""
     B, T = ids.shape
-    rotary = Rotary.at(jnp.broadcast_to(positions, (B, 1, T)), CONFIG.head_size, CONFIG.rope_theta)
+    rotary = Rotary.at(jnp.broadcast_to(positions, (B, 1, T)), CONFIG.head_size, CONFIG.rope)
     visible = Visible.of_padded(jnp.ones((B, T), bool))
     x = model.embed_tokens[ids][:, None]
     for i in range(CONFIG.num_hidden_layers):
@@ -361,7 +361,7 @@ def test_only_distances_between_positions_matter():
 def test_rotation_turns_pairs_half_a_head_apart_by_known_angles():
     positions = jnp.array([[[0, 1, 5]]])
     x = np.random.default_rng(0).normal(size=(1, 1, 3, 1, 4)).astype(np.float32)
-    turned = Rotary.at(positions, head_dim=4, theta=100.0).rotate(jnp.asarray(x))
+    turned = Rotary.at(positions, head_dim=4, rope=Rope(100.0)).rotate(jnp.asarray(x))
     for t, position in enumerate([0, 1, 5]):
         for pair, frequency in enumerate([1.0, 0.1]):  # 100 ** (-2 * pair / 4)
             z = complex(x[0, 0, t, 0, pair], x[0, 0, t, 0, pair + 2])

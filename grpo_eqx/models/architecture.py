@@ -1,0 +1,58 @@
+"""What a decoder computes, beyond its sizes: the declared differences between families."""
+
+import dataclasses
+from typing import Literal
+
+from grpo_eqx.models.rotary import Rope
+
+Activation = Literal["silu", "gelu_tanh"]
+QKV = frozenset({"q_proj", "k_proj", "v_proj"})
+MLP = frozenset({"gate_proj", "up_proj", "down_proj"})
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerKind:
+    """Attention of a layer."""
+
+    rope: Rope
+    window: int | None = None
+    """Number of positions that a query sees, its own included; `None`: all before it."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """Differences between decoders of pre-normalized layers with gated MLPs and rotary positions.
+
+    The defaults are those of Llama.
+    """
+
+    layers: tuple[LayerKind, ...]
+    """Kind of each layer."""
+    biased: frozenset[str] = frozenset()
+    """Linear maps with a bias, such as `q_proj`."""
+    head_norms: bool = False
+    """Whether each head's queries and keys are RMS-normalized, before they are rotated."""
+    output_norms: bool = False
+    """Whether what attention and the MLP add to the residual stream is RMS-normalized too."""
+    norm_offset: float = 0.0
+    """Number that is added to the scale of every RMSNorm."""
+    activation: Activation = "silu"
+    """Activation of the MLP's gate."""
+    embedding_scale: float = 1.0
+    """Factor of the embeddings."""
+    score_scale: float | None = None
+    """Factor of attention scores; `None`: one over the root of the head size."""
+    score_softcap: float | None = None
+    """Bound `c` of attention scores, `c tanh(score / c)`; `None`: unbounded."""
+    logit_softcap: float | None = None
+    """Bound of the logits, likewise."""
+
+    @property
+    def kinds(self) -> tuple[LayerKind, ...]:
+        """The distinct kinds of layers, in order of their first layers."""
+        return tuple(dict.fromkeys(self.layers))
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Window of each layer."""
+        return tuple(kind.window for kind in self.layers)

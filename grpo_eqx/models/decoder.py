@@ -1,0 +1,418 @@
+"""The decoder of all families, as one Equinox module: the same definition trains and generates."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from grpo_eqx.choices import Remat
+from grpo_eqx.models.architecture import MLP, Activation
+from grpo_eqx.models.attention import OwnKeys, attend
+from grpo_eqx.models.base import CausalLM, PromptCache, parameter_name
+from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
+from grpo_eqx.models.decoder_config import DecoderConfig
+from grpo_eqx.models.kv_cache import KeyValues, KVCache
+from grpo_eqx.models.layers import Linear, geglu, rms_norm, swiglu
+from grpo_eqx.models.rotary import Rotary
+from grpo_eqx.models.rounding import RoundedTable
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding
+
+_Inputs = ParamSpec("_Inputs")
+_Output = TypeVar("_Output")
+
+
+_GATED: Mapping[Activation, Callable[[Array, Array], Array]] = {"silu": swiglu, "gelu_tanh": geglu}
+_NO_WINDOW = 2**30
+"""Window of a layer that has none, beside layers that have one."""
+
+
+class DecoderLayer(eqx.Module):
+    """One transformer layer; in `Decoder.layers` every array has a leading axis of layers.
+
+    Fields have the names of Hugging Face's modules. Norms that the architecture lacks are `None`.
+    """
+
+    input_layernorm: Float[Array, "*stack H"]
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    post_attention_layernorm: Float[Array, "*stack H"]
+    gate_proj: Linear
+    up_proj: Linear
+    down_proj: Linear
+    q_norm: Float[Array, "*stack D"] | None
+    k_norm: Float[Array, "*stack D"] | None
+    pre_feedforward_layernorm: Float[Array, "*stack H"] | None
+    post_feedforward_layernorm: Float[Array, "*stack H"] | None
+
+    def project(
+        self, x: Float[Array, "P G T H"], rotary: Rotary, config: DecoderConfig
+    ) -> tuple[Float[Array, "P G T N D"], KeyValues]:
+        """Projects the normalized input to rotated queries, rotated keys, and values."""
+        x = _normed(x, self.input_layernorm, config)
+        split = (*x.shape[:-1], -1, config.head_size)
+        queries, keys, values = (
+            projection(x).reshape(split) for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            queries, keys = (
+                _normed(queries, self.q_norm, config), _normed(keys, self.k_norm, config)
+            )  # fmt: skip
+        queries, keys = rotary.rotate(queries), rotary.rotate(keys)
+        scale = config.architecture.score_scale
+        if scale is not None and scale != config.head_size**-0.5:
+            queries = queries * (scale * config.head_size**0.5)  # attention has its own factor
+        return queries, KeyValues(keys.swapaxes(2, 3), values.swapaxes(2, 3))
+
+    def finish(
+        self,
+        x: Float[Array, "P G T H"],
+        attended: Float[Array, "P G T N D"],
+        config: DecoderConfig,
+    ) -> Float[Array, "P G T H"]:
+        """Computes the rest of the layer from the attention of its heads."""
+        added = self.o_proj(attended.reshape(*x.shape[:-1], -1))
+        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+            x = x + added
+            return x + self._mlp(_normed(x, self.post_attention_layernorm, config), config)
+        x = x + _normed(added, self.post_attention_layernorm, config)
+        added = self._mlp(_normed(x, self.pre_feedforward_layernorm, config), config)
+        return x + _normed(added, self.post_feedforward_layernorm, config)
+
+    def _mlp(self, x: Float[Array, "P G T H"], config: DecoderConfig) -> Float[Array, "P G T H"]:
+        gated = _GATED[config.architecture.activation]
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
+
+
+def _normed(
+    x: Float[Array, "*batch H"], scale: Float[Array, " H"], config: DecoderConfig
+) -> Float[Array, "*batch H"]:
+    return rms_norm(x, scale, config.rms_norm_eps, config.architecture.norm_offset)
+
+
+class _ByKind(NamedTuple):
+    """What attention needs of the positions; with a leading axis of kinds if there are several."""
+
+    rotary: Rotary
+    windows: Int[Array, " kinds"] | int | None
+
+    @classmethod
+    def at(cls, positions: Int[Array, "*shape"], config: DecoderConfig) -> "_ByKind":
+        kinds = config.architecture.kinds
+        rotaries = [Rotary.at(positions, config.head_size, kind.rope) for kind in kinds]
+        if len(kinds) == 1:
+            return cls(rotaries[0], kinds[0].window)
+        windows = [kind.window or _NO_WINDOW for kind in kinds]
+        stacked = Rotary(*(jnp.stack(x) for x in zip(*rotaries, strict=True)))
+        return cls(stacked, jnp.array(windows, jnp.int32))
+
+    def of(self, kind: Int[Array, ""] | None) -> tuple[Rotary, Int[Array, ""] | None]:
+        """Returns the rotary positions of a layer, and its window if it has one."""
+        if kind is None:
+            window = self.windows
+            return self.rotary, None if window is None else jnp.asarray(window, jnp.int32)
+        assert isinstance(self.windows, jax.Array)
+        return Rotary(self.rotary.cos[kind], self.rotary.sin[kind]), self.windows[kind]
+
+
+class Decoder(CausalLM):
+    """A decoder of any family, with layers stacked along a leading axis and run by `lax.scan`.
+
+    Its config's `architecture` says what the family computes.
+    """
+
+    embed_tokens: Float[Array, "V H"] | RoundedTable
+    layers: DecoderLayer | list[DecoderLayer]
+    norm: Float[Array, " H"]
+    lm_head: Float[Array, "V H"] | RoundedTable | None
+    config: DecoderConfig = eqx.field(static=True)
+
+    @classmethod
+    def init(cls, config: DecoderConfig, key: PRNGKeyArray, std: float = 0.02) -> "Decoder":
+        """Draws random float32 weights: normal with `std`, biases zero, norms the identity."""
+        keys = iter(jax.random.split(key, 9))
+        stack, hidden = config.num_hidden_layers, config.hidden_size
+        wide = config.num_attention_heads * config.head_size
+        narrow = config.num_key_value_heads * config.head_size
+        architecture = config.architecture
+
+        def normal(*shape: int) -> Array:
+            return std * jax.random.normal(next(keys), shape)
+
+        def linear(name: str, out_size: int, in_size: int) -> Linear:
+            biased = name in architecture.biased
+            weight = normal(stack, out_size, in_size)
+            return Linear(weight, jnp.zeros((stack, out_size)) if biased else None)
+
+        def norm(*shape: int) -> Array:
+            return jnp.full(shape, 1 - architecture.norm_offset)
+
+        def optional_norm(exists: bool, size: int) -> Array | None:
+            return norm(stack, size) if exists else None
+
+        return cls(
+            embed_tokens=normal(config.vocab_size, hidden),
+            layers=DecoderLayer(
+                input_layernorm=norm(stack, hidden),
+                q_proj=linear("q_proj", wide, hidden),
+                k_proj=linear("k_proj", narrow, hidden),
+                v_proj=linear("v_proj", narrow, hidden),
+                o_proj=linear("o_proj", hidden, wide),
+                post_attention_layernorm=norm(stack, hidden),
+                gate_proj=linear("gate_proj", config.intermediate_size, hidden),
+                up_proj=linear("up_proj", config.intermediate_size, hidden),
+                down_proj=linear("down_proj", hidden, config.intermediate_size),
+                q_norm=optional_norm(architecture.head_norms, config.head_size),
+                k_norm=optional_norm(architecture.head_norms, config.head_size),
+                pre_feedforward_layernorm=optional_norm(architecture.output_norms, hidden),
+                post_feedforward_layernorm=optional_norm(architecture.output_norms, hidden),
+            ),
+            norm=norm(hidden),
+            lm_head=None if config.tie_word_embeddings else normal(config.vocab_size, hidden),
+            config=config,
+        )
+
+    @staticmethod
+    def tensor_name(name: str, layer: int | None = None) -> str:
+        if name == "lm_head":
+            return "lm_head.weight"
+        if layer is None:
+            return f"model.{name}.weight"
+        module, _, kind = name.removeprefix("layers.").partition(".")
+        if module.endswith("layernorm"):
+            return f"model.layers.{layer}.{module}.weight"
+        kind = kind or "weight"  # that of a norm
+        block = "mlp" if module in MLP else "self_attn"
+        return f"model.layers.{layer}.{block}.{module}.{kind}"
+
+    def shardings(self, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> "Decoder":
+        head_size = self.config.head_size
+
+        def of(path: tuple[object, ...], leaf: Array | jax.ShapeDtypeStruct) -> NamedSharding:
+            dims = _dims(parameter_name(path))
+            return parameter_sharding(mesh, dims, leaf.shape, rules, head_size)
+
+        return jax.tree.map_with_path(of, self)
+
+    @property
+    def output_table(self) -> Float[Array, "V H"] | RoundedTable:
+        return self.embed_tokens if self.lm_head is None else self.lm_head
+
+    def with_output_table(self, table: Float[Array, "V H"] | RoundedTable) -> "Decoder":
+        if self.lm_head is None:
+            return dataclasses.replace(self, embed_tokens=table)
+        return dataclasses.replace(self, lm_head=table)
+
+    def __call__(
+        self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "B T H"]:
+        """Computes final hidden states of sequences, padded at either end where `mask` is false."""
+        mask = jnp.ones(ids.shape, bool) if mask is None else mask
+        return self.hidden(ids, _positions(mask), Visible.of_padded(mask))
+
+    def logits(
+        self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
+    ) -> Float[Array, "B T V"]:
+        """Computes float32 logits of sequences. Holds `B x T x V` numbers: for small uses only."""
+        return self.project_logits(self(ids, mask))
+
+    def embed(
+        self, ids: Int[Array, "P G *T"], mesh: jax.sharding.Mesh | None = None
+    ) -> Float[Array, "P G *T H"]:
+        """Looks up embeddings, in the dtype that the layers compute in, whatever the table's own.
+
+        With a mesh, they are sharded as `batch_sharding` says.
+        """
+        x = self.embed_tokens[ids].astype(self.norm.dtype)
+        scale = self.config.architecture.embedding_scale
+        if scale != 1:
+            x = x * jnp.asarray(scale, x.dtype)
+        if mesh is None or mesh.size == 1:
+            return x
+        # In two steps: each device looks tokens up in its own part of the table, to which their
+        # gradients return. Left to itself, the compiler may gather the table, or all gradients.
+        for sharding in embedding_shardings(mesh, x.shape):
+            x = jax.lax.with_sharding_constraint(x, sharding)
+        return x
+
+    def prefill(
+        self,
+        ids: Int[Array, "P Tp"],
+        mask: Bool[Array, "P Tp"],
+        remat: Remat = "none",
+        attention: CausalAttention = BlockedAttention(),
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> PromptCache:
+        step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention)
+        x = self.embed(ids[:, None], mesh)
+        _, kv = jax.lax.scan(_remat(step, remat), x, (self._stack, self._kind_of_layer()))
+        order = jnp.arange(ids.shape[1])
+        last = jnp.max(jnp.where(mask, order, 0), axis=1)
+        return PromptCache(
+            kv=kv,
+            visible=mask & (order != last[:, None]),
+            last_ids=jnp.take_along_axis(ids, last[:, None], axis=1)[:, 0],
+            last_positions=mask.sum(axis=1, dtype=jnp.int32) - 1,
+        )
+
+    def hidden(
+        self,
+        ids: Int[Array, "R T"],
+        positions: Int[Array, "R T"],
+        visible: Visible,
+        remat: Remat = "none",
+        attention: CausalAttention = BlockedAttention(),
+        mesh: jax.sharding.Mesh | None = None,
+    ) -> Float[Array, "R T H"]:
+        step = self._causal_step(positions, visible, attention)
+
+        def without_kv(
+            x: Float[Array, "R 1 T H"], layer: _LayerAndKind
+        ) -> tuple[Float[Array, "R 1 T H"], None]:
+            return step(x, layer)[0], None
+
+        x = self.embed(ids[:, None], mesh)
+        layers = self._stack, self._kind_of_layer()
+        x, _ = jax.lax.scan(_remat(without_kv, remat), x, layers)
+        return _normed(x[:, 0], self.norm, self.config)
+
+    def decode(
+        self,
+        prompt: PromptCache,
+        own: list[KVCache],
+        ids: Int[Array, "P G"],
+        position: Int[Array, "P G"],
+        num_written: Int[Array, ""],
+        layout: RolloutLayout | None = None,
+    ) -> tuple[Float[Array, "P G V"], list[KVCache]]:
+        assert isinstance(prompt.kv, list), "decoding reads stored keys and values"
+        positions = prompt.last_positions[:, None] + position
+        by_kind = _ByKind.at(positions[..., None], self.config)
+
+        def step(
+            carry: tuple[Float[Array, "P G 1 H"], KVCache],
+            xs: tuple[_LayerAndKind, KVCache, Int[Array, ""]],
+        ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], None]:
+            (x, own), ((layer, kind), prompt_kv, depth) = carry, xs
+            rotary, window = by_kind.of(kind)
+            queries, new = layer.project(x, rotary, self.config)
+            own = own.written(new, depth, position, layout)
+            attended = attend(
+                queries[:, :, 0],
+                prompt.segment(prompt_kv.loaded(queries.dtype), positions, window),
+                OwnKeys(own, depth, position, num_written, new, window),
+                self.config.architecture.score_softcap,
+            )
+            return (layer.finish(x, attended[:, :, None], self.config), own), None
+
+        x, written, first = self.embed(ids)[:, :, None], [], 0
+        stacks = self.layers if isinstance(self.layers, list) else [self.layers]
+        for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
+            depths = jnp.arange(len(kv.keys))  # XLA unrolls the loop over a single one
+            layers = stack, self._kind_of_layer(first, len(kv.keys))
+            (x, kv), _ = jax.lax.scan(step, (x, kv), (layers, prompt_kv, depths))
+            written.append(kv)
+            first += len(kv.keys)
+        hidden = _normed(x[:, :, 0], self.norm, self.config)
+        return self.project_logits(hidden), written
+
+    def _kind_of_layer(self, first: int = 0, number: int | None = None) -> Int[Array, " L"] | None:
+        """Returns the kinds of successive layers by their numbers; `None` if there is only one."""
+        architecture = self.config.architecture
+        kinds = architecture.kinds
+        if len(kinds) == 1:
+            return None
+        end = None if number is None else first + number
+        numbers = [kinds.index(kind) for kind in architecture.layers[first:end]]
+        return jnp.array(numbers, jnp.int32)
+
+    @property
+    def _stack(self) -> DecoderLayer:
+        assert not isinstance(self.layers, list), "whole sequences need layers in one stack"
+        return self.layers
+
+    def _causal_step(
+        self, positions: Int[Array, "R T"], visible: Visible, attention: CausalAttention
+    ) -> Callable[
+        [Float[Array, "R 1 T H"], "_LayerAndKind"], tuple[Float[Array, "R 1 T H"], KeyValues]
+    ]:
+        """Returns the step of a scan over the layers of whole rows, which yields their keys."""
+        by_kind = _ByKind.at(positions[:, None], self.config)
+        softcap = self.config.architecture.score_softcap
+
+        def step(
+            x: Float[Array, "R 1 T H"], layer_and_kind: _LayerAndKind
+        ) -> tuple[Float[Array, "R 1 T H"], KeyValues]:
+            layer, kind = layer_and_kind
+            rotary, window = by_kind.of(kind)
+            queries, kv = layer.project(x, rotary, self.config)
+            of_row = KeyValues(kv.keys[:, 0], kv.values[:, 0])
+            seen = visible if window is None else visible.windowed(window)
+            attended = attention(queries[:, 0], of_row, seen, softcap)
+            return layer.finish(x, attended[:, None], self.config), kv
+
+        return step
+
+
+_LayerAndKind = tuple[DecoderLayer, Int[Array, ""] | None]
+"""A layer, and the number of its kind where there are several."""
+
+
+def _positions(mask: Bool[Array, "R T"]) -> Int[Array, "R T"]:
+    """Returns positions of sequences that are padded at either end."""
+    return jnp.maximum(jnp.cumsum(mask, axis=1, dtype=jnp.int32) - 1, 0)
+
+
+_DIMS = {
+    "embed_tokens": ("vocab", "hidden"),
+    "norm": ("norm",),
+    "lm_head": ("vocab", "hidden"),
+    **{
+        f"layers.{name}": ("layers", "norm")
+        for name in (
+            "input_layernorm",
+            "post_attention_layernorm",
+            "pre_feedforward_layernorm",
+            "post_feedforward_layernorm",
+            "q_norm",
+            "k_norm",
+            "o_proj.bias",
+        )
+    },
+    "layers.o_proj.weight": ("layers", "hidden", "heads"),
+    "layers.gate_proj.weight": ("layers", "mlp", "hidden"),
+    "layers.up_proj.weight": ("layers", "mlp", "hidden"),
+    "layers.down_proj.weight": ("layers", "hidden", "mlp"),
+    "layers.q_proj.weight": ("layers", "heads", "hidden"),
+    "layers.q_proj.bias": ("layers", "heads"),
+    **{f"layers.{name}_proj.weight": ("layers", "kv_heads", "hidden") for name in "kv"},
+    **{f"layers.{name}_proj.bias": ("layers", "kv_heads") for name in "kv"},
+}
+
+
+def _dims(name: str) -> tuple[str, ...]:
+    """Returns the logical names of a parameter's dimensions, of rounded ones and adapters too."""
+    owner, _, kind = name.rpartition(".")
+    if kind == "scales":  # one for each row
+        return _DIMS[f"{owner}.weight" if owner.startswith("layers") else owner][:-1]
+    if owner.endswith(".adapter"):
+        layers, rows, columns = _DIMS[owner.replace(".adapter", ".weight")]
+        return (layers, "rank", columns) if kind == "a" else (layers, rows, "rank")
+    return _DIMS[owner if kind == "values" else name]
+
+
+def _remat(step: Callable[_Inputs, _Output], remat: Remat) -> Callable[_Inputs, _Output]:
+    """Wraps a scan body so that its backward pass recomputes what `remat` does not keep."""
+    if remat == "none":
+        return step
+    policy = jax.checkpoint_policies.nothing_saveable
+    if remat == "dots":
+        policy = jax.checkpoint_policies.save_only_these_names("product")
+    return jax.checkpoint(step, policy=policy, prevent_cse=False)

@@ -1,0 +1,162 @@
+"""The configs of all families that `Decoder` computes: sizes, an architecture, a file format."""
+
+import abc
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.models.architecture import Architecture, LayerKind
+from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.config_fields import FULL, WINDOWED, read_fields, used_fields
+from grpo_eqx.models.rotary import Rope, RopeScaling
+
+
+def _unchanged(fields: dict[str, Any]) -> dict[str, Any]:
+    return fields
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """How a family's config is written in a Hugging Face `config.json`."""
+
+    model_type: str
+    architecture: str
+    """Class of transformers, such as `Qwen2ForCausalLM`."""
+    absent: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Values of absent fields, where they are not the defaults of the config."""
+    constant: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Fields that are not in the config, which must have these values, and are written so."""
+    unwritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """The same of fields that are not written."""
+    read: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
+    """Translates the fields of a file, before anything else looks at them."""
+    write: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
+    """Translates the fields to write."""
+
+
+class DecoderConfig(ModelConfig):
+    """Config of a family: a frozen dataclass with at least these fields.
+
+    Fields are named as in Hugging Face's config of the family.
+    """
+
+    file_format: ClassVar[FileFormat]
+    intermediate_size: int
+    head_dim: int | None
+    """Size of one head; `None` means `hidden_size // num_attention_heads`."""
+    rope_theta: float
+    rope_scaling: RopeScaling | None
+    sliding_window: int | None
+    """Number of positions that queries see in layers of `sliding_attention`."""
+    layer_types: tuple[str, ...] | None
+    """`full_attention` or `sliding_attention` for each layer; `None`: as the family has it."""
+    rms_norm_eps: float
+
+    def __post_init__(self) -> None:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise UserError(
+                f"num_attention_heads ({self.num_attention_heads}) must be a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})."
+            )
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise UserError(
+                    f"hidden_size ({self.hidden_size}) must be a multiple of num_attention_heads "
+                    f"({self.num_attention_heads}), or set head_dim."
+                )
+            object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
+        if self.head_size % 2:
+            raise UserError(f"head_dim ({self.head_dim}) must be even for rotary embeddings.")
+        types = self.layer_types or ()
+        if types and len(types) != self.num_hidden_layers:
+            raise UserError(
+                f"layer_types has {len(types)} layers, and num_hidden_layers is "
+                f"{self.num_hidden_layers}: give one for each."
+            )
+        if WINDOWED in types and self.sliding_window is None:
+            raise UserError(f"layer_types has {WINDOWED!r}: set sliding_window too.")
+
+    @property
+    @abc.abstractmethod
+    def architecture(self) -> Architecture:
+        """What the family computes with these sizes."""
+
+    @property
+    def rope(self) -> Rope:
+        """Rotary frequencies, those of full attention where there are two."""
+        return Rope(self.rope_theta, self.rope_scaling)
+
+    @property
+    def head_size(self) -> int:
+        """Resolved `head_dim`."""
+        assert self.head_dim is not None
+        return self.head_dim
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        return self.architecture.windows
+
+    @property
+    def logit_softcap(self) -> float | None:
+        return self.architecture.logit_softcap
+
+    @property
+    def num_layer_parameters(self) -> int:
+        queries = self.num_attention_heads * self.head_size
+        keys = self.num_key_value_heads * self.head_size
+        attention = 2 * self.hidden_size * (queries + keys)
+        mlp = 3 * self.hidden_size * self.intermediate_size
+        return self.num_hidden_layers * (attention + mlp)
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> "DecoderConfig":
+        """Reads a Hugging Face `config.json`.
+
+        Raises `UserError` for a field that asks for something unsupported, such as an unknown kind
+        of rotary positions, and for a value of the wrong type. Warns about unknown fields.
+        """
+        form, fields = cls.file_format, read_fields(path)
+        found = fields.get("model_type")
+        if found != form.model_type:
+            raise UserError(f"{path}: model_type={found!r} is not {form.model_type!r}.")
+        fields = form.read(fields)
+        supported = {**form.constant, **form.unwritten}
+        kinds = {field.name: field.type for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        values = {**form.absent, **used_fields(fields, kinds, supported, path)}
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if field.default is dataclasses.MISSING and field.name not in values:
+                raise UserError(f"{path} lacks the field {field.name}.")
+        try:
+            return cls(**values)
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the fields of a `config.json` that Hugging Face transformers (4 and 5) reads."""
+        form, fields = self.file_format, dataclasses.asdict(self)  # type: ignore[call-overload]
+        optional = ("sliding_window", "layer_types", "rope_scaling")
+        fields = {k: v for k, v in fields.items() if v is not None or k not in optional}
+        if self.rope_scaling is not None:
+            given = {k: v for k, v in fields["rope_scaling"].items() if v is not None}
+            fields["rope_scaling"] = {"rope_type": self.rope_scaling.rope_type, **given}
+        written = {
+            "architectures": [form.architecture],
+            "model_type": form.model_type,
+            "attention_dropout": 0.0,
+            "initializer_range": 0.02,
+            "use_cache": True,
+            **form.constant,
+            **fields,
+        }
+        return form.write(written)
+
+
+def layer_kinds(config: DecoderConfig) -> tuple[LayerKind, ...]:
+    """Returns the layers of a config that rotates alike in all of them; by default, all see all."""
+    types = config.layer_types or (FULL,) * config.num_hidden_layers
+    return tuple(
+        LayerKind(config.rope, config.sliding_window if each == WINDOWED else None)
+        for each in types
+    )

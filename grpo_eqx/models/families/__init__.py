@@ -1,0 +1,1 @@
+"""Model families: each a config that says what `Decoder` computes."""

@@ -1,0 +1,22 @@
+"""How Qwen's configs say which layers have a sliding window."""
+
+from typing import Any
+
+from grpo_eqx.models.config_fields import FULL, WINDOWED
+
+
+def read_windows(fields: dict[str, Any]) -> dict[str, Any]:
+    """Keeps a window that is in use, and names the layers that have it."""
+    fields = dict(fields)
+    first, number = fields.pop("max_window_layers", None), fields.get("num_hidden_layers")
+    if not fields.pop("use_sliding_window", False):
+        fields.pop("sliding_window", None)
+    elif fields.get("layer_types") is None and isinstance(number, int):
+        full = 28 if first is None else first
+        fields["layer_types"] = [FULL if i < full else WINDOWED for i in range(number)]
+    return fields
+
+
+def write_windows(fields: dict[str, Any]) -> dict[str, Any]:
+    """Says whether the window is in use."""
+    return {**fields, "use_sliding_window": "sliding_window" in fields}

@@ -1,0 +1,177 @@
+"""Reads and writes adapters as PEFT's folders (`adapter_config.json`, safetensors)."""
+
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.errors import UserError, WeightsError, first_line
+from grpo_eqx.models.base import CausalLM, parameter_name
+from grpo_eqx.models.layers import Linear
+from grpo_eqx.models.lora import Lora, with_adapters
+from grpo_eqx.prng import make_key
+from grpo_eqx.sharding.arrays import fetch
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_PLAIN: Mapping[str, Any] = {
+    "peft_type": "LORA",
+    "bias": "none",
+    "fan_in_fan_out": False,
+    "use_dora": False,
+    "modules_to_save": None,
+    "layers_to_transform": None,
+    "layer_replication": None,
+    "rank_pattern": {},
+    "alpha_pattern": {},
+    "exclude_modules": None,
+    "trainable_token_indices": None,
+    "lora_bias": False,
+}
+"""Supported values of fields that would change what an adapter computes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedAdapter:
+    """The config of an adapter's folder."""
+
+    folder: Path
+    base: str
+    """Name or folder of the model that it was trained on."""
+    lora: Lora
+
+    @classmethod
+    def read(cls, folder: Path) -> "SavedAdapter":
+        """Reads `adapter_config.json`; raises `UserError` for what is not supported."""
+        path = folder / CONFIG
+        try:
+            fields = json.loads(path.read_text())
+            rank, alpha = int(fields["r"]), float(fields["lora_alpha"])
+            targets, base = fields["target_modules"], fields["base_model_name_or_path"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is no config of a LoRA adapter: {error!r}.") from error
+        for name, value in _PLAIN.items():
+            if (fields.get(name) or value) != value:
+                raise UserError(
+                    f"{path}: {name}={fields[name]!r} is not supported, only {value!r}: merge the "
+                    f"adapter with PEFT, and use the model."
+                )
+        if not isinstance(targets, list) or not all(isinstance(x, str) for x in targets):
+            raise UserError(
+                f"{path}: target_modules={targets!r} is not supported, only a list of names."
+            )
+        lora = Lora(
+            rank=rank,
+            alpha=alpha,
+            target=tuple(sorted({name.rsplit(".", 1)[-1] for name in targets})),
+            rank_stabilized=bool(fields.get("use_rslora")),
+        )
+        return cls(folder, str(base), lora)
+
+    def added_to(self, model: CausalLM) -> CausalLM:
+        """Returns the model with this adapter.
+
+        Raises `UserError` for targets that the model does not have, and `WeightsError`, naming the
+        tensor, where one is missing, unexpected or of another shape.
+        """
+        try:
+            adapted = with_adapters(model, self.lora, make_key(0))
+        except UserError as error:
+            raise UserError(f"{self.folder / CONFIG} is of another model: {error}") from error
+        expected = dict(_tensors(adapted))
+        tensors = self._read_tensors()
+        for name in sorted(expected.keys() | tensors.keys()):
+            shape = expected[name].shape if name in expected else "none"
+            found = tensors[name].shape if name in tensors else "missing"
+            if shape != found:
+                raise WeightsError(
+                    f"{self.folder / WEIGHTS}: tensor {name!r} is {found}, and this model needs "
+                    f"{shape}: the adapter was trained on another model than {self.base!r} is now."
+                )
+
+        def load(path: tuple[object, ...], leaf: jax.Array, is_adapter: bool) -> jax.Array:
+            if not is_adapter:
+                return leaf
+            name = parameter_name(path)
+            names = [_tensor_name(adapted, name, i) for i in range(len(leaf))]
+            stacked = np.stack([tensors[each] for each in names]).astype(np.float32)
+            return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda i: stacked[i])
+
+        return jax.tree.map_with_path(load, adapted, adapted.trainable)
+
+    def _read_tensors(self) -> dict[str, np.ndarray]:
+        path = self.folder / WEIGHTS
+        if not path.exists():
+            raise WeightsError(f"{self.folder} has no {WEIGHTS}: only safetensors are loaded.")
+        try:
+            with safe_open(path, framework="numpy") as file:
+                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise WeightsError(f"{path} cannot be read: {first_line(error)}.") from error
+
+
+def save_adapter(model: CausalLM, folder: Path, base: str) -> None:
+    """Writes the adapters of a model as PEFT does. All processes must call this.
+
+    **Arguments:** the model; the folder; the name or folder of the model beneath.
+    """
+    tensors = {name: np.ascontiguousarray(fetch(x)) for name, x in _tensors(model)}
+    if not is_main():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(_config(model, base), indent=2) + "\n")
+    try:
+        save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    except SafetensorError as error:  # such as a full disk
+        raise OSError(first_line(error)) from error
+    (folder / WEIGHTS).chmod((folder / CONFIG).stat().st_mode)
+
+
+def _config(model: CausalLM, base: str) -> dict[str, Any]:
+    adapted = _adapted(model)
+    adapter = next(iter(adapted.values())).adapter
+    assert adapter is not None
+    rank = adapter.a.shape[-2]
+    return {
+        **_PLAIN,
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "lora_alpha": adapter.scale * rank,
+        "lora_dropout": 0.0,
+        "r": rank,
+        "target_modules": sorted(adapted),
+        "task_type": "CAUSAL_LM",
+        "use_rslora": False,  # its root is in lora_alpha
+    }
+
+
+def _adapted(model: CausalLM) -> dict[str, Linear]:
+    """Returns the linear maps with an adapter by their names."""
+    found = {}
+    for field in dataclasses.fields(model.layers):
+        linear = getattr(model.layers, field.name)
+        if isinstance(linear, Linear) and linear.adapter is not None:
+            found[field.name] = linear
+    return found
+
+
+def _tensors(model: CausalLM) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the tensors of a folder: each layer's part of the adapters, by name."""
+    adapters = eqx.filter(model, model.trainable)
+    for path, stack in jax.tree.leaves_with_path(adapters):
+        for layer in range(len(stack)):
+            yield _tensor_name(model, parameter_name(path), layer), stack[layer]
+
+
+def _tensor_name(model: CausalLM, name: str, layer: int) -> str:
+    owner, _, kind = name.rpartition(".adapter.")
+    module = model.tensor_name(f"{owner}.weight", layer).removesuffix(".weight")
+    return f"{_PREFIX}{module}.lora_{kind.upper()}.weight"

@@ -1,0 +1,223 @@
+"""Low-rank adapters: what they compute, what is trained, and PEFT's folders."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from grpo_eqx.errors import UserError, WeightsError
+from grpo_eqx.models import Decoder, Qwen2Config, Qwen3Config, from_pretrained, save_pretrained
+from grpo_eqx.models.lora import Lora, linear_names, with_adapters
+from grpo_eqx.models.peft import CONFIG, WEIGHTS
+from grpo_eqx.models.pretrained import base_model, check_adapter, model_folder
+from grpo_eqx.sharding import parse_mesh
+
+SIZES: dict[str, Any] = dict(
+    vocab_size=32, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2,
+)  # fmt: skip
+IDS = jnp.asarray(np.random.default_rng(0).integers(0, 32, (2, 9)), jnp.int32)
+LORA = Lora(rank=3, alpha=6.0)
+
+logits = eqx.filter_jit(Decoder.logits)
+
+
+def random_model(family: str = "qwen2") -> Decoder:
+    config = {"qwen2": Qwen2Config(**SIZES), "qwen3": Qwen3Config(**SIZES, head_dim=6)}[family]
+    return Decoder.init(config, jax.random.key(0), std=0.2)
+
+
+def trained(model: Decoder, lora: Lora = LORA, std: float = 0.3) -> Decoder:
+    """A model whose adapters have learned something."""
+    adapted = with_adapters(model, lora, jax.random.key(1))
+    rng = np.random.default_rng(2)
+    return jax.tree.map(
+        lambda x, is_adapter: jnp.asarray(rng.normal(0, std, x.shape), x.dtype)
+        if is_adapter else x,
+        adapted,
+        adapted.trainable,
+    )  # fmt: skip
+
+
+def test_new_adapters_change_nothing():
+    model = random_model()
+    np.testing.assert_array_equal(
+        logits(with_adapters(model, LORA, jax.random.key(1)), IDS), logits(model, IDS)
+    )
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "lora",
+    [LORA, Lora(rank=4, alpha=6.0, target=("q_proj", "down_proj"), rank_stabilized=True)],
+    ids=["all", "two, rank-stabilized"],
+)
+def test_the_merged_model_computes_the_same(family: str, lora: Lora):
+    model = trained(random_model(family), lora)
+    assert np.abs(logits(model, IDS) - logits(model.without_adapters(), IDS)).max() > 0.1
+    np.testing.assert_allclose(logits(model, IDS), logits(model.merged(), IDS), atol=2e-5)
+    assert not model.merged().has_adapters
+
+
+def test_the_scale_is_that_of_peft():
+    assert Lora(rank=4, alpha=6.0).scale == 1.5
+    assert Lora(rank=4, alpha=6.0, rank_stabilized=True).scale == 3.0
+
+
+def test_only_adapters_are_trained():
+    model = trained(random_model(), Lora(rank=2, alpha=1.0, target=("v_proj",)))
+    params = eqx.filter(model, model.trainable)
+    shapes = sorted(x.shape for x in jax.tree.leaves(params))
+    assert shapes == [(2, 2, 32), (2, 16, 2)]
+
+
+def test_gradients_are_those_of_full_training_through_the_adapter():
+    """With a weight `W + s B A`, they are `s B^T dW` for `A`, and `s dW A^T` for `B`."""
+    model = trained(random_model(), std=0.1)
+    towards = jnp.asarray(np.random.default_rng(3).normal(size=(2, 9, 32)), jnp.float32)
+    params, frozen = eqx.partition(model, model.trainable)
+
+    def loss(model: Decoder) -> jax.Array:
+        return jnp.vdot(model.logits(IDS), towards)
+
+    ours = jax.jit(jax.grad(lambda params: loss(eqx.combine(params, frozen))))(params)
+    full = jax.jit(jax.grad(loss))(model.merged())
+    for name in linear_names(model):
+        adapter, dw = getattr(model.layers, name).adapter, getattr(full.layers, name).weight
+        found = getattr(ours.layers, name).adapter
+        for mine, theirs in (
+            (found.a, jnp.einsum("lor,loi->lri", adapter.b, dw)),
+            (found.b, jnp.einsum("loi,lri->lor", dw, adapter.a)),
+        ):
+            expected = LORA.scale * theirs
+            np.testing.assert_allclose(mine, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("mesh", ["1,4,1", "1,2,2", "2,2,2"])
+def test_adapters_are_sharded_as_what_they_are_added_to(mesh: str):
+    model = trained(random_model())
+    built = parse_mesh(mesh).build(jax.devices()[: np.prod([int(x) for x in mesh.split(",")])])
+    placed = jax.device_put(model, model.shardings(built))
+    np.testing.assert_allclose(logits(placed, IDS), logits(model, IDS), atol=1e-5)
+    q_proj, tp = placed.layers.q_proj, built.shape["tp"]
+    assert q_proj.adapter.b.sharding.shard_shape((2, 32, 3)) == (2, 32 // tp, 3)
+    assert q_proj.adapter.a.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // built.shape["fsdp"])
+
+
+@pytest.mark.parametrize(
+    ("lora", "message"),
+    [
+        (Lora(rank=1, alpha=1.0, target=("qkv",)), "names 'qkv', which the model does not have"),
+        (Lora(rank=17, alpha=1.0), "lora_rank is 17, and k_proj has a matrix of 16 x 32: lower it"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused(lora: Lora, message: str):
+    with pytest.raises(UserError, match=message):
+        with_adapters(random_model(), lora, jax.random.key(0))
+
+
+# Folders.
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    save_pretrained(random_model(), folder)
+    return folder
+
+
+@pytest.fixture
+def folder(base: Path, tmp_path: Path) -> Path:
+    """A folder of adapters."""
+    save_pretrained(trained(from_pretrained(base)), tmp_path / "adapter", base=str(base))
+    return tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("lora", [LORA, Lora(rank=2, alpha=8.0, target=("o_proj", "up_proj"))])
+def test_adapters_come_back_as_they_were(base: Path, tmp_path: Path, lora: Lora):
+    model = trained(from_pretrained(base), lora)
+    save_pretrained(model, tmp_path, base=str(base))
+    back = from_pretrained(tmp_path)
+    assert jax.tree.structure(back) == jax.tree.structure(model)
+    assert eqx.tree_equal(back, model)
+    assert base_model(str(tmp_path)) == str(base)
+
+
+def test_adapters_are_float32_on_a_base_of_less(folder: Path):
+    model = from_pretrained(folder, dtype=jnp.bfloat16)
+    q_proj = model.layers.q_proj
+    assert (q_proj.weight.dtype, q_proj.adapter.a.dtype) == (jnp.bfloat16, jnp.float32)
+
+
+def test_saving_adapters_needs_the_name_of_the_model_beneath(tmp_path: Path):
+    with pytest.raises(UserError, match=r"give base, .* or save model\.merged"):
+        save_pretrained(trained(random_model()), tmp_path / "never")
+    assert not (tmp_path / "never").exists()
+
+
+def change(folder: Path, **fields: Any) -> None:
+    path = folder / CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"peft_type": "IA3"}, "peft_type='IA3' is not supported, only 'LORA'"),
+        ({"use_dora": True}, "use_dora=True is not supported"),
+        ({"bias": "all"}, "bias='all' is not supported"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"target_modules": "all-linear"}, "only a list of names"),
+        ({"target_modules": ["c_attn"]}, "is of another model: lora_target names 'c_attn'"),
+        ({"r": None}, "is no config of a LoRA adapter"),
+    ],
+)
+def test_adapters_of_another_kind_are_refused(folder: Path, fields: Any, message: str):
+    change(folder, **fields)
+    with pytest.raises(UserError, match=message):
+        from_pretrained(folder)
+
+
+def test_adapters_with_other_targets_than_their_config_says_are_refused(folder: Path):
+    change(folder, target_modules=["q_proj"])
+    with pytest.raises(WeightsError, match=r"down_proj.lora_A.weight' is \(3, 48\), and .* none"):
+        from_pretrained(folder)
+
+
+def test_adapters_of_another_base_are_refused(folder: Path, tmp_path: Path):
+    other = Decoder.init(Qwen2Config(**{**SIZES, "hidden_size": 40}), jax.random.key(0))
+    save_pretrained(other, tmp_path / "other")
+    change(folder, base_model_name_or_path=str(tmp_path / "other"))
+    with pytest.raises(WeightsError, match="the adapter was trained on another model"):
+        from_pretrained(folder)
+
+
+def test_a_missing_tensor_is_named(folder: Path):
+    tensors = load_file(folder / WEIGHTS)
+    name = next(iter(tensors))
+    save_file({key: x for key, x in tensors.items() if key != name}, folder / WEIGHTS)
+    with pytest.raises(WeightsError, match=f"{name}' is missing"):
+        from_pretrained(folder)
+
+
+def test_training_goes_on_from_adapters_of_the_same_shape_alone(folder: Path):
+    check_adapter(str(folder), LORA)
+    check_adapter("tiny_qwen2", None)
+    with pytest.raises(UserError, match="is an adapter, and lora_rank is not set: set it to 3"):
+        check_adapter(str(folder), None)
+    with pytest.raises(UserError, match="set lora_rank to 3 and lora_alpha to 6"):
+        check_adapter(str(folder), Lora(rank=4, alpha=32.0))
+
+
+def test_an_adapter_without_the_rest_of_its_model_says_what_to_copy(folder: Path):
+    (folder / "config.json").unlink()
+    assert from_pretrained(folder).has_adapters  # finds the model beneath by its name
+    with pytest.raises(UserError, match=r"without the rest of the model: copy config\.json"):
+        model_folder(folder)
