@@ -14,6 +14,7 @@ from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.run_programs import evaluation_rows
 from grpo_eqx.tracking.console import track_on_terminal
+from grpo_eqx.training.lowering import lower_generate, model_shapes
 from grpo_eqx.training.programs import Programs
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
@@ -38,6 +39,10 @@ def complete(
     sampling = Sampling(temperature=temperature)
     rows, parts = evaluation_rows(len(tokens), num_samples, programs.mesh.size), []
     width = padded_length(max(map(len, tokens)), max_prompt_length)
+    # An update writes the shardings of its results in other words, with which a call would compile
+    # the same program again after training, unknown to the cache and to grpo-eqx compile.
+    shapes = model_shapes(model.config, programs.mesh)
+    lower_generate(programs, shapes, rows, num_samples, width, sampling).compile()
     for start in track_on_terminal(range(0, len(tokens), rows), "completing prompts"):
         chosen = tokens[start : start + rows]
         padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]

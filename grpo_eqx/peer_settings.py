@@ -27,7 +27,7 @@ _WHOLE_TOKENS = "use micro_batch_size_per_device; completions share rows by them
 _NO_CRITIC = "there is no critic: advantages are relative to a group or a batch"
 _ALWAYS_SHUFFLED = "prompts are reshuffled every epoch, in an order set by seed"
 _JAX_PROFILER = "use jax.profiler.trace around trainer.fit()"
-_OF_PLAN = "it belongs to grpo-eqx plan: leave it out, or write plan in place of train"
+_OF_PLAN = "it belongs to grpo-eqx plan: leave it out, or use that"
 _OF_LAUNCH = "it belongs to grpo-eqx launch local, before the --"
 _LAUNCHED = "a process uses all devices of its host; grpo-eqx launch starts one on every host"
 

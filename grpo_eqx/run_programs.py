@@ -12,6 +12,7 @@ from grpo_eqx.training.programs import (
     GENERATE,
     SCORE,
     SCORE_REFERENCE,
+    SCORE_SHARE,
     UPDATE,
     Programs,
 )
@@ -79,9 +80,15 @@ def in_order_of_use(
     """
     first, *others = prompt_widths
     lowerings = {x.name: x.lower for x in run_programs(run, programs, prompt_width=first)}
+    if run.passes.entropies and run.cfg.steps_per_generation > 1:
+        model = run.state_shapes(programs).model
+        lowerings[SCORE_SHARE] = lambda: lower_score(
+            programs, model, *run.update_shape, is_share=True
+        )
     batch = run.cfg.prompts_per_step, run.cfg.num_generations
     yield programs.key_of_generate(*batch, first), lowerings[GENERATE]
-    yield from ((x, lowerings[x]) for x in (SCORE, SCORE_REFERENCE, UPDATE) if x in lowerings)
+    in_turn = SCORE, SCORE_REFERENCE, SCORE_SHARE, UPDATE
+    yield from ((name, lowerings[name]) for name in in_turn if name in lowerings)
     for width in others:
         more = run_programs(run, programs, prompt_width=width)
         lower = next(x.lower for x in more if x.name == GENERATE)

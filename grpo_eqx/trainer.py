@@ -229,9 +229,8 @@ class GRPOTrainer:
         if self.eval_func is not gsm8k.correct:  # which says itself what it needs, when it is used
             check_signatures(self._eval_reward.funcs, self.heldout.prompts[0].columns)
         self.mesh = self._run.build_mesh()
-        if cfg.micro_batch_size_per_device == "auto":
-            self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
-            self.cfg = self._run.cfg
+        self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
+        self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
         self.programs = self._run.programs(

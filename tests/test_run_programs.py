@@ -37,3 +37,11 @@ def test_a_step_begins_with_the_rollout_and_ends_with_the_update() -> None:
         for width in (16, 24)
     )
     assert keys == [first, "score", "score_reference", "update", second]
+
+
+def test_entropies_of_shares_are_a_program_of_their_own() -> None:
+    settings = GRPOConfig(**SMALL, top_entropy_quantile=0.5, steps_per_generation=2)
+    run = RunSpec.describe(settings)
+    programs = run.programs(run.mesh(jax.devices()[:1]))
+    _, *others = [key for key, _ in in_order_of_use(run, programs, (16,))]
+    assert others == ["score", "score_share", "update"]

@@ -355,8 +355,9 @@ def test_programs_are_compiled_for_few_shapes(tmp_path: Path) -> None:
         ({"num_iterations": 2}, 1),
         ({"beta": 0.1, "steps_per_generation": 2}, 1),
         ({"top_entropy_quantile": 0.5, "reward_failures": "drop"}, 1),
+        ({"top_entropy_quantile": 0.5, "steps_per_generation": 2}, 2),
     ],
-    ids=["drop", "iterations", "reference and shares", "entropies"],
+    ids=["drop", "iterations", "reference and shares", "entropies", "entropies of shares"],
 )
 def test_what_is_compiled_ahead_is_what_steps_call(
     settings: dict[str, Any], num_scores: int, tmp_path: Path

@@ -169,7 +169,7 @@ def compilation_cache() -> Check:
     fix = "set JAX_COMPILATION_CACHE_DIR to a writable folder"
     if "://" in str(folder):
         return Check("ok", f"{folder} (not on this machine)")
-    if (problem := _unwritable(folder)) is not None:
+    if (problem := unwritable(folder)) is not None:
         return Check("warn", f"every run compiles anew: {problem}", fix)
     if folder.exists() and folder.stat().st_mode & stat.S_IWOTH:
         return Check(
@@ -233,13 +233,13 @@ def _reached(url: str, more: str, fix: str) -> Check:
 def output_folder(folder: Path) -> Check:
     """Checks that runs can be written."""
     refuse_address("output_dir", folder)
-    problem = _unwritable(folder)
+    problem = unwritable(folder)
     if problem is None:
         return Check("ok", f"{folder} can be written")
     return Check("fail", problem, "choose another --output-dir, or change who may write there")
 
 
-def _unwritable(folder: Path) -> str | None:
+def unwritable(folder: Path) -> str | None:
     """Says why nothing can be written to a folder, which may have to be created first."""
     existing = _existing(folder)
     try:

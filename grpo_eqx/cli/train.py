@@ -12,14 +12,20 @@ class Train(RunFlags, Subcommand):
     """Train a language model with GRPO and built-in rewards.
 
     With --eval-data or --eval-problems, the trained model is evaluated on held-out problems.
-    grpo-eqx plan takes the same flags to plan the run, except those that connect several processes.
-    On several hosts, start train on all of them. For your own rewards, data or strategies, write a
-    script: see examples/gsm8k.py.
+    grpo-eqx plan takes the same flags to plan the run, except those that connect several processes;
+    grpo-eqx compile takes all of them to compile its programs beforehand. On several hosts, start
+    train on all of them. For your own rewards, data or strategies, write a script: see
+    examples/gsm8k.py.
     """
 
     def run(self, command: tuple[str, ...]) -> int:
         start(self, _train)
         return 0
+
+
+def evaluates(cfg: GRPOConfig) -> bool:
+    """Returns whether the settings ask for an evaluation of the trained model."""
+    return cfg.eval_data is not None or cfg.eval_problems != GRPOConfig.eval_problems
 
 
 def _train(cfg: GRPOConfig) -> None:
@@ -28,8 +34,7 @@ def _train(cfg: GRPOConfig) -> None:
 
     trainer = GRPOTrainer(cfg)
     result = trainer.fit()
-    asked = cfg.eval_data is not None or cfg.eval_problems != GRPOConfig.eval_problems
-    evaluation = trainer.evaluate() if asked and trainer.can_evaluate else None
+    evaluation = trainer.evaluate() if evaluates(cfg) and trainer.can_evaluate else None
     if is_main():
         steps = trainer.cfg.steps
         whole = len(result.history) == steps  # not where it began from another run's checkpoint

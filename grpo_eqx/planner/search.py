@@ -219,10 +219,12 @@ def largest_micro_batch(
 
 
 def fitting(run: RunSpec, devices: Sequence[jax.Device], say: Say) -> RunSpec:
-    """Returns the run with the largest micro-batches that fit attached devices of all processes.
+    """Returns the run with `auto` micro-batches replaced by the largest that fit the devices.
 
-    Raises `UserError` where none fits.
+    These are the attached devices of all processes. Raises `UserError` where no size fits.
     """
+    if run.cfg.micro_batch_size_per_device != "auto":
+        return run
     target = local_target(devices)
     target = dataclasses.replace(target, usable_bytes=least(target.usable_bytes))
     largest = least(raise_on_all_hosts(lambda: largest_micro_batch(run, target, say)) or 0)

@@ -83,10 +83,15 @@ def optimizer_shapes(programs: Programs, model: CausalLM) -> optax.OptState:
 
 
 def lower_score(
-    programs: Programs, model: CausalLM, num_prompts: int, num_generations: int
+    programs: Programs,
+    model: CausalLM,
+    num_prompts: int,
+    num_generations: int,
+    *,
+    is_share: bool = False,
 ) -> jax.stages.Lowered:
-    """Lowers `score` for a model's and a rollout's shapes."""
-    batch = _batch_shapes(programs, num_prompts, num_generations)
+    """Lowers `score` for a model's and a rollout's shapes, or a share's of a rollout."""
+    batch = _batch_shapes(programs, num_prompts, num_generations, is_share=is_share)
     packing = _packing_shapes(programs, num_prompts, num_generations)
     return programs.jitted_score.lower(model, batch.rollout, packing)
 

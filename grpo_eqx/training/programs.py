@@ -7,7 +7,7 @@ loop around them.
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -55,8 +55,21 @@ from grpo_eqx.training.state import TrainState
 Placed = TypeVar("Placed", Rollout, Batch)
 Replicated = TypeVar("Replicated")
 GENERATE, UPDATE, SCORE, SCORE_REFERENCE = "generate", "update", "score", "score_reference"
+SCORE_SHARE = "score_share"
 SKIPPED = "skipped_updates"
 """Metric of an update: 1 where it was skipped, because it was not finite."""
+
+
+class GenerateKey(NamedTuple):
+    """Key in `Programs.ahead` of a program that `generate` calls."""
+
+    num_prompts: int
+    num_generations: int
+    prompt_width: int
+    sampling: Sampling
+
+    def __str__(self) -> str:
+        return f"{GENERATE} (prompts of {self.prompt_width} tokens)"
 
 
 class TokenScores(NamedTuple):
@@ -89,8 +102,9 @@ class Programs:
         self.num_shapes: Counter[str] = Counter()
         """Number of sets of shapes that each of the three programs has been compiled for."""
         self.ahead = CompileAhead()
-        """Compilation before calls; its keys are `GENERATE` with the width of prompts, `UPDATE`,
-        and `SCORE` and `SCORE_REFERENCE`, which are one program for two kinds of models."""
+        """Compilation before calls; its keys are `GenerateKey`, `UPDATE`, and `SCORE`,
+        `SCORE_REFERENCE` and `SCORE_SHARE`, which are one program for two kinds of models and,
+        under the policy, for a rollout's share."""
         generate = self._counted(GENERATE, self._generate_program)
         self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
         score = self._counted(SCORE, self._score_program)
@@ -162,10 +176,10 @@ class Programs:
         num_generations: int,
         prompt_width: int,
         sampling: Sampling | None = None,
-    ) -> Hashable:
+    ) -> GenerateKey:
         """Returns the key in `ahead` of the program that `generate` calls."""
         sampling = sampling or self.options.sampling
-        return GENERATE, num_prompts, num_generations, prompt_width, sampling
+        return GenerateKey(num_prompts, num_generations, prompt_width, sampling)
 
     def rollout_layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
         """Returns the layout in which `generate` makes that many completions of each prompt."""
@@ -208,8 +222,8 @@ class Programs:
 
     def score(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
         """Computes log-probs and entropies of the completions' tokens under `model`."""
-        self.ahead.wait(SCORE)
-        self.ahead.wait(SCORE_REFERENCE)
+        for key in (SCORE, SCORE_REFERENCE, SCORE_SHARE):
+            self.ahead.wait(key)
         rollout, packing = jax.tree.map(self._on_devices, (rollout, packing))
         # Which tokens the loss counts makes no difference here, and would make another program.
         rollout = dataclasses.replace(rollout, written=None)

@@ -31,7 +31,7 @@ def shown(
 
 
 @pytest.mark.parametrize("columns", [80, 120])
-@pytest.mark.parametrize("command", ["train", "plan"])
+@pytest.mark.parametrize("command", ["train", "plan", "compile"])
 def test_the_essentials_fit_a_screen(shown: Callable[..., str], command: str, columns: int) -> None:
     lines = shown(command, "--help", columns=columns).splitlines()
     assert len(lines) <= 40

@@ -54,6 +54,7 @@ def test_without_two_dashes_a_command_is_no_flag(
     ("words", "said"),
     [
         ([], "launch"),
+        (["compile"], "--micro-batch-size-per-device"),
         (["export"], "CHECKPOINT"),
         (["doctor"], "--output-dir"),
         (["launch"], "skypilot"),
