@@ -12,7 +12,6 @@ import dataclasses
 import json
 import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +23,14 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 from small_model import small_model
+from timed_update import TimedUpdate, random_batch
 
 from grpo_eqx import UserError
-from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.generation.prompts import map_prompts_and_completions
-from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.base import parameter_name
-from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.families.qwen2 import Qwen2
-from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
-from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import Programs
 from grpo_eqx.training.state import TrainState
 
 MODEL = small_model(vocab_size=8192)
@@ -68,64 +61,16 @@ class SharedPrompt:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1.")
 
 
-class Update:
-    """The compiled update of one layout, and the state that it moves along."""
-
-    def __init__(self, batch: Batch, micro_batch_size: int):
-        mesh = parse_mesh("auto").build(jax.devices()[:1])
-        (_, prompt_length), (*_, length) = (
-            x.shape for x in (batch.rollout.prompts.ids, batch.rollout.completion_ids)
-        )
-        options = ProgramOptions(
-            sampling=Sampling(),
-            max_prompt_length=prompt_length,
-            max_completion_length=length,
-            stopping=Stopping.of_ids((), MODEL.vocab_size),
-            pad_id=0,
-            seed=0,
-            dtype=jnp.dtype("float32"),
-            remat="none",
-            attention=BlockedAttention(64),
-            # The mean over all tokens, with advantages as given: it knows of no groups.
-            objective=Objective(loss_type="dapo"),
-            micro_batch_size_per_device=micro_batch_size,
-            tokens_per_micro_batch=1024,
-        )
-        programs = Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
-        self.batch = batch
-        masks = batch.rollout.prompts.mask, batch.rollout.completion_mask
-        packing = programs.packing(*(np.asarray(mask).sum(axis=-1) for mask in masks))
-        self.tokens = int(packing.num_tokens().sum())
-        """Through the layers in one update."""
-        self.packing = jax.tree.map(jnp.asarray, packing)
-        self.state: TrainState = programs.init(Qwen2.init(MODEL, make_key(0)))
-        self.program = programs.jitted_update.lower(*self.arguments).compile()
-
-    def __call__(self) -> float:
-        """One update; its seconds."""
-        start = time.perf_counter()
-        model, opt_state, metrics = self.program(*self.arguments)
-        self.state = TrainState(model, opt_state)
-        jax.block_until_ready((self.state, metrics))
-        return time.perf_counter() - start
-
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Of the program."""
-        return self.state.model, self.state.opt_state, self.batch, self.packing, None
-
-    @property
-    def temporary_bytes(self) -> int:
-        return self.program.memory_analysis().temp_size_in_bytes
-
-
 def main(cfg: SharedPrompt) -> None:
-    batch = random_batch(cfg)
+    model = Qwen2.init(MODEL, make_key(0))
+    batch = random_batch(
+        MODEL.vocab_size, cfg.prompts, cfg.group, cfg.prompt_length, cfg.completion_length
+    )
     # In micro-batches of a group's size, because the plain layout is slower in one piece: it then
     # needs so much memory that the system's handing it out shows in the time.
     layouts = {
-        "shared": Update(batch, cfg.group),
-        "plain": Update(in_groups_of_one(batch), cfg.group),
+        "shared": TimedUpdate(model, batch, cfg.group),
+        "plain": TimedUpdate(_copied(model), in_groups_of_one(batch), cfg.group),
     }
     for update in layouts.values():
         update()
@@ -155,26 +100,8 @@ def main(cfg: SharedPrompt) -> None:
         cfg.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
-def random_batch(cfg: SharedPrompt) -> Batch:
-    """Random tokens without any padding, and random advantages."""
-    rng = np.random.default_rng(0)
-    groups = cfg.prompts, cfg.group
-    shape = *groups, cfg.completion_length
-
-    def tokens(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.integers(MODEL.vocab_size, size=shape), jnp.int32)
-
-    rollout = Rollout(
-        Prompts(
-            tokens(cfg.prompts, cfg.prompt_length),
-            jnp.ones((cfg.prompts, cfg.prompt_length), bool),
-        ),
-        completion_ids=tokens(*shape),
-        completion_mask=jnp.ones(shape, bool),
-        sampler_logps=jnp.zeros(shape, jnp.float32),
-        finished=jnp.zeros(groups, bool),
-    )
-    return Batch(rollout, jnp.asarray(rng.standard_normal(groups), jnp.float32))
+def _copied(model: Qwen2) -> Qwen2:
+    return jax.tree.map(jnp.copy, model)  # updates are written over it
 
 
 def in_groups_of_one(batch: Batch) -> Batch:

@@ -45,6 +45,11 @@ class ModelConfig(abc.ABC):
     def from_json(cls, path: str | Path) -> "ModelConfig":
         """Reads a Hugging Face `config.json`; raises `UserError` for unsupported settings."""
 
+    @classmethod
+    def published(cls, name: str) -> "ModelConfig | None":
+        """Returns the config of a published model by its hub name, if it is known."""
+        return None
+
     @abc.abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Returns the fields of a `config.json` that Hugging Face transformers reads."""

@@ -1,7 +1,6 @@
 """The model families that can be loaded, by Hugging Face's `model_type`."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,10 +73,8 @@ def published_config(name: str) -> ModelConfig | None:
     It is the same at every revision (`name@revision`).
     """
     repository = name.partition("@")[0]
-    if repository.startswith("Qwen/"):
-        with suppress(UserError):  # an unknown name
-            return Qwen2Config.from_name(repository)
-    return None
+    known = (family.config.published(repository) for family in FAMILIES.values())
+    return next((config for config in known if config is not None), None)
 
 
 def init_model(config: ModelConfig, key: PRNGKeyArray) -> CausalLM:

@@ -16,7 +16,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
 
-pytestmark = pytest.mark.parity
+pytestmark = [
+    pytest.mark.parity,
+    pytest.mark.filterwarnings("ignore::FutureWarning:peft.*"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers.*"),
+]
 
 IDS = np.random.default_rng(0).integers(0, 97, (2, 11))
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +18,7 @@ from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLo
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.layers import Linear
+from grpo_eqx.models.lora import Lora, with_adapters
 from grpo_eqx.models.rounding import rounded_rows
 from grpo_eqx.objective import Objective
 from grpo_eqx.rollout_choice import AutoSharding
@@ -77,8 +79,18 @@ def programs(
     return Programs(options, built, backend, optax.sgd(32.0))
 
 
-def model_on(mesh: jax.sharding.Mesh) -> Qwen2:
+def model_on(mesh: jax.sharding.Mesh, lora: Lora | None = None) -> Qwen2:
     model = Qwen2.init(CONFIG, jax.random.key(0), std=0.2)
+    if lora is not None:
+        model = with_adapters(model, lora, jax.random.key(1))
+        rng = np.random.default_rng(4)  # as if they had learned something
+        model = jax.tree.map(
+            lambda x, is_adapter: (
+                jnp.asarray(rng.normal(0, 0.1, x.shape), x.dtype) if is_adapter else x
+            ),
+            model,
+            model.trainable,
+        )
     return jax.device_put(model, model.shardings(mesh))
 
 
@@ -163,12 +175,16 @@ def score(runner: Programs, rollout: Rollout) -> TokenScores:
     return runner.score(model_on(runner.mesh), rollout, packed(runner, rollout))
 
 
-def step_of(runner: Programs, batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
-    """The change of every parameter in one update, and its metrics."""
-    model = model_on(runner.mesh)
-    before = [np.asarray(x) for x in jax.tree.leaves(model)]
+def step_of(
+    runner: Programs, batch: Batch, lora: Lora | None = None
+) -> tuple[list[np.ndarray], dict[str, float]]:
+    """The change of every trained parameter in one update, and its metrics."""
+    model = model_on(runner.mesh, lora)
+    before, frozen = eqx.partition(jax.tree.map(np.asarray, model), model.trainable)
     state, metrics = runner.update(runner.init(model), batch, packed(runner, batch.rollout))
-    after = [np.asarray(x) for x in jax.tree.leaves(state.model)]
+    after, still = eqx.partition(jax.tree.map(np.asarray, state.model), model.trainable)
+    assert eqx.tree_equal(frozen, still)
+    before, after = jax.tree.leaves(before), jax.tree.leaves(after)
     return [b - a for a, b in zip(before, after, strict=True)], jax.device_get(metrics)
 
 
@@ -192,6 +208,56 @@ def test_micro_batches_and_devices_leave_the_update_unchanged(
     whole_step: tuple[list[np.ndarray], dict[str, float]],
 ) -> None:
     assert_same_step(step_of(programs(mesh, num_devices, micro), batch), whole_step)
+
+
+LORA = Lora(rank=3, alpha=6.0)
+
+
+@pytest.fixture(scope="module")
+def whole_step_of_adapters(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
+    return step_of(programs(), batch, LORA)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "micro"),
+    [
+        ("2,2,2", 8, 4),
+        pytest.param("auto", 1, 8, marks=pytest.mark.slow),
+        pytest.param("auto", 8, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_so_they_do_where_adapters_are_trained(
+    mesh: str,
+    num_devices: int,
+    micro: int | None,
+    batch: Batch,
+    whole_step_of_adapters: tuple[list[np.ndarray], dict[str, float]],
+) -> None:
+    """Nothing else changes, which `step_of` checks."""
+    runner = programs(mesh, num_devices, micro)
+    assert_same_step(step_of(runner, batch, LORA), whole_step_of_adapters)
+
+
+def test_the_sampler_merges_the_adapters_that_the_trainer_adds(rollout: Rollout) -> None:
+    runner = programs("2,2,2", 8)
+    model = model_on(runner.mesh, LORA)
+    drawn, _ = runner.generate(model, PROMPTS, 0, num_generations=G)
+    drawn = jax.tree.map(np.asarray, drawn)
+    assert not np.array_equal(drawn.completion_ids, rollout.completion_ids)
+    scores = runner.score(model, drawn, packed(runner, drawn))
+    np.testing.assert_allclose(scores.logps, drawn.sampler_logps, atol=1e-4)
+
+
+def test_the_reference_of_adapters_is_the_model_beneath(rollout: Rollout) -> None:
+    """It is the same arrays, and no second copy."""
+    runner = programs()
+    state = runner.init(model_on(runner.mesh, LORA))
+    reference = state.reference_model
+    assert reference is not None
+    assert state.reference is None
+    assert reference.layers.q_proj.weight is state.model.layers.q_proj.weight
+    scores = runner.score(reference, rollout, packed(runner, rollout))
+    np.testing.assert_array_equal(scores.logps, score(runner, rollout).logps)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from grpo_eqx.models.architecture import QKV, Architecture
 from grpo_eqx.models.decoder_config import DecoderConfig, FileFormat, layer_kinds
-from grpo_eqx.models.rotary import RopeScaling
+from grpo_eqx.models.rotary import Llama3Scaling, RopeScaling
 
 
 def _read(fields: dict[str, Any]) -> dict[str, Any]:
@@ -14,6 +14,20 @@ def _read(fields: dict[str, Any]) -> dict[str, Any]:
     if fields.get("num_key_value_heads") is None and heads is not None:
         return {**fields, "num_key_value_heads": heads}
     return fields
+
+
+_SIZES: dict[str, dict[str, Any]] = {
+    "3.2-1B": dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16,
+                   num_attention_heads=32, tie_word_embeddings=True),
+    "3.2-3B": dict(hidden_size=3072, intermediate_size=8192, num_hidden_layers=28,
+                   num_attention_heads=24, tie_word_embeddings=True),
+    "3.1-8B": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
+                   num_attention_heads=32),
+    "3.1-70B": dict(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
+                    num_attention_heads=64),
+    "3.3-70B": dict(hidden_size=8192, intermediate_size=28672, num_hidden_layers=80,
+                    num_attention_heads=64),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,3 +62,22 @@ class LlamaConfig(DecoderConfig):
     def architecture(self) -> Architecture:
         biased = QKV | {"o_proj"} if self.attention_bias else frozenset()
         return Architecture(layers=layer_kinds(self), biased=biased)
+
+    @classmethod
+    def published(cls, name: str) -> "LlamaConfig | None":
+        size = name.removeprefix("meta-llama/Llama-").removesuffix("-Instruct")
+        if not name.startswith("meta-llama/") or size not in _SIZES:
+            return None
+        scaling = Llama3Scaling(
+            factor=32.0 if size.startswith("3.2") else 8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
+        )
+        return cls(
+            **_SIZES[size],
+            num_key_value_heads=8,
+            vocab_size=128256,
+            rms_norm_eps=1e-5,
+            rope_scaling=scaling,
+        )

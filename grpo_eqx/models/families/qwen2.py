@@ -1,6 +1,7 @@
 """Qwen2 and Qwen2.5."""
 
 import dataclasses
+from contextlib import suppress
 from typing import Any, ClassVar
 
 from grpo_eqx.errors import UserError
@@ -75,6 +76,14 @@ class Qwen2Config(DecoderConfig):
         if size not in _SIZES:
             raise UserError(f"no Qwen2.5 size named {name!r}; known sizes: {', '.join(_SIZES)}.")
         return cls(**_SIZES[size])
+
+    @classmethod
+    def published(cls, name: str) -> "Qwen2Config | None":
+        if not name.startswith("Qwen/"):
+            return None
+        with suppress(UserError):  # an unknown name
+            return cls.from_name(name)
+        return None
 
 
 Qwen2 = Decoder
