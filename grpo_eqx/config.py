@@ -338,6 +338,8 @@ class GRPOConfig:
     with lora_rank."""
     use_rslora: bool = False
     """Divide lora_alpha by the root of the rank instead (rank-stabilized LoRA)."""
+    load_in_8bit: bool = False
+    """With lora_rank, hold the layers' frozen matrices as int8, with a scale per output."""
 
     # Devices and memory
     mesh: str = "auto"

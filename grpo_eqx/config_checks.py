@@ -151,6 +151,7 @@ def check_lora(
     lora_alpha: float | None,
     lora_target: str | None,
     use_rslora: bool,
+    load_in_8bit: bool,
     sync_ref_model: bool,
 ) -> None:
     """Refuses settings of adapters that there are not, and a moving reference beside adapters."""
@@ -161,6 +162,7 @@ def check_lora(
             lora_alpha=lora_alpha,
             lora_target=lora_target,
             use_rslora=use_rslora or None,
+            load_in_8bit=load_in_8bit or None,
         )
     elif sync_ref_model:
         raise UserError(

@@ -62,7 +62,6 @@ ADVICE: Mapping[str, str] = {
     "lora_r": "use lora_rank",
     "lora_target_modules": "use lora_target (all-linear, or names such as q_proj,v_proj)",
     "lora_dropout": _PLAIN_LORA,
-    "load_in_8bit": _NO_QUANTIZATION,
     "load_in_4bit": _NO_QUANTIZATION,
     "dataset_config": "it is main or the first; load another with datasets, in a script",
     "dataset_train_split": "write it after the name: data NAME:SPLIT",

@@ -21,7 +21,7 @@ from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import LOSS_BACKENDS, LossBackend
 from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.causal_attention import best_attention
-from grpo_eqx.models.lora import Lora, with_adapters
+from grpo_eqx.models.lora import Lora, prepared
 from grpo_eqx.models.pretrained import (
     base_model,
     check_adapter,
@@ -320,10 +320,11 @@ class RunSpec:
         lora, mesh = self.lora, programs.mesh
         dtype = jnp.dtype(jnp.float32) if lora is None else programs.options.dtype
         model = raise_on_all_hosts(lambda: shard_model(source, mesh, dtype))
-        if lora is not None and not model.has_adapters:
-            add = functools.partial(with_adapters, lora=lora, key=make_key(self.cfg.seed))
-            shardings = jax.eval_shape(add, model).shardings(mesh)
-            model = jax.jit(add, out_shardings=shardings, donate_argnums=0)(model)
+        if lora is not None:
+            key = make_key(self.cfg.seed)
+            prepare = functools.partial(prepared, lora=lora, dtype=dtype, key=key)
+            shardings = jax.eval_shape(prepare, model).shardings(mesh)
+            model = jax.jit(prepare, out_shardings=shardings, donate_argnums=0)(model)
         return self.untrained_state(programs, model)
 
     def untrained_state(self, programs: Programs, model: CausalLM) -> TrainState:
@@ -351,8 +352,7 @@ class RunSpec:
 
     def state_shapes(self, programs: Programs) -> TrainState:
         """Returns the shapes and shardings of the state, without anything on the devices."""
-        dtype = None if self.lora is None else programs.options.dtype
-        model = model_shapes(self.model, programs.mesh, dtype, self.lora)
+        model = model_shapes(self.model, programs.mesh, self.lora, programs.options.dtype)
         frozen = not self.cfg.sync_ref_model
         return TrainState(
             model,
@@ -403,6 +403,7 @@ def _lora(cfg: GRPOConfig) -> Lora | None:
         lora_alpha=cfg.lora_alpha,
         lora_target=cfg.lora_target,
         use_rslora=cfg.use_rslora,
+        load_in_8bit=cfg.load_in_8bit,
     )
 
 

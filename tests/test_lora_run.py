@@ -49,6 +49,7 @@ def test_the_defaults_are_those_of_lora() -> None:
         ({"lora_alpha": 16}, "lora_alpha is 16.* without lora_rank"),
         ({"lora_target": "q_proj"}, "lora_target .* without lora_rank"),
         ({"use_rslora": True}, "use_rslora .* without lora_rank"),
+        ({"load_in_8bit": True}, "load_in_8bit .* without lora_rank"),
         (
             {"lora_rank": 4, "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2},
             "sync_ref_model is on with lora_rank",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from safetensors import SafetensorError
 
 from grpo_eqx.checkpoint.checkpoints import located
@@ -15,7 +16,7 @@ from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_step
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import CausalLM
-from grpo_eqx.models.lora import Lora, with_adapters
+from grpo_eqx.models.lora import Lora, prepared
 from grpo_eqx.models.pretrained import (
     base_model,
     from_pretrained,
@@ -157,6 +158,7 @@ def _load_step(
         lora_alpha=settings.get("lora_alpha"),
         lora_target=settings.get("lora_target"),
         use_rslora=bool(settings.get("use_rslora")),
+        load_in_8bit=bool(settings.get("load_in_8bit")),
     )
     shapes = model_shapes(config, mesh, lora=lora)
     try:
@@ -168,7 +170,8 @@ def _load_step(
         ) from error
     if lora is not None:
         frozen = from_pretrained(base_model(name), mesh)
-        parameters = eqx.combine(parameters, with_adapters(frozen, lora, make_key(0)))
+        whole = prepared(frozen, lora, jnp.float32, make_key(0))
+        parameters = eqx.combine(parameters, whole)
         parameters = parameters.merged() if merge else parameters
     return _Loaded(path, parameters, base_model(name), tokenizer)
 

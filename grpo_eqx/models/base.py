@@ -313,8 +313,8 @@ class CausalLM(eqx.Module):
         )
 
     def astype(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
-        """Returns the model with every array in `dtype`."""
-        return jax.tree.map(lambda x: x.astype(dtype), self)
+        """Returns the model with every array in `dtype`, but for int8 weights and their scales."""
+        return jax.tree.map(lambda x: x.astype(dtype), self, is_leaf=_is_linear)
 
     def transposed(self: _Model) -> _Model:
         """Returns the model with every linear map `transposed`."""
@@ -326,12 +326,15 @@ class CausalLM(eqx.Module):
         Linear maps and the head have a scale per output. An embedding of its own stays in `dtype`:
         few of its rows are read.
         """
-        model = jax.tree.map(
+        return self.rounded_linears(dtype).with_output_table(RoundedTable.of(self.head))
+
+    def rounded_linears(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
+        """Returns the model with int8 weights in its linear maps, and the rest in `dtype`."""
+        return jax.tree.map(
             lambda x: x.rounded(dtype) if isinstance(x, Linear) else x.astype(dtype),
             self,
             is_leaf=_is_linear,
         )
-        return model.with_output_table(RoundedTable.of(self.head))
 
     def unstacked(self: _Model) -> _Model:
         """Returns the model for `decode` with a stack of its own for each layer.

@@ -46,25 +46,36 @@ class Linear(eqx.Module):
         """Returns the map without adapter, whose weight is the sum, float32."""
         if self.adapter is None:
             return self
-        weight = self.weight.astype(jnp.float32) + self.adapter.delta()
-        return dataclasses.replace(self, weight=weight, adapter=None)
+        weight = self.weight.astype(jnp.float32)
+        weight = weight if self.scales is None else weight * self.scales[..., None]
+        weight = weight + self.adapter.delta()
+        return dataclasses.replace(self, weight=weight, scales=None, adapter=None)
+
+    def astype(self, dtype: jax.typing.DTypeLike) -> "Linear":
+        """Returns the map with every array in `dtype`, but for int8 weights and their scales."""
+        cast = jax.tree.map(lambda x: x.astype(dtype), self)
+        if self.scales is None:
+            return cast
+        return dataclasses.replace(cast, weight=self.weight, scales=self.scales)
 
     def transposed(self) -> "Linear":
         """Returns the map stored transposed, for faster forward passes of few rows on CPUs."""
         weight = self.weight.swapaxes(-1, -2)
         return dataclasses.replace(self, weight=weight, is_transposed=not self.is_transposed)
 
-    def rounded(self, dtype: jnp.dtype) -> "Linear":
+    def rounded(self, dtype: jax.typing.DTypeLike) -> "Linear":
         """Returns the map with an int8 weight and the bias in `dtype`, for forward passes alone."""
         weight, scales = rounded_rows(self.weight)
         return Linear(weight, None if self.bias is None else self.bias.astype(dtype), scales)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        if self.is_transposed or self.scales is not None:
+        if self.is_transposed or (self.scales is not None and self.adapter is None):
             y = self._read_only(x)
             return y if self.bias is None else y + self.bias
         # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
-        y = checkpoint_name(_project(x, self.weight), "product")
+        y = checkpoint_name(_project(x, self.weight.astype(x.dtype)), "product")
+        if self.scales is not None:
+            y = (y * self.scales).astype(x.dtype)
         if self.adapter is not None:
             y = y + self.adapter(x)
         return y if self.bias is None else y + self.bias

@@ -24,6 +24,8 @@ class Lora:
     """Names of the linear maps with an adapter, such as `q_proj`; `None`: all in the layers."""
     rank_stabilized: bool = False
     """Whether it is multiplied by `alpha / sqrt(rank)` instead (arXiv 2312.03732)."""
+    base_in_8bit: bool = False
+    """Whether the frozen linear maps are int8, with a scale per output."""
 
     @classmethod
     def of_settings(
@@ -33,6 +35,7 @@ class Lora:
         lora_alpha: float | None,
         lora_target: str | None,
         use_rslora: bool,
+        load_in_8bit: bool,
     ) -> "Lora | None":
         """Returns the adapters that resolved settings ask for, if any."""
         if lora_rank is None or lora_alpha is None or lora_target is None:
@@ -43,6 +46,7 @@ class Lora:
             alpha=lora_alpha,
             target=None if names == (ALL_LINEAR,) else names,
             rank_stabilized=use_rslora,
+            base_in_8bit=load_in_8bit,
         )
 
     @property
@@ -73,6 +77,26 @@ def with_adapters(model: CausalLM, lora: Lora, key: PRNGKeyArray) -> CausalLM:
                 model, layers=dataclasses.replace(model.layers, **{name: adapted})
             )
     return model
+
+
+def prepared(
+    model: CausalLM, lora: Lora, dtype: jax.typing.DTypeLike, key: PRNGKeyArray
+) -> CausalLM:
+    """Returns a model to train adapters of: with these, unless it has some, and frozen weights.
+
+    **Arguments:** the model; the adapters; the dtype of the frozen weights that are not int8; the
+    key of the adapters' first values.
+    """
+    adapters = model if model.has_adapters else with_adapters(model, lora, key)
+    frozen = model.without_adapters()
+    frozen = frozen.rounded_linears(dtype) if lora.base_in_8bit else frozen.astype(dtype)
+    layers = {
+        name: dataclasses.replace(
+            getattr(frozen.layers, name), adapter=getattr(adapters.layers, name).adapter
+        )
+        for name in linear_names(model)
+    }
+    return dataclasses.replace(frozen, layers=dataclasses.replace(frozen.layers, **layers))
 
 
 def _checked(target: Iterable[str], known: list[str]) -> set[str]:

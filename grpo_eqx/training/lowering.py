@@ -14,7 +14,7 @@ from jaxtyping import PRNGKeyArray
 from grpo_eqx.generation import Prompts, Rollout, Sampling
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.models.base import CausalLM, ModelConfig
-from grpo_eqx.models.lora import Lora, with_adapters
+from grpo_eqx.models.lora import Lora, prepared
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.rules import (
@@ -30,18 +30,18 @@ from grpo_eqx.training.programs import Programs
 def model_shapes(
     config: ModelConfig,
     mesh: jax.sharding.Mesh,
-    dtype: jnp.dtype | None = None,
     lora: Lora | None = None,
+    dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> CausalLM:
-    """Returns the shapes of a model's parameters, each with its sharding.
+    """Returns the shapes of a model's float32 parameters, each with its sharding.
 
-    **Arguments:** the architecture; the devices; the dtype, by default float32; the adapters.
+    **Arguments:** the architecture; the devices; the adapters to train, if any, and the dtype of
+    what then is frozen.
     """
 
     def init(key: PRNGKeyArray) -> CausalLM:
         model = init_model(config, key)
-        model = model if dtype is None else model.astype(dtype)
-        return model if lora is None else with_adapters(model, lora, key)
+        return model if lora is None else prepared(model, lora, dtype, key)
 
     shapes = jax.eval_shape(init, make_key(0))
     return jax.tree.map(_sharded, shapes, shapes.shardings(mesh))

@@ -1,5 +1,6 @@
 """Low-rank adapters: what they compute, what is trained, and PEFT's folders."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models import Decoder, Qwen2Config, Qwen3Config, from_pretrained, save_pretrained
-from grpo_eqx.models.lora import Lora, linear_names, with_adapters
+from grpo_eqx.models.decoder import DecoderLayer
+from grpo_eqx.models.layers import Linear
+from grpo_eqx.models.lora import Lora, linear_names, prepared, with_adapters
 from grpo_eqx.models.peft import CONFIG, WEIGHTS
 from grpo_eqx.models.pretrained import base_model, check_adapter, model_folder
 from grpo_eqx.sharding import parse_mesh
@@ -63,6 +66,47 @@ def test_the_merged_model_computes_the_same(family: str, lora: Lora):
     assert np.abs(logits(model, IDS) - logits(model.without_adapters(), IDS)).max() > 0.1
     np.testing.assert_allclose(logits(model, IDS), logits(model.merged(), IDS), atol=2e-5)
     assert not model.merged().has_adapters
+
+
+@pytest.mark.parametrize("base_in_8bit", [False, True])
+def test_frozen_weights_take_less_and_adapters_do_not(base_in_8bit: bool):
+    lora = dataclasses.replace(LORA, base_in_8bit=base_in_8bit)
+    model = random_model()
+    small = prepared(trained(model), lora, jnp.bfloat16, jax.random.key(0)).layers.q_proj
+    assert small.weight.dtype == (jnp.int8 if base_in_8bit else jnp.bfloat16)
+    assert (small.bias.dtype, small.adapter.b.dtype) == (jnp.bfloat16, jnp.float32)
+    assert small.astype(jnp.float16).weight.dtype == (jnp.int8 if base_in_8bit else jnp.float16)
+
+
+def test_int8_weights_are_merged_and_differentiated_as_what_they_stand_for():
+    lora = dataclasses.replace(LORA, base_in_8bit=True)
+    model = prepared(trained(random_model()), lora, jnp.float32, jax.random.key(0))
+    np.testing.assert_allclose(logits(model, IDS), logits(model.merged(), IDS), atol=5e-5)
+    plain = logits(trained(random_model()), IDS)
+    assert 0 < np.abs(logits(model, IDS) - plain).max() < 0.1 * np.abs(plain).max()
+
+    def gradient(model: Decoder) -> list[jax.Array]:
+        params, frozen = eqx.partition(model, model.trainable)
+
+        def loss(params: Decoder) -> jax.Array:
+            return jnp.square(eqx.combine(params, frozen).logits(IDS)).mean()
+
+        return jax.tree.leaves(jax.grad(loss)(params))
+
+    unrounded = dataclasses.replace(model, layers=unrounded_layers(model))
+    for found, expected in zip(gradient(model), gradient(unrounded), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def unrounded_layers(model: Decoder) -> DecoderLayer:
+    """Layers with the float32 weights that int8 ones stand for."""
+
+    def unrounded(x: Any) -> Any:
+        if not isinstance(x, Linear):
+            return x
+        return dataclasses.replace(x, weight=x.weight * x.scales[..., None], scales=None)
+
+    return jax.tree.map(unrounded, model.layers, is_leaf=lambda x: isinstance(x, Linear))
 
 
 def test_the_scale_is_that_of_peft():
