@@ -518,10 +518,12 @@ class GRPOTrainer:
 
     def describe(self) -> str:
         """Describes the model and the data in one line."""
-        size = sum(x.size for x in jax.tree.leaves(self.state.model))
-        data = self.prompts.data
+        model, data = self.state.model, self.prompts.data
+        size = sum(x.size for x in jax.tree.leaves(model))
+        trained = sum(x.size for x in jax.tree.leaves(eqx.filter(model, model.trainable)))
+        of_them = "" if trained == size else f", {trained:,} of them trained"
         return (
-            f"{self.cfg.model} ({size:,} parameters) on {data.name}: "
+            f"{self.cfg.model} ({size:,} parameters{of_them}) on {data.name}: "
             f"{len(data):,} problems"
             + (f" ({data.num_dropped:,} overlong ones dropped)" if data.num_dropped else "")
             + f", {len(self.heldout):,} held out"

@@ -46,7 +46,7 @@ def test_the_defaults_are_those_of_lora() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lora_alpha": 16}, "lora_alpha is 16.* without lora_rank"),
+        ({"lora_alpha": 16.0}, "lora_alpha is 16.0.* without lora_rank"),
         ({"lora_target": "q_proj"}, "lora_target .* without lora_rank"),
         ({"use_rslora": True}, "use_rslora .* without lora_rank"),
         ({"load_in_8bit": True}, "load_in_8bit .* without lora_rank"),

@@ -2,7 +2,6 @@
 
 import abc
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from grpo_eqx.choices import Remat
 from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
-from grpo_eqx.models.layers import Linear
+from grpo_eqx.models.layers import Linear, LowRank
 from grpo_eqx.models.rounding import RoundedTable
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
@@ -302,7 +301,12 @@ class CausalLM(eqx.Module):
 
     def without_adapters(self: _Model) -> _Model:
         """Returns the model that the adapters were added to, with the same arrays."""
-        return self._map_linears(lambda x: dataclasses.replace(x, adapter=None))
+
+        def without(linear: Linear) -> Linear:
+            # Not by its `__init__`: this may be a model of shapes.
+            return linear if linear.adapter is None else eqx.tree_at(_adapter, linear, None)
+
+        return self._map_linears(without)
 
     def _linears(self) -> list[Linear]:
         return [x for x in jax.tree.leaves(self, is_leaf=_is_linear) if isinstance(x, Linear)]
@@ -359,6 +363,10 @@ class CausalLM(eqx.Module):
 def parameter_name(path: tuple[object, ...]) -> str:
     """Returns a parameter's dotted name within its model, such as `layers.q_proj.weight`."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
+def _adapter(linear: Linear) -> LowRank | None:
+    return linear.adapter
 
 
 def _is_linear(x: object) -> bool:

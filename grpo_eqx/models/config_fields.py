@@ -134,7 +134,14 @@ def _rope(fields: Mapping[str, Any], kinds: Mapping[str, Any], path: str | Path)
                 f"{path}: rope_theta is {taken!r} in one place and {other!r} in another: keep the "
                 "one that the model was trained with."
             )
-    return {"rope_theta": taken, "rope_scaling": _rope_scaling(rope, name, path)}
+    scalings = {each: _rope_scaling(fields, each, path) for each, fields in ropes.items() if fields}
+    for each, scaling in scalings.items():
+        if scaling != scalings[name]:
+            raise UserError(
+                f"{path}: {each}={ropes[each]!r} is not {name}={rope!r}: keep the one that the "
+                f"model was trained with, or use another model."
+            )
+    return {"rope_theta": taken, "rope_scaling": scalings.get(name)}
 
 
 def _rope_scaling(rope: Mapping[str, Any], name: str, path: str | Path) -> RopeScaling | None:

@@ -17,6 +17,10 @@ def _unchanged(fields: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _all_full(number: int) -> tuple[str, ...]:
+    return (FULL,) * number
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileFormat:
     """How a family's config is written in a Hugging Face `config.json`."""
@@ -30,6 +34,8 @@ class FileFormat:
     """Fields that are not in the config, which must have these values, and are written so."""
     unwritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """The same of fields that are not written."""
+    layer_types: Callable[[int], tuple[str, ...]] = _all_full
+    """The types of so many layers, where a file does not name them."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
     """Translates the fields of a file, before anything else looks at them."""
     write: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
@@ -69,19 +75,38 @@ class DecoderConfig(ModelConfig):
             object.__setattr__(self, "head_dim", self.hidden_size // self.num_attention_heads)
         if self.head_size % 2:
             raise UserError(f"head_dim ({self.head_dim}) must be even for rotary embeddings.")
-        types = self.layer_types or ()
-        if types and len(types) != self.num_hidden_layers:
+        self._check_windows()
+
+    def _check_windows(self) -> None:
+        """Refuses types of other layers, and a window that has no layer, or the other way around.
+
+        Sets `layer_types` to `None` where they are the family's, so that equal configs are equal.
+        """
+        usual, given = self.file_format.layer_types(self.num_hidden_layers), self.layer_types
+        if given is not None and len(given) != self.num_hidden_layers:
             raise UserError(
-                f"layer_types has {len(types)} layers, and num_hidden_layers is "
+                f"layer_types has {len(given)} layers, and num_hidden_layers is "
                 f"{self.num_hidden_layers}: give one for each."
             )
-        if WINDOWED in types and self.sliding_window is None:
+        if given is not None and WINDOWED in given and self.sliding_window is None:
             raise UserError(f"layer_types has {WINDOWED!r}: set sliding_window too.")
+        if self.sliding_window is not None and WINDOWED not in (given or usual):
+            raise UserError(
+                f"sliding_window is {self.sliding_window}, and no layer has one: name those that "
+                f"do in layer_types, or leave it out."
+            )
+        if given == usual:
+            object.__setattr__(self, "layer_types", None)
 
     @property
     @abc.abstractmethod
     def architecture(self) -> Architecture:
         """What the family computes with these sizes."""
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """Resolved `layer_types`."""
+        return self.layer_types or self.file_format.layer_types(self.num_hidden_layers)
 
     @property
     def rope(self) -> Rope:
@@ -154,9 +179,8 @@ class DecoderConfig(ModelConfig):
 
 
 def layer_kinds(config: DecoderConfig) -> tuple[LayerKind, ...]:
-    """Returns the layers of a config that rotates alike in all of them; by default, all see all."""
-    types = config.layer_types or (FULL,) * config.num_hidden_layers
+    """Returns the layers of a config that rotates alike in all of them."""
     return tuple(
         LayerKind(config.rope, config.sliding_window if each == WINDOWED else None)
-        for each in types
+        for each in config.types
     )

@@ -65,7 +65,7 @@ class Buffer(NamedTuple):
     operation: str
     """JAX's name for the operation that makes it."""
     source: str
-    """File and line that ask for it, `qwen2.py:120`; empty where the compiler omits them."""
+    """File and line that ask for it, `decoder.py:120`; empty where the compiler omits them."""
 
 
 class Array(NamedTuple):

@@ -14,7 +14,8 @@ from grpo_eqx.sharding.layout_report import readable_bytes
 GiB, MiB = 2**30, 2**20
 
 _SHOWN_SETTINGS = (
-    "prompts_per_step", "num_generations", "max_completion_length", "loss_backend", "optimizer"
+    "prompts_per_step", "num_generations", "max_completion_length", "loss_backend", "optimizer",
+    "lora_rank",
 )  # fmt: skip
 
 
@@ -38,7 +39,11 @@ def _parts(plan: Plan) -> Iterator[RenderableType]:
     )
     if plan.num_devices > 1:
         yield Text(f"rollout sharding {plan.rollout_sharding}", style="dim")
-    settings = ", ".join(f"{name} {plan.settings[name]}" for name in _SHOWN_SETTINGS)
+    settings = ", ".join(
+        f"{name} {plan.settings[name]}"
+        for name in _SHOWN_SETTINGS
+        if plan.settings[name] is not None
+    )
     yield Text(settings, style="dim")
     source = "from the data" if plan.prompt_length_known else "max_prompt_length"
     yield Text(f"prompts of up to {plan.prompt_length} tokens ({source})", style="dim")

@@ -1,5 +1,6 @@
 """What each field of a `config.json` does: it is used, refused by its name, or without effect."""
 
+import dataclasses
 import json
 import warnings
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.families.qwen2 import Qwen2Config
+from grpo_eqx.models.rotary import YarnScaling
 
 SIZES = {
     "0.5B": (896, 4864, 24, 14, 2),
@@ -242,7 +244,7 @@ NOT_COMPUTED = {
     "hidden_act": "gelu",
     "is_causal": False,
     "is_encoder_decoder": True,
-    "layer_types": ["full_attention"] * 27 + ["sliding_attention"],
+    "layer_types": ["chunked_attention"] * 28,
     "mlp_bias": True,
     "model_type": "llama",
     "partial_rotary_factor": 0.5,
@@ -253,7 +255,6 @@ NOT_COMPUTED = {
     "transformers_weights": "others.safetensors",
     "use_bidirectional_attention": True,
     "use_mrope": True,
-    "use_sliding_window": True,
 }
 
 
@@ -261,7 +262,7 @@ NOT_COMPUTED = {
 def test_what_is_not_computed_is_refused_by_its_name(tmp_path: Path, name: str):
     message = refusal(tmp_path, {**AN_INSTRUCT, name: NOT_COMPUTED[name]})
     assert f": {name}=" in message
-    assert "or use another model" in message or "use a Qwen2" in message
+    assert "or use another model" in message or message.endswith("is not 'qwen2'.")
 
 
 @pytest.mark.parametrize("name", sorted(NOT_COMPUTED.keys() - {"model_type"}))
@@ -280,14 +281,34 @@ def test_what_is_computed_may_be_said(tmp_path: Path, fields: dict[str, Any]):
     assert read(tmp_path, {**AN_INSTRUCT, **fields}) == Qwen2Config.from_name("7B")
 
 
-@pytest.mark.parametrize("types", [["full_attention"] * 27, [], "full_attention", {}])
-def test_every_layer_has_its_type(tmp_path: Path, types: Any):
-    message = refusal(tmp_path, {**AN_INSTRUCT, "layer_types": types})
-    assert 'only "full_attention" for each of the 28 layers' in message
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (["full_attention"] * 27, "layer_types has 27 layers, and num_hidden_layers is 28"),
+        ([], "layer_types has 0 layers, and num_hidden_layers is 28"),
+        ("full_attention", "layer_types='full_attention' is not supported"),
+        ({}, "layer_types={} is not supported"),
+        (["sliding_attention"] * 28, "layer_types has 'sliding_attention': set sliding_window"),
+    ],
+)
+def test_every_layer_has_its_type(tmp_path: Path, types: Any, message: str):
+    assert message in refusal(tmp_path, {**AN_INSTRUCT, "layer_types": types})
+
+
+def test_windows_that_are_in_use_are_read(tmp_path: Path):
+    used = {**AN_INSTRUCT, "use_sliding_window": True, "sliding_window": 7}
+    assert read(tmp_path, {**used, "max_window_layers": 26}).windows == (None,) * 26 + (7, 7)
+    assert read(tmp_path, {**used, "max_window_layers": 28}) == Qwen2Config.from_name("7B")
+    assert read(tmp_path, {**used, "use_sliding_window": False}) == Qwen2Config.from_name("7B")
+
+
+def test_a_window_that_no_layer_has_is_refused():
+    with pytest.raises(UserError, match="sliding_window is 7, and no layer has one"):
+        dataclasses.replace(Qwen2Config.from_name("7B"), sliding_window=7)
 
 
 def test_a_long_value_is_cut_short(tmp_path: Path):
-    message = refusal(tmp_path, {**AN_INSTRUCT, "layer_types": ["sliding_attention"] * 28})
+    message = refusal(tmp_path, {**AN_INSTRUCT, "layer_types": ["other_attention"] * 28})
     assert len(message) < len(str(tmp_path)) + 450
 
 
@@ -304,28 +325,52 @@ def rotary(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_scaling.rope_type="),
+        ({"rope_scaling": {"rope_type": "linear", "beta": 2.0}}, "rope_scaling.beta="),
         (
             {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": DEFAULT},
-            "rope_scaling",
+            "rope_parameters=",
         ),
         (
             {"rope_scaling": {"type": "default"}, "rope_parameters": {"rope_type": "dynamic"}},
-            "rope_parameters",
+            "rope_parameters.rope_type=",
         ),
-        ({"rope_parameters": {**DEFAULT, "rope_type": "llama3"}}, "rope_parameters"),
-        ({"rope_parameters": {**DEFAULT, "type": "yarn"}}, "rope_parameters"),
-        ({"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}, "rope_parameters"),
-        ({"rope_parameters": {**DEFAULT, "mrope_section": [16, 24, 24]}}, "rope_parameters"),
-        ({"rope_parameters": {"full_attention": DEFAULT}}, "rope_parameters"),
-        ({"rope_scaling": "linear"}, "rope_scaling"),
+        ({"rope_parameters": {**DEFAULT, "type": "yarn"}}, "rope_parameters.type="),
+        (
+            {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor=",
+        ),
+        (
+            {"rope_parameters": {**DEFAULT, "mrope_section": [16, 24, 24]}},
+            "rope_parameters.mrope_section=",
+        ),
+        ({"rope_parameters": {"full_attention": DEFAULT}}, "rope_parameters.full_attention="),
+        ({"rope_scaling": "linear"}, "rope_scaling="),
     ],
 )
 def test_other_rotary_positions_are_refused(tmp_path: Path, fields: dict[str, Any], named: str):
     message = refusal(tmp_path, rotary(**fields))
-    assert f": {named}=" in message
+    assert f": {named}" in message
     assert "or use another model" in message
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "linear"}, "rope_scaling lacks factor, which rope_type 'linear' needs"),
+        ({"type": "yarn", "factor": 4.0}, "lacks original_max_position_embeddings"),
+        ({"rope_type": "linear", "factor": -1.0}, "rope_scaling.factor=-1.0 is not a number above"),
+    ],
+)
+def test_a_scaling_needs_its_fields(tmp_path: Path, rope: dict[str, Any], message: str):
+    assert message in refusal(tmp_path, rotary(rope_scaling=rope))
+
+
+def test_a_scaling_is_read_as_qwen_documents_it(tmp_path: Path):
+    rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    config = read(tmp_path, {**AN_INSTRUCT, "rope_scaling": rope})
+    assert config.rope_scaling == YarnScaling(factor=4.0, original_max_position_embeddings=32768)
+    assert config.rope_theta == AN_INSTRUCT["rope_theta"]
 
 
 @pytest.mark.parametrize(

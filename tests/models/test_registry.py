@@ -31,9 +31,9 @@ def test_a_config_is_read_by_its_model_type(tmp_path: Path) -> None:
     [
         ("{", "not a readable config.json"),
         ("[]", "it is not a JSON object"),
-        ("{}", "model_type=None is not supported, only 'qwen2'"),
-        ('{"model_type": "llama"}', "model_type='llama' is not supported, only 'qwen2'"),
-        ('{"model_type": ["qwen2"]}', "is not supported, only 'qwen2'"),
+        ("{}", "model_type=None is not supported, only qwen2, qwen3"),
+        ('{"model_type": "gpt2"}', "model_type='gpt2' is not supported, only qwen2, qwen3"),
+        ('{"model_type": ["qwen2"]}', "is not supported, only qwen2"),
     ],
 )
 def test_what_no_family_reads_is_refused(tmp_path: Path, text: str, message: str) -> None:

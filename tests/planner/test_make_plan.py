@@ -107,7 +107,7 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
     plan = make_plan(tiny_run(), one_device, quiet, only=["update"])
     buffers = plan.programs["update"].compiled.buffers
     assert [b.num_bytes for b in buffers] == sorted((b.num_bytes for b in buffers), reverse=True)
-    assert any(buffer.source.startswith("qwen2.py:") for buffer in buffers)
+    assert any(buffer.source.startswith("decoder.py:") for buffer in buffers)
 
 
 @pytest.mark.parametrize(

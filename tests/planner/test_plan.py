@@ -72,7 +72,7 @@ def test_the_verdict(fitting, failing) -> None:
 def test_json_has_it_all_and_gives_it_back(fitting, failing) -> None:
     compiled = CompiledProgram(
         5 * GiB, 1, 2, 3, 4, accepted=True, seconds=1.5,
-        buffers=(Buffer(7, "f32[7]", "mul", "qwen2.py:3"),),
+        buffers=(Buffer(7, "f32[7]", "mul", "decoder.py:3"),),
         exchanges=(Exchange("all-gather", 2, 64),),
         levels=(Level((Loop("w", None, "engine.py:7"),), Work(5.0, 6.0, {Route("ici", 2): 7.0})),),
     )  # fmt: skip

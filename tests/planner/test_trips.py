@@ -14,7 +14,7 @@ from grpo_eqx.training.rows import Rows
 
 QUEUE, TOKENS, LAST = (Loop(name, None, "engine.py:136") for name in ("queue", "tokens", "last"))
 FEWER = Loop("fewer", None, "engine.py:136")
-LAYERS = Loop("layers", 4, "qwen2.py:226")
+LAYERS = Loop("layers", 4, "decoder.py:226")
 BLOCKS = Loop("blocks", None, "attention.py:80")
 
 

@@ -1,7 +1,7 @@
 """Gemma 2 (arXiv 2408.00118)."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from grpo_eqx.models.architecture import Architecture
 from grpo_eqx.models.config_fields import FULL, WINDOWED
@@ -10,11 +10,8 @@ from grpo_eqx.models.families.gemma import gemma_architecture, read_activation
 from grpo_eqx.models.rotary import RopeScaling
 
 
-def _read(fields: dict[str, Any]) -> dict[str, Any]:
-    fields, layers = read_activation(fields), fields.get("num_hidden_layers")
-    if fields.get("layer_types") is None and isinstance(layers, int):
-        fields["layer_types"] = [FULL if i % 2 else WINDOWED for i in range(layers)]
-    return fields
+def _alternating(number: int) -> tuple[str, ...]:
+    return tuple(FULL if i % 2 else WINDOWED for i in range(number))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,7 +23,8 @@ class Gemma2Config(DecoderConfig):
         architecture="Gemma2ForCausalLM",
         constant={"hidden_activation": "gelu_pytorch_tanh"},
         unwritten={"attention_bias": False},
-        read=_read,
+        layer_types=_alternating,
+        read=read_activation,
     )
     hidden_size: int
     intermediate_size: int

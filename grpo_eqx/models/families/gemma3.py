@@ -1,6 +1,7 @@
 """Gemma 3, text only (arXiv 2503.19786)."""
 
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 from grpo_eqx.models.architecture import Architecture, LayerKind
@@ -10,11 +11,16 @@ from grpo_eqx.models.families.gemma import gemma_architecture, read_activation
 from grpo_eqx.models.rotary import Rope, RopeScaling
 
 
+def _one_in(every: int, number: int) -> tuple[str, ...]:
+    """One layer that sees everything after each run of layers with a window."""
+    return tuple(WINDOWED if (i + 1) % every else FULL for i in range(number))
+
+
 def _read(fields: dict[str, Any]) -> dict[str, Any]:
     fields, layers = read_activation(fields), fields.get("num_hidden_layers")
-    every = fields.pop("sliding_window_pattern", fields.pop("_sliding_window_pattern", 6))
-    if fields.get("layer_types") is None and isinstance(layers, int):
-        fields["layer_types"] = [WINDOWED if (i + 1) % every else FULL for i in range(layers)]
+    every = fields.pop("sliding_window_pattern", fields.pop("_sliding_window_pattern", None))
+    if every is not None and fields.get("layer_types") is None and isinstance(layers, int):
+        fields["layer_types"] = list(_one_in(every, layers))
     ropes = fields.get("rope_parameters")
     if isinstance(ropes, dict) and {FULL, WINDOWED} & set(ropes):  # one for each kind of layer
         local = dict(ropes.get(WINDOWED) or {})
@@ -35,6 +41,7 @@ class Gemma3Config(DecoderConfig):
         architecture="Gemma3ForCausalLM",
         constant={"hidden_activation": "gelu_pytorch_tanh"},
         unwritten={"attention_bias": False},
+        layer_types=functools.partial(_one_in, 6),
         read=_read,
     )
     hidden_size: int
@@ -61,9 +68,10 @@ class Gemma3Config(DecoderConfig):
 
     @property
     def architecture(self) -> Architecture:
-        types = self.layer_types or (FULL,) * self.num_hidden_layers
         windowed = LayerKind(Rope(self.rope_local_base_freq), self.sliding_window)
-        layers = tuple(windowed if each == WINDOWED else LayerKind(self.rope) for each in types)
+        layers = tuple(
+            windowed if each == WINDOWED else LayerKind(self.rope) for each in self.types
+        )
         return gemma_architecture(
             layers,
             hidden_size=self.hidden_size,

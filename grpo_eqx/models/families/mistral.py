@@ -9,19 +9,8 @@ from grpo_eqx.models.decoder_config import DecoderConfig, FileFormat, layer_kind
 from grpo_eqx.models.rotary import RopeScaling
 
 
-def _read(fields: dict[str, Any]) -> dict[str, Any]:
-    """A window, unless it is null, is that of every layer; without the field, it is 4096."""
-    fields = {"sliding_window": 4096, **fields}
-    layers = fields.get("num_hidden_layers")
-    if fields["sliding_window"] is not None and isinstance(layers, int):
-        fields["layer_types"] = [WINDOWED] * layers
-    return fields
-
-
 def _write(fields: dict[str, Any]) -> dict[str, Any]:
-    fields = {"sliding_window": None, **fields}
-    fields.pop("layer_types", None)
-    return fields
+    return {"sliding_window": None, **fields}  # an absent one is not null
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,9 +20,9 @@ class MistralConfig(DecoderConfig):
     file_format: ClassVar[FileFormat] = FileFormat(
         model_type="mistral",
         architecture="MistralForCausalLM",
-        absent={"num_key_value_heads": 8},
+        absent={"num_key_value_heads": 8, "sliding_window": 4096},
         constant={"hidden_act": "silu"},
-        read=_read,
+        layer_types=lambda number: (WINDOWED,) * number,
         write=_write,
     )
     hidden_size: int

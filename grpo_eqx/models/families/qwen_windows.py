@@ -9,11 +9,12 @@ def read_windows(fields: dict[str, Any]) -> dict[str, Any]:
     """Keeps a window that is in use, and names the layers that have it."""
     fields = dict(fields)
     first, number = fields.pop("max_window_layers", None), fields.get("num_hidden_layers")
-    if not fields.pop("use_sliding_window", False):
-        fields.pop("sliding_window", None)
-    elif fields.get("layer_types") is None and isinstance(number, int):
+    is_used = fields.pop("use_sliding_window", False)
+    if is_used and fields.get("layer_types") is None and isinstance(number, int):
         full = 28 if first is None else first
         fields["layer_types"] = [FULL if i < full else WINDOWED for i in range(number)]
+    if not is_used or WINDOWED not in (fields.get("layer_types") or ()):
+        fields.pop("sliding_window", None)
     return fields
 
 

@@ -204,9 +204,10 @@ def test_every_field_is_read(tmp_path: Path):
         ({"model_type": "qwen3"}, "model_type='qwen3'"),
         ({"model_type": None}, "model_type=None"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu'"),
-        ({"use_sliding_window": True}, "use_sliding_window=True"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_scaling={'type': 'yarn'"),
-        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_scaling={'rope_type'"),
+        ({"layer_types": ["sliding_attention"] * 24}, "set sliding_window too"),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "lacks original_max_position"),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type='dynamic'"),
+        ({"rope_scaling": {"rope_type": "linear", "alpha": 2.0}}, "rope_scaling.alpha=2.0"),
     ],
 )
 def test_what_is_not_computed_is_refused(tmp_path: Path, change: dict[str, Any], named: str):
