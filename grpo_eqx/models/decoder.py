@@ -152,7 +152,7 @@ class Decoder(CausalLM):
             return Linear(weight, jnp.zeros((stack, out_size)) if biased else None)
 
         def norm(*shape: int) -> Array:
-            return jnp.full(shape, 1 - architecture.norm_offset)
+            return jnp.full(shape, 1 - architecture.norm_offset, jnp.float32)
 
         def optional_norm(exists: bool, size: int) -> Array | None:
             return norm(stack, size) if exists else None
