@@ -12,6 +12,7 @@ from grpo_eqx.models.families.mistral import MistralConfig as MistralConfig
 from grpo_eqx.models.families.qwen2 import Qwen2 as Qwen2
 from grpo_eqx.models.families.qwen2 import Qwen2Config as Qwen2Config
 from grpo_eqx.models.families.qwen3 import Qwen3Config as Qwen3Config
+from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig as Qwen3MoeConfig
 from grpo_eqx.models.pretrained import from_pretrained as from_pretrained
 from grpo_eqx.models.pretrained import model_folder as model_folder
 from grpo_eqx.models.pretrained import save_pretrained as save_pretrained

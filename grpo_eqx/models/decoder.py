@@ -13,9 +13,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.architecture import MLP, Activation
 from grpo_eqx.models.attention import OwnKeys, attend
-from grpo_eqx.models.base import CausalLM, PromptCache, parameter_name
+from grpo_eqx.models.base import CausalLM, PromptCache, TensorForm, parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.decoder_config import DecoderConfig
+from grpo_eqx.models.experts import Experts
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, geglu, rms_norm, swiglu
 from grpo_eqx.models.rotary import Rotary
@@ -35,7 +36,7 @@ _NO_WINDOW = 2**30
 class DecoderLayer(eqx.Module):
     """One transformer layer; in `Decoder.layers` every array has a leading axis of layers.
 
-    Fields have the names of Hugging Face's modules. Norms that the architecture lacks are `None`.
+    Fields have the names of Hugging Face's modules. Those that the architecture lacks are `None`.
     """
 
     input_layernorm: Float[Array, "*stack H"]
@@ -44,9 +45,11 @@ class DecoderLayer(eqx.Module):
     v_proj: Linear
     o_proj: Linear
     post_attention_layernorm: Float[Array, "*stack H"]
-    gate_proj: Linear
-    up_proj: Linear
-    down_proj: Linear
+    gate_proj: Linear | None
+    up_proj: Linear | None
+    down_proj: Linear | None
+    experts: Experts | None
+    """In place of the three maps of an MLP."""
     q_norm: Float[Array, "*stack D"] | None
     k_norm: Float[Array, "*stack D"] | None
     pre_feedforward_layernorm: Float[Array, "*stack H"] | None
@@ -87,7 +90,13 @@ class DecoderLayer(eqx.Module):
         return x + _normed(added, self.post_feedforward_layernorm, config)
 
     def _mlp(self, x: Float[Array, "P G T H"], config: DecoderConfig) -> Float[Array, "P G T H"]:
-        gated = _GATED[config.architecture.activation]
+        gated, shape = _GATED[config.architecture.activation], config.architecture.experts
+        if self.experts is not None:
+            assert shape is not None
+            return self.experts(x, shape, gated)
+        assert self.gate_proj is not None
+        assert self.up_proj is not None
+        assert self.down_proj is not None
         return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
 
 
@@ -151,6 +160,14 @@ class Decoder(CausalLM):
             weight = normal(stack, out_size, in_size)
             return Linear(weight, jnp.zeros((stack, out_size)) if biased else None)
 
+        def mlp_linear(name: str, out_size: int, in_size: int) -> Linear | None:
+            return linear(name, out_size, in_size) if architecture.experts is None else None
+
+        def experts() -> Experts | None:
+            if architecture.experts is None:
+                return None
+            return Experts.init(architecture.experts, stack, hidden, next(keys), std)
+
         def norm(*shape: int) -> Array:
             return jnp.full(shape, 1 - architecture.norm_offset)
 
@@ -166,9 +183,10 @@ class Decoder(CausalLM):
                 v_proj=linear("v_proj", narrow, hidden),
                 o_proj=linear("o_proj", hidden, wide),
                 post_attention_layernorm=norm(stack, hidden),
-                gate_proj=linear("gate_proj", config.intermediate_size, hidden),
-                up_proj=linear("up_proj", config.intermediate_size, hidden),
-                down_proj=linear("down_proj", hidden, config.intermediate_size),
+                gate_proj=mlp_linear("gate_proj", config.intermediate_size, hidden),
+                up_proj=mlp_linear("up_proj", config.intermediate_size, hidden),
+                down_proj=mlp_linear("down_proj", hidden, config.intermediate_size),
+                experts=experts(),
                 q_norm=optional_norm(architecture.head_norms, config.head_size),
                 k_norm=optional_norm(architecture.head_norms, config.head_size),
                 pre_feedforward_layernorm=optional_norm(architecture.output_norms, hidden),
@@ -180,7 +198,7 @@ class Decoder(CausalLM):
         )
 
     @staticmethod
-    def tensor_name(name: str, layer: int | None = None) -> str:
+    def tensor_name(name: str, layer: int | None = None, expert: int | None = None) -> str:
         if name == "lm_head":
             return "lm_head.weight"
         if layer is None:
@@ -188,9 +206,18 @@ class Decoder(CausalLM):
         module, _, kind = name.removeprefix("layers.").partition(".")
         if module.endswith("layernorm"):
             return f"model.layers.{layer}.{module}.weight"
+        if module == "experts":
+            where = "gate" if kind == "router" else f"experts.{expert}.{kind}"
+            return f"model.layers.{layer}.mlp.{where}.weight"
         kind = kind or "weight"  # that of a norm
         block = "mlp" if module in MLP else "self_attn"
         return f"model.layers.{layer}.{block}.{module}.{kind}"
+
+    @staticmethod
+    def tensor_form(name: str) -> TensorForm:
+        if name.startswith("layers.experts.") and not name.endswith(".router"):
+            return TensorForm(stacked=2, is_transposed=True)
+        return TensorForm(stacked=int(name.startswith("layers.")))
 
     def shardings(self, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> "Decoder":
         head_size = self.config.head_size
@@ -390,6 +417,10 @@ _DIMS = {
     "layers.gate_proj.weight": ("layers", "mlp", "hidden"),
     "layers.up_proj.weight": ("layers", "mlp", "hidden"),
     "layers.down_proj.weight": ("layers", "hidden", "mlp"),
+    "layers.experts.router": ("layers", "experts", "hidden"),
+    "layers.experts.gate_proj": ("layers", "experts", "hidden", "mlp"),
+    "layers.experts.up_proj": ("layers", "experts", "hidden", "mlp"),
+    "layers.experts.down_proj": ("layers", "experts", "mlp", "hidden"),
     "layers.q_proj.weight": ("layers", "heads", "hidden"),
     "layers.q_proj.bias": ("layers", "heads"),
     **{f"layers.{name}_proj.weight": ("layers", "kv_heads", "hidden") for name in "kv"},

@@ -77,6 +77,12 @@ class DecoderConfig(ModelConfig):
             )
         if WINDOWED in types and self.sliding_window is None:
             raise UserError(f"layer_types has {WINDOWED!r}: set sliding_window too.")
+        experts = self.architecture.experts
+        if experts is not None and experts.per_token > experts.number:
+            raise UserError(
+                f"num_experts_per_tok ({experts.per_token}) is above num_experts "
+                f"({experts.number})."
+            )
 
     @property
     @abc.abstractmethod
@@ -104,11 +110,24 @@ class DecoderConfig(ModelConfig):
 
     @property
     def num_layer_parameters(self) -> int:
+        shape = self.architecture.experts
+        return self._num_layer_parameters(1 if shape is None else shape.number)
+
+    @property
+    def num_active_parameters(self) -> int:
+        shape = self.architecture.experts
+        return self._num_layer_parameters(1 if shape is None else shape.per_token)
+
+    def _num_layer_parameters(self, num_experts: int) -> int:
+        """Counts the parameters of all layers with so many experts in each, or one MLP."""
         queries = self.num_attention_heads * self.head_size
         keys = self.num_key_value_heads * self.head_size
         attention = 2 * self.hidden_size * (queries + keys)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_hidden_layers * (attention + mlp)
+        shape = self.architecture.experts
+        size = self.intermediate_size if shape is None else shape.intermediate_size
+        router = 0 if shape is None else shape.number * self.hidden_size
+        mlps = 3 * self.hidden_size * size * num_experts
+        return self.num_hidden_layers * (attention + router + mlps)
 
     @classmethod
     def from_json(cls, path: str | Path) -> "DecoderConfig":

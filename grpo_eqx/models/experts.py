@@ -1,0 +1,143 @@
+"""Mixtures of experts: MLPs of which each token uses a few, chosen by a router."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from grpo_eqx.models.architecture import ExpertsShape
+from grpo_eqx.models.product import product
+
+_Gated = Callable[[Array, Array], Array]
+
+
+class Experts(eqx.Module):
+    """Experts of a layer, and the router that chooses among them.
+
+    Exact: every token passes through all of the experts that it chose, however many chose the same.
+    Weights are laid out `[in, out]`, as the grouped product of TPUs reads them; files have the
+    transpose.
+    """
+
+    router: Float[Array, "*stack E H"]
+    gate_proj: Float[Array, "*stack E H I"]
+    up_proj: Float[Array, "*stack E H I"]
+    down_proj: Float[Array, "*stack E I H"]
+
+    @classmethod
+    def init(
+        cls, shape: ExpertsShape, stack: int, hidden: int, key: PRNGKeyArray, std: float
+    ) -> "Experts":
+        """Draws random float32 weights: normal with `std`."""
+        router, gate, up, down = jax.random.split(key, 4)
+        E, size = shape.number, shape.intermediate_size
+        return cls(
+            std * jax.random.normal(router, (stack, E, hidden)),
+            std * jax.random.normal(gate, (stack, E, hidden, size)),
+            std * jax.random.normal(up, (stack, E, hidden, size)),
+            std * jax.random.normal(down, (stack, E, size, hidden)),
+        )
+
+    def __call__(
+        self, x: Float[Array, "*batch H"], shape: ExpertsShape, gated: _Gated
+    ) -> Float[Array, "*batch H"]:
+        """Computes the weighted sum of each token's experts.
+
+        **Arguments:** tokens; the numbers of experts; the activation of gates and what they gate.
+        """
+        tokens = x.reshape(-1, x.shape[-1])
+        routes = Routes.of(product("th,eh->te", tokens, self.router), shape)
+        return self._summed(tokens, routes, gated).reshape(x.shape)
+
+    def _summed(
+        self, tokens: Float[Array, "T H"], routes: "Routes", gated: _Gated
+    ) -> Float[Array, "T H"]:
+        groups = _Groups.of(routes.chosen, len(self.router))
+        rows = groups.sorted(tokens)
+        # Named so that rematerialization keeps them, as it does the products of an MLP.
+        gate = checkpoint_name(groups.product(rows, self.gate_proj), "product")
+        up = checkpoint_name(groups.product(rows, self.up_proj), "product")
+        # Weighted before the last product, whose result the backward pass then does not need.
+        weights = groups.sorted_choices(routes.weights).astype(rows.dtype)
+        return groups.summed(groups.product(weights * gated(gate, up), self.down_proj))
+
+
+class Routes(NamedTuple):
+    """Experts that each token uses, and the weights of their sum."""
+
+    chosen: Int[Array, "T k"]
+    weights: Float[Array, "T k"]
+
+    @classmethod
+    def of(cls, logits: Float[Array, "T E"], shape: ExpertsShape) -> "Routes":
+        """Chooses the experts of largest probability, by the router's float32 logits."""
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(logits), shape.per_token)
+        if shape.normalized:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return cls(chosen, weights)
+
+
+class _Groups(NamedTuple):
+    """Rows for each token and expert that it chose, sorted by expert."""
+
+    order: Int[Array, " rows"]
+    """Choice of each row, counted along `[T, k]`."""
+    places: Int[Array, "T k"]
+    """Row of each choice."""
+    sizes: Int[Array, " E"]
+    """Number of rows of each expert."""
+
+    @classmethod
+    def of(cls, chosen: Int[Array, "T k"], number: int) -> "_Groups":
+        order = jnp.argsort(chosen.reshape(-1), stable=True).astype(jnp.int32)
+        places = jnp.argsort(order).astype(jnp.int32).reshape(chosen.shape)
+        sizes = jnp.sum(chosen[..., None] == jnp.arange(number), axis=(0, 1), dtype=jnp.int32)
+        return cls(order, places, sizes)
+
+    def sorted(self, tokens: Float[Array, "T H"]) -> Float[Array, "rows H"]:
+        return _taken(tokens, self.order // self.places.shape[1], self.places)
+
+    def sorted_choices(self, x: Float[Array, "T k"]) -> Float[Array, "rows 1"]:
+        return _taken(x.reshape(-1, 1), self.order, self.places.reshape(-1, 1))
+
+    def product(
+        self, rows: Float[Array, "rows in"], weights: Float[Array, "E in out"]
+    ) -> Float[Array, "rows out"]:
+        """Multiplies each row by the matrix of its expert."""
+        return jax.lax.ragged_dot(rows, weights, self.sizes)
+
+    def summed(self, rows: Float[Array, "rows H"]) -> Float[Array, "T H"]:
+        """Sums the rows of each token, in float32."""
+        of_choices = _taken(rows, self.places.reshape(-1), self.order[:, None])
+        of_choices = of_choices.reshape(*self.places.shape, -1)
+        return of_choices.astype(jnp.float32).sum(axis=1).astype(rows.dtype)
+
+
+@jax.custom_vjp
+def _taken(
+    x: Float[Array, "n H"], rows: Int[Array, " m"], back: Int[Array, "n copies"]
+) -> Float[Array, "m H"]:
+    """Takes rows of `x`, each of them as often as `back` has columns, which says where they go.
+
+    The gradient takes rows too: by itself it would be a scatter, which is slow on TPUs.
+    """
+    return x[rows]
+
+
+def _taken_forward(
+    x: Float[Array, "n H"], rows: Int[Array, " m"], back: Int[Array, "n copies"]
+) -> tuple[Float[Array, "m H"], Int[Array, "n copies"]]:
+    return _taken(x, rows, back), back
+
+
+def _taken_backward(
+    back: Int[Array, "n copies"], dy: Float[Array, "m H"]
+) -> tuple[Float[Array, "n H"], None, None]:
+    return dy[back].astype(jnp.float32).sum(axis=1).astype(dy.dtype), None, None
+
+
+_taken.defvjp(_taken_forward, _taken_backward)
