@@ -265,9 +265,13 @@ class CausalLM(eqx.Module):
         mask: Bool[Array, "P Tp"],
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
-        mesh: jax.sharding.Mesh | None = None,
+        layout: RolloutLayout | None = None,
     ) -> PromptCache:
-        """Reads each prompt once, for all completions of its group."""
+        """Reads each prompt once, for all completions of its group.
+
+        **Arguments:** tokens and a mask of those that are not padding; what the backward pass
+        recomputes; the attention; the layout over devices.
+        """
 
     @abc.abstractmethod
     def hidden(

@@ -79,21 +79,31 @@ class DecoderLayer(eqx.Module):
         x: Float[Array, "P G T H"],
         attended: Float[Array, "P G T N D"],
         config: DecoderConfig,
+        devices: jax.sharding.Mesh | RolloutLayout | None,
     ) -> Float[Array, "P G T H"]:
-        """Computes the rest of the layer from the attention of its heads."""
+        """Computes the rest of the layer from the attention of its heads.
+
+        **Arguments:** the input of the layer; the attention; the config; the mesh of training or
+        the layout of a rollout.
+        """
         added = self.o_proj(attended.reshape(*x.shape[:-1], -1))
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             x = x + added
-            return x + self._mlp(_normed(x, self.post_attention_layernorm, config), config)
+            return x + self._mlp(_normed(x, self.post_attention_layernorm, config), config, devices)
         x = x + _normed(added, self.post_attention_layernorm, config)
-        added = self._mlp(_normed(x, self.pre_feedforward_layernorm, config), config)
+        added = self._mlp(_normed(x, self.pre_feedforward_layernorm, config), config, devices)
         return x + _normed(added, self.post_feedforward_layernorm, config)
 
-    def _mlp(self, x: Float[Array, "P G T H"], config: DecoderConfig) -> Float[Array, "P G T H"]:
+    def _mlp(
+        self,
+        x: Float[Array, "P G T H"],
+        config: DecoderConfig,
+        devices: jax.sharding.Mesh | RolloutLayout | None,
+    ) -> Float[Array, "P G T H"]:
         gated, shape = _GATED[config.architecture.activation], config.architecture.experts
         if self.experts is not None:
             assert shape is not None
-            return self.experts(x, shape, gated)
+            return self.experts(x, shape, gated, devices)
         assert self.gate_proj is not None
         assert self.up_proj is not None
         assert self.down_proj is not None
@@ -275,10 +285,10 @@ class Decoder(CausalLM):
         mask: Bool[Array, "P Tp"],
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
-        mesh: jax.sharding.Mesh | None = None,
+        layout: RolloutLayout | None = None,
     ) -> PromptCache:
-        step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention)
-        x = self.embed(ids[:, None], mesh)
+        step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention, layout)
+        x = self.embed(ids[:, None])
         _, kv = jax.lax.scan(_remat(step, remat), x, (self._stack, self._kind_of_layer()))
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
@@ -298,7 +308,7 @@ class Decoder(CausalLM):
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
     ) -> Float[Array, "R T H"]:
-        step = self._causal_step(positions, visible, attention)
+        step = self._causal_step(positions, visible, attention, mesh)
 
         def without_kv(
             x: Float[Array, "R 1 T H"], layer: _LayerAndKind
@@ -337,7 +347,7 @@ class Decoder(CausalLM):
                 OwnKeys(own, depth, position, num_written, new, window),
                 self.config.architecture.score_softcap,
             )
-            return (layer.finish(x, attended[:, :, None], self.config), own), None
+            return (layer.finish(x, attended[:, :, None], self.config, layout), own), None
 
         x, written, first = self.embed(ids)[:, :, None], [], 0
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
@@ -366,7 +376,11 @@ class Decoder(CausalLM):
         return self.layers
 
     def _causal_step(
-        self, positions: Int[Array, "R T"], visible: Visible, attention: CausalAttention
+        self,
+        positions: Int[Array, "R T"],
+        visible: Visible,
+        attention: CausalAttention,
+        devices: jax.sharding.Mesh | RolloutLayout | None,
     ) -> Callable[
         [Float[Array, "R 1 T H"], "_LayerAndKind"], tuple[Float[Array, "R 1 T H"], KeyValues]
     ]:
@@ -383,7 +397,7 @@ class Decoder(CausalLM):
             of_row = KeyValues(kv.keys[:, 0], kv.values[:, 0])
             seen = visible if window is None else visible.windowed(window)
             attended = attention(queries[:, 0], of_row, seen, softcap)
-            return layer.finish(x, attended[:, None], self.config), kv
+            return layer.finish(x, attended[:, None], self.config, devices), kv
 
         return step
 

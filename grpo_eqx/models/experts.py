@@ -7,12 +7,16 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from grpo_eqx.models.architecture import ExpertsShape
 from grpo_eqx.models.product import product
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import PARAMETER_RULES, batch_spec, dividing_axes, parameter_sharding
 
 _Gated = Callable[[Array, Array], Array]
+_Axes = tuple[str, ...]
 
 
 class Experts(eqx.Module):
@@ -43,27 +47,120 @@ class Experts(eqx.Module):
         )
 
     def __call__(
-        self, x: Float[Array, "*batch H"], shape: ExpertsShape, gated: _Gated
-    ) -> Float[Array, "*batch H"]:
-        """Computes the weighted sum of each token's experts.
+        self,
+        x: Float[Array, "P G T H"],
+        shape: ExpertsShape,
+        gated: _Gated,
+        devices: jax.sharding.Mesh | RolloutLayout | None = None,
+    ) -> Float[Array, "P G T H"]:
+        """Computes the weighted sum of each token's experts, on each device for its own tokens.
 
-        **Arguments:** tokens; the numbers of experts; the activation of gates and what they gate.
+        **Arguments:** tokens; the numbers of experts; the activation of gates and what they gate;
+        the mesh of training or the layout of a rollout, if there are several devices.
+        """
+        if devices is None:
+            return self._of_tokens(x, shape, gated)
+        split = _Split.of(devices, x.shape, self.gate_proj.shape)
+        if split.mesh.size == 1:
+            return self._of_tokens(x, shape, gated)
+        hidden, size, summed = (axes or None for axes in (split.hidden, split.size, split.summed))
+
+        def run(x: Array, router: Array, gate: Array, up: Array, down: Array) -> Array:
+            sent = () if split.summed else split.hidden
+            gate, up, down = _whole(gate, 1, sent), _whole(up, 1, sent), _whole(down, 2, sent)
+            experts = Experts(router, gate, up, down)
+            return experts._of_tokens(x, shape, gated, split.summed, split.size)
+
+        tokens = PartitionSpec(split.prompts or None, split.groups or None, None, summed)
+        router, wide, narrow = (
+            PartitionSpec(None, *axes) for axes in ((summed,), (hidden, size), (size, hidden))
+        )
+        each_device = jax.shard_map(
+            run,
+            mesh=split.mesh,
+            in_specs=(tokens, router, wide, wide, narrow),
+            out_specs=tokens,
+            check_vma=False,
+        )
+        return each_device(x, self.router, self.gate_proj, self.up_proj, self.down_proj)
+
+    def _of_tokens(
+        self,
+        x: Float[Array, "P G T H"],
+        shape: ExpertsShape,
+        gated: _Gated,
+        hidden: _Axes = (),
+        size: _Axes = (),
+    ) -> Float[Array, "P G T H"]:
+        """Computes the same of a device's tokens.
+
+        **Arguments:** as of a call; axes of the devices that hold other parts of the same tokens'
+        hidden size, and those that hold other parts of each expert.
         """
         tokens = x.reshape(-1, x.shape[-1])
-        routes = Routes.of(product("th,eh->te", tokens, self.router), shape)
-        return self._summed(tokens, routes, gated).reshape(x.shape)
-
-    def _summed(
-        self, tokens: Float[Array, "T H"], routes: "Routes", gated: _Gated
-    ) -> Float[Array, "T H"]:
+        routes = Routes.of(_added(product("th,eh->te", tokens, self.router), hidden), shape)
         groups = _Groups.of(routes.chosen, len(self.router))
         rows = groups.sorted(tokens)
         # Named so that rematerialization keeps them, as it does the products of an MLP.
-        gate = checkpoint_name(groups.product(rows, self.gate_proj), "product")
-        up = checkpoint_name(groups.product(rows, self.up_proj), "product")
+        gate, up = (
+            checkpoint_name(_added(groups.product(rows, weights), hidden), "product")
+            for weights in (self.gate_proj, self.up_proj)
+        )
         # Weighted before the last product, whose result the backward pass then does not need.
         weights = groups.sorted_choices(routes.weights).astype(rows.dtype)
-        return groups.summed(groups.product(weights * gated(gate, up), self.down_proj))
+        result = groups.summed(groups.product(weights * gated(gate, up), self.down_proj))
+        return _added(result, size).reshape(x.shape)
+
+
+class _Split(NamedTuple):
+    """Mesh axes that split tokens `[P, G, T, H]` and weights `[E, H, I]` of a layer's experts."""
+
+    mesh: jax.sharding.Mesh
+    prompts: _Axes
+    groups: _Axes
+    hidden: _Axes
+    """Axes that split the hidden size of weights."""
+    size: _Axes
+    """Axes that split the size of each expert."""
+
+    @classmethod
+    def of(
+        cls,
+        devices: jax.sharding.Mesh | RolloutLayout,
+        tokens: tuple[int, ...],
+        weights: tuple[int, ...],
+    ) -> "_Split":
+        if isinstance(devices, RolloutLayout):
+            mesh, rules = devices.mesh, devices.parameter_rules[-1]
+            prompts, groups = devices.prompts, dividing_axes(mesh, tokens[1], devices.groups)
+        else:
+            mesh, rules = devices, PARAMETER_RULES
+            prompts, groups = map(_axes, batch_spec(mesh, *tokens[:2]))
+        dims = "experts", "hidden", "mlp"
+        _, hidden, size = parameter_sharding(mesh, dims, weights, rules).spec
+        return cls(mesh, prompts, groups, _axes(hidden), _axes(size))
+
+    @property
+    def summed(self) -> _Axes:
+        """The axes of `hidden`, if devices along them have the same tokens.
+
+        Then these send each other sums, and otherwise weights.
+        """
+        return () if set(self.hidden) & {*self.prompts, *self.groups} else self.hidden
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> _Axes:
+    """Returns the axes of an entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
+
+
+def _whole(x: Array, dim: int, axes: _Axes) -> Array:
+    """Gathers the parts of a dimension that devices along some axes hold."""
+    return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
+
+
+def _added(x: Array, axes: _Axes) -> Array:
+    return jax.lax.psum(x, axes) if axes else x
 
 
 class Routes(NamedTuple):

@@ -1,5 +1,7 @@
 """Experts: grouped by the tokens that chose them, they compute what a loop over tokens does."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jaxtyping import Array, Float
 from grpo_eqx.models.architecture import ExpertsShape
 from grpo_eqx.models.experts import Experts, Routes
 from grpo_eqx.models.layers import swiglu
+from grpo_eqx.sharding import parse_mesh
 
 HIDDEN = 6
 
@@ -50,6 +53,10 @@ def of_all(experts: Experts, x: Float[Array, "T H"], shape: ExpertsShape) -> Flo
     return jnp.einsum("te,tei,eih->th", scores, jax.nn.silu(gate) * up, experts.down_proj)
 
 
+def applied(experts: Experts, x: Float[Array, "T H"], shape: ExpertsShape) -> Float[Array, "T H"]:
+    return experts(x[:, None, None], shape, swiglu)[:, 0, 0]
+
+
 def random_tokens(number: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(number, HIDDEN)).astype(np.float32)
 
@@ -59,20 +66,20 @@ def random_tokens(number: int) -> np.ndarray:
 def test_each_token_is_the_weighted_sum_of_its_experts(normalized: bool, number: int) -> None:
     """With one token, most experts have none."""
     experts, x, shape = random_experts(), random_tokens(number), shape_of(normalized)
-    found = experts(jnp.asarray(x), shape, swiglu)
+    found = applied(experts, jnp.asarray(x), shape)
     np.testing.assert_allclose(found, by_token(experts, x, shape), rtol=0, atol=1e-5)
 
 
 def test_the_shape_of_a_batch_does_not_matter() -> None:
     experts, x, shape = random_experts(), jnp.asarray(random_tokens(12)), shape_of(True)
     found = experts(x.reshape(2, 3, 2, HIDDEN), shape, swiglu)
-    np.testing.assert_array_equal(found.reshape(x.shape), experts(x, shape, swiglu))
+    np.testing.assert_array_equal(found.reshape(x.shape), applied(experts, x, shape))
 
 
 def test_no_token_is_dropped_where_all_choose_the_same_experts() -> None:
     experts, shape = random_experts(), shape_of(True)
     x = np.tile(random_tokens(1), (30, 1))
-    found = experts(jnp.asarray(x), shape, swiglu)
+    found = applied(experts, jnp.asarray(x), shape)
     np.testing.assert_allclose(found, by_token(experts, x, shape), rtol=0, atol=1e-5)
 
 
@@ -83,7 +90,7 @@ def test_gradients_are_those_of_all_experts(normalized: bool) -> None:
     slope = jnp.asarray(np.random.default_rng(2).normal(size=x.shape), x.dtype)
 
     def found(experts: Experts, x: Array) -> Array:
-        return (experts(x, shape, swiglu) * slope).sum()
+        return (applied(experts, x, shape) * slope).sum()
 
     def expected(experts: Experts, x: Array) -> Array:
         return (of_all(experts, x, shape) * slope).sum()
@@ -103,9 +110,40 @@ def test_experts_are_chosen_in_float32_whatever_the_tokens_are() -> None:
     np.testing.assert_array_equal(routes.chosen, [[1, 0]])
     experts = jax.tree.map(lambda x: x.astype(jnp.bfloat16), random_experts())
     x = jnp.asarray(random_tokens(40), jnp.bfloat16)
-    found = experts(x, shape_of(True), swiglu)
+    found = applied(experts, x, shape_of(True))
     assert found.dtype == jnp.bfloat16
     expected = by_token(experts, np.asarray(x, np.float32), shape_of(True))
     np.testing.assert_allclose(
         found.astype(jnp.float32), expected, rtol=0, atol=0.02 * np.abs(expected).max()
     )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shape"),
+    [
+        ("2,2,2", (4, 1, 3)),  # tokens over dp and fsdp
+        ("2,2,2", (2, 2, 3)),  # groups over fsdp
+        ("2,2,2", (2, 1, 3)),  # the same tokens on both devices of fsdp
+        ("2,2,2", (1, 1, 3)),  # and of dp
+        ("1,4,1", (4, 1, 3)),
+        ("1,1,4", (1, 1, 3)),
+    ],
+)
+def test_values_and_gradients_are_the_same_over_a_mesh(mesh: str, shape: tuple[int, ...]) -> None:
+    built = parse_mesh(mesh).build(jax.devices()[: math.prod(map(int, mesh.split(",")))])
+    stacked = Experts.init(shape_of(True), 1, 8, jax.random.key(0), std=0.7)
+    experts = jax.tree.map(lambda x: x[0], stacked)
+    rng = np.random.default_rng(3)
+    x, slope = (jnp.asarray(rng.normal(size=(*shape, 8)), jnp.float32) for _ in range(2))
+
+    def applied(experts: Experts, x: Array, devices: jax.sharding.Mesh | None) -> Array:
+        result = experts(x, shape_of(True), swiglu, devices)
+        return (result * slope).sum(), result
+
+    run = jax.jit(jax.value_and_grad(applied, (0, 1), has_aux=True), static_argnames="devices")
+    for a, b in zip(
+        jax.tree.leaves(run(experts, x, devices=built)),
+        jax.tree.leaves(run(experts, x, devices=None)),
+        strict=True,
+    ):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 * np.abs(b).max())
