@@ -79,7 +79,7 @@ class DecoderLayer(eqx.Module):
         x: Float[Array, "P G T H"],
         attended: Float[Array, "P G T N D"],
         config: DecoderConfig,
-        devices: jax.sharding.Mesh | RolloutLayout | None,
+        devices: jax.sharding.Mesh | RolloutLayout | None = None,
     ) -> Float[Array, "P G T H"]:
         """Computes the rest of the layer from the attention of its heads.
 
