@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from grpo_eqx.models.architecture import ExpertsShape
+from grpo_eqx.models.grouped_product import grouped_product
 from grpo_eqx.models.product import product
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import PARAMETER_RULES, batch_spec, dividing_axes, parameter_sharding
@@ -103,13 +104,13 @@ class Experts(eqx.Module):
         rows = groups.sorted(tokens)
         # Named so that rematerialization keeps them, as it does the products of an MLP.
         gate, up = (
-            checkpoint_name(_added(groups.product(rows, weights), hidden), "product")
+            checkpoint_name(_added(grouped_product(rows, weights, groups.sizes), hidden), "product")
             for weights in (self.gate_proj, self.up_proj)
         )
         # Weighted before the last product, whose result the backward pass then does not need.
         weights = groups.sorted_choices(routes.weights).astype(rows.dtype)
-        result = groups.summed(groups.product(weights * gated(gate, up), self.down_proj))
-        return _added(result, size).reshape(x.shape)
+        rows = grouped_product(weights * gated(gate, up), self.down_proj, groups.sizes)
+        return _added(groups.summed(rows), size).reshape(x.shape)
 
 
 class _Split(NamedTuple):
@@ -200,12 +201,6 @@ class _Groups(NamedTuple):
 
     def sorted_choices(self, x: Float[Array, "T k"]) -> Float[Array, "rows 1"]:
         return _taken(x.reshape(-1, 1), self.order, self.places.reshape(-1, 1))
-
-    def product(
-        self, rows: Float[Array, "rows in"], weights: Float[Array, "E in out"]
-    ) -> Float[Array, "rows out"]:
-        """Multiplies each row by the matrix of its expert."""
-        return jax.lax.ragged_dot(rows, weights, self.sizes)
 
     def summed(self, rows: Float[Array, "rows H"]) -> Float[Array, "T H"]:
         """Sums the rows of each token, in float32."""
