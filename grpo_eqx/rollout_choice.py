@@ -94,7 +94,7 @@ class DecodingWork:
         )  # fmt: skip
         prompt_bytes = prompts * self.prompt_length * position
         own_bytes = slots * self.completion_length * position
-        parameters = config.num_layer_parameters + config.num_head_parameters
+        parameters = config.num_active_parameters + config.num_head_parameters
         seconds = (
             2 * parameters * slots * scale / peaks.flops_per_second
             + (read + prompt_bytes + own_bytes / 2) / peaks.bytes_per_second
@@ -136,7 +136,7 @@ class DecodingWork:
             return weights.plus(_others(logits, devices)).over(axes)
         # Products sum over the hidden size, which is split: queries, keys, values, gate and up.
         tp = layout.mesh.shape["tp"]
-        widths = 2 / 3 * config.num_layer_parameters / layers / config.hidden_size / tp
+        widths = 2 / 3 * config.num_active_parameters / layers / config.hidden_size / tp
         sums = _sums(5 * layers, slots * widths * self.itemsize / 5, devices)
         sums = sums.plus(_sums(2 * layers + 1, row, tp))
         return sums.plus(_others(logits, devices)).over((*axes, "tp"))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from grpo_eqx.models.families.qwen2 import Qwen2Config
+from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig
 from grpo_eqx.rollout_choice import AutoSharding, Batch, DecodingWork, Estimate
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.lowering import model_shapes
@@ -19,6 +20,16 @@ CONFIG = Qwen2Config(
     num_hidden_layers=8,
     num_attention_heads=8,
     num_key_value_heads=4,
+)
+EXPERTS = Qwen3MoeConfig(
+    vocab_size=1024,
+    hidden_size=512,
+    num_hidden_layers=8,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    num_experts=4,
+    num_experts_per_tok=1,
+    moe_intermediate_size=256,
 )
 BATCH = Batch(16, 8, None)
 
@@ -56,6 +67,16 @@ def test_it_reads_all_weights_or_their_part_of_them() -> None:
         logits = devices * 16 * 1024 * 4 * 4 / devices
         found = estimate(name).num_bytes - cached - logits
         assert found == pytest.approx(weight_bytes() / devices, rel=0.01)
+
+
+def test_a_token_passes_through_the_experts_that_it_uses() -> None:
+    """All are read, whatever it uses; the time differs by the FLOPs of those used."""
+    fewer, more = (dataclasses.replace(EXPERTS, num_experts_per_tok=number) for number in (1, 3))
+    shapes = jax.eval_shape(lambda m: m.astype(jnp.bfloat16), model_shapes(fewer, MESH))
+    few, many = (estimate("replicated", config=each, weights=shapes) for each in (fewer, more))
+    assert few.num_bytes == many.num_bytes
+    flops = 2 * 16 * EXPERTS.num_hidden_layers * 2 * 3 * 512 * 256
+    assert many.seconds - few.seconds == pytest.approx(flops / 918e12, rel=1e-3)
 
 
 def test_sending_weights_takes_the_time_of_the_links() -> None:

@@ -77,7 +77,9 @@ def generate(
     uneven = num_slots % num_shards or P % num_shards
     if num_slots < 1 or uneven or (refill_at is not None and refill_at < 1):
         raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
-    cache = model.prefill(jnp.asarray(prompts.ids), jnp.asarray(prompts.mask), attention=attention)
+    cache = model.prefill(
+        jnp.asarray(prompts.ids), jnp.asarray(prompts.mask), attention=attention, layout=layout
+    )
     cache = cache.stored(kv_cache_dtype)
     if layout is not None:
         cache = laid_out_prompts(cache, layout)

@@ -1,6 +1,7 @@
 """Language models, read from and written to Hugging Face folders."""
 
 from grpo_eqx.models.architecture import Architecture as Architecture
+from grpo_eqx.models.architecture import ExpertsShape as ExpertsShape
 from grpo_eqx.models.architecture import LayerKind as LayerKind
 from grpo_eqx.models.base import CausalLM as CausalLM
 from grpo_eqx.models.base import ModelConfig as ModelConfig
@@ -17,6 +18,7 @@ from grpo_eqx.models.families.mistral import MistralConfig as MistralConfig
 from grpo_eqx.models.families.qwen2 import Qwen2 as Qwen2
 from grpo_eqx.models.families.qwen2 import Qwen2Config as Qwen2Config
 from grpo_eqx.models.families.qwen3 import Qwen3Config as Qwen3Config
+from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig as Qwen3MoeConfig
 from grpo_eqx.models.lora import Lora as Lora
 from grpo_eqx.models.lora import with_adapters as with_adapters
 from grpo_eqx.models.pretrained import from_pretrained as from_pretrained

@@ -20,6 +20,19 @@ class LayerKind:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExpertsShape:
+    """Experts of every layer, of which each token uses a few in place of one MLP."""
+
+    number: int
+    per_token: int
+    """Number of experts that a token uses."""
+    intermediate_size: int
+    """Size of an expert's gate."""
+    normalized: bool
+    """Whether the weights of a token's experts are divided by their sum."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Architecture:
     """Differences between decoders of pre-normalized layers with gated MLPs and rotary positions.
 
@@ -38,6 +51,8 @@ class Architecture:
     """Number that is added to the scale of every RMSNorm."""
     activation: Activation = "silu"
     """Activation of the MLP's gate."""
+    experts: ExpertsShape | None = None
+    """Experts in place of the MLP of every layer."""
     embedding_scale: float = 1.0
     """Factor of the embeddings."""
     score_scale: float | None = None

@@ -64,6 +64,11 @@ class ModelConfig(abc.ABC):
         """Number of parameters in all layers' matrices; biases and norms are too few to count."""
 
     @property
+    def num_active_parameters(self) -> int:
+        """Number of them in the matrices that a token passes through: of experts, those it uses."""
+        return self.num_layer_parameters
+
+    @property
     @abc.abstractmethod
     def windows(self) -> tuple[int | None, ...]:
         """Number of positions that a query sees in each layer, its own included; `None`: all."""
@@ -94,7 +99,7 @@ class ModelConfig(abc.ABC):
         """
         prompts, completions = _floats(prompt_lengths, completion_lengths)
         tokens = prompts.sum() + completions.sum()
-        products = self.num_layer_parameters * tokens
+        products = self.num_active_parameters * tokens
         products += self.num_head_parameters * completions.sum()
         last = prompts[:, None] - 1  # a completion's first query is its prompt's last
         seen = 0.0
@@ -118,7 +123,8 @@ class ModelConfig(abc.ABC):
 
         Every step reads each of the `num_copies` copies of the weights and the live keys and
         values: a group's prompt once while any of its completions is live, and each live
-        completion's own so far. The prompts' prefill is not counted: it is compute-bound.
+        completion's own so far. Of experts, all are counted, as if the tokens of each step reached
+        every one. The prompts' prefill is not counted: it is compute-bound.
         """
         prompts, completions = _floats(prompt_lengths, completion_lengths)
         weights = self.num_layer_parameters + self.num_head_parameters
@@ -195,6 +201,15 @@ class PromptCache(NamedTuple):
         return Segment(layer_kv, visible)
 
 
+class TensorForm(NamedTuple):
+    """How Hugging Face's files hold a parameter."""
+
+    stacked: int
+    """Number of leading axes of which each index is a tensor of its own: layers, then experts."""
+    is_transposed: bool = False
+    """Whether such a tensor is the transpose of the parameter's matrix."""
+
+
 class CausalLM(eqx.Module):
     """A decoder-only language model: the same module trains and generates."""
 
@@ -211,11 +226,17 @@ class CausalLM(eqx.Module):
 
     @staticmethod
     @abc.abstractmethod
-    def tensor_name(name: str, layer: int | None = None) -> str:
+    def tensor_name(name: str, layer: int | None = None, expert: int | None = None) -> str:
         """Returns the Hugging Face name of a parameter's tensor.
 
-        **Arguments:** the `parameter_name`; the layer, for parameters within `layers`.
+        **Arguments:** the `parameter_name`; the layer, for parameters within `layers`; the expert,
+        for those within a layer's experts.
         """
+
+    @staticmethod
+    def tensor_form(name: str) -> TensorForm:
+        """Returns how files hold a parameter, by its `parameter_name`."""
+        return TensorForm(stacked=int(name.startswith("layers.")))
 
     @abc.abstractmethod
     def shardings(self: _Model, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> _Model:
@@ -243,9 +264,13 @@ class CausalLM(eqx.Module):
         mask: Bool[Array, "P Tp"],
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
-        mesh: jax.sharding.Mesh | None = None,
+        layout: RolloutLayout | None = None,
     ) -> PromptCache:
-        """Reads each prompt once, for all completions of its group."""
+        """Reads each prompt once, for all completions of its group.
+
+        **Arguments:** tokens and a mask of those that are not padding; what the backward pass
+        recomputes; the attention; the layout over devices.
+        """
 
     @abc.abstractmethod
     def hidden(

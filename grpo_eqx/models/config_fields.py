@@ -49,6 +49,8 @@ _WITHOUT_EFFECT = frozenset({
     "output_hidden_states", "output_scores", "return_dict_in_generate", "tie_last_hidden_states",
     # Qwen2.5-1M: transformers ignores it, as does vLLM up to its chunk size (262144 tokens).
     "dual_chunk_attention_config",
+    # A loss and a result of transformers' own training, with experts.
+    "router_aux_loss_coef", "output_router_logits",
     # Special tokens; `eos_token_id` is left to the tokenizer to read.
     "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "decoder_start_token_id",
     # Generation parameters, which transformers 4 could write here.

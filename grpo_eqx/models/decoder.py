@@ -1,6 +1,7 @@
 """The decoder of all families, as one Equinox module: the same definition trains and generates."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -13,9 +14,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.architecture import MLP, Activation
 from grpo_eqx.models.attention import OwnKeys, attend
-from grpo_eqx.models.base import CausalLM, PromptCache, parameter_name
+from grpo_eqx.models.base import CausalLM, PromptCache, TensorForm, parameter_name
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.decoder_config import DecoderConfig
+from grpo_eqx.models.experts import Experts
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, geglu, rms_norm, swiglu
 from grpo_eqx.models.rotary import Rotary
@@ -35,7 +37,7 @@ _NO_WINDOW = 2**30
 class DecoderLayer(eqx.Module):
     """One transformer layer; in `Decoder.layers` every array has a leading axis of layers.
 
-    Fields have the names of Hugging Face's modules. Norms that the architecture lacks are `None`.
+    Fields have the names of Hugging Face's modules. Those that the architecture lacks are `None`.
     """
 
     input_layernorm: Float[Array, "*stack H"]
@@ -44,9 +46,11 @@ class DecoderLayer(eqx.Module):
     v_proj: Linear
     o_proj: Linear
     post_attention_layernorm: Float[Array, "*stack H"]
-    gate_proj: Linear
-    up_proj: Linear
-    down_proj: Linear
+    gate_proj: Linear | None
+    up_proj: Linear | None
+    down_proj: Linear | None
+    experts: Experts | None
+    """In place of the three maps of an MLP."""
     q_norm: Float[Array, "*stack D"] | None
     k_norm: Float[Array, "*stack D"] | None
     pre_feedforward_layernorm: Float[Array, "*stack H"] | None
@@ -76,18 +80,37 @@ class DecoderLayer(eqx.Module):
         x: Float[Array, "P G T H"],
         attended: Float[Array, "P G T N D"],
         config: DecoderConfig,
+        devices: jax.sharding.Mesh | RolloutLayout | None = None,
+        depth: Int[Array, ""] | None = None,
     ) -> Float[Array, "P G T H"]:
-        """Computes the rest of the layer from the attention of its heads."""
+        """Computes the rest of the layer from the attention of its heads.
+
+        **Arguments:** the input of the layer; the attention; the config; the mesh of training or
+        the layout of a rollout; the number of the layer, if its experts are those of all layers.
+        """
+        mlp = functools.partial(self._mlp, config=config, devices=devices, depth=depth)
         added = self.o_proj(attended.reshape(*x.shape[:-1], -1))
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             x = x + added
-            return x + self._mlp(_normed(x, self.post_attention_layernorm, config), config)
+            return x + mlp(_normed(x, self.post_attention_layernorm, config))
         x = x + _normed(added, self.post_attention_layernorm, config)
-        added = self._mlp(_normed(x, self.pre_feedforward_layernorm, config), config)
+        added = mlp(_normed(x, self.pre_feedforward_layernorm, config))
         return x + _normed(added, self.post_feedforward_layernorm, config)
 
-    def _mlp(self, x: Float[Array, "P G T H"], config: DecoderConfig) -> Float[Array, "P G T H"]:
-        gated = _GATED[config.architecture.activation]
+    def _mlp(
+        self,
+        x: Float[Array, "P G T H"],
+        config: DecoderConfig,
+        devices: jax.sharding.Mesh | RolloutLayout | None,
+        depth: Int[Array, ""] | None,
+    ) -> Float[Array, "P G T H"]:
+        gated, shape = _GATED[config.architecture.activation], config.architecture.experts
+        if self.experts is not None:
+            assert shape is not None
+            return self.experts(x, shape, gated, devices, depth)
+        assert self.gate_proj is not None
+        assert self.up_proj is not None
+        assert self.down_proj is not None
         return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
 
 
@@ -151,6 +174,14 @@ class Decoder(CausalLM):
             weight = normal(stack, out_size, in_size)
             return Linear(weight, jnp.zeros((stack, out_size)) if biased else None)
 
+        def mlp_linear(name: str, out_size: int, in_size: int) -> Linear | None:
+            return linear(name, out_size, in_size) if architecture.experts is None else None
+
+        def experts() -> Experts | None:
+            if architecture.experts is None:
+                return None
+            return Experts.init(architecture.experts, stack, hidden, next(keys), std)
+
         def norm(*shape: int) -> Array:
             return jnp.full(shape, 1 - architecture.norm_offset, jnp.float32)
 
@@ -166,9 +197,10 @@ class Decoder(CausalLM):
                 v_proj=linear("v_proj", narrow, hidden),
                 o_proj=linear("o_proj", hidden, wide),
                 post_attention_layernorm=norm(stack, hidden),
-                gate_proj=linear("gate_proj", config.intermediate_size, hidden),
-                up_proj=linear("up_proj", config.intermediate_size, hidden),
-                down_proj=linear("down_proj", hidden, config.intermediate_size),
+                gate_proj=mlp_linear("gate_proj", config.intermediate_size, hidden),
+                up_proj=mlp_linear("up_proj", config.intermediate_size, hidden),
+                down_proj=mlp_linear("down_proj", hidden, config.intermediate_size),
+                experts=experts(),
                 q_norm=optional_norm(architecture.head_norms, config.head_size),
                 k_norm=optional_norm(architecture.head_norms, config.head_size),
                 pre_feedforward_layernorm=optional_norm(architecture.output_norms, hidden),
@@ -180,7 +212,7 @@ class Decoder(CausalLM):
         )
 
     @staticmethod
-    def tensor_name(name: str, layer: int | None = None) -> str:
+    def tensor_name(name: str, layer: int | None = None, expert: int | None = None) -> str:
         if name == "lm_head":
             return "lm_head.weight"
         if layer is None:
@@ -188,9 +220,18 @@ class Decoder(CausalLM):
         module, _, kind = name.removeprefix("layers.").partition(".")
         if module.endswith("layernorm"):
             return f"model.layers.{layer}.{module}.weight"
+        if module == "experts":
+            where = "gate" if kind == "router" else f"experts.{expert}.{kind}"
+            return f"model.layers.{layer}.mlp.{where}.weight"
         kind = kind or "weight"  # that of a norm
         block = "mlp" if module in MLP else "self_attn"
         return f"model.layers.{layer}.{block}.{module}.{kind}"
+
+    @staticmethod
+    def tensor_form(name: str) -> TensorForm:
+        if name.startswith("layers.experts.") and not name.endswith(".router"):
+            return TensorForm(stacked=2, is_transposed=True)
+        return TensorForm(stacked=int(name.startswith("layers.")))
 
     def shardings(self, mesh: jax.sharding.Mesh, rules: Rules = PARAMETER_RULES) -> "Decoder":
         head_size = self.config.head_size
@@ -248,10 +289,10 @@ class Decoder(CausalLM):
         mask: Bool[Array, "P Tp"],
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
-        mesh: jax.sharding.Mesh | None = None,
+        layout: RolloutLayout | None = None,
     ) -> PromptCache:
-        step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention)
-        x = self.embed(ids[:, None], mesh)
+        step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention, layout)
+        x = self.embed(ids[:, None])
         _, kv = jax.lax.scan(_remat(step, remat), x, (self._stack, self._kind_of_layer()))
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
@@ -271,7 +312,7 @@ class Decoder(CausalLM):
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
     ) -> Float[Array, "R T H"]:
-        step = self._causal_step(positions, visible, attention)
+        step = self._causal_step(positions, visible, attention, mesh)
 
         def without_kv(
             x: Float[Array, "R 1 T H"], layer: _LayerAndKind
@@ -297,6 +338,7 @@ class Decoder(CausalLM):
         by_kind = _ByKind.at(positions[..., None], self.config)
 
         def step(
+            experts: Experts | None,
             carry: tuple[Float[Array, "P G 1 H"], KVCache],
             xs: tuple[_LayerAndKind, KVCache, Int[Array, ""]],
         ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], None]:
@@ -310,14 +352,19 @@ class Decoder(CausalLM):
                 OwnKeys(own, depth, position, num_written, new, window),
                 self.config.architecture.score_softcap,
             )
-            return (layer.finish(x, attended[:, :, None], self.config), own), None
+            if experts is not None:  # those of all layers, to be read in place
+                layer = dataclasses.replace(layer, experts=experts)
+            x = layer.finish(x, attended[:, :, None], self.config, layout, depth)
+            return (x, own), None
 
         x, written, first = self.embed(ids)[:, :, None], [], 0
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
         for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
             depths = jnp.arange(len(kv.keys))  # XLA unrolls the loop over a single one
-            layers = stack, self._kind_of_layer(first, len(kv.keys))
-            (x, kv), _ = jax.lax.scan(step, (x, kv), (layers, prompt_kv, depths))
+            others = dataclasses.replace(stack, experts=None)
+            layers = others, self._kind_of_layer(first, len(kv.keys))
+            with_experts = functools.partial(step, stack.experts)
+            (x, kv), _ = jax.lax.scan(with_experts, (x, kv), (layers, prompt_kv, depths))
             written.append(kv)
             first += len(kv.keys)
         hidden = _normed(x[:, :, 0], self.norm, self.config)
@@ -339,7 +386,11 @@ class Decoder(CausalLM):
         return self.layers
 
     def _causal_step(
-        self, positions: Int[Array, "R T"], visible: Visible, attention: CausalAttention
+        self,
+        positions: Int[Array, "R T"],
+        visible: Visible,
+        attention: CausalAttention,
+        devices: jax.sharding.Mesh | RolloutLayout | None,
     ) -> Callable[
         [Float[Array, "R 1 T H"], "_LayerAndKind"], tuple[Float[Array, "R 1 T H"], KeyValues]
     ]:
@@ -356,7 +407,7 @@ class Decoder(CausalLM):
             of_row = KeyValues(kv.keys[:, 0], kv.values[:, 0])
             seen = visible if window is None else visible.windowed(window)
             attended = attention(queries[:, 0], of_row, seen, softcap)
-            return layer.finish(x, attended[:, None], self.config), kv
+            return layer.finish(x, attended[:, None], self.config, devices), kv
 
         return step
 
@@ -390,6 +441,10 @@ _DIMS = {
     "layers.gate_proj.weight": ("layers", "mlp", "hidden"),
     "layers.up_proj.weight": ("layers", "mlp", "hidden"),
     "layers.down_proj.weight": ("layers", "hidden", "mlp"),
+    "layers.experts.router": ("layers", "experts", "hidden"),
+    "layers.experts.gate_proj": ("layers", "experts", "hidden", "mlp"),
+    "layers.experts.up_proj": ("layers", "experts", "hidden", "mlp"),
+    "layers.experts.down_proj": ("layers", "experts", "mlp", "hidden"),
     "layers.q_proj.weight": ("layers", "heads", "hidden"),
     "layers.q_proj.bias": ("layers", "heads"),
     **{f"layers.{name}_proj.weight": ("layers", "kv_heads", "hidden") for name in "kv"},

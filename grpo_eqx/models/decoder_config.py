@@ -76,6 +76,12 @@ class DecoderConfig(ModelConfig):
         if self.head_size % 2:
             raise UserError(f"head_dim ({self.head_dim}) must be even for rotary embeddings.")
         self._check_windows()
+        experts = self.architecture.experts
+        if experts is not None and experts.per_token > experts.number:
+            raise UserError(
+                f"num_experts_per_tok ({experts.per_token}) is above num_experts "
+                f"({experts.number})."
+            )
 
     def _check_windows(self) -> None:
         """Refuses types of other layers, and a window that has no layer, or the other way around.
@@ -129,11 +135,24 @@ class DecoderConfig(ModelConfig):
 
     @property
     def num_layer_parameters(self) -> int:
+        shape = self.architecture.experts
+        return self._num_layer_parameters(1 if shape is None else shape.number)
+
+    @property
+    def num_active_parameters(self) -> int:
+        shape = self.architecture.experts
+        return self._num_layer_parameters(1 if shape is None else shape.per_token)
+
+    def _num_layer_parameters(self, num_experts: int) -> int:
+        """Counts the parameters of all layers with so many experts in each, or one MLP."""
         queries = self.num_attention_heads * self.head_size
         keys = self.num_key_value_heads * self.head_size
         attention = 2 * self.hidden_size * (queries + keys)
-        mlp = 3 * self.hidden_size * self.intermediate_size
-        return self.num_hidden_layers * (attention + mlp)
+        shape = self.architecture.experts
+        size = self.intermediate_size if shape is None else shape.intermediate_size
+        router = 0 if shape is None else shape.number * self.hidden_size
+        mlps = 3 * self.hidden_size * size * num_experts
+        return self.num_hidden_layers * (attention + router + mlps)
 
     @classmethod
     def from_json(cls, path: str | Path) -> "DecoderConfig":

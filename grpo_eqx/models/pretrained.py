@@ -1,6 +1,9 @@
 """Reads and writes models as Hugging Face folders (`config.json`, safetensors), without torch."""
 
+import dataclasses
+import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -200,14 +203,20 @@ def from_pretrained(
             path: tuple[object, ...], leaf: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding
         ) -> jax.Array:
             name = parameter_name(path)
+            form = template.tensor_form(name)
 
             def read(index: tuple[slice, ...] | None) -> np.ndarray:
                 assert index is not None  # None only for arrays without data
-                if not name.startswith("layers."):
-                    return _part(folder, tensors, template.tensor_name(name), index, dtype)
-                layers = range(config.num_hidden_layers)[index[0]]
-                names = [template.tensor_name(name, i) for i in layers]
-                return np.stack([_part(folder, tensors, n, index[1:], dtype) for n in names])
+                stacked, within = index[: form.stacked], index[form.stacked :]
+                if form.is_transposed:
+                    within = within[::-1]
+                numbers = [range(n)[each] for n, each in zip(leaf.shape, stacked, strict=False)]
+                parts = [
+                    _part(folder, tensors, template.tensor_name(name, *each), within, dtype)
+                    for each in itertools.product(*numbers)
+                ]
+                whole = np.stack([part.T if form.is_transposed else part for part in parts])
+                return whole.reshape(*map(len, numbers), *whole.shape[1:])
 
             return jax.make_array_from_callback(leaf.shape, sharding, read)
 
@@ -276,7 +285,7 @@ def save_pretrained(
     if is_main():
         for stale in [*folder.glob("model*.safetensors"), folder / _INDEX]:
             stale.unlink(missing_ok=True)
-    slots = {name: _Slot(array, layer) for name, array, layer in _tensors(model)}
+    slots = dict(_tensors(model))
     groups = _files(slots, dtype)
     if len(groups) == 1:
         _write_file(folder / "model.safetensors", groups[0], dtype)
@@ -292,27 +301,35 @@ def save_pretrained(
         (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
-def _tensors(model: CausalLM) -> Iterator[tuple[str, Any, int | None]]:
-    """Yields every tensor of a folder: its name, its parameter (or shape), its layer if any."""
-    for path, leaf in jax.tree.leaves_with_path(model):
-        name = parameter_name(path)
-        if name.startswith("layers."):
-            for layer in range(leaf.shape[0]):
-                yield model.tensor_name(name, layer), leaf, layer
-        else:
-            yield model.tensor_name(name), leaf, None
-
-
+@dataclasses.dataclass(frozen=True)
 class _Slot:
-    """One tensor to write, read from the device only on request."""
+    """One tensor of a folder: a part of a parameter (or of its shape), read only on request."""
 
-    def __init__(self, array: jax.Array, layer: int | None):
-        self.array, self.layer = array, layer
-        self.size = array.size if layer is None else array.size // array.shape[0]
+    array: Any
+    index: tuple[int, ...]
+    is_transposed: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = tuple(self.array.shape[len(self.index) :])
+        return shape[::-1] if self.is_transposed else shape
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
     def read(self, dtype: np.dtype) -> np.ndarray:
-        array = self.array if self.layer is None else self.array[self.layer]
-        return np.ascontiguousarray(fetch(array).astype(dtype))
+        part = fetch(self.array[self.index] if self.index else self.array)
+        return np.ascontiguousarray((part.T if self.is_transposed else part).astype(dtype))
+
+
+def _tensors(model: CausalLM) -> Iterator[tuple[str, _Slot]]:
+    """Yields every tensor of a folder by its name."""
+    for path, leaf in jax.tree.leaves_with_path(model):
+        name = parameter_name(path)
+        form = model.tensor_form(name)
+        for index in np.ndindex(*leaf.shape[: form.stacked]):
+            yield model.tensor_name(name, *index), _Slot(leaf, index, form.is_transposed)
 
 
 def _files(slots: Mapping[str, _Slot], dtype: np.dtype) -> list[dict[str, _Slot]]:
@@ -401,10 +418,7 @@ def _truncation(path: Path) -> str | None:
 
 
 def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any]) -> None:
-    expected = {
-        name: leaf.shape if layer is None else leaf.shape[1:]
-        for name, leaf, layer in _tensors(template)
-    }
+    expected = {name: slot.shape for name, slot in _tensors(template)}
     for name, shape in expected.items():
         if name not in tensors:
             raise WeightsError(

@@ -17,6 +17,7 @@ from grpo_eqx.models.families.llama import LlamaConfig
 from grpo_eqx.models.families.mistral import MistralConfig
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.families.qwen3 import Qwen3Config
+from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig
 
 
 class Family(NamedTuple):
@@ -29,6 +30,7 @@ class Family(NamedTuple):
 _DECODERS: Sequence[type[DecoderConfig]] = (
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     LlamaConfig,
     MistralConfig,
     Gemma2Config,

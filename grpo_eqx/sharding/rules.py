@@ -21,6 +21,7 @@ PARAMETER_RULES: Rules = {
     "hidden": ("fsdp",),
     "norm": (),  # a split scale would force activations to be split like it, and gathered
     "layers": (),
+    "experts": (),
     "rank": (),
 }
 BATCH_AXES = ("dp", "fsdp")

@@ -116,6 +116,8 @@ def test_the_disk_is_compared_with_the_models_checkpoints(
 ) -> None:
     assert machine_checks.disk(tmp_path, str(small_model)).status == "ok"
     assert "takes 34.5 GiB" in machine_checks.disk(tmp_path, "Qwen/Qwen2.5-3B@v1").found
+    # All experts are saved, however few a token uses.
+    assert "takes 341.2 GiB" in machine_checks.disk(tmp_path, "Qwen/Qwen3-30B-A3B").found
     unknown = machine_checks.disk(tmp_path, "someone/new")
     assert unknown.status == "ok"
     assert "is not known without a download" in unknown.found

@@ -9,7 +9,9 @@ import pytest
 from jaxtyping import Array, Float
 
 from grpo_eqx.models.causal_attention import Visible
+from grpo_eqx.models.decoder import Decoder
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
+from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig
 
 # Two layers of 16 + 8 + 8 + 16 parameters for attention and 36 for the MLP, a head of 20.
 TINY = Qwen2Config(
@@ -29,6 +31,39 @@ def test_parameters_are_those_of_the_models_matrices(key: jax.Array) -> None:
     stacked = [x.size for x in jax.tree.leaves(model.layers) if x.ndim == 3]
     assert TINY.num_layer_parameters == sum(stacked) == 168
     assert TINY.num_head_parameters == model.head.size == 20
+
+
+# As above, but for three experts in place of each MLP, of which a token uses two, and a router.
+EXPERTS = Qwen3MoeConfig(
+    hidden_size=4,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    vocab_size=5,
+    moe_intermediate_size=3,
+    num_experts=3,
+    num_experts_per_tok=2,
+)
+
+
+def test_of_experts_a_token_passes_through_those_it_uses(key: jax.Array) -> None:
+    model = Decoder.init(EXPERTS, key)
+    matrices = [x.size for x in jax.tree.leaves(model.layers) if x.ndim >= 3]
+    assert EXPERTS.num_layer_parameters == sum(matrices) == 2 * (48 + 3 * 4 + 3 * 36)
+    assert EXPERTS.num_active_parameters == 2 * (48 + 3 * 4 + 2 * 36)
+    assert TINY.num_active_parameters == TINY.num_layer_parameters
+
+
+def test_experts_cost_the_flops_of_those_used_and_the_bytes_of_all() -> None:
+    more = EXPERTS.update_flops(PROMPTS, COMPLETIONS) - TINY.update_flops(PROMPTS, COMPLETIONS)
+    assert more == 6 * 6 * 2 * (3 * 4 + 36)
+    few, many = (
+        config.decode_bytes(
+            PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=1, itemsize=2, kv_itemsize=2.0
+        )
+        for config in (TINY, EXPERTS)
+    )
+    assert many - few == 2 * 3 * 2 * (3 * 4 + 2 * 36)
 
 
 def test_flops_of_an_update_by_hand() -> None:

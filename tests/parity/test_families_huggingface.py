@@ -39,6 +39,7 @@ LLAMA3 = dict(
 )  # fmt: skip
 YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
 GEMMA = dict(hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=7, sliding_window=5)
+EXPERTS = dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=20)
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2, with a window in the last layer": (
@@ -54,6 +55,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3, yarn with all of its fields": (
         "Qwen3",
         dict(rope_scaling={**YARN, "beta_fast": 8.0, "beta_slow": 0.5, "attention_factor": 1.3}),
+    ),
+    "qwen3 moe": ("Qwen3Moe", dict(**EXPERTS, norm_topk_prob=True)),
+    "qwen3 moe, tied, not normalized, window, biases": (
+        "Qwen3Moe",
+        dict(
+            **EXPERTS, norm_topk_prob=False, tie_word_embeddings=True, attention_bias=True,
+            use_sliding_window=True, sliding_window=6,
+        ),
     ),
     "llama 3": ("Llama", dict(rope_scaling=LLAMA3, tie_word_embeddings=True)),
     "llama, linear": ("Llama", dict(rope_scaling=dict(rope_type="linear", factor=3.0))),

@@ -1,4 +1,4 @@
-"""Qwen3, dense."""
+"""Qwen3 without experts."""
 
 import dataclasses
 from typing import Any, ClassVar

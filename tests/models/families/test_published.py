@@ -15,6 +15,8 @@ from grpo_eqx.models.registry import init_model, published_config
         ("Qwen/Qwen3-8B", 8_190_735_360),
         ("Qwen/Qwen3-14B", 14_768_307_200),
         ("Qwen/Qwen3-32B", 32_762_123_264),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+        ("Qwen/Qwen3-235B-A22B", 235_093_634_560),
         ("meta-llama/Llama-3.2-1B-Instruct", 1_235_814_400),
         ("meta-llama/Llama-3.2-3B", 3_212_749_824),
         ("meta-llama/Llama-3.1-8B-Instruct", 8_030_261_248),

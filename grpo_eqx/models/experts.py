@@ -1,0 +1,267 @@
+"""Mixtures of experts: MLPs of which each token uses a few, chosen by a router."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from grpo_eqx.models.architecture import ExpertsShape
+from grpo_eqx.models.grouped_product import grouped_product, layer_product
+from grpo_eqx.models.product import product
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import PARAMETER_RULES, batch_spec, dividing_axes, parameter_sharding
+
+_Gated = Callable[[Array, Array], Array]
+_Axes = tuple[str, ...]
+
+
+class Experts(eqx.Module):
+    """Experts of a layer, and the router that chooses among them.
+
+    Exact: every token passes through all of the experts that it chose, however many chose the same.
+    Weights are laid out `[in, out]`, as the grouped product of TPUs reads them; files have the
+    transpose.
+    """
+
+    router: Float[Array, "*stack E H"]
+    gate_proj: Float[Array, "*stack E H I"]
+    up_proj: Float[Array, "*stack E H I"]
+    down_proj: Float[Array, "*stack E I H"]
+
+    @classmethod
+    def init(
+        cls, shape: ExpertsShape, stack: int, hidden: int, key: PRNGKeyArray, std: float
+    ) -> "Experts":
+        """Draws random float32 weights: normal with `std`."""
+        router, gate, up, down = jax.random.split(key, 4)
+        E, size = shape.number, shape.intermediate_size
+        return cls(
+            std * jax.random.normal(router, (stack, E, hidden)),
+            std * jax.random.normal(gate, (stack, E, hidden, size)),
+            std * jax.random.normal(up, (stack, E, hidden, size)),
+            std * jax.random.normal(down, (stack, E, size, hidden)),
+        )
+
+    def __call__(
+        self,
+        x: Float[Array, "P G T H"],
+        shape: ExpertsShape,
+        gated: _Gated,
+        devices: jax.sharding.Mesh | RolloutLayout | None = None,
+        layer: Int[Array, ""] | None = None,
+    ) -> Float[Array, "P G T H"]:
+        """Computes the weighted sum of each token's experts, on each device for its own tokens.
+
+        **Arguments:** tokens; the numbers of experts; the activation of gates and what they gate;
+        the mesh of training or the layout of a rollout, if there are several devices; the number of
+        the layer, of experts with an axis of layers, which then are read in place.
+        """
+        if devices is None:
+            return self._of_tokens(x, layer, shape, gated)
+        split = _Split.of(devices, x.shape, self.gate_proj.shape[-3:])
+        if split.mesh.size == 1:
+            return self._of_tokens(x, layer, shape, gated)
+        if layer is not None and split.sent:
+            of_layer = jax.tree.map(lambda x: x[layer], self)
+            return of_layer(x, shape, gated, devices)
+        hidden, size, summed = (axes or None for axes in (split.hidden, split.size, split.summed))
+
+        def run(
+            x: Array, layer: Array | None, router: Array, gate: Array, up: Array, down: Array
+        ) -> Array:
+            gate, up = (_whole(each, 1, split.sent) for each in (gate, up))
+            experts = Experts(router, gate, up, _whole(down, 2, split.sent))
+            return experts._of_tokens(x, layer, shape, gated, split.summed, split.size)
+
+        tokens = PartitionSpec(split.prompts or None, split.groups or None, None, summed)
+        whole = (None,) if layer is None else (None, None)
+        router, wide, narrow = (
+            PartitionSpec(*whole, *axes) for axes in ((summed,), (hidden, size), (size, hidden))
+        )
+        each_device = jax.shard_map(
+            run,
+            mesh=split.mesh,
+            in_specs=(tokens, PartitionSpec(), router, wide, wide, narrow),
+            out_specs=tokens,
+            check_vma=False,
+        )
+        return each_device(x, layer, self.router, self.gate_proj, self.up_proj, self.down_proj)
+
+    def _of_tokens(
+        self,
+        x: Float[Array, "P G T H"],
+        layer: Int[Array, ""] | None,
+        shape: ExpertsShape,
+        gated: _Gated,
+        hidden: _Axes = (),
+        size: _Axes = (),
+    ) -> Float[Array, "P G T H"]:
+        """Computes the same of a device's tokens.
+
+        **Arguments:** as of a call; axes of the devices that hold other parts of the same tokens'
+        hidden size, and those that hold other parts of each expert.
+        """
+        tokens = x.reshape(-1, x.shape[-1])
+        router = self.router if layer is None else self.router[layer]
+        routes = Routes.of(_added(product("th,eh->te", tokens, router), hidden), shape)
+        groups = _Groups.of(routes.chosen, shape.number)
+        rows = groups.sorted(tokens)
+        # Named so that rematerialization keeps them, as it does the products of an MLP.
+        gate, up = (
+            checkpoint_name(_added(groups.product(rows, weights, layer), hidden), "product")
+            for weights in (self.gate_proj, self.up_proj)
+        )
+        # Weighted before the last product, whose result the backward pass then does not need.
+        weights = groups.sorted_choices(routes.weights).astype(rows.dtype)
+        rows = groups.product(weights * gated(gate, up), self.down_proj, layer)
+        return _added(groups.summed(rows), size).reshape(x.shape)
+
+
+class _Split(NamedTuple):
+    """Mesh axes that split tokens `[P, G, T, H]` and weights `[E, H, I]` of a layer's experts."""
+
+    mesh: jax.sharding.Mesh
+    prompts: _Axes
+    groups: _Axes
+    hidden: _Axes
+    """Axes that split the hidden size of weights."""
+    size: _Axes
+    """Axes that split the size of each expert."""
+
+    @classmethod
+    def of(
+        cls,
+        devices: jax.sharding.Mesh | RolloutLayout,
+        tokens: tuple[int, ...],
+        weights: tuple[int, ...],
+    ) -> "_Split":
+        if isinstance(devices, RolloutLayout):
+            mesh, rules = devices.mesh, devices.parameter_rules[-1]
+            prompts, groups = devices.prompts, dividing_axes(mesh, tokens[1], devices.groups)
+        else:
+            mesh, rules = devices, PARAMETER_RULES
+            prompts, groups = map(_axes, batch_spec(mesh, *tokens[:2]))
+        dims = "experts", "hidden", "mlp"
+        _, hidden, size = parameter_sharding(mesh, dims, weights, rules).spec
+        return cls(mesh, prompts, groups, _axes(hidden), _axes(size))
+
+    @property
+    def summed(self) -> _Axes:
+        """The axes of `hidden`, if devices along them have the same tokens.
+
+        Then these send each other sums, and otherwise weights.
+        """
+        return () if self.sent else self.hidden
+
+    @property
+    def sent(self) -> _Axes:
+        """The axes of `hidden`, if they are not `summed`."""
+        return self.hidden if set(self.hidden) & {*self.prompts, *self.groups} else ()
+
+
+def _axes(entry: str | tuple[str, ...] | None) -> _Axes:
+    """Returns the axes of an entry of a `PartitionSpec`."""
+    return () if entry is None else (entry,) if isinstance(entry, str) else entry
+
+
+def _whole(x: Array, dim: int, axes: _Axes) -> Array:
+    """Gathers the parts of a dimension that devices along some axes hold."""
+    return jax.lax.all_gather(x, axes, axis=dim, tiled=True) if axes else x
+
+
+def _added(x: Array, axes: _Axes) -> Array:
+    return jax.lax.psum(x, axes) if axes else x
+
+
+class Routes(NamedTuple):
+    """Experts that each token uses, and the weights of their sum."""
+
+    chosen: Int[Array, "T k"]
+    weights: Float[Array, "T k"]
+
+    @classmethod
+    def of(cls, logits: Float[Array, "T E"], shape: ExpertsShape) -> "Routes":
+        """Chooses the experts of largest probability, by the router's float32 logits."""
+        weights, chosen = jax.lax.top_k(jax.nn.softmax(logits), shape.per_token)
+        if shape.normalized:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        return cls(chosen, weights)
+
+
+class _Groups(NamedTuple):
+    """Rows for each token and expert that it chose, sorted by expert."""
+
+    order: Int[Array, " rows"]
+    """Choice of each row, counted along `[T, k]`."""
+    places: Int[Array, "T k"]
+    """Row of each choice."""
+    sizes: Int[Array, " E"]
+    """Number of rows of each expert."""
+
+    @classmethod
+    def of(cls, chosen: Int[Array, "T k"], number: int) -> "_Groups":
+        is_chosen = chosen[..., None] == jnp.arange(number)
+        uses = is_chosen.sum(axis=1, dtype=jnp.int32)
+        sizes = uses.sum(axis=0)
+        # The first row of each expert, and those of tokens before.
+        rows = jnp.cumsum(sizes) - sizes + jnp.cumsum(uses, axis=0) - uses
+        places = jnp.where(is_chosen, rows[:, None], 0).sum(axis=-1)
+        # Sorted as one number: a sort of two arrays takes TPUs' compiler four times as long.
+        count = chosen.size
+        assert number * count < 2**31
+        keys = chosen.reshape(-1) * count + jnp.arange(count, dtype=jnp.int32)
+        return cls(jax.lax.sort(keys, is_stable=False) % count, places, sizes)
+
+    def sorted(self, tokens: Float[Array, "T H"]) -> Float[Array, "rows H"]:
+        return _taken(tokens, self.order // self.places.shape[1], self.places)
+
+    def sorted_choices(self, x: Float[Array, "T k"]) -> Float[Array, "rows 1"]:
+        return _taken(x.reshape(-1, 1), self.order, self.places.reshape(-1, 1))
+
+    def product(
+        self,
+        rows: Float[Array, "rows in"],
+        weights: Float[Array, "*stack E in out"],
+        layer: Int[Array, ""] | None,
+    ) -> Float[Array, "rows out"]:
+        """Multiplies each row by the matrix of its expert."""
+        if layer is None:
+            return grouped_product(rows, weights, self.sizes)
+        return layer_product(rows, weights, self.sizes, layer)
+
+    def summed(self, rows: Float[Array, "rows H"]) -> Float[Array, "T H"]:
+        """Sums the rows of each token, in float32."""
+        of_choices = _taken(rows, self.places.reshape(-1), self.order[:, None])
+        of_choices = of_choices.reshape(*self.places.shape, -1)
+        return of_choices.astype(jnp.float32).sum(axis=1).astype(rows.dtype)
+
+
+@jax.custom_vjp
+def _taken(
+    x: Float[Array, "n H"], rows: Int[Array, " m"], back: Int[Array, "n copies"]
+) -> Float[Array, "m H"]:
+    """Takes rows of `x`, each of them as often as `back` has columns, which says where they go.
+
+    The gradient takes rows too: by itself it would be a scatter, which is slow on TPUs.
+    """
+    return x[rows]
+
+
+def _taken_forward(
+    x: Float[Array, "n H"], rows: Int[Array, " m"], back: Int[Array, "n copies"]
+) -> tuple[Float[Array, "m H"], Int[Array, "n copies"]]:
+    return _taken(x, rows, back), back
+
+
+def _taken_backward(
+    back: Int[Array, "n copies"], dy: Float[Array, "m H"]
+) -> tuple[Float[Array, "n H"], None, None]:
+    return dy[back].astype(jnp.float32).sum(axis=1).astype(dy.dtype), None, None
+
+
+_taken.defvjp(_taken_forward, _taken_backward)
