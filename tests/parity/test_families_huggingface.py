@@ -247,7 +247,7 @@ def test_there_and_back_changes_no_tensor_and_no_field(pair: Pair, tmp_path: Pat
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "fields"),
     [
