@@ -1,7 +1,6 @@
 """The decoder of all families, as one Equinox module: the same definition trains and generates."""
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -81,20 +80,18 @@ class DecoderLayer(eqx.Module):
         attended: Float[Array, "P G T N D"],
         config: DecoderConfig,
         devices: jax.sharding.Mesh | RolloutLayout | None = None,
-        depth: Int[Array, ""] | None = None,
     ) -> Float[Array, "P G T H"]:
         """Computes the rest of the layer from the attention of its heads.
 
         **Arguments:** the input of the layer; the attention; the config; the mesh of training or
-        the layout of a rollout; the number of the layer, if its experts are those of all layers.
+        the layout of a rollout.
         """
-        mlp = functools.partial(self._mlp, config=config, devices=devices, depth=depth)
         added = self.o_proj(attended.reshape(*x.shape[:-1], -1))
         if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
             x = x + added
-            return x + mlp(_normed(x, self.post_attention_layernorm, config))
+            return x + self._mlp(_normed(x, self.post_attention_layernorm, config), config, devices)
         x = x + _normed(added, self.post_attention_layernorm, config)
-        added = mlp(_normed(x, self.pre_feedforward_layernorm, config))
+        added = self._mlp(_normed(x, self.pre_feedforward_layernorm, config), config, devices)
         return x + _normed(added, self.post_feedforward_layernorm, config)
 
     def _mlp(
@@ -102,12 +99,11 @@ class DecoderLayer(eqx.Module):
         x: Float[Array, "P G T H"],
         config: DecoderConfig,
         devices: jax.sharding.Mesh | RolloutLayout | None,
-        depth: Int[Array, ""] | None,
     ) -> Float[Array, "P G T H"]:
         gated, shape = _GATED[config.architecture.activation], config.architecture.experts
         if self.experts is not None:
             assert shape is not None
-            return self.experts(x, shape, gated, devices, depth)
+            return self.experts(x, shape, gated, devices)
         assert self.gate_proj is not None
         assert self.up_proj is not None
         assert self.down_proj is not None
@@ -338,7 +334,6 @@ class Decoder(CausalLM):
         by_kind = _ByKind.at(positions[..., None], self.config)
 
         def step(
-            experts: Experts | None,
             carry: tuple[Float[Array, "P G 1 H"], KVCache],
             xs: tuple[_LayerAndKind, KVCache, Int[Array, ""]],
         ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], None]:
@@ -352,19 +347,14 @@ class Decoder(CausalLM):
                 OwnKeys(own, depth, position, num_written, new, window),
                 self.config.architecture.score_softcap,
             )
-            if experts is not None:  # those of all layers, to be read in place
-                layer = dataclasses.replace(layer, experts=experts)
-            x = layer.finish(x, attended[:, :, None], self.config, layout, depth)
-            return (x, own), None
+            return (layer.finish(x, attended[:, :, None], self.config, layout), own), None
 
         x, written, first = self.embed(ids)[:, :, None], [], 0
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
         for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
             depths = jnp.arange(len(kv.keys))  # XLA unrolls the loop over a single one
-            others = dataclasses.replace(stack, experts=None)
-            layers = others, self._kind_of_layer(first, len(kv.keys))
-            with_experts = functools.partial(step, stack.experts)
-            (x, kv), _ = jax.lax.scan(with_experts, (x, kv), (layers, prompt_kv, depths))
+            layers = stack, self._kind_of_layer(first, len(kv.keys))
+            (x, kv), _ = jax.lax.scan(step, (x, kv), (layers, prompt_kv, depths))
             written.append(kv)
             first += len(kv.keys)
         hidden = _normed(x[:, :, 0], self.norm, self.config)

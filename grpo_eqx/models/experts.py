@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from grpo_eqx.models.architecture import ExpertsShape
-from grpo_eqx.models.grouped_product import grouped_product, layer_product
+from grpo_eqx.models.grouped_product import grouped_product
 from grpo_eqx.models.product import product
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import PARAMETER_RULES, batch_spec, dividing_axes, parameter_sharding
@@ -53,49 +53,41 @@ class Experts(eqx.Module):
         shape: ExpertsShape,
         gated: _Gated,
         devices: jax.sharding.Mesh | RolloutLayout | None = None,
-        layer: Int[Array, ""] | None = None,
     ) -> Float[Array, "P G T H"]:
         """Computes the weighted sum of each token's experts, on each device for its own tokens.
 
         **Arguments:** tokens; the numbers of experts; the activation of gates and what they gate;
-        the mesh of training or the layout of a rollout, if there are several devices; the number of
-        the layer, of experts with an axis of layers, which then are read in place.
+        the mesh of training or the layout of a rollout, if there are several devices.
         """
         if devices is None:
-            return self._of_tokens(x, layer, shape, gated)
-        split = _Split.of(devices, x.shape, self.gate_proj.shape[-3:])
+            return self._of_tokens(x, shape, gated)
+        split = _Split.of(devices, x.shape, self.gate_proj.shape)
         if split.mesh.size == 1:
-            return self._of_tokens(x, layer, shape, gated)
-        if layer is not None and split.sent:
-            of_layer = jax.tree.map(lambda x: x[layer], self)
-            return of_layer(x, shape, gated, devices)
+            return self._of_tokens(x, shape, gated)
         hidden, size, summed = (axes or None for axes in (split.hidden, split.size, split.summed))
 
-        def run(
-            x: Array, layer: Array | None, router: Array, gate: Array, up: Array, down: Array
-        ) -> Array:
-            gate, up = (_whole(each, 1, split.sent) for each in (gate, up))
-            experts = Experts(router, gate, up, _whole(down, 2, split.sent))
-            return experts._of_tokens(x, layer, shape, gated, split.summed, split.size)
+        def run(x: Array, router: Array, gate: Array, up: Array, down: Array) -> Array:
+            sent = () if split.summed else split.hidden
+            gate, up, down = _whole(gate, 1, sent), _whole(up, 1, sent), _whole(down, 2, sent)
+            experts = Experts(router, gate, up, down)
+            return experts._of_tokens(x, shape, gated, split.summed, split.size)
 
         tokens = PartitionSpec(split.prompts or None, split.groups or None, None, summed)
-        whole = (None,) if layer is None else (None, None)
         router, wide, narrow = (
-            PartitionSpec(*whole, *axes) for axes in ((summed,), (hidden, size), (size, hidden))
+            PartitionSpec(None, *axes) for axes in ((summed,), (hidden, size), (size, hidden))
         )
         each_device = jax.shard_map(
             run,
             mesh=split.mesh,
-            in_specs=(tokens, PartitionSpec(), router, wide, wide, narrow),
+            in_specs=(tokens, router, wide, wide, narrow),
             out_specs=tokens,
             check_vma=False,
         )
-        return each_device(x, layer, self.router, self.gate_proj, self.up_proj, self.down_proj)
+        return each_device(x, self.router, self.gate_proj, self.up_proj, self.down_proj)
 
     def _of_tokens(
         self,
         x: Float[Array, "P G T H"],
-        layer: Int[Array, ""] | None,
         shape: ExpertsShape,
         gated: _Gated,
         hidden: _Axes = (),
@@ -107,18 +99,17 @@ class Experts(eqx.Module):
         hidden size, and those that hold other parts of each expert.
         """
         tokens = x.reshape(-1, x.shape[-1])
-        router = self.router if layer is None else self.router[layer]
-        routes = Routes.of(_added(product("th,eh->te", tokens, router), hidden), shape)
-        groups = _Groups.of(routes.chosen, shape.number)
+        routes = Routes.of(_added(product("th,eh->te", tokens, self.router), hidden), shape)
+        groups = _Groups.of(routes.chosen, len(self.router))
         rows = groups.sorted(tokens)
         # Named so that rematerialization keeps them, as it does the products of an MLP.
         gate, up = (
-            checkpoint_name(_added(groups.product(rows, weights, layer), hidden), "product")
+            checkpoint_name(_added(grouped_product(rows, weights, groups.sizes), hidden), "product")
             for weights in (self.gate_proj, self.up_proj)
         )
         # Weighted before the last product, whose result the backward pass then does not need.
         weights = groups.sorted_choices(routes.weights).astype(rows.dtype)
-        rows = groups.product(weights * gated(gate, up), self.down_proj, layer)
+        rows = grouped_product(weights * gated(gate, up), self.down_proj, groups.sizes)
         return _added(groups.summed(rows), size).reshape(x.shape)
 
 
@@ -156,12 +147,7 @@ class _Split(NamedTuple):
 
         Then these send each other sums, and otherwise weights.
         """
-        return () if self.sent else self.hidden
-
-    @property
-    def sent(self) -> _Axes:
-        """The axes of `hidden`, if they are not `summed`."""
-        return self.hidden if set(self.hidden) & {*self.prompts, *self.groups} else ()
+        return () if set(self.hidden) & {*self.prompts, *self.groups} else self.hidden
 
 
 def _axes(entry: str | tuple[str, ...] | None) -> _Axes:
@@ -222,17 +208,6 @@ class _Groups(NamedTuple):
 
     def sorted_choices(self, x: Float[Array, "T k"]) -> Float[Array, "rows 1"]:
         return _taken(x.reshape(-1, 1), self.order, self.places.reshape(-1, 1))
-
-    def product(
-        self,
-        rows: Float[Array, "rows in"],
-        weights: Float[Array, "*stack E in out"],
-        layer: Int[Array, ""] | None,
-    ) -> Float[Array, "rows out"]:
-        """Multiplies each row by the matrix of its expert."""
-        if layer is None:
-            return grouped_product(rows, weights, self.sizes)
-        return layer_product(rows, weights, self.sizes, layer)
 
     def summed(self, rows: Float[Array, "rows H"]) -> Float[Array, "T H"]:
         """Sums the rows of each token, in float32."""

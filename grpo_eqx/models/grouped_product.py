@@ -24,40 +24,6 @@ def grouped_product(
     return jax.lax.ragged_dot(rows, weights, sizes)
 
 
-def layer_product(
-    rows: Float[Array, "rows in"],
-    stack: Float[Array, "L E in out"],
-    sizes: Int[Array, " E"],
-    layer: Int[Array, ""],
-) -> Float[Array, "rows out"]:
-    """Computes the product with the matrices of one layer of a stack, without a gradient on TPUs.
-
-    There it reads them in place, as groups of a product over all layers, of which the others have
-    no rows: the compiler would copy a layer's matrices before it reads them.
-    """
-    return jax.lax.platform_dependent(rows, stack, sizes, layer, tpu=_in_place, default=_of_slice)
-
-
-def _in_place(
-    rows: Float[Array, "rows in"],
-    stack: Float[Array, "L E in out"],
-    sizes: Int[Array, " E"],
-    layer: Int[Array, ""],
-) -> Float[Array, "rows out"]:
-    L, E = stack.shape[:2]
-    of_all = jax.lax.dynamic_update_slice(jnp.zeros(L * E, sizes.dtype), sizes, (layer * E,))
-    return jax.lax.ragged_dot(rows, stack.reshape(L * E, *stack.shape[2:]), of_all)
-
-
-def _of_slice(
-    rows: Float[Array, "rows in"],
-    stack: Float[Array, "L E in out"],
-    sizes: Int[Array, " E"],
-    layer: Int[Array, ""],
-) -> Float[Array, "rows out"]:
-    return jax.lax.ragged_dot(rows, stack[layer], sizes)
-
-
 def _forward(
     rows: Float[Array, "rows in"], weights: Float[Array, "E in out"], sizes: Int[Array, " E"]
 ) -> tuple[Float[Array, "rows out"], tuple[Array, Array, Array]]:

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from grpo_eqx.models.grouped_product import (
-    _compiled,
-    _in_kernels,
-    _in_place,
-    grouped_product,
-    layer_product,
-)
+from grpo_eqx.models.grouped_product import _compiled, _in_kernels, grouped_product
 
 SIZES = np.array([3, 0, 301, 1, 95])
 ROWS = SIZES.sum()
@@ -50,11 +44,3 @@ def test_the_kernels_compute_the_same_gradients(inner: int, outer: int) -> None:
     given = operands(inner, outer)
     for a, b in zip(_in_kernels(*given, interpret=True), _compiled(*given), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-4 * np.abs(b).max())
-
-
-def test_a_layer_of_a_stack_is_read_in_place() -> None:
-    rows, weights, sizes, _ = operands()
-    stack = jnp.stack([weights + 1, weights, weights - 1])
-    for product in (_in_place, layer_product):
-        found = jax.jit(product)(rows, stack, sizes, jnp.int32(1))
-        np.testing.assert_allclose(found, grouped_product(rows, weights, sizes), rtol=0, atol=1e-4)
