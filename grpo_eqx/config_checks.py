@@ -8,6 +8,7 @@ import math
 from typing import Any
 
 from grpo_eqx.choices import (
+    ALL_LINEAR,
     CLIPPED_LOSSES,
     AdvantageEstimator,
     ImportanceSamplingLevel,
@@ -154,7 +155,7 @@ def check_lora(
     load_in_8bit: bool,
     sync_ref_model: bool,
 ) -> None:
-    """Refuses settings of adapters that there are not, and a moving reference beside adapters."""
+    """Refuses settings of adapters without a rank, and a moving reference beside adapters."""
     if lora_rank is None:
         _refuse_given(
             "without lora_rank",
@@ -164,7 +165,12 @@ def check_lora(
             use_rslora=use_rslora or None,
             load_in_8bit=load_in_8bit or None,
         )
-    elif sync_ref_model:
+        return
+    if not all(name.strip() for name in (lora_target or ALL_LINEAR).split(",")):
+        raise UserError(
+            f"lora_target is {lora_target!r}: use {ALL_LINEAR}, or names such as q_proj,v_proj."
+        )
+    if sync_ref_model:
         raise UserError(
             "sync_ref_model is on with lora_rank, where the model without adapters is the "
             "reference: leave it out."

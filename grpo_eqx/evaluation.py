@@ -14,7 +14,7 @@ from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.run_programs import evaluation_rows
 from grpo_eqx.tracking.console import track_on_terminal
-from grpo_eqx.training.lowering import lower_generate, model_shapes
+from grpo_eqx.training.lowering import lower_generate, shapes_of
 from grpo_eqx.training.programs import Programs
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
@@ -41,7 +41,7 @@ def complete(
     width = padded_length(max(map(len, tokens)), max_prompt_length)
     # An update writes the shardings of its results in other words, with which a call would compile
     # the same program again after training, unknown to the cache and to grpo-eqx compile.
-    shapes = model_shapes(model.config, programs.mesh)
+    shapes = shapes_of(model, programs.mesh)
     lower_generate(programs, shapes, rows, num_samples, width, sampling).compile()
     for start in track_on_terminal(range(0, len(tokens), rows), "completing prompts"):
         chosen = tokens[start : start + rows]

@@ -21,7 +21,7 @@ from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import LOSS_BACKENDS, LossBackend
 from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.causal_attention import best_attention
-from grpo_eqx.models.lora import Lora, prepared
+from grpo_eqx.models.lora import Lora, check_fits, prepared
 from grpo_eqx.models.pretrained import (
     base_model,
     check_adapter,
@@ -160,6 +160,7 @@ class RunSpec:
         """
         cfg = cfg.resolved()
         model = find_config(cfg.model)
+        _check_lora(cfg, model, None)
         prompts = _prompt_lengths(cfg, model)
         if prompts.num_train is not None:
             cfg = cfg.for_problems(prompts.num_train)
@@ -176,8 +177,7 @@ class RunSpec:
         check_hosts(mesh)
         _check_batches(cfg, mesh, _rollout_sharding(cfg, passed))
         model = raise_on_all_hosts(lambda: _architecture(cfg, passed.model))
-        if passed.model is None:
-            raise_on_all_hosts(lambda: check_adapter(cfg.model, _lora(cfg)))
+        raise_on_all_hosts(lambda: _check_lora(cfg, model, passed.model))
         inputs = raise_on_all_hosts(
             lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
         )
@@ -341,9 +341,9 @@ class RunSpec:
         return _lora(self.cfg)
 
     @property
-    def base_model(self) -> str:
-        """The name of the model beneath the adapters, or its folder."""
-        return base_model(self.cfg.model)
+    def base_model(self) -> str | None:
+        """The name of the model beneath the adapters, or its folder; `None` if it was passed."""
+        return base_model(self.cfg.model) if self.passed.model is None else None
 
     @property
     def _keeps_reference(self) -> bool:
@@ -405,6 +405,20 @@ def _lora(cfg: GRPOConfig) -> Lora | None:
         use_rslora=cfg.use_rslora,
         load_in_8bit=cfg.load_in_8bit,
     )
+
+
+def _check_lora(cfg: GRPOConfig, config: ModelConfig, passed: CausalLM | None) -> None:
+    """Refuses adapters that do not fit the model, or are not those that it has."""
+    lora = _lora(cfg)
+    if lora is not None:
+        check_fits(config, lora)
+    if passed is None:
+        check_adapter(cfg.model, lora)
+    elif passed.has_adapters:
+        raise UserError(
+            "the model that is passed has adapters: save it, and pass its folder as model, or pass "
+            "model.merged()."
+        )
 
 
 def _architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:

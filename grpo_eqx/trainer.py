@@ -245,6 +245,7 @@ class GRPOTrainer:
         loading = self._stages.lasting(f"loading the model onto {devices}")
         with self._stages.silent_after_errors(), loading:
             self.state = self._initial_state()
+        self._base_model = self._run.base_model
         self._run = self._run.without_passed_model()
         self.experiences = ExperienceCollector(
             self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg, self._run.passes
@@ -452,7 +453,10 @@ class GRPOTrainer:
 
     def _save_model(self, folder: Path) -> None:
         """Writes model and tokenizer; raises `OSError` where the folder cannot be written."""
-        save_pretrained(self.state.model, folder, base=self._run.base_model)
+        model = self.state.model
+        # A model that was passed has no name by which an adapter could find it again.
+        model = model.merged() if self._base_model is None else model
+        save_pretrained(model, folder, base=self._base_model)
         if is_main():
             self.tokenizer.save_pretrained(folder)
 

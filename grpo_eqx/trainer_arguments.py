@@ -30,7 +30,7 @@ _ARGUMENT_ADVICE: Mapping[str, str] = {
     "callbacks": "pass trackers for metrics; checkpoints and logs are settings",
     "optimizers": "pass optimizer, an optax transformation",
     "peft_config": "set lora_rank, lora_alpha, lora_target and use_rslora in the config",
-    "quantization_config": "quantized models are not supported; parameters are float32",
+    "quantization_config": "use load_in_8bit of the config, beneath adapters",
     "reward_processing_classes": "reward models are not loaded: call yours in a reward function",
     "rollout_func": "the trainer samples by itself; max_num_seqs and top_p are settings",
     "environment_factory": "completions are single turns of text, without tools",

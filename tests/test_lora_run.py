@@ -1,6 +1,7 @@
 """Runs that train adapters: what they keep, resume from and export."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.cli.main import main
 from grpo_eqx.models import from_pretrained
 from grpo_eqx.models.peft import CONFIG, WEIGHTS
+from grpo_eqx.run_spec import RunSpec
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl")
 
@@ -50,6 +52,7 @@ def test_the_defaults_are_those_of_lora() -> None:
         ({"lora_target": "q_proj"}, "lora_target .* without lora_rank"),
         ({"use_rslora": True}, "use_rslora .* without lora_rank"),
         ({"load_in_8bit": True}, "load_in_8bit .* without lora_rank"),
+        ({"lora_rank": 4, "lora_target": "q_proj,"}, "lora_target is 'q_proj,': use all-linear"),
         (
             {"lora_rank": 4, "beta": 0.1, "sync_ref_model": True, "ref_model_sync_steps": 2},
             "sync_ref_model is on with lora_rank",
@@ -61,6 +64,38 @@ def test_settings_of_adapters_without_adapters_are_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         GRPOConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lora_rank": 4, "lora_target": "c_attn"}, "lora_target names 'c_attn'"),
+        ({"lora_rank": 999}, "lora_rank is 999, and q_proj has a matrix"),
+    ],
+)
+def test_what_does_not_fit_the_model_is_refused_before_it_is_loaded(
+    small_model: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    for weights in (folder := Path(shutil.copytree(small_model, tmp_path / "m"))).glob("*.safe*"):
+        weights.unlink()
+    with pytest.raises(UserError, match=message):
+        trainer(folder, tmp_path / "run", **settings)
+    with pytest.raises(UserError, match=message):
+        RunSpec.describe(GRPOConfig(model=str(folder), data=str(PROBLEMS), **settings))
+
+
+def test_one_program_evaluates_adapters(small_model: Path, tmp_path: Path) -> None:
+    made = trainer(small_model, tmp_path / "run")
+    made.evaluate()
+    assert made.programs.num_shapes["generate"] == 1
+
+
+def test_a_passed_model_with_adapters_is_refused(small_model: Path, tmp_path: Path) -> None:
+    made = trainer(small_model, tmp_path / "run")
+    with pytest.raises(UserError, match="the model that is passed has adapters"):
+        GRPOTrainer(
+            made.cfg, model=made.state.model, tokenizer=made.tokenizer, reward_funcs=[words]
+        )
 
 
 @pytest.mark.slow

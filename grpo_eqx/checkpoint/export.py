@@ -69,6 +69,8 @@ def export(
     unfinished = _unfinished(output, source)
     try:
         loaded = _load(source, model, say, merge)
+        if loaded.model.has_adapters and jnp.dtype(dtype) != jnp.float32:
+            raise UserError("adapters are float32: leave dtype out, or set merge.")
     except UserError:
         with suppress(OSError):  # something is in it, from an export that was killed
             unfinished.rmdir()
@@ -79,7 +81,8 @@ def export(
         unfinished.replace(output)
     except (OSError, SafetensorError) as error:
         raise _unwritable(output, error) from error
-    size = sum(x.size for x in jax.tree.leaves(loaded.model))
+    written = eqx.filter(loaded.model, loaded.model.trainable)
+    size = sum(x.size for x in jax.tree.leaves(written))
     return Exported(loaded.checkpoint, size)
 
 
@@ -169,10 +172,16 @@ def _load_step(
             f"one was passed to GRPOTrainer, or it has changed. {fix}"
         ) from error
     if lora is not None:
-        frozen = from_pretrained(base_model(name), mesh)
-        whole = prepared(frozen, lora, jnp.float32, make_key(0))
-        parameters = eqx.combine(parameters, whole)
+        frozen = shapes
+        if merge:
+            whole = from_pretrained(base_model(name), mesh)
+            frozen = prepared(whole, lora, jnp.float32, make_key(0))
+        parameters = eqx.combine(parameters, frozen)
         parameters = parameters.merged() if merge else parameters
+    elif merge:
+        raise UserError(
+            f"the checkpoint {str(path)!r} has no adapters, and is a whole model: leave merge out."
+        )
     return _Loaded(path, parameters, base_model(name), tokenizer)
 
 

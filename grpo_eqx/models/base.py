@@ -19,6 +19,7 @@ from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, 
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, LowRank
 from grpo_eqx.models.rounding import RoundedTable
+from grpo_eqx.models.softcap import soft_capped
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
 
@@ -381,8 +382,7 @@ class CausalLM(eqx.Module):
         else:
             head = self.head.astype(hidden.dtype)
             logits = jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
-        softcap = self.config.logit_softcap
-        return logits if softcap is None else softcap * jnp.tanh(logits / softcap)
+        return soft_capped(logits, self.config.logit_softcap)
 
 
 def parameter_name(path: tuple[object, ...]) -> str:

@@ -18,6 +18,7 @@ _COMPUTED: dict[str, Any] = {
     "use_bidirectional_attention": False,
     "use_mrope": False,
     "partial_rotary_factor": 1.0,
+    "rope_interleaved": False,
     "pruned_heads": {},
     "per_layer_config": None,
     "is_encoder_decoder": False,
@@ -47,6 +48,8 @@ _WITHOUT_EFFECT = frozenset({
     "_attn_implementation", "_attn_implementation_autoset", "attn_implementation", "use_cache",
     "is_decoder", "chunk_size_feed_forward", "return_dict", "output_attentions",
     "output_hidden_states", "output_scores", "return_dict_in_generate", "tie_last_hidden_states",
+    # Of caches, of transformers.js, and of where SmolLM's weights came from.
+    "cache_implementation", "transformers.js_config", "is_llama_config",
     # Qwen2.5-1M: transformers ignores it, as does vLLM up to its chunk size (262144 tokens).
     "dual_chunk_attention_config",
     # A loss and a result of transformers' own training, with experts.
@@ -155,7 +158,7 @@ def _rope_scaling(rope: Mapping[str, Any], name: str, path: str | Path) -> RopeS
         raise unsupported(path, f"{name}.type", older, json.dumps(kind))
     if given.get("partial_rotary_factor") == 1.0:
         del given["partial_rotary_factor"]
-    if kind != "default" and kind not in SCALINGS:
+    if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
         wanted = ", ".join(json.dumps(each) for each in ("default", *SCALINGS))
         raise unsupported(path, f"{name}.rope_type", kind, wanted)
     scaling = None if kind == "default" else SCALINGS[kind]

@@ -99,7 +99,7 @@ class DecoderConfig(ModelConfig):
         if self.sliding_window is not None and WINDOWED not in (given or usual):
             raise UserError(
                 f"sliding_window is {self.sliding_window}, and no layer has one: name those that "
-                f"do in layer_types, or leave it out."
+                f"do in layer_types, or set it to None."
             )
         if given == usual:
             object.__setattr__(self, "layer_types", None)
@@ -165,10 +165,15 @@ class DecoderConfig(ModelConfig):
         found = fields.get("model_type")
         if found != form.model_type:
             raise UserError(f"{path}: model_type={found!r} is not {form.model_type!r}.")
-        fields = form.read(fields)
+        try:
+            fields = form.read(fields)
+        except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            raise UserError(f"{path} has a value of the wrong type: {error}.") from error
         supported = {**form.constant, **form.unwritten}
         kinds = {field.name: field.type for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
         values = {**form.absent, **used_fields(fields, kinds, supported, path)}
+        if values.get("layer_types") is not None and WINDOWED not in values["layer_types"]:
+            values["sliding_window"] = None
         for field in dataclasses.fields(cls):  # type: ignore[arg-type]
             if field.default is dataclasses.MISSING and field.name not in values:
                 raise UserError(f"{path} lacks the field {field.name}.")

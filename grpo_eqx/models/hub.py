@@ -67,6 +67,11 @@ def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -
     return _snapshots[key]
 
 
+def downloaded(kind: Kind, name: HubName) -> Path | None:
+    """Returns the folder of a repository that this process has downloaded, if it has."""
+    return _snapshots.get((kind, "@".join(part for part in name if part is not None)))
+
+
 def failed_download(path: Path) -> str | None:
     """Returns what a file holds instead of its content, and the fix, as a clause; `None` if not."""
     with path.open("rb") as file:

@@ -65,8 +65,11 @@ class Linear(eqx.Module):
 
     def rounded(self, dtype: jax.typing.DTypeLike) -> "Linear":
         """Returns the map with an int8 weight and the bias in `dtype`, for forward passes alone."""
+        bias = None if self.bias is None else self.bias.astype(dtype)
+        if self.scales is not None:  # rounded already
+            return Linear(self.weight, bias, self.scales)
         weight, scales = rounded_rows(self.weight)
-        return Linear(weight, None if self.bias is None else self.bias.astype(dtype), scales)
+        return Linear(weight, bias, scales)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         if self.is_transposed or (self.scales is not None and self.adapter is None):

@@ -9,8 +9,10 @@ from jaxtyping import PRNGKeyArray
 
 from grpo_eqx.choices import ALL_LINEAR
 from grpo_eqx.errors import UserError
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.layers import Linear, LowRank
+from grpo_eqx.models.registry import init_model
+from grpo_eqx.prng import make_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,6 +63,11 @@ def linear_names(model: CausalLM) -> list[str]:
     return [each.name for each in fields if isinstance(getattr(model.layers, each.name), Linear)]
 
 
+def linear_names_of(config: ModelConfig) -> list[str]:
+    """Returns the names of the linear maps in the layers of an architecture."""
+    return linear_names(jax.eval_shape(lambda key: init_model(config, key), make_key(0)))
+
+
 def with_adapters(model: CausalLM, lora: Lora, key: PRNGKeyArray) -> CausalLM:
     """Adds float32 adapters, which change nothing yet: `a` is uniform, as in PEFT, and `b` zero.
 
@@ -77,6 +84,11 @@ def with_adapters(model: CausalLM, lora: Lora, key: PRNGKeyArray) -> CausalLM:
                 model, layers=dataclasses.replace(model.layers, **{name: adapted})
             )
     return model
+
+
+def check_fits(config: ModelConfig, lora: Lora) -> None:
+    """Raises `UserError` for targets or a rank that models of an architecture do not have."""
+    jax.eval_shape(lambda key: with_adapters(init_model(config, key), lora, key), make_key(0))
 
 
 def prepared(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,14 @@ _PLAIN: Mapping[str, Any] = {
     "alpha_pattern": {},
     "exclude_modules": None,
     "trainable_token_indices": None,
+    "target_parameters": None,
+    "use_qalora": False,
+    "alora_invocation_tokens": None,
     "lora_bias": False,
 }
 """Supported values of fields that would change what an adapter computes."""
+_UNCHANGED_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Values of `init_lora_weights` with which PEFT leaves the weights beneath as they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,15 @@ class SavedAdapter:
             targets, base = fields["target_modules"], fields["base_model_name_or_path"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{path} is no config of a LoRA adapter: {error!r}.") from error
+        if rank < 1 or not math.isfinite(alpha):
+            raise UserError(f"{path} has r={rank} and lora_alpha={alpha}: it is damaged.")
+        if fields.get("init_lora_weights") not in _UNCHANGED_BASE:
+            raise UserError(
+                f"{path}: init_lora_weights={fields['init_lora_weights']!r} changes the model "
+                f"beneath, which is not supported: merge the adapter with PEFT, and use the model."
+            )
+        if fields.get("revision"):
+            base = f"{base}@{fields['revision']}"
         for name, value in _PLAIN.items():
             if (fields.get(name) or value) != value:
                 raise UserError(
@@ -76,20 +91,26 @@ class SavedAdapter:
         )
         return cls(folder, str(base), lora)
 
-    def added_to(self, model: CausalLM) -> CausalLM:
-        """Returns the model with this adapter.
+    def added_to(self, model: CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
+        """Returns the model with this adapter, sharded over the mesh as the model is.
 
         Raises `UserError` for targets that the model does not have, and `WeightsError`, naming the
         tensor, where one is missing, unexpected or of another shape.
         """
         try:
-            adapted = with_adapters(model, self.lora, make_key(0))
+            adapted = jax.eval_shape(
+                lambda model: with_adapters(model, self.lora, make_key(0)), model
+            )
         except UserError as error:
             raise UserError(f"{self.folder / CONFIG} is of another model: {error}") from error
-        expected = dict(_tensors(adapted))
+        expected = {
+            _tensor_name(adapted, parameter_name(path), layer): stack.shape[1:]
+            for path, stack in jax.tree.leaves_with_path(eqx.filter(adapted, adapted.trainable))
+            for layer in range(stack.shape[0])
+        }
         tensors = self._read_tensors()
         for name in sorted(expected.keys() | tensors.keys()):
-            shape = expected[name].shape if name in expected else "none"
+            shape = expected.get(name, "none")
             found = tensors[name].shape if name in tensors else "missing"
             if shape != found:
                 raise WeightsError(
@@ -97,15 +118,22 @@ class SavedAdapter:
                     f"{shape}: the adapter was trained on another model than {self.base!r} is now."
                 )
 
-        def load(path: tuple[object, ...], leaf: jax.Array, is_adapter: bool) -> jax.Array:
-            if not is_adapter:
-                return leaf
-            name = parameter_name(path)
-            names = [_tensor_name(adapted, name, i) for i in range(len(leaf))]
-            stacked = np.stack([tensors[each] for each in names]).astype(np.float32)
-            return jax.make_array_from_callback(leaf.shape, leaf.sharding, lambda i: stacked[i])
+        frozen = {parameter_name(path): x for path, x in jax.tree.leaves_with_path(model)}
 
-        return jax.tree.map_with_path(load, adapted, adapted.trainable)
+        def load(
+            path: tuple[object, ...],
+            leaf: jax.ShapeDtypeStruct,
+            is_adapter: bool,
+            sharding: jax.sharding.Sharding,
+        ) -> jax.Array:
+            name = parameter_name(path)
+            if not is_adapter:
+                return frozen[name]
+            names = [_tensor_name(adapted, name, i) for i in range(leaf.shape[0])]
+            stacked = np.stack([tensors[each] for each in names]).astype(np.float32)
+            return jax.make_array_from_callback(leaf.shape, sharding, lambda i: stacked[i])
+
+        return jax.tree.map_with_path(load, adapted, adapted.trainable, adapted.shardings(mesh))
 
     def _read_tensors(self) -> dict[str, np.ndarray]:
         path = self.folder / WEIGHTS
@@ -113,9 +141,13 @@ class SavedAdapter:
             raise WeightsError(f"{self.folder} has no {WEIGHTS}: only safetensors are loaded.")
         try:
             with safe_open(path, framework="numpy") as file:
-                return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise WeightsError(f"{path} cannot be read: {first_line(error)}.") from error
+        for name, tensor in tensors.items():
+            if not np.isfinite(tensor.astype(np.float32)).all():
+                raise WeightsError(f"{path}: tensor {name!r} has numbers that are not finite.")
+        return tensors
 
 
 def save_adapter(model: CausalLM, folder: Path, base: str) -> None:
@@ -140,9 +172,11 @@ def _config(model: CausalLM, base: str) -> dict[str, Any]:
     adapter = next(iter(adapted.values())).adapter
     assert adapter is not None
     rank = adapter.a.shape[-2]
+    name, _, revision = (base, "", "") if Path(base).exists() else base.partition("@")
     return {
         **_PLAIN,
-        "base_model_name_or_path": base,
+        "base_model_name_or_path": name,
+        "revision": revision or None,
         "inference_mode": True,
         "lora_alpha": adapter.scale * rank,
         "lora_dropout": 0.0,

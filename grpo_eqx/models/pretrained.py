@@ -21,8 +21,8 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models import peft
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
-from grpo_eqx.models.hub import HubName, download, failed_download
-from grpo_eqx.models.lora import Lora
+from grpo_eqx.models.hub import HubName, download, downloaded, failed_download
+from grpo_eqx.models.lora import Lora, linear_names_of
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.arrays import fetch, shard
@@ -139,29 +139,46 @@ def _downloaded_config(of_hub: HubName, name: str) -> str:
 
 def base_model(model: str) -> str:
     """Returns the name of the model to train adapters of, or its whole path."""
-    folder = Path(model)
-    if (folder / peft.CONFIG).exists():
-        return peft.SavedAdapter.read(folder).base
-    return str(folder.absolute()) if folder.is_dir() else model
+    saved = _saved_adapter(model)
+    if saved is not None:
+        return saved.base
+    return str(Path(model).absolute()) if Path(model).is_dir() else model
 
 
 def check_adapter(model: str, lora: Lora | None) -> None:
-    """Refuses to train a model that is an adapter, unless it is the one to go on with."""
-    folder = Path(model)
-    if not (folder / peft.CONFIG).exists():
+    """Refuses to train a model that is an adapter, unless it is the one to go on with.
+
+    An adapter on the hub is looked at if it is downloaded already.
+    """
+    found = _saved_adapter(model)
+    if found is None:
         return
-    saved = peft.SavedAdapter.read(folder).lora
+    saved = found.lora
     if lora is None:
         raise UserError(
             f"model {model!r} is an adapter, and lora_rank is not set: set it to {saved.rank} to "
             f"train the adapter on, or merge it into its model with grpo-eqx export --merge."
         )
-    if (lora.rank, lora.scale) != (saved.rank, saved.scale):
+    known = linear_names_of(read_config(model_folder(model) / "config.json"))
+    targets, wanted = (set(each.target or known) for each in (saved, lora))
+    same_scale = math.isclose(lora.scale, saved.scale, rel_tol=1e-4)
+    if lora.rank != saved.rank or not same_scale or targets != wanted:
+        alpha = saved.scale * (saved.rank**0.5 if lora.rank_stabilized else saved.rank)
         raise UserError(
-            f"model {model!r} is an adapter of rank {saved.rank} and scale {saved.scale:g}, and "
-            f"the settings' have rank {lora.rank} and scale {lora.scale:g}: set lora_rank to "
-            f"{saved.rank} and lora_alpha to {saved.scale * saved.rank:g}."
+            f"model {model!r} is another adapter than the settings': set lora_rank to "
+            f"{saved.rank}, lora_alpha to {alpha:g} and lora_target to "
+            f"{','.join(sorted(targets))}."
         )
+
+
+def _saved_adapter(model: str) -> peft.SavedAdapter | None:
+    """Returns the config of a model that is an adapter, on this machine or downloaded."""
+    folder: Path | None = Path(model)
+    if not is_local(model):
+        folder = downloaded("model", hub_model(model))
+    if folder is None or not (folder / peft.CONFIG).exists():
+        return None
+    return peft.SavedAdapter.read(folder)
 
 
 def from_pretrained(
@@ -188,11 +205,12 @@ def from_pretrained(
     except TypeError as error:
         raise UserError(f"dtype is {dtype!r}: use float32, bfloat16 or float16.") from error
     mesh = AutoMesh().build() if mesh is None else mesh
-    if (Path(name_or_path) / peft.CONFIG).exists():
-        saved = peft.SavedAdapter.read(Path(name_or_path))
-        adapted = saved.added_to(from_pretrained(saved.base, mesh, dtype))
-        return jax.device_put(adapted, adapted.shardings(mesh))
-    folder = model_folder(name_or_path)
+    folder = Path(name_or_path)
+    if not (folder / peft.CONFIG).exists():
+        folder = model_folder(name_or_path)
+    if (folder / peft.CONFIG).exists():
+        saved = peft.SavedAdapter.read(folder)
+        return saved.added_to(from_pretrained(saved.base, mesh, dtype), mesh)
     config = read_config(folder / "config.json")
     template = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
     with ExitStack() as stack:
@@ -275,16 +293,20 @@ def save_pretrained(
             "the model has adapters: give base, the name or folder of the model beneath, or save "
             "model.merged()."
         )
+    if model.has_adapters and Path(str(base)).resolve() == folder.resolve():
+        raise UserError(
+            f"the adapters' folder is {str(folder)!r}, where the model beneath is: choose another."
+        )
     if is_main():
         folder.mkdir(parents=True, exist_ok=True)
         config = {**model.config.to_json(), "torch_dtype": dtype.name}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+        stale = [*folder.glob("model*.safetensors"), folder / _INDEX]
+        for path in [*stale, folder / peft.CONFIG, folder / peft.WEIGHTS]:
+            path.unlink(missing_ok=True)
     if base is not None and model.has_adapters:
         peft.save_adapter(model, folder, base)
         return
-    if is_main():
-        for stale in [*folder.glob("model*.safetensors"), folder / _INDEX]:
-            stale.unlink(missing_ok=True)
     slots = dict(_tensors(model))
     groups = _files(slots, dtype)
     if len(groups) == 1:

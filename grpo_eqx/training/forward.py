@@ -26,16 +26,16 @@ def token_stats(
 ) -> TokenStats:
     """Computes log-probs, entropies and logsumexps of the completions in rows, `[R, C, Tc]`.
 
-    **Arguments:** float32 parameters; the batch, and a micro-batch of its rows; the dtype that the
-    layers compute in; the temperature that divides the logits.
+    **Arguments:** parameters, float32 where they are trained; the batch, and a micro-batch of its
+    rows; the dtype that the layers compute in; the temperature that divides the logits.
     """
-    # The embedding table stays in float32: many tokens add to one row of its gradient.
+    # A trained embedding table stays in float32: many tokens add to one row of its gradient.
     compute = eqx.tree_at(lambda m: m.embed_tokens, model.astype(dtype), model.embed_tokens)
     hidden = compute.hidden(
         rows.inputs(rollout), rows.positions, rows.visible, remat, attention, mesh
     )
     hidden = jnp.take_along_axis(hidden, rows.scored[..., None], axis=1)
-    # The head stays in float32: its gradient is summed over all tokens before it is rounded.
+    # A trained head stays in float32: its gradient is summed over all tokens before it is rounded.
     stats = backend(
         hidden[:, None],
         model.head,

@@ -33,7 +33,7 @@ def model_shapes(
     lora: Lora | None = None,
     dtype: jax.typing.DTypeLike = jnp.float32,
 ) -> CausalLM:
-    """Returns the shapes of a model's float32 parameters, each with its sharding.
+    """Returns the shapes of a model's parameters, float32 where trained, with their shardings.
 
     **Arguments:** the architecture; the devices; the adapters to train, if any, and the dtype of
     what then is frozen.
@@ -45,6 +45,11 @@ def model_shapes(
 
     shapes = jax.eval_shape(init, make_key(0))
     return jax.tree.map(_sharded, shapes, shapes.shardings(mesh))
+
+
+def shapes_of(model: CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
+    """Returns the shapes of a model that is at hand, with the shardings of its parameters."""
+    return jax.tree.map(_sharded, model, model.shardings(mesh))
 
 
 def lower_generate(

@@ -98,6 +98,16 @@ def test_int8_weights_are_merged_and_differentiated_as_what_they_stand_for():
         np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
 
 
+def test_weights_that_are_int8_already_stay_as_they_are():
+    """Those without an adapter, in a rollout with int8 weights."""
+    lora = Lora(rank=3, alpha=6.0, target=("q_proj",), base_in_8bit=True)
+    model = prepared(trained(random_model(), lora), lora, jnp.float32, jax.random.key(0))
+    merged = model.merged()
+    rounded = merged.rounded(jnp.float32)
+    np.testing.assert_array_equal(rounded.layers.v_proj.weight, merged.layers.v_proj.weight)
+    np.testing.assert_array_equal(rounded.layers.v_proj.scales, merged.layers.v_proj.scales)
+
+
 def unrounded_layers(model: Decoder) -> DecoderLayer:
     """Layers with the float32 weights that int8 ones stand for."""
 
@@ -221,6 +231,8 @@ def change(folder: Path, **fields: Any) -> None:
         ({"target_modules": "all-linear"}, "only a list of names"),
         ({"target_modules": ["c_attn"]}, "is of another model: lora_target names 'c_attn'"),
         ({"r": None}, "is no config of a LoRA adapter"),
+        ({"r": 0}, "has r=0 and lora_alpha=6.0: it is damaged"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' changes the model beneath"),
     ],
 )
 def test_adapters_of_another_kind_are_refused(folder: Path, fields: Any, message: str):
@@ -243,6 +255,23 @@ def test_adapters_of_another_base_are_refused(folder: Path, tmp_path: Path):
         from_pretrained(folder)
 
 
+def test_a_whole_model_takes_the_place_of_an_adapter(folder: Path, base: Path):
+    model = from_pretrained(folder)
+    save_pretrained(model.merged(), folder)
+    assert not from_pretrained(folder).has_adapters
+    save_pretrained(model, folder, base=str(base))
+    assert not (folder / "model.safetensors").exists()
+    assert eqx.tree_equal(from_pretrained(folder), model)
+
+
+def test_numbers_that_are_not_finite_are_refused(folder: Path):
+    tensors = load_file(folder / WEIGHTS)
+    name = next(iter(tensors))
+    save_file({**tensors, name: tensors[name] * np.nan}, folder / WEIGHTS)
+    with pytest.raises(WeightsError, match=f"{name}' has numbers that are not finite"):
+        from_pretrained(folder)
+
+
 def test_a_missing_tensor_is_named(folder: Path):
     tensors = load_file(folder / WEIGHTS)
     name = next(iter(tensors))
@@ -253,11 +282,14 @@ def test_a_missing_tensor_is_named(folder: Path):
 
 def test_training_goes_on_from_adapters_of_the_same_shape_alone(folder: Path):
     check_adapter(str(folder), LORA)
+    check_adapter(str(folder), Lora(rank=3, alpha=6 / 3**0.5, rank_stabilized=True))
     check_adapter("tiny_qwen2", None)
     with pytest.raises(UserError, match="is an adapter, and lora_rank is not set: set it to 3"):
         check_adapter(str(folder), None)
-    with pytest.raises(UserError, match="set lora_rank to 3 and lora_alpha to 6"):
+    with pytest.raises(UserError, match="set lora_rank to 3, lora_alpha to 6 and lora_target to"):
         check_adapter(str(folder), Lora(rank=4, alpha=32.0))
+    with pytest.raises(UserError, match="is another adapter than the settings'"):
+        check_adapter(str(folder), dataclasses.replace(LORA, target=("q_proj",)))
 
 
 def test_an_adapter_without_the_rest_of_its_model_says_what_to_copy(folder: Path):

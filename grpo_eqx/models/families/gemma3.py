@@ -10,6 +10,8 @@ from grpo_eqx.models.decoder_config import DecoderConfig, FileFormat
 from grpo_eqx.models.families.gemma import gemma_architecture, read_activation
 from grpo_eqx.models.rotary import Rope, RopeScaling
 
+_ROPES = "rope_scaling", "rope_parameters"
+
 
 def _one_in(every: int, number: int) -> tuple[str, ...]:
     """One layer that sees everything after each run of layers with a window."""
@@ -27,8 +29,8 @@ def _read(fields: dict[str, Any]) -> dict[str, Any]:
         fields["rope_local_base_freq"] = local.pop("rope_theta", 10_000.0)
         if local.pop("rope_type", "default") == "default" and not local:
             fields["rope_parameters"] = {"rope_theta": 1_000_000.0, **(ropes.get(FULL) or {})}
-    elif fields.get("rope_theta") is None:
-        fields["rope_theta"] = 1_000_000.0
+    elif not any((fields.get(name) or {}).get("rope_theta") for name in _ROPES):
+        fields = {"rope_theta": 1_000_000.0, **fields}
     return fields
 
 

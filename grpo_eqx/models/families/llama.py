@@ -9,7 +9,7 @@ from grpo_eqx.models.rotary import Llama3Scaling, RopeScaling
 
 
 def _read(fields: dict[str, Any]) -> dict[str, Any]:
-    """By default, every head of queries has keys of its own."""
+    """Gives every head of queries keys of its own, where the file does not say how many."""
     heads = fields.get("num_attention_heads")
     if fields.get("num_key_value_heads") is None and heads is not None:
         return {**fields, "num_key_value_heads": heads}

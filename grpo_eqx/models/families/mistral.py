@@ -9,6 +9,11 @@ from grpo_eqx.models.decoder_config import DecoderConfig, FileFormat, layer_kind
 from grpo_eqx.models.rotary import RopeScaling
 
 
+def _read(fields: dict[str, Any]) -> dict[str, Any]:
+    """Drops types of layers, which transformers does not read: a window is that of every layer."""
+    return {key: value for key, value in fields.items() if key != "layer_types"}
+
+
 def _write(fields: dict[str, Any]) -> dict[str, Any]:
     return {"sliding_window": None, **fields}  # an absent one is not null
 
@@ -22,7 +27,9 @@ class MistralConfig(DecoderConfig):
         architecture="MistralForCausalLM",
         absent={"num_key_value_heads": 8, "sliding_window": 4096},
         constant={"hidden_act": "silu"},
+        unwritten={"attention_bias": False},
         layer_types=lambda number: (WINDOWED,) * number,
+        read=_read,
         write=_write,
     )
     hidden_size: int

@@ -11,7 +11,7 @@ from grpo_eqx.models.rotary import RopeScaling
 
 
 def _read(fields: dict[str, Any]) -> dict[str, Any]:
-    """A window that is in use is that of every layer; transformers 5 can rename `num_experts`."""
+    """Keeps a window that is in use, for every layer; transformers 5 can rename `num_experts`."""
     fields = dict(fields)
     fields.pop("max_window_layers", None)
     layers = fields.get("num_hidden_layers")
@@ -21,7 +21,9 @@ def _read(fields: dict[str, Any]) -> dict[str, Any]:
         fields = {"sliding_window": 4096, **fields, "layer_types": [WINDOWED] * layers}
     if fields.get("num_experts") in (None, fields.get("num_local_experts")):
         fields["num_experts"] = fields.pop("num_local_experts", None)
-    return {key: value for key, value in fields.items() if key != "num_experts" or value}
+    return {
+        key: value for key, value in fields.items() if key != "num_experts" or value is not None
+    }
 
 
 def _write(fields: dict[str, Any]) -> dict[str, Any]:
