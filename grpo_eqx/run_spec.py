@@ -34,6 +34,7 @@ from grpo_eqx.models.registry import read_config
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
 from grpo_eqx.rollout_choice import AutoSharding, DecodingWork
+from grpo_eqx.sharding.arrays import relabeled
 from grpo_eqx.sharding.device_memory import usable_bytes
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
@@ -325,6 +326,7 @@ class RunSpec:
             prepare = functools.partial(prepared, lora=lora, dtype=dtype, key=key)
             shardings = jax.eval_shape(prepare, model).shardings(mesh)
             model = jax.jit(prepare, out_shardings=shardings, donate_argnums=0)(model)
+            model = jax.tree.map(relabeled, model, shardings)
         return self.untrained_state(programs, model)
 
     def untrained_state(self, programs: Programs, model: CausalLM) -> TrainState:

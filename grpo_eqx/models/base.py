@@ -350,7 +350,7 @@ class CausalLM(eqx.Module):
         """Returns the model with every linear map `transposed`."""
         return self._map_linears(lambda x: x.transposed())
 
-    def rounded(self: _Model, dtype: jnp.dtype) -> _Model:
+    def rounded(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
         """Returns the model to generate with int8 weights, and everything else in `dtype`.
 
         Linear maps and the head have a scale per output. An embedding of its own stays in `dtype`:
