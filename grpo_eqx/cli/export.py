@@ -30,8 +30,8 @@ class Export(Subcommand):
     """Dtype of the tensors. float32: the run's parameters, bit for bit. bfloat16: half the size, as
     most models are published."""
     merge: bool = False
-    """Of a run with adapters, write the whole model, with the adapters merged into it. By default,
-    the adapters alone, as PEFT writes them."""
+    """Merge the adapters of a run into its model, and write the whole. By default, the adapters
+    alone are written, as PEFT does."""
     model: str | None = None
     """Folder or hub name with the run's config.json and tokenizer. None: the model that the run
     started from. Needed if that has moved, or a model was passed to GRPOTrainer."""

@@ -1,4 +1,4 @@
-"""What a decoder computes, beyond its sizes: the declared differences between families."""
+"""Declared differences between families: the architecture of a decoder beyond its sizes."""
 
 import dataclasses
 from typing import Literal

@@ -203,7 +203,7 @@ class PromptCache(NamedTuple):
 
 
 class TensorForm(NamedTuple):
-    """How Hugging Face's files hold a parameter."""
+    """Form in which Hugging Face's files hold a parameter."""
 
     stacked: int
     """Number of leading axes of which each index is a tensor of its own: layers, then experts."""

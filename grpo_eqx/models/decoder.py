@@ -117,7 +117,7 @@ def _normed(
 
 
 class _ByKind(NamedTuple):
-    """What attention needs of the positions; with a leading axis of kinds if there are several."""
+    """Rotary positions and windows by kind of layer, with a leading axis if there are several."""
 
     rotary: Rotary
     windows: Int[Array, " kinds"] | int | None

@@ -23,7 +23,7 @@ def _all_full(number: int) -> tuple[str, ...]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileFormat:
-    """How a family's config is written in a Hugging Face `config.json`."""
+    """Form of a family's config in a Hugging Face `config.json`."""
 
     model_type: str
     architecture: str
@@ -33,7 +33,7 @@ class FileFormat:
     constant: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields that are not in the config, which must have these values, and are written so."""
     unwritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """The same of fields that are not written."""
+    """Fields that must have these values too, and are not written."""
     layer_types: Callable[[int], tuple[str, ...]] = _all_full
     """The types of so many layers, where a file does not name them."""
     read: Callable[[dict[str, Any]], dict[str, Any]] = _unchanged
@@ -107,7 +107,7 @@ class DecoderConfig(ModelConfig):
     @property
     @abc.abstractmethod
     def architecture(self) -> Architecture:
-        """What the family computes with these sizes."""
+        """Architecture of the family, with these sizes."""
 
     @property
     def types(self) -> tuple[str, ...]:

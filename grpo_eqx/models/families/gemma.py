@@ -1,4 +1,4 @@
-"""What the generations of Gemma have in common."""
+"""Architecture and file format that the generations of Gemma share."""
 
 from typing import Any
 

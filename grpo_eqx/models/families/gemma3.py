@@ -55,7 +55,7 @@ class Gemma3Config(DecoderConfig):
     head_dim: int | None = 256
     max_position_embeddings: int = 131_072
     rope_theta: float = 1_000_000.0
-    """Of layers that see everything, as `rope_scaling` is."""
+    """Rotary base of layers that see everything, to which `rope_scaling` belongs."""
     rope_scaling: RopeScaling | None = None
     rope_local_base_freq: float = 10_000.0
     """Rotary base of layers with a window."""

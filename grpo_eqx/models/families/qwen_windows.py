@@ -1,4 +1,4 @@
-"""How Qwen's configs say which layers have a sliding window."""
+"""Sliding windows in the files of Qwen's configs."""
 
 from typing import Any
 
