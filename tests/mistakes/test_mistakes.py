@@ -140,7 +140,7 @@ OF_OTHERS = {
     "lora_r": "use lora_rank",
     "learning_rat": "did you mean learning_rate?",
     "attn_implementation": "the best attention of each kind of device is always used",
-    "load_in_4bit": "quantized models are not supported",
+    "load_in_4bit": "use load_in_8bit",
     "save_freq": "use save_steps (None in place of -1)",
     "test_freq": "call trainer.evaluate() before and after fit()",
     "val_before_train": "call trainer.evaluate() before fit()",
