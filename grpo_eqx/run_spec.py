@@ -340,7 +340,7 @@ class RunSpec:
     @property
     def lora(self) -> Lora | None:
         """The adapters to train; `None`: all parameters are trained."""
-        return _lora(self.cfg)
+        return Lora.of_settings(vars(self.cfg))
 
     @property
     def base_model(self) -> str | None:
@@ -399,19 +399,9 @@ def _check_batches(
     batch_sharding(mesh, cfg.prompts_per_step, G)
 
 
-def _lora(cfg: GRPOConfig) -> Lora | None:
-    return Lora.of_settings(
-        lora_rank=cfg.lora_rank,
-        lora_alpha=cfg.lora_alpha,
-        lora_target=cfg.lora_target,
-        use_rslora=cfg.use_rslora,
-        load_in_8bit=cfg.load_in_8bit,
-    )
-
-
 def _check_lora(cfg: GRPOConfig, config: ModelConfig, passed: CausalLM | None) -> None:
     """Refuses adapters that do not fit the model, or are not those that it has."""
-    lora = _lora(cfg)
+    lora = Lora.of_settings(vars(cfg))
     if lora is not None:
         check_fits(config, lora)
     if passed is None:

@@ -155,14 +155,7 @@ def _load_step(
             raise UserError(f"{other}: one was passed to GRPOTrainer, or it has changed. {fix}")
         say(f"warning: {other}")
     mesh = AutoMesh().build(jax.devices()[:1])
-    settings = facts.config
-    lora = Lora.of_settings(
-        lora_rank=settings.get("lora_rank"),
-        lora_alpha=settings.get("lora_alpha"),
-        lora_target=settings.get("lora_target"),
-        use_rslora=bool(settings.get("use_rslora")),
-        load_in_8bit=bool(settings.get("load_in_8bit")),
-    )
+    lora = Lora.of_settings(facts.config)
     shapes = model_shapes(config, mesh, lora=lora)
     try:
         parameters = saved.model(eqx.filter(shapes, shapes.trainable))

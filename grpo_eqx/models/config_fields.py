@@ -97,9 +97,9 @@ def used_fields(
     for name, computed in supported.items():
         value = fields.get(name)
         if value is not None and value != computed:
-            raise unsupported(path, name, value, json.dumps(computed))
+            raise _unsupported(path, name, value, json.dumps(computed))
     used = {name: fields[name] for name in kinds if name in fields and name not in _NESTED}
-    used |= _rope(fields, kinds, path)
+    used |= _rope(fields, path)
     for name, value in used.items():
         if name not in _NESTED:
             _check_value(path, name, kinds[name], value)
@@ -118,12 +118,12 @@ def used_fields(
     return used
 
 
-def _rope(fields: Mapping[str, Any], kinds: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+def _rope(fields: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     """Returns the base of the rotary frequencies and their scaling; refuses two bases."""
     ropes = {name: fields.get(name) or {} for name in ("rope_scaling", "rope_parameters")}
     for name, each in ropes.items():
         if not isinstance(each, dict):
-            raise unsupported(path, name, each, "an object with a rope_type")
+            raise _unsupported(path, name, each, "an object with a rope_type")
     # As in `convert_rope_params_to_dict` of transformers 5: rope_scaling replaces rope_parameters,
     # a base inside it precedes the one outside, and the default is 10000. All must agree, as
     # transformers 4 reads only the base outside.
@@ -155,18 +155,18 @@ def _rope_scaling(rope: Mapping[str, Any], name: str, path: str | Path) -> RopeS
     kind = given.pop("rope_type", given.get("type", "default"))
     older = given.pop("type", kind)
     if older != kind:
-        raise unsupported(path, f"{name}.type", older, json.dumps(kind))
+        raise _unsupported(path, f"{name}.type", older, json.dumps(kind))
     if given.get("partial_rotary_factor") == 1.0:
         del given["partial_rotary_factor"]
     if kind != "default" and (not isinstance(kind, str) or kind not in SCALINGS):
         wanted = ", ".join(json.dumps(each) for each in ("default", *SCALINGS))
-        raise unsupported(path, f"{name}.rope_type", kind, wanted)
+        raise _unsupported(path, f"{name}.rope_type", kind, wanted)
     scaling = None if kind == "default" else SCALINGS[kind]
     known = {} if scaling is None else {x.name: x for x in dataclasses.fields(scaling)}  # type: ignore[arg-type]
     for key, value in given.items():
         if key not in known:
             allowed = f"a rope_type {json.dumps(kind)} with {', '.join(known) or 'a rope_theta'}"
-            raise unsupported(path, f"{name}.{key}", value, allowed)
+            raise _unsupported(path, f"{name}.{key}", value, allowed)
         _check_value(path, f"{name}.{key}", known[key].type, value)
     for key, field in known.items():
         if key not in given and field.default is dataclasses.MISSING:
@@ -192,11 +192,10 @@ def _check_value(path: str | Path, name: str, kind: Any, value: Any) -> None:
 def _layer_types(types: Any, path: str | Path) -> tuple[str, ...]:
     if isinstance(types, list) and all(each in (FULL, WINDOWED) for each in types):
         return tuple(types)
-    raise unsupported(path, "layer_types", types, f"a list of {FULL!r} and {WINDOWED!r}")
+    raise _unsupported(path, "layer_types", types, f"a list of {FULL!r} and {WINDOWED!r}")
 
 
-def unsupported(path: str | Path, name: str, value: Any, wanted: str) -> UserError:
-    """Returns the refusal of a field's value."""
+def _unsupported(path: str | Path, name: str, value: Any, wanted: str) -> UserError:
     found = repr(value)
     found = found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
     return UserError(

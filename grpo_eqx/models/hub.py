@@ -53,7 +53,7 @@ def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -
     """
     from huggingface_hub import snapshot_download
 
-    key = kind, "@".join(part for part in name if part is not None)
+    key = _key(kind, name)
     if key not in _snapshots:
         _snapshots[key] = Path(
             snapshot_download(
@@ -69,7 +69,11 @@ def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -
 
 def downloaded(kind: Kind, name: HubName) -> Path | None:
     """Returns the folder of a repository that this process has downloaded, if it has."""
-    return _snapshots.get((kind, "@".join(part for part in name if part is not None)))
+    return _snapshots.get(_key(kind, name))
+
+
+def _key(kind: Kind, name: HubName) -> tuple[Kind, str]:
+    return kind, "@".join(part for part in name if part is not None)
 
 
 def failed_download(path: Path) -> str | None:

@@ -1,7 +1,8 @@
 """LoRA (arXiv 2106.09685): low-rank adapters beside frozen weights."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,25 +31,20 @@ class Lora:
     """Whether the frozen linear maps are int8, with a scale per output."""
 
     @classmethod
-    def of_settings(
-        cls,
-        *,
-        lora_rank: int | None,
-        lora_alpha: float | None,
-        lora_target: str | None,
-        use_rslora: bool,
-        load_in_8bit: bool,
-    ) -> "Lora | None":
-        """Returns the adapters that resolved settings ask for, if any."""
-        if lora_rank is None or lora_alpha is None or lora_target is None:
+    def of_settings(cls, settings: Mapping[str, Any]) -> "Lora | None":
+        """Returns the adapters that resolved settings ask for, if any.
+
+        **Arguments:** the fields of a `GRPOConfig`, by name; older runs lack those of LoRA.
+        """
+        if settings.get("lora_rank") is None:
             return None
-        names = tuple(name.strip() for name in lora_target.split(","))
+        names = tuple(name.strip() for name in settings["lora_target"].split(","))
         return cls(
-            rank=lora_rank,
-            alpha=lora_alpha,
+            rank=settings["lora_rank"],
+            alpha=settings["lora_alpha"],
             target=None if names == (ALL_LINEAR,) else names,
-            rank_stabilized=use_rslora,
-            base_in_8bit=load_in_8bit,
+            rank_stabilized=settings["use_rslora"],
+            base_in_8bit=settings["load_in_8bit"],
         )
 
     @property
