@@ -132,15 +132,11 @@ class RunFolder:
 
     def history(self, last: int) -> list[dict[str, float]]:
         """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
-        return [
-            {name: math.nan if x is None else float(x) for name, x in row.items()}
-            for row in self._rows(last)
-            if "step_time" in row  # else an evaluation
-        ]
+        return [row for row in self.rows(last) if "step_time" in row]  # else an evaluation
 
     def has(self, step: int, names: Collection[str]) -> bool:
         """Returns whether the folder has metrics of these names, after that step."""
-        return any(row["step"] == step and row.keys() >= set(names) for row in self._rows(step))
+        return any(row["step"] == step and row.keys() >= set(names) for row in self.rows(step))
 
     def run_id(self) -> str:
         """Returns the id of the run at its trackers, made when it is first asked for."""
@@ -148,7 +144,19 @@ class RunFolder:
             self._run_id.write_text(secrets.token_hex(4) + "\n")
         return self._run_id.read_text().strip()
 
-    def _rows(self, last: int) -> list[dict[str, Any]]:
+    def rows(self, last: int | None = None) -> list[dict[str, float]]:
+        """Returns all metrics up to step `last`, of steps and evaluations; NaN for null."""
+        return [
+            {name: math.nan if x is None else float(x) for name, x in row.items()}
+            for row in self._lines(last)
+        ]
+
+    def completion_tables(self) -> dict[int, Path]:
+        """Returns the tables of completions by step, oldest first."""
+        tables = sorted(self.completions.glob("step_*.parquet"))
+        return {int(table.stem.removeprefix("step_")): table for table in tables}
+
+    def _lines(self, last: int | None) -> list[dict[str, Any]]:
         if not self.metrics.exists():
             return []
         rows = []
@@ -157,18 +165,18 @@ class RunFolder:
                 row = json.loads(line)
             except json.JSONDecodeError:  # a process was killed while it wrote its last line
                 break
-            if row["step"] <= last:
+            if last is None or row["step"] <= last:
                 rows.append(row)
         return rows
 
     def _forget_after(self, step: int) -> None:
         """Deletes the records of later steps, which a resumed run makes again."""
-        for table in self.completions.glob("step_*.parquet"):
-            if int(table.stem.removeprefix("step_")) > step:
+        for number, table in self.completion_tables().items():
+            if number > step:
                 table.unlink()
         if self.metrics.exists():
             kept = self.metrics.with_suffix(".tmp")
-            lines = [json.dumps(row) + "\n" for row in self._rows(step)]
+            lines = [json.dumps(row) + "\n" for row in self._lines(step)]
             kept.write_text("".join(lines), encoding="utf-8")
             kept.replace(self.metrics)
 

@@ -1,0 +1,61 @@
+"""A run as its folder records it, for all that reads runs after they ended or while they go on."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.run_folder import RunFolder
+
+_LOGGED_BY_STEPS = "step_time"
+"""Metric of every step, and of no evaluation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordedRun:
+    """Settings and metrics that a run folder has, read without JAX and without the model."""
+
+    folder: RunFolder
+    settings: Mapping[str, Any]
+    """The fields of `config.json`."""
+    steps: Sequence[Mapping[str, float]]
+    """The metrics of each step, oldest first, with its number as `step`; NaN where a value was not
+    finite."""
+    evaluations: Sequence[Mapping[str, float]]
+    """The metrics of each evaluation, with the step after which it was made as `step`."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> "RecordedRun":
+        """Reads the folder of a run. Raises `UserError` where it is not one, or cannot be read."""
+        folder = RunFolder(Path(path).expanduser())
+        if not folder.metrics.is_file():
+            raise UserError(
+                f"{str(path)!r} is not a run folder: it has no {folder.metrics.name}. Name the "
+                f"output_dir of a run."
+            )
+        try:
+            settings = json.loads(folder.config.read_text(encoding="utf-8"))
+            rows = folder.rows()
+        except (OSError, ValueError) as error:
+            raise UserError(f"the run in {str(path)!r} cannot be read: {error}") from error
+        steps = [row for row in rows if _LOGGED_BY_STEPS in row]
+        evaluations = [row for row in rows if _LOGGED_BY_STEPS not in row]
+        return cls(folder, settings, steps, evaluations)
+
+    @property
+    def name(self) -> str:
+        """Name to show: that of the settings, else of the folder."""
+        return self.settings.get("run_name") or self.folder.path.resolve().name
+
+    @cached_property
+    def completion_tables(self) -> Mapping[int, Path]:
+        """The tables of completions that were written, by step, oldest first."""
+        return self.folder.completion_tables()
+
+    def values(self, name: str) -> list[float]:
+        """Returns a metric of every step, NaN where a step has none."""
+        return [step.get(name, math.nan) for step in self.steps]

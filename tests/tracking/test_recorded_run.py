@@ -1,0 +1,56 @@
+"""A run that is read from its folder."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.recorded_run import RecordedRun
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [
+        {"step": 0, "eval/greedy/pass@1": 0.25},
+        {"step": 1, "reward": 0.5, "step_time": 2.0},
+        {"step": 2, "reward": None, "step_time": 1.0, "kl": 0.1},
+    ]
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / "metrics.jsonl").write_text(text + '{"step": 3, "rew')
+    (tmp_path / "config.json").write_text('{"run_name": null, "seed": 7}')
+    (tmp_path / "completions").mkdir()
+    for step in (10, 1):
+        (tmp_path / "completions" / f"step_{step:06d}.parquet").touch()
+    return tmp_path
+
+
+def test_steps_and_evaluations_are_told_apart(folder: Path) -> None:
+    run = RecordedRun.read(folder)
+    assert [step["step"] for step in run.steps] == [1, 2]
+    assert run.evaluations == [{"step": 0, "eval/greedy/pass@1": 0.25}]
+    assert run.settings["seed"] == 7
+    assert run.name == folder.name
+
+
+def test_a_value_that_was_not_finite_or_not_logged_is_nan(folder: Path) -> None:
+    run = RecordedRun.read(folder)
+    assert run.values("reward")[0] == 0.5
+    assert math.isnan(run.values("reward")[1])
+    assert math.isnan(run.values("kl")[0])
+
+
+def test_tables_of_completions_come_in_the_order_of_steps(folder: Path) -> None:
+    assert list(RecordedRun.read(folder).completion_tables) == [1, 10]
+
+
+def test_another_folder_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"it has no metrics\.jsonl"):
+        RecordedRun.read(tmp_path)
+
+
+def test_settings_that_cannot_be_read_are_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="cannot be read"):
+        RecordedRun.read(folder)
