@@ -93,9 +93,10 @@ def generate(
         model, cache = model.unstacked(), cache.unstacked()
     queue = SlotQueue(cache, G, num_shards)
     slots = queue.first_slots(num_slots, max_length, routes)
+    made = MadeCompletions.of_nothing(N, max_length, routes)
     state = DecodeState(
         slots=slots if layout is None else slots.laid_out(layout),
-        made=MadeCompletions.of_nothing(N, max_length, routes),
+        made=made if layout is None else made.laid_out(layout),
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
         counts=SlotCounts.of_nothing(),
     )

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, Integer
 from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache, positions_read
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import last_dim_sharding
 
 
 class MadeCompletions(NamedTuple):
@@ -34,6 +35,16 @@ class MadeCompletions(NamedTuple):
             finished=jnp.zeros(num_completions, bool),
             routes=_nothing((num_completions, max_length), routes),
         )
+
+    def laid_out(self, layout: RolloutLayout) -> "MadeCompletions":
+        """Returns the completions with routes split by layer over all devices.
+
+        Slots put rows anywhere; of what they put, routes alone are large.
+        """
+        if self.routes is None:
+            return self
+        sharding = last_dim_sharding(layout.mesh, self.routes.shape)
+        return self._replace(routes=jax.lax.with_sharding_constraint(self.routes, sharding))
 
 
 class Slots(NamedTuple):

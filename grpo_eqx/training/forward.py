@@ -5,12 +5,14 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
+from grpo_eqx.sharding.rules import BATCH_AXES
 from grpo_eqx.training.expert_use import ExpertUse
 from grpo_eqx.training.rows import Rows
 
@@ -44,6 +46,9 @@ def forward_pass(
     # A trained embedding table stays in float32: many tokens add to one row of its gradient.
     compute = eqx.tree_at(lambda m: m.embed_tokens, model.astype(dtype), model.embed_tokens)
     replayed = rows.routes(rollout)
+    if replayed is not None:  # which then belong to rows, and no longer to layers
+        by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+        replayed = jax.lax.with_sharding_constraint(replayed, by_row)
     hidden, chosen = compute.hidden(
         rows.inputs(rollout), rows.positions, rows.visible, remat, attention, mesh, replayed
     )

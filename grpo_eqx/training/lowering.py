@@ -22,7 +22,7 @@ from grpo_eqx.sharding.rules import (
     prompt_sharding,
     replicated,
 )
-from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.batch import Batch, gathered_shardings
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import Programs
 
@@ -140,12 +140,16 @@ def _batch_shapes(
     routes = model.config.routes if options.router_replay else None
     shapes = jax.eval_shape(lambda: _batch_of_nothing(prompts, tokens, scored, drops, routes))
     whole = replicated(mesh)
-    by_group = whole if is_share else batch_sharding(mesh, num_prompts, group)
-    rollout = map_prompts_and_completions(
-        lambda x: _sharded(x, prompt_sharding(by_group)),
-        lambda x: _sharded(x, by_group),
-        shapes.rollout,
-    )
+    if is_share:
+        shardings = gathered_shardings(shapes.rollout, mesh)
+        rollout = jax.tree.map(_sharded, shapes.rollout, shardings)
+    else:
+        by_group = batch_sharding(mesh, num_prompts, group)
+        rollout = map_prompts_and_completions(
+            lambda x: _sharded(x, prompt_sharding(by_group)),
+            lambda x: _sharded(x, by_group),
+            shapes.rollout,
+        )
     batch = jax.tree.map(lambda x: _sharded(x, whole), shapes)
     return eqx.tree_at(lambda x: x.rollout, batch, rollout)
 

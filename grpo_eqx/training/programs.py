@@ -42,7 +42,7 @@ from grpo_eqx.sharding.rules import (
     prompt_sharding,
     replicated,
 )
-from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.batch import Batch, gathered_shardings
 from grpo_eqx.training.compile_ahead import CompileAhead
 from grpo_eqx.training.expert_use import ExpertUse
 from grpo_eqx.training.forward import ForwardPass, forward_pass
@@ -54,7 +54,7 @@ from grpo_eqx.training.rows import Rows
 from grpo_eqx.training.state import TrainState
 
 Placed = TypeVar("Placed", Rollout, Batch)
-Replicated = TypeVar("Replicated")
+Gathered = TypeVar("Gathered")
 GENERATE, UPDATE, SCORE, SCORE_REFERENCE = "generate", "update", "score", "score_reference"
 SCORE_SHARE = "score_share"
 SKIPPED = "skipped_updates"
@@ -371,11 +371,10 @@ class Programs:
         return jax.lax.with_sharding_constraint(kept, sharding)
 
     def _share_program(self, batch: Batch, index: int, count: int) -> Batch:
-        return self._replicated(batch.share(index, count))
+        return self._gathered(batch.share(index, count))
 
-    def _replicated(self, tree: Replicated) -> Replicated:
-        """Copies to all devices: a batch's tokens are few, and rows take them from anywhere."""
-        return jax.lax.with_sharding_constraint(tree, replicated(self.mesh))
+    def _gathered(self, tree: Gathered) -> Gathered:
+        return jax.lax.with_sharding_constraint(tree, gathered_shardings(tree, self.mesh))
 
     def _rows(self, packing: Packing, micro_batch: Int[Array, ""], group: int) -> Rows:
         """Spells out the rows of a micro-batch, of which every device has its own."""
@@ -385,7 +384,7 @@ class Programs:
 
     def _score_program(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
         group = rollout.completion_ids.shape[1]
-        rollout = self._replicated(rollout)
+        rollout = self._gathered(rollout)
 
         def score(index: Int[Array, ""], scores: TokenScores) -> TokenScores:
             rows = self._rows(packing, index, group)
@@ -396,7 +395,7 @@ class Programs:
 
         zeros = jnp.zeros(rollout.completion_ids.shape, jnp.float32)
         scores = jax.lax.fori_loop(jnp.int32(0), packing.number, score, TokenScores(zeros, zeros))
-        return self._replicated(scores)
+        return self._gathered(scores)
 
     def _forward_pass(self, model: CausalLM, rollout: Rollout, rows: Rows) -> ForwardPass:
         """Computes statistics of the completions in rows, at the sampling temperature."""
@@ -463,7 +462,7 @@ class Programs:
         packing: Packing,
         tokens_per_update: Float[Array, ""] | None,
     ) -> tuple[CausalLM, optax.OptState, dict[str, Array]]:
-        batch = self._replicated(batch)
+        batch = self._gathered(batch)
         group = batch.advantages.shape[1]
         floor = self._entropy_floor(batch)
         totals = Totals.of(
