@@ -34,7 +34,9 @@ def gathered_shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
     Each device has a copy of the tokens, which are few. Routes are many, and split by layer.
     """
 
-    def of(path: tuple[Any, ...], x: jax.Array) -> jax.sharding.NamedSharding:
+    def of(
+        path: tuple[Any, ...], x: jax.Array | jax.ShapeDtypeStruct
+    ) -> jax.sharding.NamedSharding:
         is_routes = getattr(path[-1], "name", None) == "routes"
         return last_dim_sharding(mesh, x.shape) if is_routes else replicated(mesh)
 

@@ -12,7 +12,7 @@ from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
-from grpo_eqx.sharding.rules import BATCH_AXES
+from grpo_eqx.sharding.rules import BATCH_AXES, last_dim_sharding
 from grpo_eqx.training.expert_use import ExpertUse
 from grpo_eqx.training.rows import Rows
 
@@ -46,9 +46,12 @@ def forward_pass(
     # A trained embedding table stays in float32: many tokens add to one row of its gradient.
     compute = eqx.tree_at(lambda m: m.embed_tokens, model.astype(dtype), model.embed_tokens)
     replayed = rows.routes(rollout)
-    if replayed is not None:  # which then belong to rows, and no longer to layers
+    if replayed is not None:
+        # In two steps: each device takes its part of all rows' routes, and then all routes of its
+        # rows. In one step, the compiler would gather those of the batch.
         by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-        replayed = jax.lax.with_sharding_constraint(replayed, by_row)
+        for sharding in (last_dim_sharding(mesh, replayed.shape), by_row):
+            replayed = jax.lax.with_sharding_constraint(replayed, sharding)
     hidden, chosen = compute.hidden(
         rows.inputs(rollout), rows.positions, rows.visible, remat, attention, mesh, replayed
     )
