@@ -6,13 +6,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Integer
 
 from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
-from grpo_eqx.sharding.rules import BATCH_AXES, last_dim_sharding
+from grpo_eqx.sharding.rules import BATCH_AXES, last_dim_sharding, replicated
 from grpo_eqx.training.expert_use import ExpertUse
 from grpo_eqx.training.rows import Rows
 
@@ -45,13 +46,7 @@ def forward_pass(
     """
     # A trained embedding table stays in float32: many tokens add to one row of its gradient.
     compute = eqx.tree_at(lambda m: m.embed_tokens, model.astype(dtype), model.embed_tokens)
-    replayed = rows.routes(rollout)
-    if replayed is not None:
-        # In two steps: each device takes its part of all rows' routes, and then all routes of its
-        # rows. In one step, the compiler would gather those of the batch.
-        by_row = NamedSharding(mesh, PartitionSpec(BATCH_AXES))
-        for sharding in (last_dim_sharding(mesh, replayed.shape), by_row):
-            replayed = jax.lax.with_sharding_constraint(replayed, sharding)
+    replayed = _routes(rollout, rows, mesh)
     hidden, chosen = compute.hidden(
         rows.inputs(rollout), rows.positions, rows.visible, remat, attention, mesh, replayed
     )
@@ -71,3 +66,18 @@ def forward_pass(
     if shape is None or chosen is None:
         return ForwardPass(stats, None)
     return ForwardPass(stats, ExpertUse.of(chosen, replayed, is_input, shape))
+
+
+def _routes(
+    rollout: Rollout, rows: Rows, mesh: jax.sharding.Mesh
+) -> Integer[Array, "R W Lk"] | None:
+    """Gathers the experts to replay: each device takes its part of all rows', then all of its rows.
+
+    Without constraints, the compiler would gather those of the whole batch.
+    """
+    if rollout.routes is None:
+        return None
+    constrain = jax.lax.with_sharding_constraint
+    routes = constrain(rows, replicated(mesh)).routes(rollout)
+    routes = constrain(routes, last_dim_sharding(mesh, routes.shape))
+    return constrain(routes, NamedSharding(mesh, PartitionSpec(BATCH_AXES)))

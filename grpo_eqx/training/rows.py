@@ -107,10 +107,10 @@ class Rows(NamedTuple):
         before = jnp.maximum(self.of_completion, 0), jnp.maximum(self.offsets - 1, 0)
         return jnp.where(self.offsets > 0, _flat(rollout.completion_ids)[before], of_prompt)
 
-    def routes(self, rollout: Rollout) -> Integer[Array, "R W Lk"] | None:
-        """Gathers the experts that the rows' tokens used, if the rollout has them."""
-        if rollout.routes is None or rollout.prompts.routes is None:
-            return None
+    def routes(self, rollout: Rollout) -> Integer[Array, "R W Lk"]:
+        """Gathers the experts that the sampler chose for the rows' tokens."""
+        assert rollout.routes is not None
+        assert rollout.prompts.routes is not None
         of_prompt = jnp.asarray(rollout.prompts.routes)[self._of_prompts(rollout)]
         own = jnp.asarray(_flat(rollout.routes))[jnp.maximum(self.of_completion, 0), self.offsets]
         return jnp.where((self.of_completion < 0)[..., None], of_prompt, own)
