@@ -418,8 +418,7 @@ def _check_lora(cfg: GRPOConfig, config: ModelConfig, passed: CausalLM | None) -
 def _check_router_replay(cfg: GRPOConfig, config: ModelConfig) -> None:
     if cfg.router_replay and config.experts is None:
         raise UserError(
-            f"router_replay is on, and {cfg.model} has no experts, so no router chooses any: leave "
-            f"it out."
+            "router_replay is on, and the model has no experts to choose from: leave it out."
         )
 
 

@@ -81,5 +81,5 @@ def test_a_model_without_experts_is_refused_before_it_is_loaded(
     folder = Path(shutil.copytree(small_model, tmp_path / "model"))
     for weights in folder.glob("*.safetensors"):
         weights.unlink()
-    with pytest.raises(UserError, match=r"router_replay is on, and .* has no experts"):
+    with pytest.raises(UserError, match="router_replay is on, and the model has no experts"):
         GRPOTrainer(GRPOConfig(**settings(folder, tmp_path / "run")))

@@ -45,7 +45,7 @@ def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
 
 
 def test_router_replay_without_experts_is_refused() -> None:
-    with pytest.raises(UserError, match="router_replay is on, and tiny_qwen2 has no experts"):
+    with pytest.raises(UserError, match="router_replay is on, and the model has no experts"):
         RunSpec.describe(GRPOConfig(router_replay=True))
 
 

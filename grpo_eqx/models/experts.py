@@ -201,6 +201,8 @@ class Routes(NamedTuple):
         # A sum, and no gather, whose gradient would be a scatter, which is slow on TPUs.
         is_chosen = chosen[..., None] == jnp.arange(shape.number)
         weights = jnp.where(is_chosen, jax.nn.softmax(logits)[:, None], 0.0).sum(axis=-1)
+        # Above 0, however unlikely the router finds them now: their sum is a divisor.
+        weights = jnp.maximum(weights, jnp.finfo(jnp.float32).tiny)
         return cls(chosen, _normalized(weights, shape))
 
 

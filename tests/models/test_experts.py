@@ -117,6 +117,13 @@ def test_experts_that_are_replayed_are_used_with_the_weights_of_the_router(
     assert np.abs(found - by_token(experts, x, shape)).max() > 0.1
 
 
+def test_experts_that_the_router_would_never_choose_can_be_replayed() -> None:
+    logits = jnp.array([[200.0, 150.0, 0.0, -10.0, 0.0]])
+    for chosen in ([[2, 3]], [[0, 0]]):  # the latter are those of padding
+        routes = Routes.replayed(logits, jnp.array(chosen, jnp.uint8), shape_of(True))
+        np.testing.assert_allclose(routes.weights.sum(axis=-1), 1, rtol=1e-6)
+
+
 def test_the_routers_own_choice_replayed_changes_nothing() -> None:
     experts, x, shape = random_experts(), jnp.asarray(random_tokens(40)), shape_of(True)
     result, own = experts(x[:, None, None], shape, swiglu)
