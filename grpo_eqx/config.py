@@ -187,6 +187,10 @@ class GRPOConfig:
     the trained one: sampling/* metrics record the difference, and importance_sampling_mode corrects
     for it. auto: the dtype that the model computes in."""
 
+    router_replay: bool = False
+    """Train each token through the experts that the sampler chose for it, weighted by the trained
+    router (R3); for models with experts."""
+
     # Rewards
     reward_funcs: tuple[str, ...] = ("correct",)
     """Built-in rewards: correct, correct_strict, format, tags."""

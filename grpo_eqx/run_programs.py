@@ -60,7 +60,11 @@ def run_programs(
     reference = state.reference_model if run.passes.reference else None
     if reference is not None:
         owner = "parameters" if state.reference is None else "reference_model"
-        yield RunProgram(SCORE_REFERENCE, lambda: lower_score(programs, reference, P, G), (owner,))
+        yield RunProgram(
+            SCORE_REFERENCE,
+            lambda: lower_score(programs, reference, P, G, is_reference=True),
+            (owner,),
+        )
     rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
     greedy = Sampling(temperature=0.0)
     yield RunProgram(

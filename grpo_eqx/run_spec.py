@@ -161,6 +161,7 @@ class RunSpec:
         """
         cfg = cfg.resolved()
         model = find_config(cfg.model)
+        _check_router_replay(cfg, model)
         _check_lora(cfg, model, None)
         prompts = _prompt_lengths(cfg, model)
         if prompts.num_train is not None:
@@ -178,6 +179,7 @@ class RunSpec:
         check_hosts(mesh)
         _check_batches(cfg, mesh, _rollout_sharding(cfg, passed))
         model = raise_on_all_hosts(lambda: _architecture(cfg, passed.model))
+        raise_on_all_hosts(lambda: _check_router_replay(cfg, model))
         raise_on_all_hosts(lambda: _check_lora(cfg, model, passed.model))
         inputs = raise_on_all_hosts(
             lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
@@ -413,6 +415,13 @@ def _check_lora(cfg: GRPOConfig, config: ModelConfig, passed: CausalLM | None) -
         )
 
 
+def _check_router_replay(cfg: GRPOConfig, config: ModelConfig) -> None:
+    if cfg.router_replay and config.experts is None:
+        raise UserError(
+            "router_replay is on, and the model has no experts to choose from: leave it out."
+        )
+
+
 def _architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:
     if given is not None:
         return given.config
@@ -473,6 +482,7 @@ def _program_options(
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         max_num_seqs=cfg.max_num_seqs,
         decodes_on_cpu=on_cpu,
+        router_replay=cfg.router_replay,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
         rollout_sharding=run.rollout_sharding,
         attention=best_attention(mesh),

@@ -236,7 +236,9 @@ class GRPOTrainer:
         self.programs = self._run.programs(
             self.mesh, self.tokenizer, lambda name: self._stages.say(f"compiling {name}")
         )
-        check_best_metric(self.cfg, self.rewards, self.programs.options, self._run.passes)
+        check_best_metric(
+            self.cfg, self.rewards, self.programs.options, self._run.passes, self._run.model
+        )
         if passed.model is None and cfg.model != EMBEDDED_MODEL:
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
