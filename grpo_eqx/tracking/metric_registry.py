@@ -37,11 +37,13 @@ def find_metric(name: str) -> Metric | None:
 _REWARDS = (
     Metric("step", "steps", "Training steps done so far; 0 before the first."),
     Metric(
-        "reward", "reward", "Mean over completions of the weighted sum of all reward functions.",
+        "reward", "reward",
+        "Mean over completions of the weighted sum of all reward functions.",
         "rises over tens of steps; single steps are noisy",
     ),
     Metric(
-        "reward_std", "reward", "Standard deviation of that sum over all completions of the step.",
+        "reward_std", "reward",
+        "Standard deviation over the step's completions of the weighted sum of rewards.",
         "above 0: equal rewards teach nothing",
     ),
     Metric(
@@ -51,18 +53,20 @@ _REWARDS = (
     ),
     Metric(
         "rewards/{func}/mean", "reward",
-        "Mean of one reward function, without its weight, over the completions that it scored; of "
-        "`soft_overlong`, the length penalty of `overlong_buffer`.",
+        "Mean of one reward function, without its weight, over the completions that it scored; "
+        "of `soft_overlong`, the length penalty of `overlong_buffer`.",
         "rises, or stays where it was while others rise",
     ),
     Metric(
-        "rewards/{func}/std", "reward", "Standard deviation of that function over the same.",
+        "rewards/{func}/std", "reward",
+        "Standard deviation of one reward function over the completions that it scored.",
         "above 0: a function that gives all the same teaches nothing",
     ),
     Metric(
         "rewards/{func}/num_failed", "completions",
-        "With `reward_failures` `drop`: completions on which the function failed, which are left "
-        "out.", "0",
+        "With `reward_failures` `drop`: completions on which the function failed, which are "
+        "left out.",
+        "0",
     ),
 )  # fmt: skip
 _COMPLETIONS = (
@@ -90,9 +94,7 @@ _COMPLETIONS = (
         "Share of completions that were cut off at `max_completion_length`.",
         "near 0; a run warns above 0.5",
     ),
-    Metric(
-        "num_tokens", "tokens", "Tokens of all completions so far, each with its prompt.",
-    ),
+    Metric("num_tokens", "tokens", "Tokens of all completions so far, each with its prompt."),
     Metric(
         "dynamic_sampling/num_generation_batches", "rollouts",
         "With `dynamic_sampling`: rollouts that the step took.",
@@ -108,7 +110,8 @@ _UPDATES = (
     Metric(
         "loss", "",
         "Loss whose gradient the update follows, a mean over the step's updates.",
-        "near 0 with one update per rollout, and right so: it does not tell whether a run learns",
+        "near 0 with one update per rollout, and right so: it does not tell whether a run "
+        "learns",
     ),
     Metric("policy_loss", "", "With `entropy_coef`: the loss without the entropy bonus."),
     Metric(
@@ -117,11 +120,13 @@ _UPDATES = (
         "falls slowly; near 0, all completions of a group are alike",
     ),
     Metric(
-        "kl", "nats", "With `beta`: mean estimate of the divergence from the reference model.",
+        "kl", "nats",
+        "With `beta`: mean estimate of the divergence from the reference model.",
         "grows slowly, without jumps",
     ),
     Metric(
-        "grad_norm", "", "Norm of the gradient before clipping, a mean over the step's updates.",
+        "grad_norm", "",
+        "Norm of the gradient before clipping, a mean over the step's updates.",
         "without spikes far above its usual size; 0 if every group has equal rewards",
     ),
     Metric(
@@ -131,7 +136,8 @@ _UPDATES = (
     ),
     Metric(
         "skipped_updates", "updates",
-        "Updates that were not applied, because their loss or gradient was not finite.", "0",
+        "Updates that were not applied, because their loss or gradient was not finite.",
+        "0",
     ),
     Metric(
         "learning_rate", "",
@@ -143,15 +149,22 @@ _UPDATES = (
         "sequences, where `importance_sampling_level` says so.",
         "1 with one update per rollout, close to 1 with several",
     ),
-    Metric("policy_ratio/min", "", "Smallest such ratio of the step."),
-    Metric("policy_ratio/max", "", "Largest such ratio of the step."),
+    Metric(
+        "policy_ratio/min", "",
+        "Smallest ratio of a token's probability to that under the policy that sampled it.",
+    ),
+    Metric(
+        "policy_ratio/max", "",
+        "Largest ratio of a token's probability to that under the policy that sampled it.",
+    ),
     Metric(
         "clip_ratio/low_mean", "share",
         "Share of tokens without gradient, as their ratio is below the clip range.",
         "small; 0 with one update per rollout",
     ),
     Metric(
-        "clip_ratio/low_min", "share", "Smallest such share of any completion.",
+        "clip_ratio/low_min", "share",
+        "Smallest share of tokens below the clip range of any completion.",
     ),
     Metric(
         "clip_ratio/high_mean", "share",
@@ -159,10 +172,12 @@ _UPDATES = (
         "small; 0 with one update per rollout",
     ),
     Metric(
-        "clip_ratio/high_max", "share", "Largest such share of any completion.",
+        "clip_ratio/high_max", "share",
+        "Largest share of tokens above the clip range of any completion.",
     ),
     Metric(
-        "clip_ratio/region_mean", "share", "Share of tokens that are one or the other.",
+        "clip_ratio/region_mean", "share",
+        "Share of tokens without gradient, as their ratio is outside of the clip range.",
         "small; 0 with one update per rollout",
     ),
     Metric(
@@ -176,7 +191,8 @@ _UPDATES = (
         "most of the step's",
     ),
     Metric(
-        "effective_batch/tokens", "tokens", "Tokens that the policy term acts on.",
+        "effective_batch/tokens", "tokens",
+        "Tokens that the policy term acts on.",
         "most of the step's",
     ),
     Metric(
@@ -185,7 +201,8 @@ _UPDATES = (
         "as small as rounding, unless `top_k`, `top_p` or `min_p` is set",
     ),
     Metric(
-        "sampling/sampling_logp_difference/max", "nats", "Largest such difference of the step.",
+        "sampling/sampling_logp_difference/max", "nats",
+        "Largest absolute difference of a token's log-prob between the trainer and the sampler.",
     ),
     Metric(
         "sampling/importance_sampling_ratio/mean", "",
@@ -194,10 +211,12 @@ _UPDATES = (
         "close to 1",
     ),
     Metric(
-        "sampling/importance_sampling_ratio/min", "", "Smallest such ratio or weight of the step.",
+        "sampling/importance_sampling_ratio/min", "",
+        "Smallest ratio of the trainer's probability of a token to the sampler's, or weight.",
     ),
     Metric(
-        "sampling/importance_sampling_ratio/max", "", "Largest such ratio or weight of the step.",
+        "sampling/importance_sampling_ratio/max", "",
+        "Largest ratio of the trainer's probability of a token to the sampler's, or weight.",
     ),
 )  # fmt: skip
 _EVALUATIONS = (
@@ -211,7 +230,7 @@ _EVALUATIONS = (
 )  # fmt: skip
 _SPEED = (
     Metric("step_time", "s", "Seconds of the step, by TRL's name."),
-    Metric("time/train/step_s", "s", "The same, by the name of its parts."),
+    Metric("time/train/step_s", "s", "Seconds of the step, by the name of its parts."),
     Metric(
         "time/train/step_avg_last10_s", "s",
         "Mean of `step_time` over the latest steps of this process, ten at most.",
@@ -219,12 +238,13 @@ _SPEED = (
     ),
     Metric(
         "time/train/rollout_s", "s",
-        "Part of the step that waited for completions, and wrote the records of the step before.",
+        "Part of the step that waited for completions, and wrote the records of the step "
+        "before.",
     ),
-    Metric("time/train/reward_s", "s", "Part that called the reward functions."),
+    Metric("time/train/reward_s", "s", "Part of the step that called the reward functions."),
     Metric(
         "time/train/update_s", "s",
-        "Part that waited for the forward passes of other policies, and for the updates.",
+        "Part of the step that waited for other policies' forward passes, and for the updates.",
     ),
     Metric(
         "time/startup/first_rollout_s", "s",
@@ -232,8 +252,8 @@ _SPEED = (
     ),
     Metric(
         "time/startup/first_update_s", "s",
-        "In the first step alone: seconds from the trainer's creation until its first update was "
-        "done.",
+        "In the first step alone: seconds from the trainer's creation until its first update "
+        "was done.",
     ),
     Metric(
         "throughput/train/valid_tokens_per_s", "tokens/s",
@@ -254,8 +274,8 @@ _SPEED = (
     ),
     Metric(
         "perf/mfu/update", "share",
-        "FLOPs that the updates require, divided by those that the devices can do in their time; "
-        "absent where the peak is not known.",
+        "FLOPs that the updates require, divided by those that the devices can do in their "
+        "time; absent where the peak is not known.",
     ),
     Metric(
         "perf/bandwidth_utilization/rollout", "share",
@@ -269,16 +289,18 @@ _SPEED = (
     ),
     Metric(
         "perf/cache_read_share", "share",
-        "Share of the slots' caches of keys and values that decoding's attention reads: up to the "
-        "longest live completion, in blocks of 128 positions.",
+        "Share of the slots' caches of keys and values that decoding's attention reads: up to "
+        "the longest live completion, in blocks of 128 positions.",
     ),
     Metric(
         "perf/padding_share", "share",
-        "Share of the positions of the updates' rows that hold no token.", "below 1/3",
+        "Share of the positions of the updates' rows that hold no token.",
+        "below 1/3",
     ),
     Metric(
         "perf/balance", "share",
-        "Tokens of the average device in the updates, divided by those of the busiest.", "near 1",
+        "Tokens of the average device in the updates, divided by those of the busiest.",
+        "near 1",
     ),
 )  # fmt: skip
 _MEMORY = (
@@ -304,9 +326,13 @@ _COMPILATION = (
         "Programs compiled, or loaded from the cache, since the step before.",
         "0 after the first steps",
     ),
-    Metric("compile/num_cache_hits", "programs", "Those of them that were loaded from the cache."),
     Metric(
-        "compile/seconds", "s", "Seconds spent compiling and loading programs, without tracing.",
+        "compile/num_cache_hits", "programs",
+        "Programs loaded from the cache of compiled ones since the step before.",
+    ),
+    Metric(
+        "compile/seconds", "s",
+        "Seconds spent compiling and loading programs, without tracing.",
         "0 after the first steps",
     ),
     Metric(
