@@ -401,8 +401,8 @@ class GRPOConfig:
     """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
     or a run folder or checkpoint by its path."""
     report_to: tuple[str, ...] = ()
-    """Trackers besides metrics.jsonl: tensorboard, which writes event files into the run's folder,
-    and wandb, Weights & Biases, which --wandb alone turns on as well."""
+    """Trackers besides metrics.jsonl: tensorboard, whose files are in the run's folder, and wandb
+    (Weights & Biases), which a mode in the next setting turns on by itself."""
     wandb: Literal["online", "offline", "disabled"] | None = None
     """Weights & Biases: stream, write locally, or off. None: online if report_to has wandb, else
     disabled."""
