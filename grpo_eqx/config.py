@@ -107,8 +107,8 @@ _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 MAY_CHANGE = frozenset(
     {
         # how long the run is, and what is kept of it
-        "steps", "num_train_epochs", "output_dir", "run_name", "log_completions_steps", "wandb",
-        "wandb_project", "eval_problems", "resume",
+        "steps", "num_train_epochs", "output_dir", "run_name", "log_completions_steps", "report_to",
+        "wandb", "wandb_project", "eval_problems", "resume",
         "save_steps", "save_minutes", "save_total_limit",
         "metric_for_best_model", "greater_is_better",
         "preemption_deadline", "stop_after", "hang_timeout",
@@ -404,8 +404,12 @@ class GRPOConfig:
     resume: str = "auto"
     """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
     or a run folder or checkpoint by its path."""
-    wandb: Literal["online", "offline", "disabled"] = "disabled"
-    """Weights & Biases: stream, write locally, or off."""
+    report_to: tuple[str, ...] = ()
+    """Trackers besides metrics.jsonl: tensorboard, whose files are in the run's folder, and wandb
+    (Weights & Biases), which a mode in the next setting turns on by itself."""
+    wandb: Literal["online", "offline", "disabled"] | None = None
+    """Weights & Biases: stream, write locally, or off. None: online if report_to has wandb, else
+    disabled."""
     wandb_project: str | None = None
     """Project of the Weights & Biases run. None: that of WANDB_PROJECT, else grpo_eqx."""
     seed: Seed = 0
@@ -611,7 +615,8 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults["max_generation_batches"] = 4
     if cfg.reward_failures == "drop":
         defaults["max_failed_rewards"] = 0.1
-    if cfg.wandb != "disabled":
+    defaults["wandb"] = "online" if "wandb" in cfg.report_to else "disabled"
+    if (cfg.wandb or defaults["wandb"]) != "disabled":
         defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"
     return defaults
 

@@ -4,12 +4,14 @@ Each check takes the settings that it reads, under their names in `GRPOConfig`, 
 `UserError`.
 """
 
+import difflib
 import math
 from typing import Any
 
 from grpo_eqx.choices import (
     ALL_LINEAR,
     CLIPPED_LOSSES,
+    TRACKERS,
     AdvantageEstimator,
     ImportanceSamplingLevel,
     KLEstimator,
@@ -318,9 +320,24 @@ def check_alternatives(
         )
 
 
-def check_wandb(wandb: str, wandb_project: str | None) -> None:
-    """Refuses a project for runs that are not recorded."""
-    if wandb == "disabled":
+def check_trackers(
+    report_to: tuple[str, ...], wandb: str | None, wandb_project: str | None
+) -> None:
+    """Refuses unknown trackers, and settings of Weights & Biases that contradict each other."""
+    for name in report_to:
+        if name not in TRACKERS:
+            near = difflib.get_close_matches(name, TRACKERS, n=1)
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(
+                f"report_to has {name!r}: use {' or '.join(TRACKERS)}{guess}; leave it out for "
+                f"metrics.jsonl alone, and pass others to GRPOTrainer(trackers=[...])."
+            )
+    if "wandb" in report_to and wandb == "disabled":
+        raise UserError(
+            "report_to has wandb while wandb is disabled: leave one of them out, or set wandb to "
+            "online or offline."
+        )
+    if wandb in (None, "disabled") and "wandb" not in report_to:
         _refuse_given(
             "while wandb is disabled",
             "set wandb, or leave it unset (None)",
@@ -360,7 +377,7 @@ CHECKS = (
     check_sampler_correction,
     check_updates,
     check_alternatives,
-    check_wandb,
+    check_trackers,
     check_best_model,
 )
 

@@ -51,12 +51,13 @@ from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.tracking.completions_table import write_completions
+from grpo_eqx.tracking.completions_table import completions_columns
 from grpo_eqx.tracking.console import Stages
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.final_model import write_final_model
+from grpo_eqx.tracking.memory import MemoryGauge
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
-from grpo_eqx.tracking.performance import Work, performance_metrics
+from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_metrics
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
@@ -317,6 +318,7 @@ class GRPOTrainer:
         if self.state.step >= cfg.steps:
             return
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
+        memory = MemoryGauge(self.mesh.local_devices)
         self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))
         started: StartedRollout | None = self.experiences.start(self.state)
         began = self._stages.seconds
@@ -336,19 +338,20 @@ class GRPOTrainer:
             # Before the update's end, so that devices need not wait for the host; but a checkpoint
             # would have to wait for the rollout.
             ahead = not checkpoints.are_due(self.state.step)
+            memory.meet()  # here, as processes have just met, and the next rollout takes long
             started = self.experiences.start(self.state) if ahead else None
-            metrics = self._metrics(experience, updates, clock, checkpoints) | compiled.metrics()
+            metrics = self._metrics(experience, updates, clock, checkpoints)
+            metrics |= compiled.metrics() | memory.metrics()
             if self._starts_up:
                 metrics |= self._startup(began)
             clock.next_step()
             compiled = CompilationCounter()
             record.step(self.state.step, metrics)
             if record.wants_completions(self.state.step):
-                with record.folder.writing():
-                    write_completions(
-                        record.folder.completions_of(self.state.step), self.state.step,
-                        groups.prompts, groups.completions, groups.rewards, advantages,
-                    )  # fmt: skip
+                table = completions_columns(
+                    self.state.step, groups.prompts, groups.completions, groups.rewards, advantages
+                )
+                record.completions(self.state.step, table)
             # Last, so that a checkpoint's step has all of its records.
             checkpoints.after_step(self.state, metrics)
 
@@ -694,10 +697,16 @@ class GRPOTrainer:
     def _performance(self, experience: Experience, clock: StepClock) -> dict[str, float]:
         """Returns how well a step used the devices, and how many shapes were compiled."""
         generated, groups = experience.generated, experience.groups
-        lengths, seconds = groups.completions.lengths, clock.metrics()
+        completions, seconds = groups.completions, clock.metrics()
+        lengths, written = completions.lengths, completions.num_written
         tokens = generated.completion_lengths.sum()
         options, shapes = self.programs.options, self.programs.num_shapes
         return {
+            **throughput_metrics(
+                self.programs.num_counted(written, completions.finished),
+                step_seconds=seconds["step_time"],
+                update_seconds=seconds["time/train/update_s"],
+            ),
             **performance_metrics(
                 self.state.model.config,
                 rollout=Work(

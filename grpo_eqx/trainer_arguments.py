@@ -145,7 +145,7 @@ def check_objects(
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise UserError(
             f"trackers is {trackers!r}: pass a list of Tracker objects; for Weights & Biases, set "
-            f"GRPOConfig(wandb='online')."
+            f"GRPOConfig(report_to=['wandb'])."
         )
     for tracker in trackers:
         if inspect.isfunction(tracker):
@@ -153,8 +153,9 @@ def check_objects(
                 f"trackers has the function {tracker.__name__}: subclass "
                 f"grpo_eqx.tracking.Tracker, with methods log(step, metrics) and finish()."
             )
-        _check_object("trackers", tracker, Tracker, setting="wandb")
+        _check_object("trackers", tracker, Tracker, setting="report_to")
         _check_signature(tracker, "log", "step", "metrics")
+        _check_signature(tracker, "completions", "step", "table")
         _check_signature(tracker, "finish")
 
 

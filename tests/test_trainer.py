@@ -69,7 +69,7 @@ class Recorder(Tracker):
 
 def without_times(metrics: dict[str, float]) -> dict[str, float]:
     """Without what differs between two equal runs."""
-    varying = ("time", "per_second", "compile/")
+    varying = ("time", "per_s", "compile/", "memory/")
     return {k: v for k, v in metrics.items() if not any(part in k for part in varying)}
 
 

@@ -32,6 +32,7 @@ class RunFolder:
         self.learning_curve = path / "learning_curve.png"
         self.model = path / "model"
         self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
         self._run_id = path / "run_id"
 
     def start(
@@ -185,7 +186,7 @@ class RunFolder:
         entries = [
             self.config, self.layout, self.hub_commits, self.metrics, self.completions,
             self.learning_curve, self.model, self.checkpoints, self._run_id,
-            self.path / "wandb",
+            self.tensorboard, self.path / "wandb",
         ]  # fmt: skip
         return [entry for entry in entries if entry.exists()]
 

@@ -1,22 +1,22 @@
 """All records of a run, behind one object."""
 
 import contextlib
-import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.errors import RunError
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.sharding.layout_report import LayoutReport
+from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
-from grpo_eqx.tracking.trackers import JsonlTracker, Tracker, WandbTracker
+from grpo_eqx.tracking.run_trackers import RunTrackers
+from grpo_eqx.tracking.trackers import CompletionsTable, Tracker
 
 _MANY_CLIPPED = 0.5
 _SHARE_OF_PLOTS = 0.01
@@ -52,8 +52,8 @@ class RunRecord:
         if continued:
             self.history += self.folder.history(step)
         self._resumed_after, self._continued = step, continued
-        self._extra_trackers = trackers
-        self._trackers: list[Tracker] = []
+        self._passed_trackers = trackers
+        self._trackers: RunTrackers | None = None  # while the run goes on
         self._display = TrainingDisplay(cfg.steps, done=step)
         self._warned: set[str] = set()
         self._plot_due = time.monotonic() + _FIRST_PLOT_S
@@ -67,24 +67,20 @@ class RunRecord:
             return
         cfg = self.cfg
         kept = self.folder.start(cfg, self.layout, self._resumed_after, continued=self._continued)
-        self._trackers = [*self._own_trackers(), *self._extra_trackers]
+        self._trackers = self._open_trackers(
+            self._resumed_after, self._passed_trackers, started=self._continued
+        )
         self._display.__enter__()
         if kept is not None:
             self.note(f"an earlier run in {self.folder.path} is kept in {kept}")
 
-    def _own_trackers(self) -> list[Tracker]:
-        """Opens the trackers that the settings name."""
-        cfg, metrics = self.cfg, JsonlTracker(self.folder.metrics)
-        if cfg.wandb == "disabled":
-            return [metrics]
-        assert cfg.wandb_project is not None  # resolved
-        fields = dataclasses.asdict(cfg) | {
-            "layout": dataclasses.asdict(self.layout),
-            "hub_commits": hub_commits(cfg),
-        }
-        run_id = self.folder.run_id()
-        wandb = WandbTracker(cfg.wandb, cfg.wandb_project, fields, self.folder.path, run_id)
-        return [metrics, wandb]
+    def _open_trackers(self, step: int, passed: Sequence[Tracker], *, started: bool) -> RunTrackers:
+        def warn(text: str) -> None:
+            self.note(f"warning: {text}")
+
+        return RunTrackers(
+            self.cfg, self.layout, self.folder, passed, warn, step=step, started=started
+        )
 
     def __exit__(
         self,
@@ -103,9 +99,9 @@ class RunRecord:
 
     def _finish(self, *, plots: bool) -> None:
         with self.folder.writing():
-            trackers, self._trackers = self._trackers, []
-            for tracker in trackers:
-                tracker.finish()
+            trackers, self._trackers = self._trackers, None
+            if trackers is not None:
+                trackers.finish()
             if self.history and plots:
                 self._plot()
 
@@ -128,9 +124,9 @@ class RunRecord:
         self.history.append({"step": float(step), **metrics})
         if self.only_history:
             return
+        assert self._trackers is not None  # entered
         with self.folder.writing():
-            for tracker in self._trackers:
-                tracker.log(step, metrics)
+            self._trackers.log(step, metrics)
             if time.monotonic() > self._plot_due:
                 self._plot()
         self._display.step(step, metrics)
@@ -149,11 +145,12 @@ class RunRecord:
             with self.folder.writing():
                 if self.folder.has(step, metrics):
                     return
-                trackers = self._trackers or self._own_trackers()
-                for tracker in trackers:
-                    tracker.log(step, metrics)
-                    if not self._trackers:
-                        tracker.finish()
+                if self._trackers is not None:
+                    self._trackers.log(step, metrics)
+                    return
+                trackers = self._open_trackers(step, (), started=True)
+                trackers.log(step, metrics)
+                trackers.finish()
         except RunError as error:
             self._warn_once("evaluation", f"an evaluation is not recorded: {error}")
 
@@ -210,3 +207,10 @@ class RunRecord:
         """Returns whether to write the completions of `step`, counted from 1."""
         every = self.cfg.log_completions_steps
         return not self.only_history and every > 0 and (step == 1 or step % every == 0)
+
+    def completions(self, step: int, table: CompletionsTable) -> None:
+        """Writes the table of a step's completions, and shows it to the trackers."""
+        assert self._trackers is not None  # entered
+        with self.folder.writing():
+            write_completions(self.folder.completions_of(step), table)
+        self._trackers.completions(step, table)

@@ -279,8 +279,14 @@ class Programs:
 
         **Arguments:** the tokens that the model wrote in each completion; where these ended.
         """
+        return max(self.num_counted(written, finished), 1) / num_shares
+
+    def num_counted(
+        self, written: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"]
+    ) -> int:
+        """Returns the tokens of a rollout, as `tokens_per_update` gets it, that the loss counts."""
         counted = written[finished] if self.options.mask_truncated_completions else written
-        return max(int(counted.sum()), 1) / num_shares
+        return int(counted.sum())
 
     def _try_backend(self, model: CausalLM) -> None:
         """Traces the loss backend for one sequence on each device, without computing anything."""

@@ -11,7 +11,7 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+OF_THE_MACHINE = ("time/", "throughput/", "memory/", "perf/", "compile/", "step_time")
 
 
 def trained(

@@ -10,7 +10,7 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
-from grpo_eqx.tracking.completions_table import write_completions
+from grpo_eqx.tracking.completions_table import completions_columns, write_completions
 
 
 @pytest.mark.parametrize("name", ["exp:1", "file:1", "é"])
@@ -24,7 +24,8 @@ def test_its_folder_may_have_any_name(
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
     path = Path(name) / "step_1.parquet"
-    write_completions(path, 1, [Prompt("1 + 1?", {})], completions, rewards, rewards.total)
+    columns = completions_columns(1, [Prompt("1 + 1?", {})], completions, rewards, rewards.total)
+    write_completions(path, columns)
     with path.open("rb") as file:
         rows = pq.read_table(file).to_pylist()
     assert [row["reward"] for row in rows] == [1.0, 0.0]

@@ -1,47 +1,12 @@
-"""Trackers: one object per destination of metrics."""
+"""Weights & Biases."""
 
-import abc
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from grpo_eqx.errors import UserError
-
-
-class Tracker(abc.ABC):
-    """Receiver of the metrics of every step and evaluation. Subclass it to send them elsewhere."""
-
-    @abc.abstractmethod
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Records the metrics of `step`, counted from 1, or of an evaluation after it.
-
-        An evaluation's names start with `eval/`; its step is 0 before the first.
-        """
-
-    @abc.abstractmethod
-    def finish(self) -> None:
-        """Writes out what is still buffered; called once, also after a failure."""
-
-
-class JsonlTracker(Tracker):
-    """Tracker that writes a line of JSON per step or evaluation, with null for what is not finite.
-
-    Every line is flushed at once, so that a killed run keeps its record. Lines that the file has
-    already stay: a resumed run continues it.
-    """
-
-    def __init__(self, path: Path):
-        self._file = path.open("a", encoding="utf-8")
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
-        self._file.flush()
-
-    def finish(self) -> None:
-        self._file.close()
+from grpo_eqx.tracking.trackers.base import CompletionsTable, Tracker
 
 
 class WandbTracker(Tracker):
@@ -60,6 +25,7 @@ class WandbTracker(Tracker):
         """
         import wandb
 
+        self._wandb = wandb
         try:
             self._run = wandb.init(
                 mode=mode, project=project, name=config["run_name"] or folder.name, dir=folder,
@@ -75,5 +41,15 @@ class WandbTracker(Tracker):
         # Weights & Biases drops what is older than its last step, such as a late evaluation.
         self._run.log(dict(metrics), step=max(step, self._run.step))
 
+    def completions(self, step: int, table: CompletionsTable) -> None:
+        rows = [[_finite_or_none(x) for x in row] for row in zip(*table.values(), strict=True)]
+        shown = self._wandb.Table(columns=list(table), data=rows)
+        self._run.log({"completions": shown}, step=max(step, self._run.step))  # TRL's name
+
     def finish(self) -> None:
         self._run.finish()
+
+
+def _finite_or_none(value: Any) -> Any:
+    """Returns a value as JSON can hold it: a missing reward is NaN in tables."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
