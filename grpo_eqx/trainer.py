@@ -51,7 +51,7 @@ from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.tracking.completions_table import write_completions
+from grpo_eqx.tracking.completions_table import completion_columns, token_columns
 from grpo_eqx.tracking.console import Stages
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.final_model import write_final_model
@@ -342,11 +342,16 @@ class GRPOTrainer:
             compiled = CompilationCounter()
             record.step(self.state.step, metrics)
             if record.wants_completions(self.state.step):
-                with record.folder.writing():
-                    write_completions(
-                        record.folder.completions_of(self.state.step), self.state.step,
-                        groups.prompts, groups.completions, groups.rewards, advantages,
-                    )  # fmt: skip
+                record.completions(
+                    completion_columns(
+                        self.state.step,
+                        groups.prompts,
+                        groups.completions,
+                        groups.rewards,
+                        advantages,
+                    ),
+                    token_columns(groups.completions),
+                )
             # Last, so that a checkpoint's step has all of its records.
             checkpoints.after_step(self.state, metrics)
 

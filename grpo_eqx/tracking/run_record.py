@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
@@ -13,6 +14,7 @@ from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.errors import RunError
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.sharding.layout_report import LayoutReport
+from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
@@ -66,7 +68,8 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        kept = self.folder.start(cfg, self.layout, self._resumed_after, continued=self._continued)
+        facts = dataclasses.asdict(cfg), dataclasses.asdict(self.layout), hub_commits(cfg)
+        kept = self.folder.start(*facts, self._resumed_after, continued=self._continued)
         self._trackers = [*self._own_trackers(), *self._extra_trackers]
         self._display.__enter__()
         if kept is not None:
@@ -136,6 +139,17 @@ class RunRecord:
         self._display.step(step, metrics)
         for subject, text in self._warnings(step, metrics):
             self._warn_once(subject, text)
+
+    def completions(
+        self, columns: Mapping[str, Sequence[Any]], of_tokens: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Records a step's table of completions.
+
+        **Arguments:** its columns, an entry for each completion; more columns, of their tokens.
+        """
+        step = columns["step"][0]
+        with self.folder.writing():
+            write_completions(self.folder.completions_of(step), {**columns, **of_tokens})
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an evaluation of the model after `step` steps, unless it is recorded already.
