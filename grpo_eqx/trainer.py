@@ -51,8 +51,8 @@ from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
+from grpo_eqx.tracking.compile_phases import CompilePhases, CompileTimes
 from grpo_eqx.tracking.completions_table import completion_columns, token_columns
-from grpo_eqx.tracking.console import Stages
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.final_model import write_final_model
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
@@ -60,6 +60,7 @@ from grpo_eqx.tracking.performance import Work, performance_metrics
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
+from grpo_eqx.tracking.stages import Stages
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.trainer_arguments import (
     as_config,
@@ -178,7 +179,7 @@ class GRPOTrainer:
         given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
         join_processes(given)
         self._watchdog = Watchdog(given.hang_timeout)
-        use_compilation_cache()
+        cache = use_compilation_cache()
         self._notes = (
             given.without_effect(),
             note_on_replaced(
@@ -233,9 +234,8 @@ class GRPOTrainer:
         self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
-        self.programs = self._run.programs(
-            self.mesh, self.tokenizer, lambda name: self._stages.say(f"compiling {name}")
-        )
+        compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
+        self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
         check_best_metric(self.cfg, self.rewards, self.programs.options, self._run.passes)
         if passed.model is None and cfg.model != EMBEDDED_MODEL:
             # While the weights load. Only what the first step waits for: a trainer may never be

@@ -15,10 +15,10 @@ from grpo_eqx.errors import RunError
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import write_completions
-from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.trackers import JsonlTracker, Tracker, WandbTracker
+from grpo_eqx.tracking.training_display import TrainingDisplay
 
 _MANY_CLIPPED = 0.5
 _SHARE_OF_PLOTS = 0.01
@@ -56,7 +56,8 @@ class RunRecord:
         self._resumed_after, self._continued = step, continued
         self._extra_trackers = trackers
         self._trackers: list[Tracker] = []
-        self._display = TrainingDisplay(cfg.steps, done=step)
+        rewards = [metrics["reward"] for metrics in self.history]
+        self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._warned: set[str] = set()
         self._plot_due = time.monotonic() + _FIRST_PLOT_S
 
@@ -150,6 +151,8 @@ class RunRecord:
         step = columns["step"][0]
         with self.folder.writing():
             write_completions(self.folder.completions_of(step), {**columns, **of_tokens})
+        if self.cfg.num_completions_to_print is not None:
+            self._display.completions(columns, self.cfg.num_completions_to_print)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an evaluation of the model after `step` steps, unless it is recorded already.
