@@ -107,8 +107,9 @@ _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 MAY_CHANGE = frozenset(
     {
         # how long the run is, and what is kept of it
-        "steps", "num_train_epochs", "output_dir", "run_name", "log_completions_steps", "report_to",
-        "wandb", "wandb_project", "eval_problems", "resume",
+        "steps", "num_train_epochs", "output_dir", "run_name", "report_to", "wandb",
+        "wandb_project", "log_completions_steps", "log_completions", "num_completions_to_print",
+        "eval_problems", "resume",
         "save_steps", "save_minutes", "save_total_limit",
         "metric_for_best_model", "greater_is_better",
         "preemption_deadline", "stop_after", "hang_timeout",
@@ -380,8 +381,14 @@ class GRPOConfig:
     hash of other settings that make it another run."""
     run_name: str | None = None
     """Name of the run, for its folder, if output_dir is not set, and for its trackers."""
-    log_completions_steps: NonNegativeInt = 10
-    """Steps between tables of prompts, completions and rewards; 0: none are written."""
+    log_completions_steps: NonNegativeInt = 1
+    """Steps between tables of prompts, completions, rewards and log-probs in the run's folder, for
+    grpo-eqx inspect; 0: none are written."""
+    log_completions: bool = False
+    """Print some of a step's completions, from the best to the worst, whenever a table is
+    written."""
+    num_completions_to_print: PositiveInt | None = None
+    """Completions that log_completions prints. None: 4 (in TRL: all)."""
     save_minutes: PositiveFloat | None = 10.0
     """Minutes between checkpoints. None: they are saved by save_steps alone, and at the end."""
     save_steps: PositiveInt | None = None
@@ -615,6 +622,8 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults["max_generation_batches"] = 4
     if cfg.reward_failures == "drop":
         defaults["max_failed_rewards"] = 0.1
+    if cfg.log_completions:
+        defaults["num_completions_to_print"] = 4
     defaults["wandb"] = "online" if "wandb" in cfg.report_to else "disabled"
     if (cfg.wandb or defaults["wandb"]) != "disabled":
         defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"

@@ -345,6 +345,23 @@ def check_trackers(
         )
 
 
+def check_printed_completions(
+    log_completions_steps: int, log_completions: bool, num_completions_to_print: int | None
+) -> None:
+    """Refuses a number of completions to print, or printing them, where none are printed."""
+    if not log_completions:
+        _refuse_given(
+            "without log_completions",
+            "set that, or leave it unset (None)",
+            num_completions_to_print=num_completions_to_print,
+        )
+    elif log_completions_steps == 0:
+        raise UserError(
+            "log_completions prints completions of the steps whose tables are written, and "
+            "log_completions_steps is 0: set it to 1 or more."
+        )
+
+
 def check_best_model(
     metric_for_best_model: str | None,
     greater_is_better: bool | None,
@@ -378,6 +395,7 @@ CHECKS = (
     check_updates,
     check_alternatives,
     check_trackers,
+    check_printed_completions,
     check_best_model,
 )
 

@@ -13,7 +13,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.run_programs import evaluation_rows
-from grpo_eqx.tracking.console import track_on_terminal
+from grpo_eqx.tracking.progress import track_on_terminal
 from grpo_eqx.training.lowering import lower_generate, shapes_of
 from grpo_eqx.training.programs import Programs
 

@@ -143,8 +143,6 @@ ADVICE: Mapping[str, str] = {
     "trackio_space_id": "pass GRPOTrainer a tracker of your own",
     "trackio_bucket_id": "pass GRPOTrainer a tracker of your own",
     "trackio_static_space_id": "pass GRPOTrainer a tracker of your own",
-    "log_completions": "use log_completions_steps",
-    "num_completions_to_print": "tables of completions are files: use log_completions_steps",
     "log_unique_prompts": "tables of completions have a row per completion",
     "log_completions_hub_repo": "tables of completions are files: use log_completions_steps",
     "log_multimodal": "prompts are text",

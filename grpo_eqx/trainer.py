@@ -51,8 +51,8 @@ from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.tracking.completions_table import completions_columns
-from grpo_eqx.tracking.console import Stages
+from grpo_eqx.tracking.compile_phases import CompilePhases, CompileTimes
+from grpo_eqx.tracking.completions_table import completion_columns, token_columns
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.final_model import write_final_model
 from grpo_eqx.tracking.memory import MemoryGauge
@@ -61,6 +61,7 @@ from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
+from grpo_eqx.tracking.stages import Stages
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.trainer_arguments import (
     as_config,
@@ -179,7 +180,7 @@ class GRPOTrainer:
         given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
         join_processes(given)
         self._watchdog = Watchdog(given.hang_timeout)
-        use_compilation_cache()
+        cache = use_compilation_cache()
         self._notes = (
             given.without_effect(),
             note_on_replaced(
@@ -234,9 +235,8 @@ class GRPOTrainer:
         self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
-        self.programs = self._run.programs(
-            self.mesh, self.tokenizer, lambda name: self._stages.say(f"compiling {name}")
-        )
+        compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
+        self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
         check_best_metric(
             self.cfg, self.rewards, self.programs.options, self._run.passes, self._run.model
         )
@@ -348,10 +348,16 @@ class GRPOTrainer:
             compiled = CompilationCounter()
             record.step(self.state.step, metrics)
             if record.wants_completions(self.state.step):
-                table = completions_columns(
-                    self.state.step, groups.prompts, groups.completions, groups.rewards, advantages
+                record.completions(
+                    completion_columns(
+                        self.state.step,
+                        groups.prompts,
+                        groups.completions,
+                        groups.rewards,
+                        advantages,
+                    ),
+                    token_columns(groups.completions),
                 )
-                record.completions(self.state.step, table)
             # Last, so that a checkpoint's step has all of its records.
             checkpoints.after_step(self.state, metrics)
 

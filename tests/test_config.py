@@ -175,6 +175,8 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
         ({"off_policy_mask_threshold": float("inf")}, "off_policy_mask_threshold is inf"),
         ({"advantage_estimator": "reinforce", "scale_rewards": "group"}, "which is not scaled"),
         ({"wandb_project": "mine"}, "while wandb is disabled"),
+        ({"num_completions_to_print": 3}, "without log_completions"),
+        ({"log_completions": True, "log_completions_steps": 0}, "set it to 1 or more"),
     ],
 )
 def test_a_knob_that_would_do_nothing_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from grpo_eqx.launch.subcommand import Subcommand
 if TYPE_CHECKING:
     import jax
 
-    from grpo_eqx.tracking.console import Stages
+    from grpo_eqx.tracking.stages import Stages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Compile(RunFlags, Subcommand):
 def _compile(cfg: GRPOConfig) -> None:
     from grpo_eqx.distributed.exchange import raise_on_all_hosts
     from grpo_eqx.distributed.startup import is_main
-    from grpo_eqx.tracking.console import Stages
+    from grpo_eqx.tracking.stages import Stages
 
     folder, stages = raise_on_all_hosts(_cache_to_fill), Stages()
     for name, lower in _programs(cfg, stages):

@@ -22,6 +22,7 @@ from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.flag_values import AS_SETTINGS
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.help import asks_for_help, show_help
+from grpo_eqx.cli.inspect import Inspect
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.cli.train import Train
@@ -31,7 +32,7 @@ from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
     "train": Train, "plan": Plan, "compile": Compile, "export": Export, "doctor": Doctor,
-    "launch": Launch,
+    "inspect": Inspect, "launch": Launch,
 }  # fmt: skip
 _ANY = functools.reduce(
     operator.or_,

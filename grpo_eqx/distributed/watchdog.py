@@ -1,11 +1,11 @@
 """Ends a process that hangs, instead of leaving its accelerators idle for days."""
 
 import faulthandler
-import os
 import sys
 import threading
 import time
 
+from grpo_eqx.distributed.exits import do_last_acts, exit_at_once
 from grpo_eqx.errors import EXIT_FAULT
 
 _BACKSTOP_SECONDS = 5.0
@@ -52,6 +52,7 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
+        do_last_acts()
         stderr = sys.__stderr__ or sys.stderr
         print(
             f"error: no progress for {self.timeout:g} s (hang_timeout) after {self._done_last}: "
@@ -61,4 +62,4 @@ class Watchdog:
             flush=True,
         )
         faulthandler.dump_traceback(stderr, all_threads=True)
-        os._exit(EXIT_FAULT)
+        exit_at_once(EXIT_FAULT)

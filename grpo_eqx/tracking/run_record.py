@@ -1,22 +1,25 @@
 """All records of a run, behind one object."""
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from grpo_eqx.config import GRPOConfig
+from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.errors import RunError
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import write_completions
-from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_trackers import RunTrackers
-from grpo_eqx.tracking.trackers import CompletionsTable, Tracker
+from grpo_eqx.tracking.trackers import Tracker
+from grpo_eqx.tracking.training_display import TrainingDisplay
 
 _MANY_CLIPPED = 0.5
 _SHARE_OF_PLOTS = 0.01
@@ -54,7 +57,8 @@ class RunRecord:
         self._resumed_after, self._continued = step, continued
         self._passed_trackers = trackers
         self._trackers: RunTrackers | None = None  # while the run goes on
-        self._display = TrainingDisplay(cfg.steps, done=step)
+        rewards = [metrics["reward"] for metrics in self.history]
+        self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._warned: set[str] = set()
         self._plot_due = time.monotonic() + _FIRST_PLOT_S
 
@@ -66,7 +70,8 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        kept = self.folder.start(cfg, self.layout, self._resumed_after, continued=self._continued)
+        facts = dataclasses.asdict(cfg), dataclasses.asdict(self.layout), hub_commits(cfg)
+        kept = self.folder.start(*facts, self._resumed_after, continued=self._continued)
         self._trackers = self._open_trackers(
             self._resumed_after, self._passed_trackers, started=self._continued
         )
@@ -132,6 +137,21 @@ class RunRecord:
         self._display.step(step, metrics)
         for subject, text in self._warnings(step, metrics):
             self._warn_once(subject, text)
+
+    def completions(
+        self, columns: Mapping[str, Sequence[Any]], of_tokens: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Records a step's table of completions.
+
+        **Arguments:** its columns, an entry for each completion; more columns, of their tokens.
+        """
+        step = columns["step"][0]
+        assert self._trackers is not None  # entered
+        with self.folder.writing():
+            write_completions(self.folder.completions_of(step), {**columns, **of_tokens})
+        self._trackers.completions(step, columns)
+        if self.cfg.num_completions_to_print is not None:
+            self._display.completions(columns, self.cfg.num_completions_to_print)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an evaluation of the model after `step` steps, unless it is recorded already.
@@ -207,10 +227,3 @@ class RunRecord:
         """Returns whether to write the completions of `step`, counted from 1."""
         every = self.cfg.log_completions_steps
         return not self.only_history and every > 0 and (step == 1 or step % every == 0)
-
-    def completions(self, step: int, table: CompletionsTable) -> None:
-        """Writes the table of a step's completions, and shows it to the trackers."""
-        assert self._trackers is not None  # entered
-        with self.folder.writing():
-            write_completions(self.folder.completions_of(step), table)
-        self._trackers.completions(step, table)

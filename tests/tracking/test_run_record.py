@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def record(folder: Path, *trackers: Tracker, step: int = 0) -> RunRecord:
-    cfg = GRPOConfig(output_dir=folder).resolved()
+def record(folder: Path, *trackers: Tracker, step: int = 0, **settings: Any) -> RunRecord:
+    cfg = GRPOConfig(output_dir=folder, **settings).resolved()
     layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
     return RunRecord(cfg, layout, trackers, step=step, continued=step > 0)
 
@@ -140,3 +141,21 @@ def test_what_teaches_nothing_is_said_once_in_words(
     warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
     assert len(warnings) == (said is not None)
     assert all(str(said) in line for line in warnings)
+
+
+def test_completions_are_a_table_and_some_of_them_are_printed_where_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {
+        "step": [7] * 3, "prompt": ["1 + 1?"] * 3, "completion": ["two", "2", "\x1b[2J"],
+        "reward": [0.0, 1.0, 0.5], "advantage": [-1.0, 1.0, 0.0],
+    }  # fmt: skip
+    with record(folder) as run:
+        run.completions(columns, {"tokens": [["two"], ["2"], ["?"]]})
+    assert (folder / "completions" / "step_000007.parquet").exists()
+    assert "two" not in capsys.readouterr().out
+    with record(folder, log_completions=True, num_completions_to_print=2) as run:
+        run.completions(columns, {})
+    said = capsys.readouterr().out
+    assert "step 7: 2 of 3 completions, from the best to the worst" in said
+    assert said.index("  2  ") < said.index("  two  ")
