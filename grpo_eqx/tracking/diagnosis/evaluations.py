@@ -31,7 +31,9 @@ def falls(history: History) -> Iterator[Seen]:
         return  # a step came after it
     for name in newest:
         if name.startswith("eval/") and name.endswith("pass@1"):
-            yield from _fall(history, name)
+            if (seen := _fall(history, name)) is not None:
+                yield seen
+                return  # others, such as the strict score, say the same
 
 
 class _Accuracy(NamedTuple):
@@ -44,7 +46,7 @@ class _Accuracy(NamedTuple):
         return self.value * (1 - self.value) / self.problems
 
 
-def _fall(history: History, name: str) -> Iterator[Seen]:
+def _fall(history: History, name: str) -> Seen | None:
     all_of_it = [
         _Accuracy(
             value, int(float(row["step"])),
@@ -54,21 +56,20 @@ def _fall(history: History, name: str) -> Iterator[Seen]:
         if math.isfinite(value := float(row.get(name, math.nan)))
     ]  # fmt: skip
     if len(all_of_it) < 2:
-        return
+        return None
     best, newest = max(all_of_it), all_of_it[-1]
     error = math.sqrt(max(best.variance + newest.variance, 0.0))
     if best.value - newest.value < max(_LEAST_FALL, _NOISE * error):
-        return
+        return None
     early, late = _reward_until(history, best.step), history.last("reward", _WINDOW)
     reward, up = "", True
     if early is not None and late:
         up = fmean(late) > early
         reward = f", while the reward went from {early:.3g} to {fmean(late):.3g}"
-    yield Seen(
+    return Seen(
         f"Pass@1 ({name}) fell from {best.value:.3g} (after step {best.step}) to "
         f"{newest.value:.3g} (after step {newest.step}){reward}.",
         None if up else _OF_BOTH,
-        subject=name,
     )
 
 

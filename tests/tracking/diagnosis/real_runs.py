@@ -1,7 +1,7 @@
 """Six sick and six healthy runs of the embedded model, in one process: `real_runs.py FOLDER`.
 
-They have the same shapes, and many the same settings but for the rewards or the seed, so that most
-programs come from the cache.
+They have the same shapes, and many the same settings but for the rewards or the seed, so that many
+programs come from the cache. With a constant learning rate, a program is the same for any steps.
 """
 
 import sys
@@ -65,7 +65,8 @@ def main(folder: Path) -> None:
         cfg = make(
             **{
                 "steps": 14, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 64,
-                "log_completions_steps": 0, "save_minutes": None, "output_dir": folder / name,
+                "log_completions_steps": 0, "save_minutes": None, "lr_scheduler_type": "constant",
+                "output_dir": folder / name,
                 **run.settings,
             }
         )  # fmt: skip
