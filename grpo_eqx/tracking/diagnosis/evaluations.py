@@ -29,11 +29,9 @@ def falls(history: History) -> Iterator[Seen]:
     newest = history.evaluations[-1]
     if newest["step"] != history.step:
         return  # a step came after it
-    for name in newest:
-        if name.startswith("eval/") and name.endswith("pass@1"):
-            if (seen := _fall(history, name)) is not None:
-                yield seen
-                return  # others, such as the strict score, say the same
+    names = [name for name in newest if name.startswith("eval/") and name.endswith("pass@1")]
+    falls = [seen for name in names if (seen := _fall(history, name)) is not None]
+    yield from falls[:1]  # others, such as the strict score, say the same
 
 
 class _Accuracy(NamedTuple):

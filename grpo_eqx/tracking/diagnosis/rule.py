@@ -1,4 +1,4 @@
-"""What a rule is, and what it finds."""
+"""Rules, and their findings."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ class Finding:
 
 @dataclasses.dataclass(frozen=True)
 class Seen:
-    """What a rule sees after a step or an evaluation."""
+    """Observation of a rule after a step or an evaluation."""
 
     text: str
     advice: str | None = None
     """Advice that fits better than the rule's."""
     subject: str = ""
-    """What it is about, of several such as reward functions. Each is found once."""
+    """Name of the one that it is about, of several such as reward functions. Each is found once."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
