@@ -61,12 +61,13 @@ def entropy_exploded(history: History) -> Iterator[Seen]:
     values = history.last(_ENTROPY, _KL_WINDOW)
     if len(values) < _KL_WINDOW or not 0 < _ENTROPY_GROWTH * before < (now := median(values)):
         return
-    early, late = history.first("reward", _AT_START), history.last("reward", _KL_WINDOW)
-    deviation = max(history.first("reward_std", _AT_START), default=0.0)
-    if early and late and max(early) - fmean(late) > _FALL * deviation > 0:
+    # The first step alone: steps that are far too large destroy the policy in one.
+    early, late = history.first("reward", 1), history.last("reward", _KL_WINDOW)
+    deviation = max(history.first("reward_std", 1), default=0.0)
+    if early and late and early[0] - fmean(late) > _FALL * deviation > 0:
         yield Seen(
             f"The entropy grew from {before:.3g} nats per token at the start to {now:.3g} "
-            f"({history.span(_KL_WINDOW)}), and the reward fell from {max(early):.3g} to "
+            f"({history.span(_KL_WINDOW)}), and the reward fell from {early[0]:.3g} to "
             f"{fmean(late):.3g}: the policy becomes random."
         )
 
