@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from grpo_eqx.cli.check import Check
 from grpo_eqx.cli.compile import Compile
 from grpo_eqx.cli.doctor import Doctor
 from grpo_eqx.cli.export import Export
@@ -31,8 +32,8 @@ from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
-    "train": Train, "plan": Plan, "compile": Compile, "export": Export, "doctor": Doctor,
-    "inspect": Inspect, "launch": Launch,
+    "train": Train, "plan": Plan, "compile": Compile, "export": Export, "check": Check,
+    "inspect": Inspect, "doctor": Doctor, "launch": Launch,
 }  # fmt: skip
 _ANY = functools.reduce(
     operator.or_,

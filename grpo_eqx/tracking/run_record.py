@@ -2,9 +2,8 @@
 
 import contextlib
 import dataclasses
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -12,21 +11,18 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.errors import RunError
-from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import write_completions
+from grpo_eqx.tracking.diagnosis import Doctor, Finding
 from grpo_eqx.tracking.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_trackers import RunTrackers
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.tracking.training_display import TrainingDisplay
 
-_MANY_CLIPPED = 0.5
 _SHARE_OF_PLOTS = 0.01
 """Share of the time that drawing the learning curve may take before the run ends."""
 _FIRST_PLOT_S = 20.0
-_EQUAL = 1e-6
-"""Standard deviation over mean, up to which rewards are equal but for rounding."""
 
 
 class RunRecord:
@@ -59,7 +55,8 @@ class RunRecord:
         self._trackers: RunTrackers | None = None  # while the run goes on
         rewards = [metrics["reward"] for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
-        self._warned: set[str] = set()
+        self._doctor = Doctor(dataclasses.asdict(cfg), self.folder.rows(step) if continued else ())
+        self._warned = False
         self._plot_due = time.monotonic() + _FIRST_PLOT_S
 
     def __enter__(self) -> "RunRecord":
@@ -135,8 +132,7 @@ class RunRecord:
             if time.monotonic() > self._plot_due:
                 self._plot()
         self._display.step(step, metrics)
-        for subject, text in self._warnings(step, metrics):
-            self._warn_once(subject, text)
+        self._tell(self._doctor.step(self.history[-1]))
 
     def completions(
         self, columns: Mapping[str, Sequence[Any]], of_tokens: Mapping[str, Sequence[Any]]
@@ -165,63 +161,25 @@ class RunRecord:
             with self.folder.writing():
                 if self.folder.has(step, metrics):
                     return
-                if self._trackers is not None:
-                    self._trackers.log(step, metrics)
-                    return
-                trackers = self._open_trackers(step, (), started=True)
-                trackers.log(step, metrics)
-                trackers.finish()
+                self._log_evaluation(step, metrics)
         except RunError as error:
-            self._warn_once("evaluation", f"an evaluation is not recorded: {error}")
+            if not self._warned:
+                self._warned = True
+                self.note(f"warning: an evaluation is not recorded: {error}")
+        self._tell(self._doctor.evaluation({"step": float(step), **metrics}))
 
-    def _warnings(self, step: int, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        """Yields what is wrong with a step: a subject, to warn of once, and the words."""
-        clipped = metrics["completions/clipped_ratio"]
-        if clipped > _MANY_CLIPPED:
-            yield (
-                "clipped",
-                f"{clipped:.0%} of the completions were cut off at max_completion_length "
-                f"({self.cfg.max_completion_length}) before they ended; consider raising it.",
-            )
-        if math.isnan(metrics["reward"]):
-            yield (
-                "reward", f"no completion had a reward, so step {step} has trained nothing."
-            )  # fmt: skip
+    def _log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._trackers is not None:
+            self._trackers.log(step, metrics)
             return
-        if not math.isfinite(metrics["reward_std"]):
-            yield (
-                "reward_std", f"the rewards of step {step} are too large for float32: scale them."
-            )  # fmt: skip
-        largest_std = 0.0
-        for name, mean in metrics.items():
-            func = name.removeprefix("rewards/").removesuffix("/mean")
-            if name != f"rewards/{func}/mean" or func == SOFT_OVERLONG:
-                continue
-            if math.isnan(mean):
-                yield (
-                    name,
-                    f"reward function {func} returned None for all completions of step {step}.",
-                )
-            elif metrics[f"rewards/{func}/std"] <= _EQUAL * abs(mean):
-                yield (
-                    name,
-                    f"reward function {func} returned {mean:g} for all completions of step {step} "
-                    f"that it scored: from equal rewards nothing is learned.",
-                )
-            else:
-                largest_std = max(largest_std, metrics[f"rewards/{func}/std"])
-        sums = self.cfg.multi_objective_aggregation == "sum_then_normalize"
-        if sums and largest_std > 0 and metrics["reward_std"] <= _EQUAL * largest_std:
-            yield (
-                "reward_std",
-                f"the weighted rewards of step {step} add up to {metrics['reward']:g} for all "
-                f"completions: from equal rewards nothing is learned.",
-            )
+        trackers = self._open_trackers(step, (), started=True)
+        trackers.log(step, metrics)
+        trackers.finish()
 
-    def _warn_once(self, subject: str, text: str) -> None:
-        if subject not in self._warned:
-            self._warned.add(subject)
-            self.note(f"warning: {text}")
+    def _tell(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            kind = "warning" if finding.kind == "sickness" else "note"
+            self.note(f"{kind}: {finding.text} {finding.advice}")
 
     def wants_completions(self, step: int) -> bool:
         """Returns whether to write the completions of `step`, counted from 1."""
