@@ -32,6 +32,10 @@ class StepClock:
     def next_step(self) -> None:
         self._start, self._laps = self._last, {}
 
+    def skip(self, seconds: float) -> None:
+        """Leaves seconds since the last lap out of all steps."""
+        self._start, self._last = self._start + seconds, self._last + seconds
+
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self._on_lap(name)

@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from grpo_eqx.config import GRPOConfig
@@ -49,8 +50,10 @@ class RunRecord:
         self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
         self.history: list[Mapping[str, float]] = []
+        self.evaluations: list[Mapping[str, float]] = []
         if continued:
             self.history += self.folder.history(step)
+            self.evaluations += self.folder.evaluations(step)
         self._resumed_after, self._continued = step, continued
         self._extra_trackers = trackers
         self._trackers: list[Tracker] = []
@@ -143,12 +146,13 @@ class RunRecord:
         After the run's end, trackers that were passed do not get it: they have finished. Where it
         cannot be written, a warning says so.
         """
+        if self.has_evaluation(step, metrics):
+            return
+        self.evaluations.append({"step": float(step), **metrics})
         if self.only_history:
             return
         try:
             with self.folder.writing():
-                if self.folder.has(step, metrics):
-                    return
                 trackers = self._trackers or self._own_trackers()
                 for tracker in trackers:
                     tracker.log(step, metrics)
@@ -156,6 +160,18 @@ class RunRecord:
                         tracker.finish()
         except RunError as error:
             self._warn_once("evaluation", f"an evaluation is not recorded: {error}")
+
+    def has_evaluation(self, step: int, names: Collection[str]) -> bool:
+        """Returns whether metrics of these names are recorded for the model after a step."""
+        return any(row["step"] == step and row.keys() >= set(names) for row in self.evaluations)
+
+    def stopped(self, step: int, reason: str) -> None:
+        """Records that the run ended before its last step, and why."""
+        self.note(f"stopped after step {step} of {self.cfg.steps}: {reason}")
+        if not self.only_history:
+            with self.folder.writing():
+                facts = json.dumps({"step": step, "reason": reason}, indent=2)
+                self.folder.stopped.write_text(facts + "\n", encoding="utf-8")
 
     def _warnings(self, step: int, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
         """Yields what is wrong with a step: a subject, to warn of once, and the words."""

@@ -8,8 +8,8 @@ import pytest
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.cli.main import main
-from grpo_eqx.evaluation import Evaluation
-from grpo_eqx.trainer import FitResult
+from grpo_eqx.evaluation.result import Evaluation
+from grpo_eqx.fit_result import FitResult
 
 
 def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
