@@ -3,7 +3,7 @@
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, SupportsFloat, get_args
 
 from grpo_eqx.callbacks import Callback, Event, Response
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
@@ -89,9 +89,9 @@ def _response(callback: Callback, name: EventName, event: Event) -> Response | N
     return response
 
 
-def _number(called: str, metric: str, value: object) -> float:
+def _number(called: str, metric: str, value: SupportsFloat) -> float:
     try:
-        return float(value)  # type: ignore[arg-type]
+        return float(value)
     except (TypeError, ValueError) as error:
         raise UserError(
             f"callback {called} logs {metric!r} as {value!r}: metrics are numbers."

@@ -5,7 +5,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, SupportsFloat
 
 from grpo_eqx.errors import UserError
 
@@ -42,7 +42,7 @@ class Event:
 class Response:
     """What a callback asks of a run."""
 
-    metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    metrics: Mapping[str, SupportsFloat] = dataclasses.field(default_factory=dict)
     """Numbers to record with those of the step or evaluation, in all trackers."""
     stop: str | None = None
     """Reason to end the run here, with a checkpoint and the model; `None`: the run goes on."""

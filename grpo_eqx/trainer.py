@@ -367,7 +367,7 @@ class GRPOTrainer:
         `Evaluation.pass_at`. The draws are the same at every call.
         """
         refuse_arguments("evaluate", [*(["eval_dataset"] if eval_dataset else []), *others])
-        draws = Draws.checked(temperature, num_samples)
+        draws = Draws.checked(float(temperature), num_samples)
         step = self.state.step
         when = f"after {step:,} step{'s' if step > 1 else ''}" if step else "before training"
         doing = f"evaluating on {len(self.heldout):,} problems {when}"

@@ -34,13 +34,13 @@ class Draws(NamedTuple):
     num_samples: int = 1
 
     @classmethod
-    def checked(cls, temperature: float, num_samples: float) -> "Draws":
+    def checked(cls, temperature: float, num_samples: int) -> "Draws":
         """Raises `UserError` for a number of samples that cannot be."""
         if num_samples != int(num_samples) or num_samples < 1:
             raise UserError(
                 f"num_samples is {num_samples!r}: use a whole number that is at least 1."
             )
-        return cls(float(temperature), int(num_samples))
+        return cls(temperature, int(num_samples))
 
 
 def completed(

@@ -34,7 +34,7 @@ class Evaluation:
         how = f"at temperature {self.temperature:g}" if self.temperature else "greedy"
         text = f"{_percent(first[1])} correct on {problems:,} problems{each}, {how}"
         for name, estimate in others:
-            words = f"{estimate.value:.4g}" if name in self.scores else _percent(estimate)
+            words = _number(estimate) if name in self.scores else _percent(estimate)
             text += f"; {name.replace('/', ' ')} {words}"
         return text
 
@@ -124,6 +124,10 @@ def _mean(scores: Float[np.ndarray, "N S"]) -> Float[np.ndarray, " N"]:
 
 def _joined(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | None:
     return None if one is None or other is None else np.concatenate([one, other])
+
+
+def _number(estimate: Estimate) -> str:
+    return f"{estimate.value:.4g} ({estimate.low:.4g}-{estimate.high:.4g})"
 
 
 def _percent(estimate: Estimate) -> str:
