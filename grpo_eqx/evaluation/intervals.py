@@ -38,9 +38,9 @@ def share_of(solved: Bool[np.ndarray, " N"]) -> Estimate:
 def mean_of(values: Float[np.ndarray, " N"]) -> Estimate:
     """Estimates a mean from each problem's own, as the mean over its completions.
 
-    The interval is the normal one over problems: completions of one problem are a cluster (Miller,
-    "Adding Error Bars to Evals", arXiv 2411.00640, section 2.2). NaN values are left out, and a
-    single value has no interval.
+    The interval is the normal one over problems, by the central limit theorem: the completions of
+    one problem are not independent, and their mean is one value (Miller, "Adding Error Bars to
+    Evals", arXiv 2411.00640). NaN values are left out, and a single value has no interval.
     """
     values = values[~np.isnan(values)]
     if len(values) == 0:

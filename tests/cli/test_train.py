@@ -51,7 +51,7 @@ def test_it_trains_with_the_flags_settings(monkeypatch, capsys, configs) -> None
 def test_held_out_problems_that_are_asked_for_are_evaluated(monkeypatch, capsys, configs) -> None:
     assert train(monkeypatch, "--steps", "2", "--eval-problems", "4") == 0
     evaluation, _ = capsys.readouterr().out.splitlines()
-    assert evaluation == "75.0% correct on 4 problems (greedy)"
+    assert evaluation == "75.0% (30.1-95.4) correct on 4 problems, greedy"
 
 
 def test_mistakes_are_one_line(monkeypatch, capsys) -> None:
