@@ -15,7 +15,7 @@ _LOGGING = "on_step_end", "on_evaluate"
 
 
 class Heard(NamedTuple):
-    """What the callbacks of a run have responded together."""
+    """Responses of all callbacks to an event, as one."""
 
     metrics: Mapping[str, float]
     stop: str | None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """What has happened in a run, and what is known of the run at that moment."""
+    """Moment of a run, with what is known of the run then."""
 
     step: int
     """Steps that are done."""
@@ -40,7 +40,7 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Response:
-    """What a callback asks of a run."""
+    """Requests of a callback to its run."""
 
     metrics: Mapping[str, SupportsFloat] = dataclasses.field(default_factory=dict)
     """Numbers to record with those of the step or evaluation, in all trackers."""

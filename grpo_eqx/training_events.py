@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class TrainingEvents:
-    """What happens in `fit` besides steps: in the same order in all processes.
+    """Sequence of what `fit` does besides steps, the same in all processes.
 
     After each step: callbacks, the record, an evaluation if one is due, a checkpoint if that is. A
     resumed run makes the evaluation of its last step first, if it ended before that.

@@ -27,7 +27,7 @@ Track = Callable[[Sequence[int]], Iterable[int]]
 
 
 class Draws(NamedTuple):
-    """How an evaluation draws the completions of each problem."""
+    """Draws of the completions of each problem."""
 
     temperature: float = 0.0
     """0 for greedy completions."""

@@ -18,7 +18,7 @@ class Evaluated(NamedTuple):
     """Evaluations of the model after one step."""
 
     evaluations: tuple[Evaluation, ...]
-    """Of greedy completions, then of sampled ones where the settings ask for them."""
+    """Evaluation of greedy completions, then that of sampled ones if the settings ask for it."""
     metrics: dict[str, float]
 
 

@@ -23,7 +23,7 @@ class Evaluation:
     voted: Bool[np.ndarray, " N"] | None = None
     """Whether the answer that most completions give is right; `None`: answers are not read."""
     scores: Mapping[str, Float[np.ndarray, "N S"]] = dataclasses.field(default_factory=dict)
-    """What each of `eval_metrics` returned, NaN where it does not apply."""
+    """Values of each of `eval_metrics`, NaN where it does not apply."""
     temperature: float = 0.0
     """Temperature that the completions were sampled at, 0 for greedy ones."""
 

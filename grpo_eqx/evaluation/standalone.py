@@ -42,7 +42,7 @@ _PACKAGES = ("grpo_eqx", "jax", "jaxlib", "equinox", "transformers")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """What to evaluate, and how."""
+    """Model and problems of an evaluation, and how completions are drawn and scored."""
 
     model: str
     data: str | None = None
@@ -60,7 +60,7 @@ class Question:
 
     @property
     def draws(self) -> list[Draws]:
-        """How completions are drawn, as in training: greedily, then with a temperature."""
+        """Draws of completions, as in training: greedily, then with a temperature."""
         if self.num_samples is None:
             if self.temperature is not None:
                 raise UserError(

@@ -37,9 +37,9 @@ class Subject:
     settings: Mapping[str, Any]
     """Settings that belong to it: those of its run, or of its adapters."""
     checkpoint: SavedStep | None = None
-    """Where the parameters that were trained are; `None`: in the model of the settings."""
+    """Checkpoint with the trained parameters; `None`: the model of the settings has them."""
     facts: RunFacts | None = None
-    """What its run was made of, if a checkpoint says it."""
+    """Facts of its run, if a checkpoint has them."""
     of_run: bool = False
 
     @classmethod
@@ -149,4 +149,5 @@ def _facts(checkpoint: SavedStep) -> RunFacts:
 
 def _of_a_run(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings of a run that its model needs; older runs may lack some."""
-    return {name: config[name] for name in _OF_A_RUN if name in config}
+    found = {name: config[name] for name in _OF_A_RUN if name in config}
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in found.items()}
