@@ -110,6 +110,7 @@ MAY_CHANGE = frozenset(
         "steps", "num_train_epochs", "output_dir", "run_name", "report_to", "wandb",
         "wandb_project", "log_completions_steps", "log_completions", "num_completions_to_print",
         "eval_problems", "resume",
+        "eval_steps", "eval_on_start", "num_generations_eval", "eval_temperature",
         "save_steps", "save_minutes", "save_total_limit",
         "metric_for_best_model", "greater_is_better",
         "preemption_deadline", "stop_after", "hang_timeout",
@@ -376,6 +377,16 @@ class GRPOConfig:
     # Records and evaluation
     eval_problems: PositiveInt = 512
     """Maximum number of held-out problems per evaluation."""
+    eval_steps: PositiveInt | None = None
+    """Steps between evaluations of the model while it is trained; one more is made at the end.
+    None: none are made."""
+    eval_on_start: bool = False
+    """Evaluate the model before the first step too."""
+    num_generations_eval: PositiveInt | None = None
+    """Completions of each problem in these evaluations that are sampled, for pass@k and maj@k,
+    besides a greedy one. None: greedy ones alone."""
+    eval_temperature: PositiveFloat | None = None
+    """Temperature of the sampled ones. None: temperature."""
     output_dir: str | Path | None = None
     """Output folder of the run. None: runs/RUN_NAME, or runs/MODEL-DATA-seedSEED, followed by a
     hash of other settings that make it another run."""
@@ -396,8 +407,9 @@ class GRPOConfig:
     save_total_limit: PositiveInt | None = 2
     """Newest checkpoints to keep; older ones are deleted. None: all."""
     metric_for_best_model: str | None = None
-    """Metric, such as reward: of the saved steps, the one with its best value is kept as well.
-    None: only the newest are."""
+    """Metric, such as reward: of the saved steps, the one with its best value is kept as well. With
+    one of an evaluation, such as eval/greedy/pass@1, all evaluated steps are saved. None: only the
+    newest are kept."""
     greater_is_better: bool | None = None
     """Whether more of that metric is better. None: True."""
     hang_timeout: PositiveFloat | None = 1800.0
@@ -624,6 +636,8 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults["max_failed_rewards"] = 0.1
     if cfg.log_completions:
         defaults["num_completions_to_print"] = 4
+    if cfg.num_generations_eval is not None:
+        defaults["eval_temperature"] = cfg.temperature
     defaults["wandb"] = "online" if "wandb" in cfg.report_to else "disabled"
     if (cfg.wandb or defaults["wandb"]) != "disabled":
         defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"

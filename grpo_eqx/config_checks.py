@@ -362,10 +362,34 @@ def check_printed_completions(
         )
 
 
+def check_evaluations(
+    eval_steps: int | None,
+    eval_on_start: bool,
+    num_generations_eval: int | None,
+    eval_temperature: float | None,
+) -> None:
+    """Refuses settings of evaluations that are not made."""
+    if eval_steps is None:
+        _refuse_given(
+            "without eval_steps",
+            "set that (as large as steps to evaluate at the end alone), or leave it unset",
+            eval_on_start=eval_on_start or None,
+            num_generations_eval=num_generations_eval,
+            eval_temperature=eval_temperature,
+        )
+    if num_generations_eval is None:
+        _refuse_given(
+            "without num_generations_eval",
+            "set that, or leave it unset (None)",
+            eval_temperature=eval_temperature,
+        )
+
+
 def check_best_model(
     metric_for_best_model: str | None,
     greater_is_better: bool | None,
     save_total_limit: int | None,
+    eval_steps: int | None,
 ) -> None:
     """Refuses a choice of the best where there is none."""
     if metric_for_best_model is None:
@@ -374,7 +398,13 @@ def check_best_model(
             "set that, or leave it unset (None)",
             greater_is_better=greater_is_better,
         )
-    elif save_total_limit is None:
+        return
+    if metric_for_best_model.startswith("eval/") and eval_steps is None:
+        raise UserError(
+            f"metric_for_best_model is {metric_for_best_model}, a metric of evaluations, and "
+            f"eval_steps is not set: set it, so that they are made during training."
+        )
+    if save_total_limit is None:
         raise UserError(
             f"metric_for_best_model is {metric_for_best_model} while all checkpoints are kept: it "
             f"would do nothing; set save_total_limit, or leave it unset (None)."
@@ -396,6 +426,7 @@ CHECKS = (
     check_alternatives,
     check_trackers,
     check_printed_completions,
+    check_evaluations,
     check_best_model,
 )
 

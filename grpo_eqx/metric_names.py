@@ -1,6 +1,7 @@
-"""Names of the metrics that a run's steps log, known before the first."""
+"""Names of the metrics that a run logs, known before its first step."""
 
 import difflib
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -34,19 +35,30 @@ def check_best_metric(
     options: ProgramOptions,
     passes: Passes,
     model: ModelConfig,
+    of_evaluations: Sequence[str],
 ) -> None:
-    """Raises `UserError` if the steps of a run do not log `metric_for_best_model`."""
+    """Raises `UserError` if a run does not log `metric_for_best_model`.
+
+    **Arguments:** what decides the metrics of steps; the names of those of its evaluations.
+    """
     name = cfg.metric_for_best_model
     if name is None or name.startswith(OF_THE_MACHINE):
         return
-    known = metric_names(cfg, rewards, options, passes, model)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        guess = f" (did you mean {near[0]}?)" if near else ""
+    of_steps = metric_names(cfg, rewards, options, passes, model)
+    if name in of_steps or name in of_evaluations:
+        return
+    near = difflib.get_close_matches(name, [*of_steps, *of_evaluations], n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    if name.startswith("eval/"):
         raise UserError(
-            f"metric_for_best_model is {name!r}, which training steps do not log, and evaluations "
-            f"are not compared{guess}: use one of {', '.join(known)}."
+            f"metric_for_best_model is {name!r}, which no evaluation logs{guess}: use one of "
+            f"{', '.join(sorted(of_evaluations))}."
         )
+    more = "" if of_evaluations else ", and evaluations are not made without eval_steps"
+    raise UserError(
+        f"metric_for_best_model is {name!r}, which training steps do not log{more}{guess}: use one "
+        f"of {', '.join(of_steps)}."
+    )
 
 
 def metric_names(

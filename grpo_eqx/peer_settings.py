@@ -12,7 +12,7 @@ _ONE_ENGINE = "there is no second engine: the trainer's own weights sample, in t
 _MESH = "set mesh and rollout_sharding: JAX shards the model over it"
 _XLA = "programs are always compiled by XLA"
 _FILES = "checkpoints and the model are files in output_dir"
-_EVALUATE = "call trainer.evaluate() before and after fit()"
+_EVALUATE = "set eval_steps, the steps between evaluations"
 _PUSH = "call trainer.push_to_hub(repo_id) after fit()"
 _PYTORCH = "it is about PyTorch, which is not used here"
 _DATA_ON_HOST = "problems are tokenized once and kept in memory"
@@ -152,19 +152,16 @@ ADVICE: Mapping[str, str] = {
     # evaluation
     "eval_strategy": _EVALUATE,
     "evaluation_strategy": _EVALUATE,
-    "eval_steps": _EVALUATE,
     "eval_delay": _EVALUATE,
-    "eval_on_start": _EVALUATE,
     "do_eval": _EVALUATE,
     "do_train": "call trainer.fit(), or grpo-eqx train",
     "do_predict": "call trainer.generate()",
-    "num_generations_eval": "call trainer.evaluate(num_samples=...)",
     "prediction_loss_only": "evaluations sample completions; there is no loss",
     "eval_do_concat_batches": "evaluations choose their batches by themselves",
     "eval_use_gather_object": "evaluations are gathered by themselves",
     "eval_accumulation_steps": "evaluations choose their batches by themselves",
-    "include_for_metrics": "pass GRPOTrainer an eval_func",
-    "batch_eval_metrics": "pass GRPOTrainer an eval_func",
+    "include_for_metrics": "pass GRPOTrainer eval_metrics",
+    "batch_eval_metrics": "pass GRPOTrainer eval_metrics",
     # checkpoints
     "save_strategy": "use save_steps or save_minutes",
     "save_only_model": "checkpoints hold all that a run needs to resume; export writes the model",
@@ -349,7 +346,7 @@ ADVICE: Mapping[str, str] = {
     "response_length": "use max_completion_length",
     "ignore_eos": "completions end at the end of sequence",
     "do_sample": "training samples with temperature; call trainer.evaluate(temperature=...)",
-    "val_kwargs": "call trainer.evaluate(num_samples=..., temperature=...)",
+    "val_kwargs": "use num_generations_eval and eval_temperature",
     "calculate_log_probs": "sampling/* metrics compare the sampler's log-probs with the trainer's",
     "tensor_model_parallel_size": _MESH,
     "tensor_parallel_size": _MESH,
@@ -403,7 +400,7 @@ ADVICE: Mapping[str, str] = {
     "logger": "use report_to (wandb, tensorboard), or pass GRPOTrainer trackers",
     "save_freq": "use save_steps (None in place of -1)",
     "test_freq": _EVALUATE,
-    "val_before_train": "call trainer.evaluate() before fit()",
+    "val_before_train": "use eval_on_start",
     "val_only": "call trainer.evaluate() without fit()",
     "log_val_generations": "use log_completions_steps, for those of training",
     "rollout_data_dir": "use log_completions_steps: tables are in output_dir",

@@ -319,6 +319,10 @@ class RunSpec:
 
     def initial_state(self, programs: Programs) -> TrainState:
         """Places model, optimizer state and reference on the devices, before the first step."""
+        return self.untrained_state(programs, self.initial_model(programs))
+
+    def initial_model(self, programs: Programs) -> CausalLM:
+        """Places the model on the devices, with the adapters that are to be trained."""
         source = self.cfg.model if self.passed.model is None else self.passed.model
         lora, mesh = self.lora, programs.mesh
         dtype = jnp.dtype(jnp.float32) if lora is None else programs.options.dtype
@@ -329,7 +333,7 @@ class RunSpec:
             shardings = jax.eval_shape(prepare, model).shardings(mesh)
             model = jax.jit(prepare, out_shardings=shardings, donate_argnums=0)(model)
             model = jax.tree.map(relabeled, model, shardings)
-        return self.untrained_state(programs, model)
+        return model
 
     def untrained_state(self, programs: Programs, model: CausalLM) -> TrainState:
         """Places optimizer state and reference beside a model, as before its first update."""

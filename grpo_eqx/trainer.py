@@ -1,6 +1,7 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
 import dataclasses
+import functools
 import itertools
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from grpo_eqx.callbacks import Callback
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
@@ -29,10 +31,13 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
-from grpo_eqx.errors import MissingAttributeError, UserError
-from grpo_eqx.evaluation import Evaluation, complete
-from grpo_eqx.experience import Experience, ExperienceCollector, StartedRollout, rewarded
-from grpo_eqx.generation import Completions
+from grpo_eqx.errors import UserError
+from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
+from grpo_eqx.evaluation.in_training import TrainingEvaluations
+from grpo_eqx.evaluation.result import Evaluation
+from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
+from grpo_eqx.experience import Experience, ExperienceCollector, StartedRollout
+from grpo_eqx.fit_result import FitResult
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.metric_names import check_best_metric
 from grpo_eqx.models.base import CausalLM
@@ -44,7 +49,7 @@ from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
-from grpo_eqx.rewards.make_rewards import RewardFuncs, make_eval_reward, make_rewards
+from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
@@ -58,6 +63,7 @@ from grpo_eqx.tracking.final_model import write_final_model
 from grpo_eqx.tracking.memory import MemoryGauge
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_metrics
+from grpo_eqx.tracking.progress import track_on_terminal
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
@@ -79,26 +85,9 @@ from grpo_eqx.training.programs import SKIPPED
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
+from grpo_eqx.training_events import TrainingEvents
 
-_HELDOUT = "held-out problem"
-"""Name of an evaluation's problem in messages."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """Result of `GRPOTrainer.fit`."""
-
-    output_dir: Path
-    history: Sequence[Mapping[str, float]]
-    """The metrics of every step."""
-    seconds: float
-    """Duration of the steps, compilation included."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise MissingAttributeError(
-            f"the result of fit has no attribute {name!r}: it has history, with the metrics of "
-            f"every step, output_dir and seconds"
-        )
+_TRACK = functools.partial(track_on_terminal, description="completing prompts")
 
 
 def _say(text: str) -> None:
@@ -134,11 +123,13 @@ class GRPOTrainer:
         train_data: Data | None = None,
         eval_data: Data | None = None,
         eval_func: RewardFunc | str = gsm8k.correct,
+        eval_metrics: EvalMetrics = (),
         optimizer: optax.GradientTransformation | None = None,
         mesh: Mesh | None = None,
         rollout_sharding: RolloutSharding | None = None,
         loss_backend: LossBackend | None = None,
         trackers: Sequence[Tracker] = (),
+        callbacks: Sequence[Callback] = (),
         **others: Any,
     ):
         """**Arguments:**
@@ -152,9 +143,12 @@ class GRPOTrainer:
           `PromptSource`, in place of `cfg.data` and `cfg.eval_data`.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved. One that it fails on,
           where failures do not stop the run, is not solved.
+        - `eval_metrics`: functions with the same signature, by name or as a list, whose means an
+          evaluation reports besides.
         - `optimizer`: any optax transformation, complete with learning rate and clipping.
         - `mesh`, `rollout_sharding`, `loss_backend`: strategy objects.
         - `trackers`: destinations of metrics besides the run folder.
+        - `callbacks`: objects that are told of the run's events, and may end it.
         - `others`: TRL's `args`, `train_dataset`, `eval_dataset` and `processing_class`.
 
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
@@ -172,6 +166,7 @@ class GRPOTrainer:
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
             trackers=trackers,
+            callbacks=callbacks,
         )
         named = with_trl_names(
             {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
@@ -209,8 +204,7 @@ class GRPOTrainer:
             loss_backend=loss_backend,
         )
         self.rewards = make_rewards(cfg, reward_funcs)
-        self._eval_reward = make_eval_reward(cfg, eval_func)
-        (self.eval_func,) = self._eval_reward.funcs.values()
+        scorer = Scorer(cfg, eval_func, eval_metrics)
         with self._stages.lasting("loading the tokenizer and the problems"):
             self._run, inputs = RunSpec.load(cfg, passed)
         self.cfg = cfg = self._run.cfg
@@ -225,11 +219,9 @@ class GRPOTrainer:
         built_in = (gsm8k.correct, gsm8k.correct_strict)
         if any(func in built_in for func in self.rewards.funcs.values()):
             gsm8k.check_answers(data.prompts)
-            if self.eval_func in built_in:
-                gsm8k.check_answers(self.heldout.prompts, "eval_func", _HELDOUT)
+            scorer.check_answers(self.heldout.prompts)
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
-        if self.eval_func is not gsm8k.correct:  # which says itself what it needs, when it is used
-            check_signatures(self._eval_reward.funcs, self.heldout.prompts[0].columns)
+        scorer.check_signatures(self.heldout.prompts[0].columns)
         self.mesh = self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
         self.cfg = self._run.cfg
@@ -237,9 +229,15 @@ class GRPOTrainer:
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
         compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
         self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
+        self._evaluator = Evaluator(
+            self.programs, self.tokenizer, self.heldout, scorer,
+            max_prompt_length=cfg.max_prompt_length,
+        )  # fmt: skip
+        self._evaluations = TrainingEvaluations(self.cfg, self._evaluator)
         check_best_metric(
-            self.cfg, self.rewards, self.programs.options, self._run.passes, self._run.model
-        )
+            self.cfg, self.rewards, self.programs.options, self._run.passes, self._run.model,
+            self.evaluation_names,
+        )  # fmt: skip
         if passed.model is None and cfg.model != EMBEDDED_MODEL:
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
@@ -254,6 +252,7 @@ class GRPOTrainer:
             self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg, self._run.passes
         )
         self.trackers = trackers
+        self.callbacks = callbacks
         self._record: RunRecord | None = None
         self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
         self._starts_up = True
@@ -295,10 +294,10 @@ class GRPOTrainer:
                     only_history=not is_main(), step=self.state.step, continued=continued,
                 )  # fmt: skip
                 with record, checkpoints, self.programs.ahead:
-                    self._train(record, checkpoints)
+                    stopped = self._train(record, checkpoints)
             write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
-        return FitResult(record.folder.path, record.history, seconds)
+        return FitResult(record.folder.path, record.history, seconds, record.evaluations, stopped)
 
     def train(
         self, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
@@ -307,22 +306,25 @@ class GRPOTrainer:
         refuse_arguments("train", others)
         return self.fit(resume_from_checkpoint)
 
-    def _train(self, record: RunRecord, checkpoints: Checkpoints) -> None:
-        """Makes the remaining steps."""
+    def _train(self, record: RunRecord, checkpoints: Checkpoints) -> str | None:
+        """Makes the remaining steps; returns which callback ended them before, and why."""
         cfg = self.cfg
         for text in (self.describe(), str(record.layout), *self._notes, self._evaluation_note()):
             if text is not None:
                 record.note(text)
         for step, metrics in self._early_evaluations:
             record.evaluation(step, metrics)
-        if self.state.step >= cfg.steps:
-            return
+        events = TrainingEvents(
+            self, self._evaluations, record, checkpoints, self._watchdog.progress
+        )
+        if not events.ends:
+            self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))
+        events.begin()
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
         memory = MemoryGauge(self.mesh.local_devices)
-        self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))
-        started: StartedRollout | None = self.experiences.start(self.state)
+        started: StartedRollout | None = None
         began = self._stages.seconds
-        while self.state.step < cfg.steps:
+        while not events.ends:
             started = started or self.experiences.start(self.state)
             experience = self.experiences.collect(started, self.state, clock)
             groups = experience.groups
@@ -336,16 +338,17 @@ class GRPOTrainer:
             )
             updates = self._update(experience, advantages)
             # Before the update's end, so that devices need not wait for the host; but a checkpoint
-            # would have to wait for the rollout.
-            ahead = not checkpoints.are_due(self.state.step)
+            # and an evaluation would have to wait for the rollout.
+            is_evaluated = self._evaluations.are_due(self.state.step)
+            saves = checkpoints.are_due(self.state.step, is_evaluated=is_evaluated)
             memory.meet()  # here, as processes have just met, and the next rollout takes long
-            started = self.experiences.start(self.state) if ahead else None
+            started = None if saves or is_evaluated else self.experiences.start(self.state)
             metrics = self._metrics(experience, updates, clock, checkpoints)
             metrics |= compiled.metrics() | memory.metrics()
             if self._starts_up:
                 metrics |= self._startup(began)
             clock.next_step()
-            compiled = CompilationCounter()
+            metrics |= events.step_ended(metrics)
             record.step(self.state.step, metrics)
             if record.wants_completions(self.state.step):
                 record.completions(
@@ -359,7 +362,9 @@ class GRPOTrainer:
                     token_columns(groups.completions),
                 )
             # Last, so that a checkpoint's step has all of its records.
-            checkpoints.after_step(self.state, metrics)
+            clock.skip(events.evaluate_and_save(metrics))
+            compiled = CompilationCounter()
+        return events.ended()
 
     @explains_out_of_memory
     def evaluate(
@@ -373,31 +378,27 @@ class GRPOTrainer:
         `Evaluation.pass_at`. The draws are the same at every call.
         """
         refuse_arguments("evaluate", [*(["eval_dataset"] if eval_dataset else []), *others])
-        problems, temperature = self.heldout.prompts, float(temperature)
-        if num_samples != int(num_samples) or num_samples < 1:
-            raise UserError(
-                f"num_samples is {num_samples!r}: use a whole number that is at least 1."
-            )
-        if self.eval_func is gsm8k.correct:
-            gsm8k.check_answers(problems, "eval_func", _HELDOUT)
+        draws = Draws.checked(float(temperature), num_samples)
         step = self.state.step
         when = f"after {step:,} step{'s' if step > 1 else ''}" if step else "before training"
-        with self._stages.lasting(f"evaluating on {len(problems):,} problems {when}"):
-            completions = self._complete(self.heldout.tokens, temperature, num_samples)
-        with self._watchdog, self._eval_reward as reward:
-            scores = rewarded(reward, problems, completions).total
-        if np.any(scores > 0) and not np.any(scores == 1):
-            _say(
-                f"warning: eval_func returned at most {np.nanmax(scores):g}, and only 1 counts as "
-                f"solved."
-            )
-        evaluation = Evaluation(scores == 1.0)
-        recorded = self.state.step, evaluation.metrics(temperature)
+        doing = f"evaluating on {len(self.heldout):,} problems {when}"
+        with self._stages.lasting(doing), self._watchdog:
+            evaluation = self._evaluator.evaluate(
+                self.state.model, draws,
+                on_progress=self._watchdog.progress,
+                track=_TRACK,
+            )  # fmt: skip
+        assert evaluation is not None  # nothing interrupts it
         if self._record is None:
-            self._early_evaluations.append(recorded)
+            self._early_evaluations.append((step, evaluation.metrics()))
         else:
-            self._record.evaluation(*recorded)
+            self._record.evaluation(step, evaluation.metrics())
         return evaluation
+
+    @property
+    def evaluation_names(self) -> list[str]:
+        """Names of the metrics of the evaluations that `eval_steps` plans; empty without it."""
+        return self._evaluations.metric_names
 
     @explains_out_of_memory
     def generate(
@@ -426,8 +427,12 @@ class GRPOTrainer:
             check_positions(self.cfg, self.state.model.config, prompt, len(ids))
         if not tokens:
             return []
-        completions = self._complete(tokens, temperature, 1)
-        return [texts[0] for texts in completions.texts]
+        with self._watchdog:
+            completions = completed(
+                self.programs, self.state.model, tokens, self.tokenizer, Draws(float(temperature)),
+                max_prompt_length=limit, track=_TRACK,
+            )  # fmt: skip
+            return [texts[0] for part in completions for texts in part.texts]
 
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
         """Plans whether this run fits a described TPU slice, or the devices at hand.
@@ -551,10 +556,8 @@ class GRPOTrainer:
 
     def _evaluation_note(self) -> str | None:
         """Returns a note if the held-out problems need another `eval_func` than the default."""
-        if self.eval_func is not gsm8k.correct:
-            return None
         try:
-            gsm8k.check_answers(self.heldout.prompts, "eval_func", _HELDOUT)
+            self._evaluator.scorer.check_answers(self.heldout.prompts)
         except UserError as error:
             return f"note: evaluate() cannot score the held-out problems: {error}"
         return None
@@ -735,15 +738,3 @@ class GRPOTrainer:
             **experience.packing_metrics(),
             **{f"compile/num_shapes/{name}": float(count) for name, count in dict(shapes).items()},
         }
-
-    def _complete(
-        self, tokens: Sequence[Sequence[int]], temperature: float, num_samples: int
-    ) -> Completions:
-        with self._watchdog:
-            return complete(
-                self.programs, self.state.model, tokens, self.tokenizer,
-                max_prompt_length=self.cfg.max_prompt_length,
-                temperature=temperature,
-                num_samples=num_samples,
-                on_progress=self._watchdog.progress,
-            )  # fmt: skip

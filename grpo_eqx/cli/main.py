@@ -19,6 +19,7 @@ import tyro
 from grpo_eqx.cli.check import Check
 from grpo_eqx.cli.compile import Compile
 from grpo_eqx.cli.doctor import Doctor
+from grpo_eqx.cli.eval import Eval
 from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.flag_values import AS_SETTINGS
 from grpo_eqx.cli.flags import ConfigFlags
@@ -32,8 +33,8 @@ from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
-    "train": Train, "plan": Plan, "compile": Compile, "export": Export, "check": Check,
-    "inspect": Inspect, "doctor": Doctor, "launch": Launch,
+    "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "export": Export,
+    "check": Check, "inspect": Inspect, "doctor": Doctor, "launch": Launch,
 }  # fmt: skip
 _ANY = functools.reduce(
     operator.or_,
@@ -185,8 +186,6 @@ def _about_no_subcommand(word: str) -> str:
         return f"a subcommand is missing: use one of {known}."
     if word.startswith("-"):
         return f"{word} comes before the subcommand ({known}): put flags after it."
-    if word in ("eval", "evaluate"):
-        return f"there is no subcommand {word!r}: call GRPOTrainer(cfg).evaluate() in Python."
     near = difflib.get_close_matches(word, _SUBCOMMANDS, n=1)
     guess = f" (did you mean {near[0]}?)" if near else ""
     return f"there is no subcommand {word!r}: use one of {known}{guess}."

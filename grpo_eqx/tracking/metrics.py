@@ -36,6 +36,10 @@ class StepClock:
         self._earlier.append(self._last - self._start)
         self._start, self._laps = self._last, {}
 
+    def skip(self, seconds: float) -> None:
+        """Leaves seconds since the last lap out of all steps."""
+        self._start, self._last = self._start + seconds, self._last + seconds
+
     def lap(self, name: str) -> None:
         now = time.perf_counter()
         self._on_lap(name)

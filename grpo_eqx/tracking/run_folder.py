@@ -5,7 +5,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from grpo_eqx.errors import RunError, UserError
 
 
 class RunFolder:
-    """Paths of a run's config, layout, hub commits, metrics, completions, learning curve and model.
+    """Paths of what a run writes: config, metrics, completions, learning curve, model and others.
 
     A run that is already in the folder is kept: its entries move to `previous-1`, `previous-2`...
     """
@@ -29,6 +29,7 @@ class RunFolder:
         self.model = path / "model"
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
+        self.stopped = path / "stopped.json"
         self._run_id = path / "run_id"
 
     def start(
@@ -56,6 +57,7 @@ class RunFolder:
             kept = None if continued else self._keep_previous()
             self.metrics.touch()  # first: it tells a run folder
             self.completions.mkdir(exist_ok=True)
+            self.stopped.unlink(missing_ok=True)
             self._forget_after(step)
             files = {self.config: settings, self.layout: layout, self.hub_commits: commits}
             for path, facts in files.items():
@@ -133,9 +135,9 @@ class RunFolder:
         """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
         return [row for row in self.rows(last) if "step_time" in row]  # else an evaluation
 
-    def has(self, step: int, names: Collection[str]) -> bool:
-        """Returns whether the folder has metrics of these names, after that step."""
-        return any(row["step"] == step and row.keys() >= set(names) for row in self.rows(step))
+    def evaluations(self, last: int) -> list[dict[str, float]]:
+        """Returns the metrics of the evaluations after steps up to `last`, oldest first."""
+        return [row for row in self.rows(last) if "step_time" not in row]
 
     def run_id(self) -> str:
         """Returns the id of the run at its trackers, made when it is first asked for."""
@@ -184,7 +186,7 @@ class RunFolder:
         entries = [
             self.config, self.layout, self.hub_commits, self.metrics, self.completions,
             self.learning_curve, self.model, self.checkpoints, self._run_id,
-            self.tensorboard, self.path / "wandb",
+            self.stopped, self.tensorboard, self.path / "wandb",
         ]  # fmt: skip
         return [entry for entry in entries if entry.exists()]
 

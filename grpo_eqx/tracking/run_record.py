@@ -2,8 +2,9 @@
 
 import contextlib
 import dataclasses
+import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -48,8 +49,10 @@ class RunRecord:
         self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
         self.history: list[Mapping[str, float]] = []
+        self.evaluations: list[Mapping[str, float]] = []
         if continued:
             self.history += self.folder.history(step)
+            self.evaluations += self.folder.evaluations(step)
         self._resumed_after, self._continued = step, continued
         self._passed_trackers = trackers
         self._trackers: RunTrackers | None = None  # while the run goes on
@@ -155,18 +158,31 @@ class RunRecord:
         After the run's end, trackers that were passed do not get it: they have finished. Where it
         cannot be written, a warning says so.
         """
+        if self.has_evaluation(step, metrics):
+            return
+        self.evaluations.append({"step": float(step), **metrics})
         if self.only_history:
             return
         try:
             with self.folder.writing():
-                if self.folder.has(step, metrics):
-                    return
                 self._log_evaluation(step, metrics)
         except RunError as error:
             if not self._warned:
                 self._warned = True
                 self.note(f"warning: an evaluation is not recorded: {error}")
         self._tell(self._doctor.evaluation({"step": float(step), **metrics}))
+
+    def has_evaluation(self, step: int, names: Collection[str]) -> bool:
+        """Returns whether metrics of these names are recorded for the model after a step."""
+        return any(row["step"] == step and row.keys() >= set(names) for row in self.evaluations)
+
+    def stopped(self, step: int, reason: str) -> None:
+        """Records that the run ended before its last step, and why."""
+        self.note(f"stopped after step {step} of {self.cfg.steps}: {reason}")
+        if not self.only_history:
+            with self.folder.writing():
+                facts = json.dumps({"step": step, "reason": reason}, indent=2)
+                self.folder.stopped.write_text(facts + "\n", encoding="utf-8")
 
     def _log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._trackers is not None:
