@@ -6,14 +6,16 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.errors import RunError, UserError
-from grpo_eqx.sharding.layout_report import LayoutReport
+
+
+SIGN_SECONDS = 20.0
+"""Seconds between two signs of life that a run gives through the time of its lock's file."""
 
 
 class RunFolder:
@@ -32,16 +34,23 @@ class RunFolder:
         self.learning_curve = path / "learning_curve.png"
         self.model = path / "model"
         self.checkpoints = path / "checkpoints"
+        self.lock = path / ".lock"
         self._run_id = path / "run_id"
 
     def start(
-        self, cfg: GRPOConfig, layout: LayoutReport, step: int = 0, *, continued: bool = False
+        self,
+        cfg: GRPOConfig,
+        layout: Mapping[str, Any],
+        commits: Mapping[str, str],
+        step: int = 0,
+        *,
+        continued: bool = False,
     ) -> Path | None:
         """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
-        **Arguments:** the settings; the layout; the step after which the run is resumed; whether
-        the run in the folder is the one: it keeps what it wrote up to that step, and loses what it
-        wrote later. Any other is put aside.
+        **Arguments:** the settings; the fields of the layout's report; the commits; the step after
+        which the run is resumed; whether the run in the folder is the one: it keeps what it wrote
+        up to that step, and loses what it wrote later. Any other is put aside.
 
         **Returns:** where an earlier run was put, if there was one.
 
@@ -56,8 +65,8 @@ class RunFolder:
             self._forget_after(step)
             files = {
                 self.config: dataclasses.asdict(cfg),
-                self.layout: dataclasses.asdict(layout),
-                self.hub_commits: hub_commits(cfg),
+                self.layout: layout,
+                self.hub_commits: commits,
             }
             for path, facts in files.items():
                 if facts:  # nothing may be from the hub

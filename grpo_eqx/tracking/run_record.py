@@ -66,7 +66,10 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        kept = self.folder.start(cfg, self.layout, self._resumed_after, continued=self._continued)
+        kept = self.folder.start(
+            cfg, dataclasses.asdict(self.layout), hub_commits(cfg),
+            self._resumed_after, continued=self._continued,
+        )  # fmt: skip
         self._trackers = [*self._own_trackers(), *self._extra_trackers]
         self._display.__enter__()
         if kept is not None:
