@@ -34,6 +34,8 @@ class RunFolder:
         self.learning_curve = path / "learning_curve.png"
         self.model = path / "model"
         self.checkpoints = path / "checkpoints"
+        self.plan = path / "plan.json"
+        """The plan that `grpo-eqx plan --json` was asked to write here."""
         self.lock = path / ".lock"
         self._run_id = path / "run_id"
 

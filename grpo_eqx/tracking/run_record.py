@@ -14,7 +14,7 @@ from grpo_eqx.errors import RunError
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
-from grpo_eqx.tracking.learning_curve import plot_learning_curve
+from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.trackers import JsonlTracker, Tracker, WandbTracker
 
