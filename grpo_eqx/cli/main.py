@@ -23,6 +23,7 @@ from grpo_eqx.cli.flag_values import AS_SETTINGS
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.cli.plan import Plan
+from grpo_eqx.cli.report import Report
 from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunError, UserError
@@ -30,8 +31,8 @@ from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
-    "train": Train, "plan": Plan, "compile": Compile, "export": Export, "doctor": Doctor,
-    "launch": Launch,
+    "train": Train, "plan": Plan, "compile": Compile, "report": Report, "export": Export,
+    "doctor": Doctor, "launch": Launch,
 }  # fmt: skip
 _ANY = functools.reduce(
     operator.or_,

@@ -13,7 +13,6 @@ from typing import Any
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import RunError, UserError
 
-
 SIGN_SECONDS = 20.0
 """Seconds between two signs of life that a run gives through the time of its lock's file."""
 

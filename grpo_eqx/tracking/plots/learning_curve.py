@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from grpo_eqx.tracking.plots.series import Course, window
-from grpo_eqx.tracking.plots.style import SERIES, dress, new_figure, plotting
 
 
 def plot_learning_curve(
@@ -17,11 +17,16 @@ def plot_learning_curve(
     **Arguments:** the metrics of consecutive steps; the title; the file; the number of the first
     of these steps.
     """
+    # matplotlib takes half a second to import, which a run need not wait for.
+    from grpo_eqx.tracking.plots.style import SERIES, dress, new_figure, plotting
+
     written = path.with_suffix(".tmp")
     steps = np.arange(first, first + len(history), dtype=float)
     with plotting():
-        figure = new_figure(720, 540)
-        top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
+        figure = new_figure(720.0, 540.0)
+        room = {"left": 0.09, "right": 0.985, "bottom": 0.09, "top": 0.88, "hspace": 0.25}
+        shapes: Any = {"height_ratios": (2, 1), **room}
+        top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw=shapes)
         for axes, name, label, color in (
             (top, "reward", "mean reward", SERIES[0]),
             (bottom, "completions/mean_length", "mean length, tokens", SERIES[1]),

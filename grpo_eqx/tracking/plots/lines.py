@@ -2,18 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from grpo_eqx.tracking.plots.series import Band, Course
-from grpo_eqx.tracking.plots.style import DASHES, MUTED, SERIES, SMALL_TEXT, dress, new_figure
+from grpo_eqx.tracking.plots.style import DASHES, MUTED, SERIES, SMALL_TEXT, dress, new_axes
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
-_LONGEST_LABEL = 30
+_LONGEST_LABEL, _SHORT_LABEL = 36, 17
+"""Letters of a label that are shown, and of one that has another beside it."""
+_LEGEND_ROW = 21.0
 DATA = "data"
 """Start of the id of what shows data, as opposed to axes and text."""
 
@@ -57,14 +58,15 @@ def draw_lines(
     scale: Scale,
     last_step: float,
     levels: Mapping[str, float] | None = None,
-) -> "Figure":
+) -> Figure:
     """Draws lines, and levels to compare them with. To be called within `plotting`.
 
     **Arguments:** the lines; the vertical axis; the last step of the runs, up to which the
     horizontal axis of all of their plots goes; the levels, by what they are.
     """
-    figure = new_figure()
-    axes = figure.subplots()
+    columns = 2 if all(len(line.label) <= _SHORT_LABEL for line in lines) else 1
+    rows = -(-len(lines) // columns) if len(lines) > 1 else 0
+    axes = new_axes(below=_LEGEND_ROW * rows)
     for number, line in enumerate(lines):
         _draw(axes, line, f"{DATA}-{number}")
     for label, level in (levels or {}).items():
@@ -78,29 +80,34 @@ def draw_lines(
     dress(axes, scale.unit, share=scale.share)
     axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
     if len(lines) > 1:
-        _legend(figure, lines)
-    return figure
+        _legend(axes, lines, columns)
+    assert isinstance(axes.figure, Figure)
+    return axes.figure
 
 
-def _draw(axes: "Axes", line: Line, gid: str) -> None:
+def _draw(axes: Axes, line: Line, gid: str) -> None:
     color, dashes = SERIES[line.color % len(SERIES)], DASHES[line.color % len(DASHES)]
     strong: dict[str, Any] = {"color": color, "lw": 2.5, "linestyle": dashes, "gid": gid}
     if isinstance(line.course, Band):
         low, high, mean = line.course.low, line.course.high, line.course.mean
-        axes.fill_between(
-            low.steps, low.values, high.values, color=color, alpha=0.22, lw=0, gid=f"{gid}-band"
-        )
+        if line.points:
+            bars = axes.vlines(low.steps, low.values, high.values, color=color, lw=8, alpha=0.3)
+            bars.set_gid(f"{gid}-band")
+        else:
+            axes.fill_between(
+                low.steps, low.values, high.values, color=color, alpha=0.22, lw=0, gid=f"{gid}-band"
+            )
         marker = "o" if line.points or len(mean.steps) == 1 else ""
         axes.plot(mean.steps, mean.values, marker=marker, ms=6, **strong)
     elif line.points:
         _draw_points(axes, line, line.course, strong)
     else:
         each, mean = line.course.thinned(), line.course.smooth().thinned()
-        axes.plot(each.steps, each.values, color=color, alpha=0.35, lw=1, gid=f"{gid}-each")
+        axes.plot(each.steps, each.values, color=color, alpha=0.45, lw=1, gid=f"{gid}-each")
         axes.plot(mean.steps, mean.values, marker="o" if len(mean.steps) == 1 else "", **strong)
 
 
-def _draw_points(axes: "Axes", line: Line, course: Course, strong: Mapping[str, Any]) -> None:
+def _draw_points(axes: Axes, line: Line, course: Course, strong: Mapping[str, Any]) -> None:
     axes.plot(course.steps, course.values, marker="o", ms=6, **strong)
     if line.intervals is not None:
         low, high = line.intervals.low.values, line.intervals.high.values
@@ -108,7 +115,7 @@ def _draw_points(axes: "Axes", line: Line, course: Course, strong: Mapping[str, 
         bars.set_gid(f"{strong['gid']}-intervals")
 
 
-def _scale(axes: "Axes", scale: Scale, lines: Sequence[Line], levels: Any) -> None:
+def _scale(axes: Axes, scale: Scale, lines: Sequence[Line], levels: Any) -> None:
     """Sets the limits and the numbers of the vertical axis."""
     values = np.concatenate([*(_drawn(line) for line in lines), np.array(list(levels), float)])
     values = values[np.isfinite(values)]
@@ -138,9 +145,8 @@ def _drawn(line: Line) -> np.ndarray:
     return np.concatenate([line.course.values, *ends])
 
 
-def _legend(figure: "Figure", lines: Sequence[Line]) -> None:
-    from matplotlib.lines import Line2D
-
+def _legend(axes: Axes, lines: Sequence[Line], columns: int) -> None:
+    """Names the lines below the axes."""
     handles = [
         Line2D(
             [], [], color=SERIES[line.color % len(SERIES)], lw=2.5,
@@ -148,10 +154,9 @@ def _legend(figure: "Figure", lines: Sequence[Line]) -> None:
         )
         for line in lines
     ]  # fmt: skip
-    columns = 2 if all(len(line.label) <= 18 for line in lines) else 1
-    figure.legend(
-        handles=handles, loc="outside lower left", ncols=columns, borderaxespad=0,
-        handlelength=2.2, columnspacing=1.5,
+    axes.figure.legend(
+        handles=handles, loc="lower left", bbox_to_anchor=(0.0, 0.0), ncols=columns,
+        borderaxespad=0, borderpad=0.1, labelspacing=0.3, handlelength=2.2, columnspacing=1.5,
     )  # fmt: skip
 
 

@@ -2,19 +2,17 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from grpo_eqx.tracking.plots.lines import DATA
-from grpo_eqx.tracking.plots.style import INK, SERIES, SMALL_TEXT, dress, new_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from grpo_eqx.tracking.plots.style import INK, SERIES, SMALL_TEXT, dress, new_axes
 
 _MOST_BARS = 80
+_LABELS_WIDTH = 130.0
 _ROOM = 1.35
 """Height of the plot over what most bars need; the few that compile may be cut off."""
 
@@ -44,11 +42,10 @@ class StepTimes:
         return StepTimes(means(self.steps), phases, means(self.compiling))
 
 
-def draw_step_times(times: StepTimes) -> "Figure":
+def draw_step_times(times: StepTimes) -> Figure:
     """Draws the phases of steps, stacked, and what of each step was compilation."""
     binned = times.binned()
-    figure = new_figure()
-    axes = figure.subplots()
+    axes = new_axes(right=_LABELS_WIDTH)
     below, edges = np.zeros(len(binned.steps)), _edges(binned.steps)
     for index, (phase, seconds) in enumerate(binned.phases.items()):
         _fill(axes, edges, below, below + seconds, f"{DATA}-{phase}", facecolor=SERIES[index])
@@ -63,7 +60,8 @@ def draw_step_times(times: StepTimes) -> "Figure":
     dress(axes, f"seconds per step{_limit(axes, below, compiling)}")
     axes.set_xlim(edges[0], edges[-1])
     _label(axes, list(binned.phases), [float(np.median(x)) for x in times.phases.values()])
-    return figure
+    assert isinstance(axes.figure, Figure)
+    return axes.figure
 
 
 def _edges(steps: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N+1"]:
@@ -76,14 +74,14 @@ def _edges(steps: Float[np.ndarray, " N"]) -> Float[np.ndarray, " N+1"]:
 
 
 def _fill(
-    axes: "Axes", edges: np.ndarray, low: np.ndarray, high: np.ndarray, gid: str, **style: str
+    axes: Axes, edges: np.ndarray, low: np.ndarray, high: np.ndarray, gid: str, **style: str
 ) -> None:
     steps = np.repeat(edges, 2)[1:-1]
     lower, upper = np.repeat(low, 2), np.repeat(high, 2)
     axes.fill_between(steps, lower, upper, where=upper > lower, lw=0, gid=gid, **style)  # type: ignore[arg-type]
 
 
-def _limit(axes: "Axes", total: np.ndarray, compiling: np.ndarray) -> str:
+def _limit(axes: Axes, total: np.ndarray, compiling: np.ndarray) -> str:
     """Limits the axis to what most steps need; returns words on bars that are longer."""
     usual = total[compiling == 0] if (compiling == 0).any() else total
     top = _ROOM * float(np.percentile(usual, 95))
@@ -91,11 +89,11 @@ def _limit(axes: "Axes", total: np.ndarray, compiling: np.ndarray) -> str:
     longer = int((total > top).sum())
     if not longer:
         return ""
-    which = "the bar that is cut off has" if longer == 1 else f"of {longer} bars cut off, up to"
+    which = "1 bar is cut off, at" if longer == 1 else f"{longer} bars are cut off, at up to"
     return f"; {which} {total.max():.3g} s"
 
 
-def _label(axes: "Axes", phases: Sequence[str], medians: Sequence[float]) -> None:
+def _label(axes: Axes, phases: Sequence[str], medians: Sequence[float]) -> None:
     """Names the phases beside the last bar, each where it is, but apart from one another."""
     low, high = axes.get_ylim()
     line = (high - low) * 0.09

@@ -3,14 +3,12 @@
 import io
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
+
+from matplotlib.figure import Figure
 
 from grpo_eqx.tracking.plots.lines import DATA
 from grpo_eqx.tracking.plots.style import GRID, INK, MUTED, SERIES, TITLE_HEIGHT
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _SVG, _XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 _VARIABLES: Mapping[str, str] = {
@@ -24,7 +22,7 @@ _SIZE = r"font-size: \g<size>"
 _LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
 
 
-def inline_svg(figure: "Figure", name: str, title: str, description: str) -> str:
+def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     """Returns a figure as an `svg` element, whose colors are variables of the page.
 
     The strip of its title is left out.

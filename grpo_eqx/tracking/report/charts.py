@@ -2,10 +2,10 @@
 
 import dataclasses
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from grpo_eqx.tracking.plots.lines import Intervals, Line, Scale, draw_lines
 from grpo_eqx.tracking.plots.series import Band, Course
@@ -13,9 +13,6 @@ from grpo_eqx.tracking.plots.stack import StepTimes, draw_step_times
 from grpo_eqx.tracking.plots.svg import inline_svg
 from grpo_eqx.tracking.report.groups import Group
 from grpo_eqx.tracking.report.reading import ReportedRun
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 _PNG_DPI = 144
 _TIMES, _TOTALS = "time/train/", ("step_s", "step_avg")
@@ -86,7 +83,9 @@ def draw_sections(groups: Sequence[Group]) -> dict[str, list[Plot]]:
 
 def _rewards(groups: Sequence[Group]) -> Iterator[Plot]:
     reward = Scale(unit="mean reward")
-    yield from _plot(_Chart("reward", "Reward", "Mean over the step's completions.", reward), groups)
+    yield from _plot(
+        _Chart("reward", "Reward", "Mean over the step's completions.", reward), groups
+    )
     names = [name for name in _names(groups) if name.startswith("rewards/")]
     means = [name for name in names if name.endswith("/mean")]
     for name in means if len(means) > 1 else ():
@@ -114,10 +113,11 @@ def _plot(chart: _Chart, groups: Sequence[Group]) -> Iterator[Plot]:
     """Draws a metric of steps, unless no run has it."""
     lines = []
     for group in groups:
-        courses = [course for run in group.runs if not (course := run.course(chart.metric)).is_empty]
+        courses = [run.course(chart.metric) for run in group.runs]
+        courses = [course for course in courses if not course.is_empty]
         if courses:
-            course = courses[0] if len(courses) == 1 else Band.of(courses)
-            lines.append(Line(group.name, group.index, course))
+            drawn = courses[0] if len(courses) == 1 else Band.of(courses)
+            lines.append(Line(group.name, group.index, drawn))
     lines = [line for line in lines if not _is_empty(line)]
     if lines:
         yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
@@ -151,9 +151,7 @@ def _evaluation(group: Group, name: str) -> Line | None:
     if len(found) > 1:
         return _seeds(group, [course for _, course in found])
     (run, course) = found[0]
-    ends = [
-        Course(course.steps, run.evaluations(f"{name}{end}").at(course.steps)) for end in _ENDS
-    ]
+    ends = [Course(course.steps, run.evaluations(f"{name}{end}").at(course.steps)) for end in _ENDS]
     intervals = None if any(each.is_empty for each in ends) else Intervals(*ends)
     return Line(group.name, group.index, course, intervals, points=True)
 
@@ -180,9 +178,11 @@ def _times(groups: Sequence[Group]) -> Iterator[Plot]:
         alone = len(groups) == 1
         compiled = float(times.compiling.sum())
         about = (
-            f"{run.name}: {float(np.median(times.total)):.3g} s per step (median), "
-            f"{times.total.sum():,.0f} s in all; hatched: compilation, {compiled:,.3g} s."
+            f"{float(np.median(times.total)):.3g} s per step (median), {times.total.sum():,.0f} s "
+            f"in all; hatched: compilation, {compiled:,.3g} s."
         )
+        if len(group.runs) > 1:
+            about = f"Of {run.name}: {about}"
         title = "Step time" if alone else f"Step time: {group.name}"
         yield _finished(
             "step_time" if alone else f"step_time_{group.index + 1}",
@@ -240,7 +240,7 @@ def planned_levels(groups: Sequence[Group]) -> dict[str, float]:
     return {} if peak is None else {f"planned peak {peak / 2**30:.3g}": peak / 2**30}
 
 
-def _drawn(chart: _Chart, lines: Sequence[Line], figure: "Figure") -> Plot:
+def _drawn(chart: _Chart, lines: Sequence[Line], figure: Figure) -> Plot:
     described = " ".join(_described(line, chart.scale) for line in lines)
     name = "".join(letter if letter.isalnum() else "_" for letter in chart.metric)
     about = f"{chart.about} {_course_in_words(lines[0], chart.scale)}" if len(lines) == 1 else (
@@ -249,12 +249,11 @@ def _drawn(chart: _Chart, lines: Sequence[Line], figure: "Figure") -> Plot:
     return _finished(name, chart.title, about, f"{chart.about} {described}", figure)
 
 
-def _finished(name: str, title: str, about: str, description: str, figure: "Figure") -> Plot:
+def _finished(name: str, title: str, about: str, description: str, figure: Figure) -> Plot:
     """Returns a figure as a plot: as a picture, and within a page, where the title is text."""
     file = io.BytesIO()
     text = figure.suptitle(title, x=0.01, ha="left", weight="bold")
     figure.savefig(file, format="png", dpi=_PNG_DPI, facecolor="white")
-    figure.set_layout_engine("none")  # it has done its work
     text.set_visible(False)
     return Plot(name, title, about, inline_svg(figure, name, title, description), file.getvalue())
 

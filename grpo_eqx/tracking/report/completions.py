@@ -14,6 +14,8 @@ _LONGEST = 1500
 _MOST_TABLES = 40
 """Tables that are searched for prompts that come again, evenly chosen: enough for any run."""
 
+_COLUMNS = "prompt", "completion", "reward", "advantage", "length", "truncated"
+
 
 @dataclasses.dataclass(frozen=True)
 class Example:
@@ -72,10 +74,10 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
     if not rows:
         return Examples(None)
     last = max(rows)
-    by_reward = sorted(rows[last], key=lambda x: (x.reward, x.advantage))
-    best = _of_different_prompts(by_reward[::-1])
+    best = _of_different_prompts(sorted(rows[last], key=lambda x: (-x.reward, -x.advantage)))
     shown = {(each.prompt, each.completion) for each in best}
-    worst = [x for x in by_reward if (x.prompt, x.completion) not in shown]
+    others = [x for x in rows[last] if (x.prompt, x.completion) not in shown]
+    worst = sorted(others, key=lambda x: (x.reward, x.advantage))
     return Examples(last, best, _of_different_prompts(worst), _changes(rows))
 
 
@@ -94,7 +96,9 @@ def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
 
     try:
         with path.open("rb") as file:
-            rows = pq.read_table(file).to_pylist()
+            table = pq.ParquetFile(file)
+            names = [name for name in table.schema_arrow.names if _is_shown(name)]
+            rows = table.read(names).to_pylist()
         examples = [_example(row, step) for row in rows]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
@@ -103,13 +107,18 @@ def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
     return [example for example in examples if math.isfinite(example.reward)]
 
 
+def _is_shown(column: str) -> bool:
+    """Returns whether a column is read: others, such as tokens, may be large."""
+    return column in _COLUMNS or column.startswith("rewards/")
+
+
 def _example(row: Mapping[str, Any], step: int) -> Example:
     return Example(
         step=step,
         prompt=str(row["prompt"]),
         completion=str(row["completion"]),
         reward=_number(row["reward"]),
-        advantage=_number(row.get("advantage")),
+        advantage=0.0 if row.get("advantage") is None else float(row["advantage"]),
         length=row.get("length"),
         truncated=bool(row.get("truncated")),
         rewards={

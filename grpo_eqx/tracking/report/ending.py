@@ -36,11 +36,9 @@ def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
     if holder and silence < _SIGNS_MISSED * SIGN_SECONDS:
         return Ending("going on", f"It is going on, at {progress}.")
     if holder:
-        return Ending(
-            "failed", f"It was killed after {progress}, or its machine ended; {resumes}."
-        )
+        return Ending("failed", f"It was killed after {progress}, or its machine ended; {resumes}.")
     if folder.is_complete and (steps is None or done >= steps):
-        return Ending("finished", f"It finished, with {progress}, and wrote its model.")
+        return Ending("finished", f"It finished its {done:,} steps and wrote its model.")
     if done == 0:
         return Ending("not begun", "It recorded no step.")
     if done in saved and (steps is None or done < steps):

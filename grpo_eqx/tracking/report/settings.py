@@ -4,25 +4,26 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.config import HINTS, GRPOConfig
 from grpo_eqx.errors import UserError
+from grpo_eqx.setting_types import all_converted
 
 OF_SEEDS = frozenset({"seed", "output_dir", "run_name"})
 """Settings in which runs may differ that are seeds of one another."""
 _NAMES_OF_RUNS = frozenset({"output_dir", "run_name"})
 UNKNOWN = "-"
-"""What is shown for the default of a setting that `GRPOConfig` does not have."""
+"""Text for the default of a setting that `GRPOConfig` does not have, or for an unknown value."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Setting that one of several runs, or groups of runs, changed, or in which they differ."""
+    """Setting that one of several runs, or groups of runs, changed."""
 
     name: str
     values: Sequence[str]
     """Its value in each, as text."""
     default: str
-    """The value that it would have had if the first had not set it, as text."""
+    """The value that it would have had if it had been left out, as text."""
 
     @property
     def differs(self) -> bool:
@@ -31,45 +32,52 @@ class Setting:
 
 
 def special_settings(configs: Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """Returns the settings that are not at their defaults, or not the same, in the config's order.
+    """Returns the settings that are not at their defaults in all runs, in the config's order.
 
-    **Arguments:** the fields of each `config.json`. The name of a run and its folder are left out.
+    **Arguments:** the fields of each `config.json`. The name of a run and its folder are left out,
+    and so is what differs between runs because their defaults do: another setting says why.
     """
-    of_each = [default_settings(config) for config in configs]
-    names = list(dict.fromkeys(name for config in configs for name in config))
+    changes = [changed_settings(config) for config in configs]
+    names = dict.fromkeys(name for config in configs for name in config)
     found = []
     for name in names:
-        changed = any(
-            name in config and config[name] != defaults.get(name)
-            for config, defaults in zip(configs, of_each, strict=True)
-        )
-        values = [shown(config[name]) if name in config else UNKNOWN for config in configs]
-        if name not in _NAMES_OF_RUNS and (changed or len(set(values)) > 1):
-            default = next((x[name] for x in of_each if name in x), UNKNOWN)
-            found.append(Setting(name, values, shown(default)))
+        default = next((change[name] for change in changes if name in change), None)
+        if default is not None and name not in _NAMES_OF_RUNS:
+            values = [shown(config[name]) if name in config else UNKNOWN for config in configs]
+            found.append(Setting(name, values, default))
     return found
 
 
-def default_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the value that each setting of a run would have had if it had been left out.
+def changed_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the settings of a run that are not at their defaults, with these, as text.
 
-    Such as `kl_estimator`, which is k3 where `beta` is set. Settings of a subclass of `GRPOConfig`,
-    or of another version, have none.
+    A setting's default is the value that it would have had if it had been left out, such as k3 for
+    `kl_estimator` where `beta` is set. Settings of a subclass of `GRPOConfig`, or of another
+    version, have none.
     """
     fields = {x.name: x.default for x in dataclasses.fields(GRPOConfig)}
     known = {name: value for name, value in settings.items() if name in fields}
     try:
-        cfg = GRPOConfig(**known)
+        cfg = GRPOConfig(**all_converted(GRPOConfig, known, HINTS))
     except UserError:  # of another version
-        return {name: _as_json(fields[name]) for name in known}
-    return {name: _as_json(_default(cfg, name, fields[name])) for name in known}
+        cfg = None
+    changed = {}
+    for name, value in settings.items():
+        if name not in fields:
+            changed[name] = UNKNOWN
+        elif value != _as_json(fields[name]):
+            default = fields[name] if cfg is None else _default(cfg, name, fields[name])
+            if value != _as_json(default):
+                changed[name] = shown(_as_json(default))
+    return changed
 
 
 def _default(cfg: GRPOConfig, name: str, plain: Any) -> Any:
     if plain is not None:
         return plain
     try:
-        return getattr(dataclasses.replace(cfg, **{name: None}).resolved(), name)
+        unset: dict[str, Any] = {name: None}
+        return getattr(dataclasses.replace(cfg, **unset).resolved(), name)
     except UserError:  # a setting that these others require
         return None
 

@@ -127,7 +127,7 @@ def _largest(course: Course) -> float | None:
     return None if course.is_empty else float(np.nanmax(course.values)) * _GIB
 
 
-def _size(size: float | None) -> str:
+def _size(size: int | float | None) -> str:
     if size is None:
         return _UNKNOWN
     return f"{size / _GIB:.2f} GiB" if size >= _GIB else f"{size / 2**20:.1f} MiB"

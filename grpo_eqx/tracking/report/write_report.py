@@ -4,7 +4,9 @@ import dataclasses
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import jinja2
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.tracking.plots.style import plotting
@@ -16,7 +18,10 @@ from grpo_eqx.tracking.report.settings import special_settings
 from grpo_eqx.tracking.report.summary import facts_of, memory_facts
 
 _SECTIONS: Mapping[str, tuple[str, str]] = {
-    "learning": ("Learning", "Is it learning, and does it hold on problems that are not trained on?"),
+    "learning": (
+        "Learning",
+        "Is it learning, and does that hold on problems it does not train on?",
+    ),
     "length": ("Length and truncation", "Do completions end by themselves?"),
     "policy": ("The policy", "Does it stay in the range where its updates can be trusted?"),
     "time": ("Step time", "Where does the time go?"),
@@ -25,6 +30,7 @@ _SECTIONS: Mapping[str, tuple[str, str]] = {
 """Titles of the sections with plots, and the questions that they answer."""
 
 
+@runtime_checkable
 class Finding(Protocol):
     """What a rule found in the metrics of a run."""
 
@@ -36,6 +42,9 @@ class Finding(Protocol):
     def text(self) -> str: ...
     @property
     def advice(self) -> str: ...
+    @property
+    def kind(self) -> str:
+        """Whether something is wrong, a `sickness`, or looks wrong and is right, a `note`."""
 
 
 Diagnose = Callable[
@@ -101,8 +110,6 @@ def _unwritable(output: Path, error: OSError) -> UserError:
 def _page(
     groups: Sequence[Group], sections: Mapping[str, Sequence[Plot]], diagnose: Diagnose
 ) -> str:
-    import jinja2
-
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # completions are text of a model, and may be anything
@@ -115,6 +122,7 @@ def _page(
     runs = [part.run for part in parts]
     return environment.get_template("report.html.jinja").render(
         title=" and ".join(group.name for group in groups),
+        subjects=_subjects(runs),
         parts=parts,
         groups=groups,
         sections={name: (*_SECTIONS[name], sections[name]) for name in _SECTIONS},
@@ -124,6 +132,12 @@ def _page(
         unplanned=[run.name for run in runs if not run.plan],
         written=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
+
+
+def _subjects(runs: Sequence[ReportedRun]) -> list[str]:
+    """Returns the models of the runs, with what they were trained on."""
+    pairs = [(run.settings.get("model"), run.settings.get("data")) for run in runs]
+    return list(dict.fromkeys(f"{model} on {data}" for model, data in pairs if model and data))
 
 
 def _part(run: ReportedRun, group: Group, diagnose: Diagnose) -> _Part:
