@@ -26,6 +26,7 @@ from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.cli.inspect import Inspect
 from grpo_eqx.cli.plan import Plan
+from grpo_eqx.cli.report import Report
 from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunError, UserError
@@ -33,8 +34,8 @@ from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
-    "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "export": Export,
-    "check": Check, "inspect": Inspect, "doctor": Doctor, "launch": Launch,
+    "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,
+    "export": Export, "check": Check, "inspect": Inspect, "doctor": Doctor, "launch": Launch,
 }  # fmt: skip
 _ANY = functools.reduce(
     operator.or_,

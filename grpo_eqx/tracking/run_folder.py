@@ -11,6 +11,9 @@ from typing import Any
 
 from grpo_eqx.errors import RunError, UserError
 
+SIGN_SECONDS = 20.0
+"""Seconds between two signs of life that a run gives through the time of its lock's file."""
+
 
 class RunFolder:
     """Paths of what a run writes: config, metrics, completions, learning curve, model and others.
@@ -30,6 +33,9 @@ class RunFolder:
         self.checkpoints = path / "checkpoints"
         self.tensorboard = path / "tensorboard"
         self.stopped = path / "stopped.json"
+        self.plan = path / "plan.json"
+        """The plan that `grpo-eqx plan --json` was asked to write here."""
+        self.lock = path / ".lock"
         self._run_id = path / "run_id"
 
     def start(

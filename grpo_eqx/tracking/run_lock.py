@@ -16,8 +16,7 @@ from typing import IO, Any
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import RunError, UserError
-
-_SIGN_SECONDS = 20.0
+from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
 
 
 class RunLock:
@@ -29,7 +28,7 @@ class RunLock:
     """
 
     def __init__(self, folder: Path):
-        self.path = folder / ".lock"
+        self.path = RunFolder(folder).lock
         self._file: IO[str] | None = None
         self._ended = threading.Event()
 
@@ -110,11 +109,11 @@ class RunLock:
         """
         before = self.path.stat().st_mtime
         print(
-            f"waiting {2 * _SIGN_SECONDS:.0f} s for signs of the run on {holder.get('host')} that "
+            f"waiting {2 * SIGN_SECONDS:.0f} s for signs of the run on {holder.get('host')} that "
             f"{self.path} names",
             file=sys.stderr,
         )
-        time.sleep(2 * _SIGN_SECONDS)
+        time.sleep(2 * SIGN_SECONDS)
         if self.path.stat().st_mtime != before:
             file.close()
             raise RunError(self._in_use(holder))
@@ -139,6 +138,6 @@ class RunLock:
         )
 
     def _give_signs(self, ended: threading.Event) -> None:
-        while not ended.wait(_SIGN_SECONDS):
+        while not ended.wait(SIGN_SECONDS):
             with contextlib.suppress(OSError):
                 os.utime(self.path)

@@ -15,7 +15,7 @@ from grpo_eqx.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.diagnosis import Doctor, Finding
-from grpo_eqx.tracking.learning_curve import plot_learning_curve
+from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_trackers import RunTrackers
 from grpo_eqx.tracking.trackers import Tracker

@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,9 @@ def test_settings_that_cannot_be_read_are_refused(folder: Path) -> None:
     (folder / "config.json").write_text("{")
     with pytest.raises(UserError, match="cannot be read"):
         RecordedRun.read(folder)
+
+
+def test_reading_a_run_does_not_import_jax() -> None:
+    """Commands that read runs start in half a second, and beside a run that has the devices."""
+    code = "import sys, grpo_eqx.tracking.recorded_run; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,46 @@
+"""Learning curve: reward and completion length over the steps of a run."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_eqx.tracking.plots.series import Course, window
+
+
+def plot_learning_curve(
+    history: Sequence[Mapping[str, float]], title: str, path: Path, first: int = 1
+) -> None:
+    """Plots reward and mean completion length by step, with running means, as a PNG.
+
+    **Arguments:** the metrics of consecutive steps; the title; the file; the number of the first
+    of these steps.
+    """
+    # matplotlib takes half a second to import, which a run need not wait for.
+    from grpo_eqx.tracking.plots.style import SERIES, dress, new_figure, plotting
+
+    written = path.with_suffix(".tmp")
+    steps = np.arange(first, first + len(history), dtype=float)
+    with plotting():
+        figure = new_figure(720.0, 540.0)
+        room = {"left": 0.09, "right": 0.985, "bottom": 0.09, "top": 0.88, "hspace": 0.25}
+        shapes: Any = {"height_ratios": (2, 1), **room}
+        top, bottom = figure.subplots(2, 1, sharex=True, gridspec_kw=shapes)
+        for axes, name, label, color in (
+            (top, "reward", "mean reward", SERIES[0]),
+            (bottom, "completions/mean_length", "mean length, tokens", SERIES[1]),
+        ):
+            course = Course(steps, np.array([metrics[name] for metrics in history], float))
+            each, mean = course.thinned(), course.smooth().thinned()
+            axes.plot(each.steps, each.values, color=color, alpha=0.3, lw=1, label="each step")
+            mean_of = f"mean of last {window(len(history))}"
+            axes.plot(mean.steps, mean.values, color=color, lw=2, label=mean_of)
+            dress(axes, label)
+        figure.suptitle(title, x=0.01, ha="left")
+        top.legend(loc="lower right")
+        top.set_xlabel("")
+        bottom.set_ylim(bottom=0)
+        bottom.set_xlim(first - 1, first + len(history))
+        figure.savefig(written, dpi=120, format="png")
+    written.replace(path)  # whole, for those who look while the run goes on

@@ -1,0 +1,291 @@
+"""Plots of a report, by section."""
+
+import dataclasses
+import io
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from grpo_eqx.tracking.plots.lines import Intervals, Line, Scale, draw_lines
+from grpo_eqx.tracking.plots.series import Band, Course
+from grpo_eqx.tracking.plots.stack import StepTimes, draw_step_times
+from grpo_eqx.tracking.plots.svg import inline_svg
+from grpo_eqx.tracking.report.groups import Group
+from grpo_eqx.tracking.report.reading import ReportedRun
+
+_PNG_DPI = 144
+_TIMES, _TOTALS = "time/train/", ("step_s", "step_avg")
+"""Start of the metrics of a step's phases, and of those that are no phases, after it."""
+_MEMORY = "memory/train/"
+_ENDS = ("/ci_low", "/ci_high")
+"""What the metric of an interval's end has after the name of its figure."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """Plot of a report."""
+
+    name: str
+    """Name of its picture's file, and of what it is on the page."""
+    title: str
+    about: str
+    """What it shows, in a sentence with its figures."""
+    svg: str
+    png: bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chart:
+    """Metric that is plotted."""
+
+    metric: str
+    title: str
+    about: str
+    scale: Scale
+
+
+_LENGTH = (
+    _Chart("completions/mean_length", "Completion length", "Mean over the step's completions.",
+           Scale(unit="tokens", from_zero=True)),
+    _Chart("completions/clipped_ratio", "Truncated completions",
+           "Share cut off at max_completion_length.",
+           Scale(unit="share of completions", share=True, from_zero=True)),
+)  # fmt: skip
+_POLICY = (
+    _Chart("entropy", "Entropy", "Mean over tokens of the policy's own uncertainty.",
+           Scale(unit="nats per token", from_zero=True)),
+    _Chart("kl", "KL to the reference", "Estimated divergence from the reference model.",
+           Scale(unit="nats per token", from_zero=True)),
+    _Chart("clip_ratio/region_mean", "Clipped ratios",
+           "Share of tokens whose ratio is outside the clip range.",
+           Scale(unit="share of tokens", share=True, from_zero=True)),
+    _Chart("sampling/sampling_logp_difference/mean", "Gap between sampler and trainer",
+           "Mean difference of the log-probs of sampled tokens.",
+           Scale(unit="nats per token", logarithmic=True)),
+    _Chart("grad_norm", "Gradient norm", "Before clipping.",
+           Scale(unit="global norm", from_zero=True)),
+    _Chart("loss", "Loss", "Near 0 by construction: it is no measure of learning.",
+           Scale(unit="policy loss, with its other terms")),
+)  # fmt: skip
+
+
+def draw_sections(groups: Sequence[Group]) -> dict[str, list[Plot]]:
+    """Draws all plots whose metrics the runs have. To be called within `plotting`."""
+    return {
+        "learning": [*_rewards(groups), *_evaluations(groups)],
+        "length": [plot for chart in _LENGTH for plot in _plot(chart, groups)],
+        "policy": [plot for chart in _POLICY for plot in _plot(chart, groups)],
+        "time": list(_times(groups)),
+        "memory": list(_memory(groups)),
+    }
+
+
+def _rewards(groups: Sequence[Group]) -> Iterator[Plot]:
+    reward = Scale(unit="mean reward")
+    yield from _plot(
+        _Chart("reward", "Reward", "Mean over the step's completions.", reward), groups
+    )
+    names = [name for name in _names(groups) if name.startswith("rewards/")]
+    means = [name for name in names if name.endswith("/mean")]
+    for name in means if len(means) > 1 else ():
+        func = name.removeprefix("rewards/").removesuffix("/mean")
+        about = "Mean over the completions that it scored."
+        yield from _plot(_Chart(name, f"Reward: {func}", about, reward), groups)
+    flat = _Chart(
+        "frac_reward_zero_std", "Groups without variance",
+        "Share of the prompts whose completions all earned the same: nothing is learned from them.",
+        Scale(unit="share of groups", share=True, from_zero=True),
+    )  # fmt: skip
+    yield from _plot(flat, groups)
+
+
+def _names(groups: Sequence[Group]) -> list[str]:
+    """Returns the names of all metrics that the runs have."""
+    return sorted({name for group in groups for run in group.runs for name in run.metric_names()})
+
+
+def _last_step(groups: Sequence[Group]) -> float:
+    return float(max(run.last_step for group in groups for run in group.runs))
+
+
+def _plot(chart: _Chart, groups: Sequence[Group]) -> Iterator[Plot]:
+    """Draws a metric of steps, unless no run has it."""
+    lines = []
+    for group in groups:
+        courses = [run.course(chart.metric) for run in group.runs]
+        courses = [course for course in courses if not course.is_empty]
+        if courses:
+            drawn = courses[0] if len(courses) == 1 else Band.of(courses)
+            lines.append(Line(group.name, group.index, drawn))
+    lines = [line for line in lines if not _is_empty(line)]
+    if lines:
+        yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
+
+
+def _is_empty(line: Line) -> bool:
+    return (line.course.mean if isinstance(line.course, Band) else line.course).is_empty
+
+
+def _evaluations(groups: Sequence[Group]) -> Iterator[Plot]:
+    for name in _names(groups):
+        if not name.startswith("eval/") or name.endswith((*_ENDS, "eval/num_problems")):
+            continue
+        lines = [line for group in groups if (line := _evaluation(group, name)) is not None]
+        figure = name.removeprefix("eval/")
+        share = "pass@" in name or "maj@" in name
+        chart = _Chart(
+            name, f"Held out: {figure.replace('/', ' ').replace('_', ' ')}",
+            "Evaluations on held-out problems.",
+            Scale(unit="share solved" if share else "mean", share=share),
+        )  # fmt: skip
+        if lines:
+            yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
+
+
+def _evaluation(group: Group, name: str) -> Line | None:
+    found = [(run, run.evaluations(name)) for run in group.runs]
+    found = [(run, course) for run, course in found if not course.is_empty]
+    if not found:
+        return None
+    if len(found) > 1:
+        return _seeds(group, [course for _, course in found])
+    (run, course) = found[0]
+    ends = [Course(course.steps, run.evaluations(f"{name}{end}").at(course.steps)) for end in _ENDS]
+    intervals = None if any(each.is_empty for each in ends) else Intervals(*ends)
+    return Line(group.name, group.index, course, intervals, points=True)
+
+
+def _seeds(group: Group, courses: Sequence[Course]) -> Line | None:
+    """Returns means and extremes of several seeds, after the steps at which all were evaluated."""
+    steps = sorted(set.intersection(*(set(course.steps.tolist()) for course in courses)))
+    if not steps:
+        return None
+    places = np.array(steps)
+    rows = np.stack([course.at(places) for course in courses])
+    mean, low, high = (
+        Course(places, each) for each in (rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0))
+    )
+    return Line(group.name, group.index, Band(mean, low, high), points=True)
+
+
+def _times(groups: Sequence[Group]) -> Iterator[Plot]:
+    for group in groups:
+        run = group.runs[0]
+        times = step_times(run)
+        if times is None:
+            continue
+        alone = len(groups) == 1
+        compiled = float(times.compiling.sum())
+        about = (
+            f"{float(np.median(times.total)):.3g} s per step (median), {times.total.sum():,.0f} s "
+            f"in all; hatched: compilation, {compiled:,.3g} s."
+        )
+        if len(group.runs) > 1:
+            about = f"Of {run.name}: {about}"
+        title = "Step time" if alone else f"Step time: {group.name}"
+        yield _finished(
+            "step_time" if alone else f"step_time_{group.index + 1}",
+            title, about, about, draw_step_times(times),
+        )  # fmt: skip
+
+
+def step_times(run: ReportedRun) -> StepTimes | None:
+    """Returns the seconds of a run's steps by phase; `None` where it has none."""
+    names = [
+        name
+        for name in run.metric_names()
+        if name.startswith(_TIMES) and not name.removeprefix(_TIMES).startswith(_TOTALS)
+    ]
+    total = run.course("step_time")
+    if total.is_empty or not names:
+        return None
+    phases = {
+        name.removeprefix(_TIMES).removesuffix("_s").replace("_", " "): np.nan_to_num(
+            run.course(name).values
+        )
+        for name in names
+    }
+    # In the order of a step, which the names' is not; others after them.
+    order = ["rollout", "reward", "update"]
+    known = {name: phases.pop(name) for name in order if name in phases}
+    compiling = np.nan_to_num(run.course("compile/seconds").values)
+    return StepTimes(total.steps, {**known, **phases}, compiling)
+
+
+def _memory(groups: Sequence[Group]) -> Iterator[Plot]:
+    names = [name for name in _names(groups) if name.startswith(_MEMORY)]
+    for name in names:
+        lines = [
+            Line(group.name, group.index, course)
+            for group in groups
+            if not (course := group.runs[0].course(name)).is_empty
+        ]
+        short = name.removeprefix(_MEMORY).removesuffix("_gib").replace("_", " ")
+        of_host = "host" in name
+        chart = _Chart(
+            name, f"Memory: {short}",
+            "Of the largest process." if of_host else "Of the fullest device.",
+            Scale(unit="GiB", from_zero=True),
+        )  # fmt: skip
+        if lines:
+            levels = {} if of_host else planned_levels(groups)
+            yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups), levels))
+
+
+def planned_levels(groups: Sequence[Group]) -> dict[str, float]:
+    """Returns the planned peak in GiB, if there is one and the runs have the same."""
+    peaks = {run.plan.get("peak_bytes") for group in groups for run in group.runs}
+    (peak,) = peaks if len(peaks) == 1 else (None,)
+    return {} if peak is None else {f"planned peak {peak / 2**30:.3g}": peak / 2**30}
+
+
+def _drawn(chart: _Chart, lines: Sequence[Line], figure: Figure) -> Plot:
+    described = " ".join(_described(line, chart.scale) for line in lines)
+    name = "".join(letter if letter.isalnum() else "_" for letter in chart.metric)
+    about = f"{chart.about} {_course_in_words(lines[0], chart.scale)}" if len(lines) == 1 else (
+        chart.about
+    )  # fmt: skip
+    return _finished(name, chart.title, about, f"{chart.about} {described}", figure)
+
+
+def _finished(name: str, title: str, about: str, description: str, figure: Figure) -> Plot:
+    """Returns a figure as a plot: as a picture, and within a page, where the title is text."""
+    file = io.BytesIO()
+    text = figure.suptitle(title, x=0.01, ha="left", weight="bold")
+    figure.savefig(file, format="png", dpi=_PNG_DPI, facecolor="white")
+    text.set_visible(False)
+    return Plot(name, title, about, inline_svg(figure, name, title, description), file.getvalue())
+
+
+def _described(line: Line, scale: Scale) -> str:
+    return f"{line.label}: {_course_in_words(line, scale)}"
+
+
+def _course_in_words(line: Line, scale: Scale) -> str:
+    """Says from where to where a line goes."""
+    seeds = isinstance(line.course, Band)
+    course = line.course.mean if isinstance(line.course, Band) else line.course
+    finite = np.isfinite(course.values)
+    steps, values = course.steps[finite], course.values[finite]
+    if len(values) == 1:
+        return f"{number(values[0], scale)} after step {steps[0]:,.0f}."
+    if values.min() == values.max():
+        return f"{number(values[0], scale)} throughout."
+    if line.points or seeds:
+        return (
+            f"{number(values[0], scale)} after step {steps[0]:,.0f}, {number(values[-1], scale)} "
+            f"after step {steps[-1]:,.0f}."
+        )
+    count = min(10, max(1, len(values) // 3))
+    first, last = values[:count].mean(), values[-count:].mean()
+    over = "the first and last step" if count == 1 else f"the first and last {count} steps"
+    return (
+        f"{number(first, scale)} to {number(last, scale)} (means of {over}); lowest "
+        f"{number(values.min(), scale)}, highest {number(values.max(), scale)}."
+    )
+
+
+def number(value: float, scale: Scale) -> str:
+    """Returns a value as people read it."""
+    return f"{value:.1%}" if scale.share else f"{value:.3g}"

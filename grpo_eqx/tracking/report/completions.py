@@ -1,0 +1,185 @@
+"""Completions that are worth reading: the best, the worst, and what changed most."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+_SHOWN = 3
+"""Completions of each kind."""
+_LONGEST = 1500
+"""Characters of a text that are shown."""
+_MOST_TABLES = 40
+"""Tables that are searched for prompts that come again, evenly chosen: enough for any run."""
+
+_COLUMNS = "prompt", "completion", "reward", "advantage", "length", "truncated"
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """Completion of a prompt, and what it earned."""
+
+    step: int
+    prompt: str
+    completion: str
+    reward: float
+    advantage: float
+    length: int | None
+    truncated: bool
+    rewards: Mapping[str, float]
+    """The reward of each function."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Typical completions of an early and a late step, of the same prompt where one comes again."""
+
+    before: Example
+    after: Example
+    mean_before: float
+    """Mean reward of the prompt's group, or of the whole step."""
+    mean_after: float
+
+    @property
+    def same_prompt(self) -> bool:
+        return self.before.prompt == self.after.prompt
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+    """Completions of a run to read."""
+
+    step: int | None
+    """Step that the best and the worst are of; `None` where there are no tables."""
+    best: Sequence[Example] = ()
+    worst: Sequence[Example] = ()
+    changes: Sequence[Change] = ()
+
+
+def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
+    """Chooses completions of a run.
+
+    **Arguments:** its tables by step, oldest first; a list for what cannot be read, in sentences.
+
+    The best and worst are of the last table, by reward and then by advantage: right where others of
+    the group were wrong, or the reverse. The most changed are prompts of several tables, by the
+    change in their mean reward; where none comes again, a typical completion of the first table is
+    compared with one of the last.
+    """
+    chosen = _spread(list(tables))
+    read = {step: _examples(tables[step], step, gaps) for step in chosen}
+    rows = {step: examples for step, examples in read.items() if examples}
+    if not rows:
+        return Examples(None)
+    last = max(rows)
+    best = _of_different_prompts(sorted(rows[last], key=lambda x: (-x.reward, -x.advantage)))
+    shown = {(each.prompt, each.completion) for each in best}
+    others = [x for x in rows[last] if (x.prompt, x.completion) not in shown]
+    worst = sorted(others, key=lambda x: (x.reward, x.advantage))
+    return Examples(last, best, _of_different_prompts(worst), _changes(rows))
+
+
+def _spread(steps: Sequence[int]) -> list[int]:
+    """Returns at most `_MOST_TABLES` steps, the first and the last among them."""
+    if len(steps) <= _MOST_TABLES:
+        return list(steps)
+    last = len(steps) - 1
+    return [steps[round(i * last / (_MOST_TABLES - 1))] for i in range(_MOST_TABLES)]
+
+
+def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
+    """Reads the completions of a table that have a reward."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            table = pq.ParquetFile(file)
+            names = [name for name in table.schema_arrow.names if _is_shown(name)]
+            rows = table.read(names).to_pylist()
+        examples = [_example(row, step) for row in rows]
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        gaps.append(f"{path.name} cannot be read ({reason}): its completions are not shown.")
+        return []
+    return [example for example in examples if math.isfinite(example.reward)]
+
+
+def _is_shown(column: str) -> bool:
+    """Returns whether a column is read: others, such as tokens, may be large."""
+    return column in _COLUMNS or column.startswith("rewards/")
+
+
+def _example(row: Mapping[str, Any], step: int) -> Example:
+    return Example(
+        step=step,
+        prompt=str(row["prompt"]),
+        completion=str(row["completion"]),
+        reward=_number(row["reward"]),
+        advantage=0.0 if row.get("advantage") is None else float(row["advantage"]),
+        length=row.get("length"),
+        truncated=bool(row.get("truncated")),
+        rewards={
+            name.removeprefix("rewards/"): _number(value)
+            for name, value in row.items()
+            if name.startswith("rewards/")
+        },
+    )
+
+
+def _number(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _of_different_prompts(examples: Sequence[Example]) -> list[Example]:
+    """Returns the first few examples, one of each prompt."""
+    first: dict[str, Example] = {}
+    for example in examples:
+        first.setdefault(example.prompt, example)
+    return list(first.values())[:_SHOWN]
+
+
+def _changes(rows: Mapping[int, Sequence[Example]]) -> list[Change]:
+    first, last = min(rows), max(rows)
+    if first == last:
+        return []
+    steps_of: dict[str, list[int]] = {}
+    for step, examples in rows.items():
+        for prompt in dict.fromkeys(x.prompt for x in examples):
+            steps_of.setdefault(prompt, []).append(step)
+    again = [
+        _change(rows[steps[0]], rows[steps[-1]], lambda x, p=prompt: x.prompt == p)  # type: ignore[misc]
+        for prompt, steps in steps_of.items()
+        if len(steps) > 1
+    ]
+    if not again:
+        return [_change(rows[first], rows[last], lambda _: True)]
+    return sorted(again, key=lambda x: -abs(x.mean_after - x.mean_before))[:_SHOWN]
+
+
+def _change(
+    before: Sequence[Example], after: Sequence[Example], counts: Callable[[Example], bool]
+) -> Change:
+    early, late = [x for x in before if counts(x)], [x for x in after if counts(x)]
+    return Change(_typical(early), _typical(late), _mean(early), _mean(late))
+
+
+def _mean(examples: Sequence[Example]) -> float:
+    return fmean(x.reward for x in examples)
+
+
+def _typical(examples: Sequence[Example]) -> Example:
+    """Returns the completion whose reward, and then length, is nearest to the means."""
+    reward, length = _mean(examples), fmean(len(x.completion) for x in examples)
+    return min(examples, key=lambda x: (abs(x.reward - reward), abs(len(x.completion) - length)))
+
+
+def shortened(text: str) -> str:
+    """Returns a text, of a long one the start and the end, where the answer is."""
+    left_out = len(text) - _LONGEST
+    if left_out <= 0:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]}\n[... {left_out:,} characters ...]\n{text[-half:]}"

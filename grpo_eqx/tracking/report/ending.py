@@ -1,0 +1,69 @@
+"""How a run ended, as far as its folder tells."""
+
+import dataclasses
+import json
+import re
+import time
+from typing import Literal
+
+from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
+
+_SIGNS_MISSED = 6
+"""Signs of life that a run may miss, on a busy machine or a slow file system, before it is gone."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+    """State of a run, in a word and in a sentence."""
+
+    word: Literal["finished", "going on", "stopped", "failed", "not begun"]
+    sentence: str
+
+
+def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
+    """Says how a run ended.
+
+    **Arguments:** its folder; the last step that it recorded; the steps that it was to make, where
+    known.
+
+    A run that ends, in whatever way, empties the file of its lock, unless it is killed; one that is
+    asked to stop saves a checkpoint of its last step; one that finishes writes its model.
+    """
+    progress = f"step {done:,}" if steps is None else f"step {done:,} of {steps:,}"
+    holder, silence = _holder(folder), _seconds_since_sign(folder)
+    saved = saved_steps(folder)
+    resumes = f"its newest checkpoint is of step {saved[-1]:,}" if saved else "it has no checkpoint"
+    if holder and silence < _SIGNS_MISSED * SIGN_SECONDS:
+        return Ending("going on", f"It is going on, at {progress}.")
+    if holder:
+        return Ending("failed", f"It was killed after {progress}, or its machine ended; {resumes}.")
+    if folder.is_complete and (steps is None or done >= steps):
+        return Ending("finished", f"It finished its {done:,} steps and wrote its model.")
+    if done == 0:
+        return Ending("not begun", "It recorded no step.")
+    if done in saved and (steps is None or done < steps):
+        return Ending("stopped", f"It stopped after {progress}, with a checkpoint to go on from.")
+    if steps is not None and done >= steps:
+        return Ending("failed", f"It made all {steps:,} steps, but its model is not here.")
+    return Ending("failed", f"It ended early, after {progress}; {resumes}.")
+
+
+def saved_steps(folder: RunFolder) -> list[int]:
+    """Returns the steps that have a checkpoint, oldest first."""
+    names = [path.name for path in folder.checkpoints.glob("step_*")]
+    return sorted(int(name[5:]) for name in names if re.fullmatch(r"step_\d+", name))
+
+
+def _holder(folder: RunFolder) -> bool:
+    """Returns whether a run has the folder, or was killed while it had."""
+    try:
+        return bool(json.loads(folder.lock.read_text()))
+    except (OSError, ValueError):  # no file, or the empty one of a run that has ended
+        return False
+
+
+def _seconds_since_sign(folder: RunFolder) -> float:
+    try:
+        return time.time() - folder.lock.stat().st_mtime
+    except OSError:
+        return float("inf")

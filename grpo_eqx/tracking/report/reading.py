@@ -1,0 +1,119 @@
+"""Runs as a report shows them: whatever of a folder can be read, and what cannot."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from grpo_eqx.tracking.plots.series import Course
+from grpo_eqx.tracking.recorded_run import RecordedRun
+from grpo_eqx.tracking.report.ending import Ending, find_ending
+from grpo_eqx.tracking.run_folder import RunFolder
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportedRun:
+    """Run of a report, of which parts may be missing."""
+
+    run: RecordedRun
+    layout: Mapping[str, Any]
+    """The fields of `layout.json`; none where it cannot be read."""
+    plan: Mapping[str, Any]
+    """The fields of `plan.json`, where there is one."""
+    gaps: Sequence[str]
+    """What could not be read, in sentences."""
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        return self.run.settings
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was recorded; 0 before the first."""
+        return int(self.run.steps[-1]["step"]) if self.run.steps else 0
+
+    @cached_property
+    def ending(self) -> Ending:
+        steps = self.settings.get("steps")
+        return find_ending(self.run.folder, self.last_step, steps)
+
+    def course(self, name: str) -> Course:
+        """Returns a metric over the steps."""
+        return _course(self.run.steps, name)
+
+    def evaluations(self, name: str) -> Course:
+        """Returns a metric of the evaluations that have it."""
+        return _course([row for row in self.run.evaluations if name in row], name)
+
+    def metric_names(self) -> list[str]:
+        """Returns the names of all metrics of steps and evaluations, sorted."""
+        return sorted({name for row in (*self.run.steps, *self.run.evaluations) for name in row})
+
+
+def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
+    return Course(
+        np.array([row["step"] for row in rows], float),
+        np.array([row.get(name, math.nan) for row in rows], float),
+    )
+
+
+def read_run(path: Path) -> ReportedRun:
+    """Reads what can be read of a run's folder.
+
+    Raises `UserError` where it is no folder of a run.
+    """
+    folder, gaps = RunFolder(path.expanduser()), list[str]()
+    if not folder.metrics.is_file():
+        RecordedRun.read(path)  # which says so
+    settings = _fields(folder.config, gaps, "its settings are not shown")
+    layout = _fields(folder.layout, gaps, "its devices are not shown")
+    plan = _fields(folder.plan, gaps, "the plan is not shown") if folder.plan.exists() else {}
+    rows = _rows(folder.metrics, gaps)
+    steps = [row for row in rows if "step_time" in row]
+    evaluations = [row for row in rows if "step_time" not in row]
+    return ReportedRun(RecordedRun(folder, settings, steps, evaluations), layout, plan, gaps)
+
+
+def _fields(path: Path, gaps: list[str], consequence: str) -> Mapping[str, Any]:
+    """Reads a JSON object; where it cannot be, notes so."""
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(fields, dict):
+            return fields
+        reason = "holds no JSON object"
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except ValueError as error:
+        reason = f"is no valid JSON ({error})"
+    gaps.append(f"{path.name} {reason}: {consequence}.")
+    return {}
+
+
+def _rows(path: Path, gaps: list[str]) -> list[dict[str, float]]:
+    """Reads the lines of a metrics file that can be read, in the order of their steps."""
+    rows, unread = [], []
+    lines = path.read_bytes().splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = {
+                name: math.nan if value is None else float(value)
+                for name, value in json.loads(line).items()
+            }
+            rows.append({"step": row.pop("step"), **row})
+        except (ValueError, TypeError, AttributeError, KeyError):
+            unread.append(number)
+    if unread[-1:] == [len(lines)]:  # the line that a run is writing, or was when it was killed
+        unread.pop()
+    if unread:
+        which = ", ".join(map(str, unread[:5])) + (", ..." if len(unread) > 5 else "")
+        gaps.append(f"{path.name} has lines that cannot be read, and are left out: {which}.")
+    return sorted(rows, key=lambda row: row["step"])

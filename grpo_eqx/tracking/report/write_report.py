@@ -1,0 +1,150 @@
+"""Writing of the report: all of its parts, put into one page."""
+
+import dataclasses
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jinja2
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.plots.style import plotting
+from grpo_eqx.tracking.report.charts import Plot, draw_sections
+from grpo_eqx.tracking.report.completions import Examples, choose_examples, shortened
+from grpo_eqx.tracking.report.groups import Group, grouped
+from grpo_eqx.tracking.report.reading import ReportedRun, read_run
+from grpo_eqx.tracking.report.settings import special_settings
+from grpo_eqx.tracking.report.summary import facts_of, memory_facts
+
+_SECTIONS: Mapping[str, tuple[str, str]] = {
+    "learning": (
+        "Learning",
+        "Is it learning, and does that hold on problems it does not train on?",
+    ),
+    "length": ("Length and truncation", "Do completions end by themselves?"),
+    "policy": ("The policy", "Does it stay in the range where its updates can be trusted?"),
+    "time": ("Step time", "Where does the time go?"),
+    "memory": ("Memory", "How much of the devices is used, and what was planned?"),
+}
+"""Titles of the sections with plots, and the questions that they answer."""
+
+
+@runtime_checkable
+class Finding(Protocol):
+    """What a rule found in the metrics of a run."""
+
+    @property
+    def rule(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def text(self) -> str: ...
+    @property
+    def advice(self) -> str: ...
+    @property
+    def kind(self) -> str:
+        """Whether something is wrong, a `sickness`, or looks wrong and is right, a `note`."""
+
+
+Diagnose = Callable[
+    [Mapping[str, Any], Sequence[Mapping[str, float]], Sequence[Mapping[str, float]]],
+    Sequence[Finding],
+]
+"""Function of settings, steps and evaluations that says what is wrong with a run."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """What the page shows of one run by itself."""
+
+    run: ReportedRun
+    group: Group
+    findings: Sequence[Finding]
+    examples: Examples
+
+    @property
+    def facts(self) -> list[Any]:
+        return facts_of(self.run)
+
+
+def write_report(paths: Sequence[Path], output: Path, diagnose: Diagnose) -> list[Path]:
+    """Writes the report on runs, and a picture of each of its plots.
+
+    **Arguments:** the folders of the runs; the file, beside which a folder of the same name, with
+    `_plots` at its end, has the pictures; what diagnoses a run.
+
+    **Returns:** the files that were written, the page first. Raises `UserError` where a path is no
+    run's folder, or the file cannot be written.
+    """
+    runs = [read_run(path) for path in paths]
+    pictures = output.with_name(f"{output.stem}_plots")
+    try:
+        pictures.mkdir(exist_ok=True)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    groups = grouped(runs)
+    with plotting():
+        sections = draw_sections(groups)
+    page = _page(groups, sections, diagnose)
+    files = {output: page.encode()}
+    for plots in sections.values():
+        files |= {pictures / f"{plot.name}.png": plot.png for plot in plots}
+    try:
+        for path, content in files.items():
+            written = path.with_name(f"{path.name}.tmp")
+            written.write_bytes(content)
+            written.replace(path)
+    except OSError as error:
+        raise _unwritable(output, error) from error
+    return list(files)
+
+
+def _unwritable(output: Path, error: OSError) -> UserError:
+    return UserError(
+        f"output {str(output)!r} cannot be written ({error.strerror}): give a file in a folder "
+        f"that exists."
+    )
+
+
+def _page(
+    groups: Sequence[Group], sections: Mapping[str, Sequence[Plot]], diagnose: Diagnose
+) -> str:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,  # completions are text of a model, and may be anything
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters["shortened"] = shortened
+    parts = [_part(run, group, diagnose) for group in groups for run in group.runs]
+    runs = [part.run for part in parts]
+    return environment.get_template("report.html.jinja").render(
+        title=" and ".join(group.name for group in groups),
+        subjects=_subjects(runs),
+        parts=parts,
+        groups=groups,
+        sections={name: (*_SECTIONS[name], sections[name]) for name in _SECTIONS},
+        settings=special_settings([group.runs[0].settings for group in groups]),
+        seeds=[group for group in groups if len(group.runs) > 1],
+        memory=memory_facts(runs),
+        unplanned=[run.name for run in runs if not run.plan],
+        written=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+
+
+def _subjects(runs: Sequence[ReportedRun]) -> list[str]:
+    """Returns the models of the runs, with what they were trained on."""
+    pairs = [(run.settings.get("model"), run.settings.get("data")) for run in runs]
+    return list(dict.fromkeys(f"{model} on {data}" for model, data in pairs if model and data))
+
+
+def _part(run: ReportedRun, group: Group, diagnose: Diagnose) -> _Part:
+    gaps: list[str] = list(run.gaps)
+    examples = choose_examples(run.run.completion_tables, gaps)
+    # Rules read the settings too.
+    findings = diagnose(run.settings, run.run.steps, run.run.evaluations) if run.settings else []
+    if not run.settings:
+        gaps.append("Without its settings, the run is not diagnosed.")
+    return _Part(dataclasses.replace(run, gaps=gaps), group, findings, examples)
