@@ -116,9 +116,12 @@ def test_a_run_leaves_its_record(run: tuple[GRPOTrainer, Path]) -> None:
     table = pq.read_table(path / "completions" / "step_000002.parquet").to_pylist()
     assert len(table) == 16
     assert set(table[0]) == {
-        "step", "prompt", "completion", "rewards/correct", "reward", "advantage", "length",
-        "truncated",
+        "step", "prompt_id", "prompt", "completion", "rewards/correct", "reward", "advantage",
+        "length", "truncated", "tokens", "token_logps",
     }  # fmt: skip
+    for row in table:
+        assert len(row["tokens"]) == len(row["token_logps"]) == row["length"]
+        assert max(row["token_logps"]) < 0
 
 
 @pytest.mark.slow
