@@ -37,14 +37,21 @@ class WandbTracker(Tracker):
                 f"offline."
             ) from error
 
+        self._first_new_step = self._run.step
+        """The first step that Weights & Biases lacks; more than 0 where it had this run online."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        # Weights & Biases drops what is older than its last step, such as a late evaluation.
-        self._run.log(dict(metrics), step=max(step, self._run.step))
+        is_evaluation = any(name.startswith("eval/") for name in metrics)
+        if step >= self._first_new_step or is_evaluation:
+            # Weights & Biases drops what is older than its last step, such as a late evaluation.
+            self._run.log(dict(metrics), step=max(step, self._run.step))
 
     def completions(self, step: int, table: CompletionsTable) -> None:
+        if step < self._first_new_step:
+            return
         rows = [[_finite_or_none(x) for x in row] for row in zip(*table.values(), strict=True)]
         shown = self._wandb.Table(columns=list(table), data=rows)
-        self._run.log({"completions": shown}, step=max(step, self._run.step))  # TRL's name
+        self._run.log({"completions": shown}, step=step)  # TRL's name
 
     def finish(self) -> None:
         self._run.finish()

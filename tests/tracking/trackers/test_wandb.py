@@ -13,8 +13,6 @@ from wandb.proto.wandb_internal_pb2 import Record
 
 from grpo_eqx.tracking import WandbTracker
 
-pytestmark = pytest.mark.slow
-
 _BLOCK, _HEADER = 32768, 7
 TABLE = {
     "step": [2, 2],
@@ -117,6 +115,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Offline]]:
     }
 
 
+@pytest.mark.slow
 def test_the_files_of_two_seeds_are_complete(runs: dict[str, list[Offline]]) -> None:
     first, second = runs["seed0"][0], runs["seed1"][0]
     for seed, run, last in ((0, first, 4), (1, second, 3)):
@@ -131,6 +130,7 @@ def test_the_files_of_two_seeds_are_complete(runs: dict[str, list[Offline]]) -> 
         assert run.history[last]["eval/greedy/pass@1"] == 0.5
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_the_same_run(runs: dict[str, list[Offline]]) -> None:
     assert len(runs["seed1"]) == 2
     before, after = runs["seed1"]
@@ -139,6 +139,7 @@ def test_a_resumed_run_is_the_same_run(runs: dict[str, list[Offline]]) -> None:
     assert list(after.history) == [3, 4, 5]
 
 
+@pytest.mark.slow
 def test_completions_are_a_table_of_their_step(runs: dict[str, list[Offline]]) -> None:
     for run in (runs["seed0"][0], runs["seed1"][0]):
         (table,) = run.tables
@@ -148,3 +149,37 @@ def test_completions_are_a_table_of_their_step(runs: dict[str, list[Offline]]) -
             [2, "1 + 1?", "3\n| <b>", None, True],
         ]
         assert run.history[2]["completions/nrows"] == 2
+
+
+class Online:
+    """A run that Weights & Biases had up to step 4 already."""
+
+    def __init__(self) -> None:
+        self.step = 5
+        self.rows: list[tuple[int, list[str]]] = []
+
+    def log(self, row: dict[str, Any], step: int) -> None:
+        assert step >= self.step, "Weights & Biases would drop it"
+        self.step = step
+        self.rows.append((step, list(row)))
+
+
+def test_steps_that_are_made_again_are_not_taken_for_later_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = Online()
+    monkeypatch.setattr(wandb, "init", lambda **settings: run)
+    tracker = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    for step in (3, 4, 5):
+        tracker.log(step, metrics(1, step))
+        tracker.completions(step, TABLE)
+    tracker.log(5, {"eval/greedy/pass@1": 0.5})
+    again = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    run.step = 6  # of a run that goes on, the next one
+    again.log(5, {"eval/temperature_1/pass@8": 0.5})
+    assert run.rows == [
+        (5, list(metrics(1, 5))),
+        (5, ["completions"]),
+        (5, ["eval/greedy/pass@1"]),
+        (6, ["eval/temperature_1/pass@8"]),
+    ]
