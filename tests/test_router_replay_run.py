@@ -45,6 +45,7 @@ def settings(model: Path, folder: Path, **others: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_choices_are_replayed_in_all_that_a_step_does(
     model_with_experts: Path, tmp_path: Path
 ) -> None:

@@ -51,8 +51,10 @@ class Rollout(eqx.Module):
 
     def without_routes(self) -> "Rollout":
         """Returns the rollout of which no router's choice is replayed."""
-        prompts = dataclasses.replace(self.prompts, routes=None)
-        return dataclasses.replace(self, prompts=prompts, routes=None)
+        if self.routes is None:
+            return self
+        # Not by its `__init__`: this may be a rollout of shapes.
+        return eqx.tree_at(lambda x: (x.routes, x.prompts.routes), self, (None, None))
 
     def with_prompt_width(self, width: int, pad_id: int) -> "Rollout":
         """Returns the rollout with prompts padded on the right to `width` tokens."""

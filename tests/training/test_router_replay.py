@@ -357,6 +357,10 @@ def test_programs_are_compiled_ahead_for_rollouts_with_routes(is_share: bool) ->
         lower_score(runner, shapes, *sizes, **kind).as_text()
         == runner.jitted_score.lower(model, batch.rollout, packing).as_text()
     )
+    assert (
+        lower_score(runner, shapes, *sizes, **kind, is_reference=True).as_text()
+        == runner.jitted_score.lower(model, batch.rollout.without_routes(), packing).as_text()
+    )
     batch, state = jax.tree.map(runner._on_devices, batch), runner.init(model)
     assert (
         lower_update(runner, shapes, *sizes, **kind).as_text()
