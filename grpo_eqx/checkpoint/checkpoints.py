@@ -22,6 +22,7 @@ from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.setting_types import parse_duration
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE
 from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.training.state import TrainState
 
 
@@ -237,6 +238,7 @@ class Checkpoints:
         self._saves = due or self._stops
         return self._saves
 
+    @phase("checkpoint")
     def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> None:
         """Saves the state, and raises `Preempted` to stop, as `are_due` has decided.
 

@@ -16,6 +16,7 @@ from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.console import TrainingDisplay
 from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.tracking.trackers import JsonlTracker, Tracker, WandbTracker
 
 _MANY_CLIPPED = 0.5
@@ -126,6 +127,7 @@ class RunRecord:
         if not self.only_history:
             self._display.note(text)
 
+    @phase("record")
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `step`, counted from 1."""
         self.history.append({"step": float(step), **metrics})
