@@ -29,7 +29,14 @@ from rich.table import Table
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.distributed import is_main
 
-OWN_OF_A_RUN = {"output_dir", "require_processes", "start_timeout", "wandb", "wandb_project"}
+OWN_OF_A_RUN = {
+    "output_dir",
+    "require_processes",
+    "start_timeout",
+    "report_to",
+    "wandb",
+    "wandb_project",
+}
 """Settings in which compared runs may differ, with those of the layout."""
 OF_THE_LAYOUT = {"mesh", "rollout_sharding", "micro_batch_size_per_device"}
 

@@ -188,7 +188,8 @@ def show(figures: dict[str, Any]) -> None:
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
     console.print(table)
     parts = figures["parts"]
-    times = {name: value for name, value in parts.items() if name.startswith("time/train/")}
+    laps = [f"time/train/{lap}_s" for lap in ("rollout", "reward", "update")]
+    times = {name: parts[name] for name in laps}
     console.print(
         "of ours, in the mean: "
         + ", ".join(f"{name.split('/')[-1][:-2]} {value:.2f} s" for name, value in times.items())

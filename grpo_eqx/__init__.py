@@ -11,21 +11,30 @@ from grpo_eqx.tracebacks import shortened
 
 if TYPE_CHECKING:
     from grpo_eqx import cli as cli
-    from grpo_eqx.evaluation import Evaluation as Evaluation
+    from grpo_eqx.callbacks import Callback as Callback
+    from grpo_eqx.callbacks import EarlyStop as EarlyStop
+    from grpo_eqx.callbacks import Event as Event
+    from grpo_eqx.callbacks import Response as Response
+    from grpo_eqx.evaluation.result import Evaluation as Evaluation
+    from grpo_eqx.fit_result import FitResult as FitResult
     from grpo_eqx.loss_backends.logits_loss import grpo_loss as grpo_loss
-    from grpo_eqx.trainer import FitResult as FitResult
     from grpo_eqx.trainer import GRPOTrainer as GRPOTrainer
 
 __all__ = [
-    "Evaluation", "FitResult", "GRPOConfig", "GRPOTrainer", "UserError", "grpo_loss", "recipes"
+    "Callback", "EarlyStop", "Evaluation", "Event", "FitResult", "GRPOConfig", "GRPOTrainer",
+    "Response", "UserError", "grpo_loss", "recipes",
 ]  # fmt: skip
 __version__ = "0.1.0"
 sys.excepthook = shortened(sys.excepthook)
 __getattr__ = lazy_names(
     __name__,
     {
-        "Evaluation": "grpo_eqx.evaluation",
-        "FitResult": "grpo_eqx.trainer",
+        "Callback": "grpo_eqx.callbacks",
+        "EarlyStop": "grpo_eqx.callbacks",
+        "Event": "grpo_eqx.callbacks",
+        "Response": "grpo_eqx.callbacks",
+        "Evaluation": "grpo_eqx.evaluation.result",
+        "FitResult": "grpo_eqx.fit_result",
         "GRPOTrainer": "grpo_eqx.trainer",
         "grpo_loss": "grpo_eqx.loss_backends.logits_loss",
     },

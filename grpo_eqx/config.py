@@ -109,8 +109,10 @@ _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 MAY_CHANGE = frozenset(
     {
         # how long the run is, and what is kept of it
-        "steps", "num_train_epochs", "output_dir", "run_name", "log_completions_steps", "wandb",
-        "wandb_project", "eval_problems", "resume",
+        "steps", "num_train_epochs", "output_dir", "run_name", "report_to", "wandb",
+        "wandb_project", "log_completions_steps", "log_completions", "num_completions_to_print",
+        "eval_problems", "resume",
+        "eval_steps", "eval_on_start", "num_generations_eval", "eval_temperature",
         "save_steps", "save_minutes", "save_total_limit",
         "metric_for_best_model", "greater_is_better",
         "preemption_deadline", "stop_after", "hang_timeout", "profile_steps", "profile_memory",
@@ -188,6 +190,10 @@ class GRPOConfig:
     """Dtype of keys and values while sampling. With rounded ones the sampler's distribution is not
     the trained one: sampling/* metrics record the difference, and importance_sampling_mode corrects
     for it. auto: the dtype that the model computes in."""
+
+    router_replay: bool = False
+    """Train each token through the experts that the sampler chose for it, weighted by the trained
+    router (R3); for models with experts."""
 
     # Rewards
     reward_funcs: tuple[str, ...] = ("correct",)
@@ -373,13 +379,29 @@ class GRPOConfig:
     # Records and evaluation
     eval_problems: PositiveInt = 512
     """Maximum number of held-out problems per evaluation."""
+    eval_steps: PositiveInt | None = None
+    """Steps between evaluations of the model while it is trained; one more is made at the end.
+    None: none are made."""
+    eval_on_start: bool = False
+    """Evaluate the model before the first step too."""
+    num_generations_eval: PositiveInt | None = None
+    """Completions of each problem in these evaluations that are sampled, for pass@k and maj@k,
+    besides a greedy one. None: greedy ones alone."""
+    eval_temperature: PositiveFloat | None = None
+    """Temperature of the sampled ones. None: temperature."""
     output_dir: str | Path | None = None
     """Output folder of the run. None: runs/RUN_NAME, or runs/MODEL-DATA-seedSEED, followed by a
     hash of other settings that make it another run."""
     run_name: str | None = None
     """Name of the run, for its folder, if output_dir is not set, and for its trackers."""
-    log_completions_steps: NonNegativeInt = 10
-    """Steps between tables of prompts, completions and rewards; 0: none are written."""
+    log_completions_steps: NonNegativeInt = 1
+    """Steps between tables of prompts, completions, rewards and log-probs in the run's folder, for
+    grpo-eqx inspect; 0: none are written."""
+    log_completions: bool = False
+    """Print some of a step's completions, from the best to the worst, whenever a table is
+    written."""
+    num_completions_to_print: PositiveInt | None = None
+    """Completions that log_completions prints. None: 4 (in TRL: all)."""
     save_minutes: PositiveFloat | None = 10.0
     """Minutes between checkpoints. None: they are saved by save_steps alone, and at the end."""
     save_steps: PositiveInt | None = None
@@ -387,8 +409,9 @@ class GRPOConfig:
     save_total_limit: PositiveInt | None = 2
     """Newest checkpoints to keep; older ones are deleted. None: all."""
     metric_for_best_model: str | None = None
-    """Metric, such as reward: of the saved steps, the one with its best value is kept as well.
-    None: only the newest are."""
+    """Metric, such as reward: of the saved steps, the one with its best value is kept as well. With
+    one of an evaluation, such as eval/greedy/pass@1, all evaluated steps are saved. None: only the
+    newest are kept."""
     greater_is_better: bool | None = None
     """Whether more of that metric is better. None: True."""
     hang_timeout: PositiveFloat | None = 1800.0
@@ -407,8 +430,12 @@ class GRPOConfig:
     no trace."""
     profile_memory: bool = False
     """Write what is in the devices' memory after each of these steps, too."""
-    wandb: Literal["online", "offline", "disabled"] = "disabled"
-    """Weights & Biases: stream, write locally, or off."""
+    report_to: tuple[str, ...] = ()
+    """Trackers besides metrics.jsonl: tensorboard, whose files are in the run's folder, and wandb
+    (Weights & Biases), which a mode in the next setting turns on by itself."""
+    wandb: Literal["online", "offline", "disabled"] | None = None
+    """Weights & Biases: stream, write locally, or off. None: online if report_to has wandb, else
+    disabled."""
     wandb_project: str | None = None
     """Project of the Weights & Biases run. None: that of WANDB_PROJECT, else grpo_eqx."""
     seed: Seed = 0
@@ -616,7 +643,12 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults["max_generation_batches"] = 4
     if cfg.reward_failures == "drop":
         defaults["max_failed_rewards"] = 0.1
-    if cfg.wandb != "disabled":
+    if cfg.log_completions:
+        defaults["num_completions_to_print"] = 4
+    if cfg.num_generations_eval is not None:
+        defaults["eval_temperature"] = cfg.temperature
+    defaults["wandb"] = "online" if "wandb" in cfg.report_to else "disabled"
+    if (cfg.wandb or defaults["wandb"]) != "disabled":
         defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"
     return defaults
 

@@ -4,12 +4,14 @@ Each check takes the settings that it reads, under their names in `GRPOConfig`, 
 `UserError`.
 """
 
+import difflib
 import math
 from typing import Any
 
 from grpo_eqx.choices import (
     ALL_LINEAR,
     CLIPPED_LOSSES,
+    TRACKERS,
     AdvantageEstimator,
     ImportanceSamplingLevel,
     KLEstimator,
@@ -319,9 +321,24 @@ def check_alternatives(
         )
 
 
-def check_wandb(wandb: str, wandb_project: str | None) -> None:
-    """Refuses a project for runs that are not recorded."""
-    if wandb == "disabled":
+def check_trackers(
+    report_to: tuple[str, ...], wandb: str | None, wandb_project: str | None
+) -> None:
+    """Refuses unknown trackers, and settings of Weights & Biases that contradict each other."""
+    for name in report_to:
+        if name not in TRACKERS:
+            near = difflib.get_close_matches(name, TRACKERS, n=1)
+            guess = f" (did you mean {near[0]}?)" if near else ""
+            raise UserError(
+                f"report_to has {name!r}: use {' or '.join(TRACKERS)}{guess}; leave it out for "
+                f"metrics.jsonl alone, and pass others to GRPOTrainer(trackers=[...])."
+            )
+    if "wandb" in report_to and wandb == "disabled":
+        raise UserError(
+            "report_to has wandb while wandb is disabled: leave one of them out, or set wandb to "
+            "online or offline."
+        )
+    if wandb in (None, "disabled") and "wandb" not in report_to:
         _refuse_given(
             "while wandb is disabled",
             "set wandb, or leave it unset (None)",
@@ -329,10 +346,51 @@ def check_wandb(wandb: str, wandb_project: str | None) -> None:
         )
 
 
+def check_printed_completions(
+    log_completions_steps: int, log_completions: bool, num_completions_to_print: int | None
+) -> None:
+    """Refuses a number of completions to print, or printing them, where none are printed."""
+    if not log_completions:
+        _refuse_given(
+            "without log_completions",
+            "set that, or leave it unset (None)",
+            num_completions_to_print=num_completions_to_print,
+        )
+    elif log_completions_steps == 0:
+        raise UserError(
+            "log_completions prints completions of the steps whose tables are written, and "
+            "log_completions_steps is 0: set it to 1 or more."
+        )
+
+
+def check_evaluations(
+    eval_steps: int | None,
+    eval_on_start: bool,
+    num_generations_eval: int | None,
+    eval_temperature: float | None,
+) -> None:
+    """Refuses settings of evaluations that are not made."""
+    if eval_steps is None:
+        _refuse_given(
+            "without eval_steps",
+            "set that (as large as steps to evaluate at the end alone), or leave it unset",
+            eval_on_start=eval_on_start or None,
+            num_generations_eval=num_generations_eval,
+            eval_temperature=eval_temperature,
+        )
+    if num_generations_eval is None:
+        _refuse_given(
+            "without num_generations_eval",
+            "set that, or leave it unset (None)",
+            eval_temperature=eval_temperature,
+        )
+
+
 def check_best_model(
     metric_for_best_model: str | None,
     greater_is_better: bool | None,
     save_total_limit: int | None,
+    eval_steps: int | None,
 ) -> None:
     """Refuses a choice of the best where there is none."""
     if metric_for_best_model is None:
@@ -341,7 +399,13 @@ def check_best_model(
             "set that, or leave it unset (None)",
             greater_is_better=greater_is_better,
         )
-    elif save_total_limit is None:
+        return
+    if metric_for_best_model.startswith("eval/") and eval_steps is None:
+        raise UserError(
+            f"metric_for_best_model is {metric_for_best_model}, a metric of evaluations, and "
+            f"eval_steps is not set: set it, so that they are made during training."
+        )
+    if save_total_limit is None:
         raise UserError(
             f"metric_for_best_model is {metric_for_best_model} while all checkpoints are kept: it "
             f"would do nothing; set save_total_limit, or leave it unset (None)."
@@ -379,7 +443,9 @@ CHECKS = (
     check_sampler_correction,
     check_updates,
     check_alternatives,
-    check_wandb,
+    check_trackers,
+    check_printed_completions,
+    check_evaluations,
     check_best_model,
     check_profile,
 )

@@ -55,6 +55,10 @@ class RunError(RuntimeError):
     """
 
 
+class CallbackError(RunError):
+    """A callback raised an error, its cause; the message names the callback and the event."""
+
+
 class PlanningError(RunError):
     """The process that compiles for a plan failed; the message has its last lines."""
 

@@ -221,7 +221,7 @@ class ExperienceCollector:
             if self.passes.old_policy:
                 old_logps = programs.score(state.model, rollout, whole).logps
             if reference is not None:
-                ref_logps = programs.score(reference, rollout, whole).logps
+                ref_logps = programs.score(reference, rollout, whole, is_reference=True).logps
         return Prepared(packings, old_logps, ref_logps)
 
     @phase("rollout")

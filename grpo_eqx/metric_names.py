@@ -1,6 +1,7 @@
-"""Names of the metrics that a run's steps log, known before the first."""
+"""Names of the metrics that a run logs, known before its first step."""
 
 import difflib
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
+from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.objective import TokenBatch, Totals
 from grpo_eqx.rewards import RewardRunner
 from grpo_eqx.run_spec import Passes
@@ -17,6 +19,7 @@ from grpo_eqx.tracking.metrics import (
     failure_metrics,
     reward_metrics,
 )
+from grpo_eqx.training.expert_use import expert_metric_names
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import SKIPPED
 
@@ -27,24 +30,43 @@ _OF_DYNAMIC_SAMPLING = (
 
 
 def check_best_metric(
-    cfg: GRPOConfig, rewards: RewardRunner, options: ProgramOptions, passes: Passes
+    cfg: GRPOConfig,
+    rewards: RewardRunner,
+    options: ProgramOptions,
+    passes: Passes,
+    model: ModelConfig,
+    of_evaluations: Sequence[str],
 ) -> None:
-    """Raises `UserError` if the steps of a run do not log `metric_for_best_model`."""
+    """Raises `UserError` if a run does not log `metric_for_best_model`.
+
+    **Arguments:** what decides the metrics of steps; the names of those of its evaluations.
+    """
     name = cfg.metric_for_best_model
     if name is None or name.startswith(OF_THE_MACHINE):
         return
-    known = metric_names(cfg, rewards, options, passes)
-    if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        guess = f" (did you mean {near[0]}?)" if near else ""
+    of_steps = metric_names(cfg, rewards, options, passes, model)
+    if name in of_steps or name in of_evaluations:
+        return
+    near = difflib.get_close_matches(name, [*of_steps, *of_evaluations], n=1)
+    guess = f" (did you mean {near[0]}?)" if near else ""
+    if name.startswith("eval/"):
         raise UserError(
-            f"metric_for_best_model is {name!r}, which training steps do not log, and evaluations "
-            f"are not compared{guess}: use one of {', '.join(known)}."
+            f"metric_for_best_model is {name!r}, which no evaluation logs{guess}: use one of "
+            f"{', '.join(sorted(of_evaluations))}."
         )
+    more = "" if of_evaluations else ", and evaluations are not made without eval_steps"
+    raise UserError(
+        f"metric_for_best_model is {name!r}, which training steps do not log{more}{guess}: use one "
+        f"of {', '.join(of_steps)}."
+    )
 
 
 def metric_names(
-    cfg: GRPOConfig, rewards: RewardRunner, options: ProgramOptions, passes: Passes
+    cfg: GRPOConfig,
+    rewards: RewardRunner,
+    options: ProgramOptions,
+    passes: Passes,
+    model: ModelConfig,
 ) -> list[str]:
     """Returns the names of a step's metrics, but for those of the machine, in order.
 
@@ -59,7 +81,9 @@ def metric_names(
         **completion_metrics(lengths, lengths.astype(bool)),
     }
     of_sampling = _OF_DYNAMIC_SAMPLING if cfg.dynamic_sampling else ()
-    return sorted({*names, *_objective_names(options, passes), *_OF_STEPS, *of_sampling})
+    of_experts = expert_metric_names(model, options.router_replay)
+    of_updates = _objective_names(options, passes)
+    return sorted({*names, *of_updates, *of_experts, *_OF_STEPS, *of_sampling})
 
 
 def _objective_names(options: ProgramOptions, passes: Passes) -> list[str]:

@@ -12,7 +12,7 @@ _ONE_ENGINE = "there is no second engine: the trainer's own weights sample, in t
 _MESH = "set mesh and rollout_sharding: JAX shards the model over it"
 _XLA = "programs are always compiled by XLA"
 _FILES = "checkpoints and the model are files in output_dir"
-_EVALUATE = "call trainer.evaluate() before and after fit()"
+_EVALUATE = "set eval_steps, the steps between evaluations"
 _PUSH = "call trainer.push_to_hub(repo_id) after fit()"
 _PYTORCH = "it is about PyTorch, which is not used here"
 _DATA_ON_HOST = "problems are tokenized once and kept in memory"
@@ -139,13 +139,10 @@ ADVICE: Mapping[str, str] = {
     "log_level_replica": _LIBRARY_LOGS,
     "disable_tqdm": "progress is a live line on a terminal only",
     "include_num_input_tokens_seen": "it is always recorded, as num_tokens",
-    "report_to": "use wandb (online, offline, disabled), or pass GRPOTrainer trackers",
     "project": "use wandb_project",
     "trackio_space_id": "pass GRPOTrainer a tracker of your own",
     "trackio_bucket_id": "pass GRPOTrainer a tracker of your own",
     "trackio_static_space_id": "pass GRPOTrainer a tracker of your own",
-    "log_completions": "use log_completions_steps",
-    "num_completions_to_print": "tables of completions are files: use log_completions_steps",
     "log_unique_prompts": "tables of completions have a row per completion",
     "log_completions_hub_repo": "tables of completions are files: use log_completions_steps",
     "log_multimodal": "prompts are text",
@@ -155,19 +152,16 @@ ADVICE: Mapping[str, str] = {
     # evaluation
     "eval_strategy": _EVALUATE,
     "evaluation_strategy": _EVALUATE,
-    "eval_steps": _EVALUATE,
     "eval_delay": _EVALUATE,
-    "eval_on_start": _EVALUATE,
     "do_eval": _EVALUATE,
     "do_train": "call trainer.fit(), or grpo-eqx train",
     "do_predict": "call trainer.generate()",
-    "num_generations_eval": "call trainer.evaluate(num_samples=...)",
     "prediction_loss_only": "evaluations sample completions; there is no loss",
     "eval_do_concat_batches": "evaluations choose their batches by themselves",
     "eval_use_gather_object": "evaluations are gathered by themselves",
     "eval_accumulation_steps": "evaluations choose their batches by themselves",
-    "include_for_metrics": "pass GRPOTrainer an eval_func",
-    "batch_eval_metrics": "pass GRPOTrainer an eval_func",
+    "include_for_metrics": "pass GRPOTrainer eval_metrics",
+    "batch_eval_metrics": "pass GRPOTrainer eval_metrics",
     # checkpoints
     "save_strategy": "use save_steps or save_minutes",
     "save_only_model": "checkpoints hold all that a run needs to resume; export writes the model",
@@ -211,7 +205,7 @@ ADVICE: Mapping[str, str] = {
     "model_id": "use model",
     "trust_remote_code": "code from a hub is never run",
     "disable_dropout": "it is always so: models have no dropout",
-    "router_aux_loss_coef": "models with experts are not supported",
+    "router_aux_loss_coef": "no loss balances the load of experts; moe/* metrics record it",
     # generation
     "generation_kwargs": "use temperature, top_k, top_p, min_p and stop_strings",
     "repetition_penalty": "there is none, as with 1.0; use temperature, top_k, top_p and min_p",
@@ -256,8 +250,8 @@ ADVICE: Mapping[str, str] = {
     "role_to_logical_axis_rule": _MESH,
     "data_sharding_axis": _MESH,
     "offload_to_cpu": "all stays on the devices: fsdp in mesh splits it over more of them",
-    "metrics_logging_options": f"use output_dir and wandb; {_ALL_RECORDED}",
-    "metrics_logger_options": f"use output_dir and wandb; {_ALL_RECORDED}",
+    "metrics_logging_options": f"use output_dir and report_to; {_ALL_RECORDED}",
+    "metrics_logger_options": f"use output_dir and report_to; {_ALL_RECORDED}",
     "metrics_prefix": "use run_name",
     "profiler_options": _JAX_PROFILER,
     "pbar_description": "progress is a live line on a terminal only",
@@ -352,14 +346,16 @@ ADVICE: Mapping[str, str] = {
     "response_length": "use max_completion_length",
     "ignore_eos": "completions end at the end of sequence",
     "do_sample": "training samples with temperature; call trainer.evaluate(temperature=...)",
-    "val_kwargs": "call trainer.evaluate(num_samples=..., temperature=...)",
+    "val_kwargs": "use num_generations_eval and eval_temperature",
     "calculate_log_probs": "sampling/* metrics compare the sampler's log-probs with the trainer's",
     "tensor_model_parallel_size": _MESH,
     "tensor_parallel_size": _MESH,
     "data_parallel_size": _MESH,
     "pipeline_model_parallel_size": "layers are not split over devices: set fsdp and tp in mesh",
     "pipeline_parallel_size": "layers are not split over devices: set fsdp and tp in mesh",
-    "expert_parallel_size": "models with experts are not supported",
+    "expert_parallel_size": "experts are not spread over devices: set fsdp and tp in mesh",
+    "enable_rollout_routing_replay": "use router_replay",
+    "use_rollout_routing_replay": "use router_replay",
     "multi_turn": _NO_TOOLS,
     "agent": _NO_TOOLS,
     "rollout_is": "use importance_sampling_mode (token_truncate, sequence_truncate and others)",
@@ -401,10 +397,10 @@ ADVICE: Mapping[str, str] = {
     "custom_cls": "pass problems to GRPOTrainer(train_data=...)",
     "sampler": _ALWAYS_SHUFFLED,
     # verl: the trainer
-    "logger": "use wandb (online, offline, disabled), or pass GRPOTrainer trackers",
+    "logger": "use report_to (wandb, tensorboard), or pass GRPOTrainer trackers",
     "save_freq": "use save_steps (None in place of -1)",
     "test_freq": _EVALUATE,
-    "val_before_train": "call trainer.evaluate() before fit()",
+    "val_before_train": "use eval_on_start",
     "val_only": "call trainer.evaluate() without fit()",
     "log_val_generations": "use log_completions_steps, for those of training",
     "rollout_data_dir": "use log_completions_steps: tables are in output_dir",

@@ -17,7 +17,7 @@ from grpo_eqx.training.programs import (
     Programs,
 )
 
-EVALUATE = "evaluate"
+EVALUATE, EVALUATE_SAMPLES = "evaluate", "evaluate_samples"
 _MOST_COMPLETIONS = 128
 
 
@@ -60,14 +60,23 @@ def run_programs(
     reference = state.reference_model if run.passes.reference else None
     if reference is not None:
         owner = "parameters" if state.reference is None else "reference_model"
-        yield RunProgram(SCORE_REFERENCE, lambda: lower_score(programs, reference, P, G), (owner,))
-    rows = evaluation_rows(lengths.num_heldout, 1, programs.mesh.size)
-    greedy = Sampling(temperature=0.0)
-    yield RunProgram(
-        EVALUATE,
-        lambda: lower_generate(programs, state.model, rows, 1, lengths.heldout, greedy),
-        ("parameters",),
-    )
+        yield RunProgram(
+            SCORE_REFERENCE,
+            lambda: lower_score(programs, reference, P, G, is_reference=True),
+            (owner,),
+        )
+
+    def evaluate(name: str, num_samples: int, temperature: float) -> RunProgram:
+        rows = evaluation_rows(lengths.num_heldout, num_samples, programs.mesh.size)
+        batch, sampling = (rows, num_samples, lengths.heldout), Sampling(temperature=temperature)
+        return RunProgram(
+            name, lambda: lower_generate(programs, state.model, *batch, sampling), ("parameters",)
+        )
+
+    yield evaluate(EVALUATE, 1, 0.0)
+    if cfg.num_generations_eval is not None:
+        assert cfg.eval_temperature is not None  # resolved
+        yield evaluate(EVALUATE_SAMPLES, cfg.num_generations_eval, cfg.eval_temperature)
 
 
 def in_order_of_use(

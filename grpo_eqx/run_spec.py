@@ -161,6 +161,7 @@ class RunSpec:
         """
         cfg = cfg.resolved()
         model = find_config(cfg.model)
+        _check_router_replay(cfg, model)
         _check_lora(cfg, model, None)
         prompts = _prompt_lengths(cfg, model)
         if prompts.num_train is not None:
@@ -178,6 +179,7 @@ class RunSpec:
         check_hosts(mesh)
         _check_batches(cfg, mesh, _rollout_sharding(cfg, passed))
         model = raise_on_all_hosts(lambda: _architecture(cfg, passed.model))
+        raise_on_all_hosts(lambda: _check_router_replay(cfg, model))
         raise_on_all_hosts(lambda: _check_lora(cfg, model, passed.model))
         inputs = raise_on_all_hosts(
             lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
@@ -317,6 +319,10 @@ class RunSpec:
 
     def initial_state(self, programs: Programs) -> TrainState:
         """Places model, optimizer state and reference on the devices, before the first step."""
+        return self.untrained_state(programs, self.initial_model(programs))
+
+    def initial_model(self, programs: Programs) -> CausalLM:
+        """Places the model on the devices, with the adapters that are to be trained."""
         source = self.cfg.model if self.passed.model is None else self.passed.model
         lora, mesh = self.lora, programs.mesh
         dtype = jnp.dtype(jnp.float32) if lora is None else programs.options.dtype
@@ -327,7 +333,7 @@ class RunSpec:
             shardings = jax.eval_shape(prepare, model).shardings(mesh)
             model = jax.jit(prepare, out_shardings=shardings, donate_argnums=0)(model)
             model = jax.tree.map(relabeled, model, shardings)
-        return self.untrained_state(programs, model)
+        return model
 
     def untrained_state(self, programs: Programs, model: CausalLM) -> TrainState:
         """Places optimizer state and reference beside a model, as before its first update."""
@@ -413,6 +419,13 @@ def _check_lora(cfg: GRPOConfig, config: ModelConfig, passed: CausalLM | None) -
         )
 
 
+def _check_router_replay(cfg: GRPOConfig, config: ModelConfig) -> None:
+    if cfg.router_replay and config.experts is None:
+        raise UserError(
+            "router_replay is on, and the model has no experts to choose from: leave it out."
+        )
+
+
 def _architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:
     if given is not None:
         return given.config
@@ -473,6 +486,7 @@ def _program_options(
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         max_num_seqs=cfg.max_num_seqs,
         decodes_on_cpu=on_cpu,
+        router_replay=cfg.router_replay,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
         rollout_sharding=run.rollout_sharding,
         attention=best_attention(mesh),

@@ -1,6 +1,7 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
 import dataclasses
+import functools
 import itertools
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
+from grpo_eqx.callbacks import Callback
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
@@ -29,10 +31,13 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
-from grpo_eqx.errors import MissingAttributeError, UserError
-from grpo_eqx.evaluation import Evaluation, complete
-from grpo_eqx.experience import Experience, ExperienceCollector, StartedRollout, rewarded
-from grpo_eqx.generation import Completions
+from grpo_eqx.errors import UserError
+from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
+from grpo_eqx.evaluation.in_training import TrainingEvaluations
+from grpo_eqx.evaluation.result import Evaluation
+from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
+from grpo_eqx.experience import Experience, ExperienceCollector, StartedRollout
+from grpo_eqx.fit_result import FitResult
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.metric_names import check_best_metric
 from grpo_eqx.models.base import CausalLM
@@ -44,22 +49,25 @@ from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
-from grpo_eqx.rewards.make_rewards import RewardFuncs, make_eval_reward, make_rewards
+from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.tracking.completions_table import write_completions
-from grpo_eqx.tracking.console import Stages
+from grpo_eqx.tracking.compile_phases import CompilePhases, CompileTimes
+from grpo_eqx.tracking.completions_table import completion_columns, token_columns
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.final_model import write_final_model
+from grpo_eqx.tracking.memory import MemoryGauge
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
-from grpo_eqx.tracking.performance import Work, performance_metrics
+from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_metrics
+from grpo_eqx.tracking.progress import track_on_terminal
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
+from grpo_eqx.tracking.stages import Stages
 from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.trainer_arguments import (
@@ -78,26 +86,9 @@ from grpo_eqx.training.programs import SKIPPED
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
+from grpo_eqx.training_events import TrainingEvents
 
-_HELDOUT = "held-out problem"
-"""Name of an evaluation's problem in messages."""
-
-
-@dataclasses.dataclass(frozen=True)
-class FitResult:
-    """Result of `GRPOTrainer.fit`."""
-
-    output_dir: Path
-    history: Sequence[Mapping[str, float]]
-    """The metrics of every step."""
-    seconds: float
-    """Duration of the steps, compilation included."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise MissingAttributeError(
-            f"the result of fit has no attribute {name!r}: it has history, with the metrics of "
-            f"every step, output_dir and seconds"
-        )
+_TRACK = functools.partial(track_on_terminal, description="completing prompts")
 
 
 def _say(text: str) -> None:
@@ -133,11 +124,13 @@ class GRPOTrainer:
         train_data: Data | None = None,
         eval_data: Data | None = None,
         eval_func: RewardFunc | str = gsm8k.correct,
+        eval_metrics: EvalMetrics = (),
         optimizer: optax.GradientTransformation | None = None,
         mesh: Mesh | None = None,
         rollout_sharding: RolloutSharding | None = None,
         loss_backend: LossBackend | None = None,
         trackers: Sequence[Tracker] = (),
+        callbacks: Sequence[Callback] = (),
         **others: Any,
     ):
         """**Arguments:**
@@ -151,9 +144,12 @@ class GRPOTrainer:
           `PromptSource`, in place of `cfg.data` and `cfg.eval_data`.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved. One that it fails on,
           where failures do not stop the run, is not solved.
+        - `eval_metrics`: functions with the same signature, by name or as a list, whose means an
+          evaluation reports besides.
         - `optimizer`: any optax transformation, complete with learning rate and clipping.
         - `mesh`, `rollout_sharding`, `loss_backend`: strategy objects.
         - `trackers`: destinations of metrics besides the run folder.
+        - `callbacks`: objects that are told of the run's events, and may end it.
         - `others`: TRL's `args`, `train_dataset`, `eval_dataset` and `processing_class`.
 
         Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
@@ -171,6 +167,7 @@ class GRPOTrainer:
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
             trackers=trackers,
+            callbacks=callbacks,
         )
         named = with_trl_names(
             {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
@@ -179,7 +176,7 @@ class GRPOTrainer:
         given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
         join_processes(given)
         self._watchdog = Watchdog(given.hang_timeout)
-        use_compilation_cache()
+        cache = use_compilation_cache()
         self._notes = (
             given.without_effect(),
             note_on_replaced(
@@ -208,8 +205,7 @@ class GRPOTrainer:
             loss_backend=loss_backend,
         )
         self.rewards = make_rewards(cfg, reward_funcs)
-        self._eval_reward = make_eval_reward(cfg, eval_func)
-        (self.eval_func,) = self._eval_reward.funcs.values()
+        scorer = Scorer(cfg, eval_func, eval_metrics)
         with self._stages.lasting("loading the tokenizer and the problems"):
             self._run, inputs = RunSpec.load(cfg, passed)
         self.cfg = cfg = self._run.cfg
@@ -224,20 +220,25 @@ class GRPOTrainer:
         built_in = (gsm8k.correct, gsm8k.correct_strict)
         if any(func in built_in for func in self.rewards.funcs.values()):
             gsm8k.check_answers(data.prompts)
-            if self.eval_func in built_in:
-                gsm8k.check_answers(self.heldout.prompts, "eval_func", _HELDOUT)
+            scorer.check_answers(self.heldout.prompts)
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
-        if self.eval_func is not gsm8k.correct:  # which says itself what it needs, when it is used
-            check_signatures(self._eval_reward.funcs, self.heldout.prompts[0].columns)
+        scorer.check_signatures(self.heldout.prompts[0].columns)
         self.mesh = self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
         self.cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
         self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
-        self.programs = self._run.programs(
-            self.mesh, self.tokenizer, lambda name: self._stages.say(f"compiling {name}")
-        )
-        check_best_metric(self.cfg, self.rewards, self.programs.options, self._run.passes)
+        compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
+        self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
+        self._evaluator = Evaluator(
+            self.programs, self.tokenizer, self.heldout, scorer,
+            max_prompt_length=cfg.max_prompt_length,
+        )  # fmt: skip
+        self._evaluations = TrainingEvaluations(self.cfg, self._evaluator)
+        check_best_metric(
+            self.cfg, self.rewards, self.programs.options, self._run.passes, self._run.model,
+            self.evaluation_names,
+        )  # fmt: skip
         if passed.model is None and cfg.model != EMBEDDED_MODEL:
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
@@ -252,6 +253,7 @@ class GRPOTrainer:
             self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg, self._run.passes
         )
         self.trackers = trackers
+        self.callbacks = callbacks
         self._record: RunRecord | None = None
         self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
         self._starts_up = True
@@ -297,10 +299,10 @@ class GRPOTrainer:
                     of_memory=cfg.profile_memory,
                 )  # fmt: skip
                 with record, checkpoints, self.programs.ahead, profiler:
-                    self._train(record, checkpoints, profiler)
+                    stopped = self._train(record, checkpoints, profiler)
             write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
-        return FitResult(record.folder.path, record.history, seconds)
+        return FitResult(record.folder.path, record.history, seconds, record.evaluations, stopped)
 
     def train(
         self, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
@@ -309,21 +311,27 @@ class GRPOTrainer:
         refuse_arguments("train", others)
         return self.fit(resume_from_checkpoint)
 
-    def _train(self, record: RunRecord, checkpoints: Checkpoints, profiler: StepProfiler) -> None:
-        """Makes the remaining steps."""
+    def _train(
+        self, record: RunRecord, checkpoints: Checkpoints, profiler: StepProfiler
+    ) -> str | None:
+        """Makes the remaining steps; returns which callback ended them before, and why."""
         cfg = self.cfg
         for text in (self.describe(), str(record.layout), *self._notes, self._evaluation_note()):
             if text is not None:
                 record.note(text)
         for step, metrics in self._early_evaluations:
             record.evaluation(step, metrics)
-        if self.state.step >= cfg.steps:
-            return
+        events = TrainingEvents(
+            self, self._evaluations, record, checkpoints, self._watchdog.progress
+        )
+        if not events.ends:
+            self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))
+        events.begin()
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
-        self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))
-        started: StartedRollout | None = self.experiences.start(self.state)
+        memory = MemoryGauge(self.mesh.local_devices)
+        started: StartedRollout | None = None
         began = self._stages.seconds
-        while self.state.step < cfg.steps:
+        while not events.ends:
             profiler.begin(self.state.step + 1)
             started = started or self.experiences.start(self.state)
             experience = self.experiences.collect(started, self.state, clock)
@@ -338,23 +346,33 @@ class GRPOTrainer:
             )
             updates = self._update(experience, advantages)
             # Before the update's end, so that devices need not wait for the host; but a checkpoint
-            # would have to wait for the rollout.
-            ahead = not checkpoints.are_due(self.state.step)
-            started = self.experiences.start(self.state) if ahead else None
-            metrics = self._metrics(experience, updates, clock, checkpoints) | compiled.metrics()
+            # and an evaluation would have to wait for the rollout.
+            is_evaluated = self._evaluations.are_due(self.state.step)
+            saves = checkpoints.are_due(self.state.step, is_evaluated=is_evaluated)
+            memory.meet()  # here, as processes have just met, and the next rollout takes long
+            started = None if saves or is_evaluated else self.experiences.start(self.state)
+            metrics = self._metrics(experience, updates, clock, checkpoints)
+            metrics |= compiled.metrics() | memory.metrics()
             if self._starts_up:
                 metrics |= self._startup(began)
             clock.next_step()
-            compiled = CompilationCounter()
+            metrics |= events.step_ended(metrics)
             record.step(self.state.step, metrics)
             if record.wants_completions(self.state.step):
-                with record.folder.writing():
-                    write_completions(
-                        record.folder.completions_of(self.state.step), self.state.step,
-                        groups.prompts, groups.completions, groups.rewards, advantages,
-                    )  # fmt: skip
+                record.completions(
+                    completion_columns(
+                        self.state.step,
+                        groups.prompts,
+                        groups.completions,
+                        groups.rewards,
+                        advantages,
+                    ),
+                    token_columns(groups.completions),
+                )
             # Last, so that a checkpoint's step has all of its records.
-            checkpoints.after_step(self.state, metrics)
+            clock.skip(events.evaluate_and_save(metrics))
+            compiled = CompilationCounter()
+        return events.ended()
 
     @explains_out_of_memory
     def evaluate(
@@ -368,31 +386,27 @@ class GRPOTrainer:
         `Evaluation.pass_at`. The draws are the same at every call.
         """
         refuse_arguments("evaluate", [*(["eval_dataset"] if eval_dataset else []), *others])
-        problems, temperature = self.heldout.prompts, float(temperature)
-        if num_samples != int(num_samples) or num_samples < 1:
-            raise UserError(
-                f"num_samples is {num_samples!r}: use a whole number that is at least 1."
-            )
-        if self.eval_func is gsm8k.correct:
-            gsm8k.check_answers(problems, "eval_func", _HELDOUT)
+        draws = Draws.checked(float(temperature), num_samples)
         step = self.state.step
         when = f"after {step:,} step{'s' if step > 1 else ''}" if step else "before training"
-        with self._stages.lasting(f"evaluating on {len(problems):,} problems {when}"):
-            completions = self._complete(self.heldout.tokens, temperature, num_samples)
-        with self._watchdog, self._eval_reward as reward:
-            scores = rewarded(reward, problems, completions).total
-        if np.any(scores > 0) and not np.any(scores == 1):
-            _say(
-                f"warning: eval_func returned at most {np.nanmax(scores):g}, and only 1 counts as "
-                f"solved."
-            )
-        evaluation = Evaluation(scores == 1.0)
-        recorded = self.state.step, evaluation.metrics(temperature)
+        doing = f"evaluating on {len(self.heldout):,} problems {when}"
+        with self._stages.lasting(doing), self._watchdog:
+            evaluation = self._evaluator.evaluate(
+                self.state.model, draws,
+                on_progress=self._watchdog.progress,
+                track=_TRACK,
+            )  # fmt: skip
+        assert evaluation is not None  # nothing interrupts it
         if self._record is None:
-            self._early_evaluations.append(recorded)
+            self._early_evaluations.append((step, evaluation.metrics()))
         else:
-            self._record.evaluation(*recorded)
+            self._record.evaluation(step, evaluation.metrics())
         return evaluation
+
+    @property
+    def evaluation_names(self) -> list[str]:
+        """Names of the metrics of the evaluations that `eval_steps` plans; empty without it."""
+        return self._evaluations.metric_names
 
     @explains_out_of_memory
     def generate(
@@ -421,8 +435,12 @@ class GRPOTrainer:
             check_positions(self.cfg, self.state.model.config, prompt, len(ids))
         if not tokens:
             return []
-        completions = self._complete(tokens, temperature, 1)
-        return [texts[0] for texts in completions.texts]
+        with self._watchdog:
+            completions = completed(
+                self.programs, self.state.model, tokens, self.tokenizer, Draws(float(temperature)),
+                max_prompt_length=limit, track=_TRACK,
+            )  # fmt: skip
+            return [texts[0] for part in completions for texts in part.texts]
 
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
         """Plans whether this run fits a described TPU slice, or the devices at hand.
@@ -546,10 +564,8 @@ class GRPOTrainer:
 
     def _evaluation_note(self) -> str | None:
         """Returns a note if the held-out problems need another `eval_func` than the default."""
-        if self.eval_func is not gsm8k.correct:
-            return None
         try:
-            gsm8k.check_answers(self.heldout.prompts, "eval_func", _HELDOUT)
+            self._evaluator.scorer.check_answers(self.heldout.prompts)
         except UserError as error:
             return f"note: evaluate() cannot score the held-out problems: {error}"
         return None
@@ -700,10 +716,16 @@ class GRPOTrainer:
     def _performance(self, experience: Experience, clock: StepClock) -> dict[str, float]:
         """Returns how well a step used the devices, and how many shapes were compiled."""
         generated, groups = experience.generated, experience.groups
-        lengths, seconds = groups.completions.lengths, clock.metrics()
+        completions, seconds = groups.completions, clock.metrics()
+        lengths, written = completions.lengths, completions.num_written
         tokens = generated.completion_lengths.sum()
         options, shapes = self.programs.options, self.programs.num_shapes
         return {
+            **throughput_metrics(
+                self.programs.num_counted(written, completions.finished),
+                step_seconds=seconds["step_time"],
+                update_seconds=seconds["time/train/update_s"],
+            ),
             **performance_metrics(
                 self.state.model.config,
                 rollout=Work(
@@ -726,15 +748,3 @@ class GRPOTrainer:
             **experience.packing_metrics(),
             **{f"compile/num_shapes/{name}": float(count) for name, count in dict(shapes).items()},
         }
-
-    def _complete(
-        self, tokens: Sequence[Sequence[int]], temperature: float, num_samples: int
-    ) -> Completions:
-        with self._watchdog:
-            return complete(
-                self.programs, self.state.model, tokens, self.tokenizer,
-                max_prompt_length=self.cfg.max_prompt_length,
-                temperature=temperature,
-                num_samples=num_samples,
-                on_progress=self._watchdog.progress,
-            )  # fmt: skip

@@ -9,6 +9,8 @@ from typing import Any
 
 import optax
 
+from grpo_eqx.callback_calls import EVENTS
+from grpo_eqx.callbacks import Callback
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import MissingAttributeError, UserError, refuse_unknown
 from grpo_eqx.loss_backends import LossBackend
@@ -27,7 +29,6 @@ _ARGUMENTS: Mapping[str, str] = {
 """Arguments of `GRPOTrainer` by what TRL calls them."""
 
 _ARGUMENT_ADVICE: Mapping[str, str] = {
-    "callbacks": "pass trackers for metrics; checkpoints and logs are settings",
     "optimizers": "pass optimizer, an optax transformation",
     "peft_config": "set lora_rank, lora_alpha, lora_target and use_rslora in the config",
     "quantization_config": "use load_in_8bit of the config, beneath adapters",
@@ -35,7 +36,7 @@ _ARGUMENT_ADVICE: Mapping[str, str] = {
     "rollout_func": "the trainer samples by itself; max_num_seqs and top_p are settings",
     "environment_factory": "completions are single turns of text, without tools",
     "tools": "completions are single turns of text, without tools",
-    "compute_metrics": "pass eval_func",
+    "compute_metrics": "pass eval_metrics",
     "data_collator": "prompts are padded by themselves",
     "dataset": "use train_data",
     "reward_func": "use reward_funcs",
@@ -78,8 +79,8 @@ _ATTRIBUTE_ADVICE: Mapping[str, str] = {
     "log_metrics": "metrics are recorded by themselves, in metrics.jsonl",
     "save_metrics": "metrics are recorded by themselves, in metrics.jsonl",
     "save_state": "checkpoints are saved by themselves: save_steps and save_minutes",
-    "add_callback": "pass GRPOTrainer trackers",
-    "remove_callback": "pass GRPOTrainer trackers",
+    "add_callback": "pass GRPOTrainer(callbacks=[...])",
+    "remove_callback": "pass GRPOTrainer the callbacks that are to be called",
     "predict": "use evaluate or generate",
     "create_model_card": "write a README.md into the folder that save_pretrained makes",
     "compute_loss": "the loss is set by loss_type and its settings; pass loss_backend for another",
@@ -97,7 +98,7 @@ _ATTRIBUTE_ADVICE: Mapping[str, str] = {
 
 _OTHER_ARGUMENTS = (
     "model", "reward_funcs", "eval_func", "optimizer", "mesh", "rollout_sharding", "loss_backend",
-    "trackers",
+    "trackers", "callbacks", "eval_metrics",
 )  # fmt: skip
 
 
@@ -135,7 +136,13 @@ def _instead_of(name: str, given: Iterable[str]) -> str:
 
 
 def check_objects(
-    *, optimizer: Any, mesh: Any, rollout_sharding: Any, loss_backend: Any, trackers: Any
+    *,
+    optimizer: Any,
+    mesh: Any,
+    rollout_sharding: Any,
+    loss_backend: Any,
+    trackers: Any,
+    callbacks: Any,
 ) -> None:
     """Raises `UserError` for an argument of `GRPOTrainer` that is no object of its class."""
     _check_object("optimizer", optimizer, optax.GradientTransformation)
@@ -145,7 +152,7 @@ def check_objects(
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise UserError(
             f"trackers is {trackers!r}: pass a list of Tracker objects; for Weights & Biases, set "
-            f"GRPOConfig(wandb='online')."
+            f"GRPOConfig(report_to=['wandb'])."
         )
     for tracker in trackers:
         if inspect.isfunction(tracker):
@@ -153,9 +160,23 @@ def check_objects(
                 f"trackers has the function {tracker.__name__}: subclass "
                 f"grpo_eqx.tracking.Tracker, with methods log(step, metrics) and finish()."
             )
-        _check_object("trackers", tracker, Tracker, setting="wandb")
-        _check_signature(tracker, "log", "step", "metrics")
-        _check_signature(tracker, "finish")
+        _check_object("trackers", tracker, Tracker, setting="report_to")
+        _check_signature("tracker", tracker, "log", "step", "metrics")
+        _check_signature("tracker", tracker, "completions", "step", "table")
+        _check_signature("tracker", tracker, "finish")
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks is {callbacks!r}: pass a list of grpo_eqx.Callback objects.")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            kind = callback if isinstance(callback, type) else type(callback)
+            what = "the class" if isinstance(callback, type) else "one of type"
+            raise UserError(
+                f"callbacks has {what} {kind.__module__}.{kind.__qualname__}: pass objects of "
+                f"subclasses of grpo_eqx.Callback, whose methods have the names of transformers' "
+                f"and take one event each."
+            )
+        for event in EVENTS:
+            _check_signature("callback", callback, event, "event")
 
 
 def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:
@@ -174,12 +195,12 @@ def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:
     )
 
 
-def _check_signature(tracker: Tracker, method: str, *arguments: str) -> None:
+def _check_signature(kind: str, given: object, method: str, *arguments: str) -> None:
     try:
-        inspect.signature(getattr(tracker, method)).bind(*arguments)
+        inspect.signature(getattr(given, method)).bind(*arguments)
     except TypeError as error:
         raise UserError(
-            f"the method {method} of tracker {type(tracker).__name__} must take "
+            f"the method {method} of {kind} {type(given).__name__} must take "
             f"{' and '.join(arguments) or 'no arguments'}: {error}."
         ) from error
 

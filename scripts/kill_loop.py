@@ -26,7 +26,7 @@ from rich.progress import track
 
 MOST_STEPS = 4
 """Steps that a process has begun, at most, when it is killed."""
-OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+OF_THE_MACHINE = ("time/", "throughput/", "memory/", "perf/", "compile/", "step_time")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

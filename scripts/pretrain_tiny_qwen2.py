@@ -32,7 +32,7 @@ from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.training.forward import token_stats
+from grpo_eqx.training.forward import forward_pass
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import Rows
@@ -152,10 +152,10 @@ def pretrain(
 
     def loss_of(model: Qwen2, answers: Rollout, packing: Packing) -> Float[Array, ""]:
         rows = Rows.of(packing, jnp.int32(0), cfg.writers_per_problem)
-        stats = token_stats(
+        stats = forward_pass(
             model, answers, rows, backend=DenseLoss(), mesh=mesh, dtype=jnp.dtype("float32"),
             remat="none", attention=BlockedAttention(), temperature=1.0,
-        )  # fmt: skip
+        ).stats  # fmt: skip
         mask = rows.pick(answers.completion_mask) & (rows.completions >= 0)[..., None]
         return -jnp.sum(stats.logps, where=mask) / mask.sum()
 

@@ -23,6 +23,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # no process writes to the home folder
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "disabled"
+os.environ["WANDB_DATA_DIR"] = tempfile.mkdtemp(prefix="grpo_eqx_tests_wandb_")
 
 from jaxtyping import install_import_hook
 

@@ -71,6 +71,19 @@ def test_the_wandb_project_is_that_of_the_environment(monkeypatch: pytest.Monkey
     assert GRPOConfig(wandb="offline").resolved().wandb_project == "grpo_eqx"
 
 
+def test_a_tracker_is_named_and_weights_and_biases_may_have_a_mode() -> None:
+    def wandb(**settings: Any) -> tuple[str | None, str | None]:
+        cfg = GRPOConfig(**settings).resolved()
+        assert cfg == GRPOConfig(**dataclasses.asdict(cfg))  # as a run's config.json has it
+        return cfg.wandb, cfg.wandb_project
+
+    assert wandb() == wandb(report_to=("tensorboard",)) == ("disabled", None)
+    assert wandb(report_to=("wandb",), wandb_project="mine") == ("online", "mine")
+    assert wandb(report_to=("wandb", "tensorboard"), wandb="offline")[0] == "offline"
+    assert wandb(wandb="offline")[0] == "offline"
+    assert of_any_type(report_to="wandb").report_to == ("wandb",)  # as TRL's scripts have it
+
+
 def test_given_values_are_kept() -> None:
     cfg = GRPOConfig(learning_rate=3e-5, epsilon=0.1, output_dir=Path("x")).resolved()
     assert (cfg.learning_rate, cfg.epsilon_high, cfg.output_dir) == (3e-5, 0.1, "x")
@@ -162,6 +175,8 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
         ({"off_policy_mask_threshold": float("inf")}, "off_policy_mask_threshold is inf"),
         ({"advantage_estimator": "reinforce", "scale_rewards": "group"}, "which is not scaled"),
         ({"wandb_project": "mine"}, "while wandb is disabled"),
+        ({"num_completions_to_print": 3}, "without log_completions"),
+        ({"log_completions": True, "log_completions_steps": 0}, "set it to 1 or more"),
     ],
 )
 def test_a_knob_that_would_do_nothing_is_refused(fields: dict[str, Any], message: str) -> None:

@@ -38,7 +38,9 @@ def test_they_are_what_a_step_logs(
     )  # fmt: skip
     trainer = GRPOTrainer(cfg)
     passes = trainer._run.passes
-    known = metric_names(trainer.cfg, trainer.rewards, trainer.programs.options, passes)
+    known = metric_names(
+        trainer.cfg, trainer.rewards, trainer.programs.options, passes, trainer._run.model
+    )
     (logged,) = trainer.fit().history
     of_the_step = {name for name in logged if not name.startswith(OF_THE_MACHINE)}
     assert of_the_step == {"step", *known}

@@ -14,7 +14,7 @@ def test_no_setting_of_ours_is_advised_against() -> None:
 
 
 NO_SETTINGS = {
-    "process_id", "save_pretrained", "resume_from_checkpoint", "num_samples", "eval_func",
+    "process_id", "save_pretrained", "resume_from_checkpoint", "eval_metrics",
     "num_tokens", "push_to_hub", "repo_id", "jax_default_matmul_precision", "jax_debug_nans",
     "loss_type", "grpo_eqx", "train_data", "adam_beta",
     "dr_grpo", "low_var_kl", "sequence_token", "sequence_truncate", "token_truncate",

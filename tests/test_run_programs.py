@@ -13,19 +13,20 @@ SMALL: dict[str, Any] = {"prompts_per_step": 8, "num_generations": 2, "max_compl
 
 
 @pytest.mark.parametrize(
-    ("settings", "scores"),
+    ("settings", "others"),
     [
         ({}, set()),
         ({"num_iterations": 2}, {"score"}),
         ({"beta": 0.1}, {"score_reference"}),
         ({"beta": 0.1, "steps_per_generation": 2}, {"score", "score_reference"}),
+        ({"eval_steps": 5, "num_generations_eval": 4}, {"evaluate_samples"}),
     ],
 )
-def test_the_settings_decide_which_there_are(settings: dict[str, Any], scores: set[str]) -> None:
+def test_the_settings_decide_which_there_are(settings: dict[str, Any], others: set[str]) -> None:
     run = RunSpec.describe(GRPOConfig(**SMALL, **settings))
     programs = run.programs(run.mesh(jax.devices()[:1]))
     names = {each.name for each in run_programs(run, programs)}
-    assert names == {"generate", "update", "evaluate", *scores}
+    assert names == {"generate", "update", "evaluate", *others}
 
 
 def test_a_step_begins_with_the_rollout_and_ends_with_the_update() -> None:

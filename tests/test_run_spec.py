@@ -44,6 +44,11 @@ def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
         find_config(str(tmp_path))
 
 
+def test_router_replay_without_experts_is_refused() -> None:
+    with pytest.raises(UserError, match="router_replay is on, and the model has no experts"):
+        RunSpec.describe(GRPOConfig(router_replay=True))
+
+
 def test_prompts_at_hand_are_as_long_as_they_are() -> None:
     run = RunSpec.describe(GRPOConfig(eval_problems=32))
     assert run.prompts.known

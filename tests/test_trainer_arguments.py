@@ -27,7 +27,7 @@ def test_trls_names_stand_for_ours() -> None:
     ("others", "message"),
     [
         ({"args": 1, "config": 2}, "config and cfg are the same argument: pass one of them"),
-        ({"callbacks": []}, "GRPOTrainer has no argument callbacks: pass trackers"),
+        ({"tools": []}, "GRPOTrainer has no argument tools: completions are single turns"),
         ({"peft_config": 1}, "set lora_rank"),
         ({"learning_rate": 1}, r"it is a setting: GRPOConfig\(learning_rate=...\)"),
         ({"max_steps": 3}, "it is none of the settings either; use steps"),
@@ -61,7 +61,7 @@ def test_what_is_no_config_or_model_is_refused(cfg: Any, model: Any, message: st
 
 
 def test_what_is_none_is_not_given() -> None:
-    others = {"peft_config": None, "callbacks": None, "eval_dataset": None, "args": None}
+    others = {"peft_config": None, "tools": None, "eval_dataset": None, "args": None}
     assert with_trl_names(GIVEN, others) == GIVEN
 
 

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 import jax
 
@@ -222,10 +223,11 @@ class Checkpoints:
         names = ", ".join(f"step_{each}" for each in later)
         self.say(f"the checkpoints after it ({names}) are kept in {kept}")
 
-    def are_due(self, step: int) -> bool:
+    def are_due(self, step: int, *, is_evaluated: bool = False) -> bool:
         """Decides, for all processes alike, whether `after_step` will save or stop.
 
-        **Arguments:** the step, which may still be being computed.
+        **Arguments:** the step, which may still be being computed; whether it is evaluated, after
+        which it may be the best.
         """
         cfg = self.cfg
         no_time = self._has_no_time_for_another_step()
@@ -235,30 +237,61 @@ class Checkpoints:
         due = step >= cfg.steps or (cfg.save_steps is not None and step % cfg.save_steps == 0)
         if not due and cfg.save_minutes is not None:
             due = from_main(time.monotonic() - self._last_save >= 60 * cfg.save_minutes)
+        due |= is_evaluated and _is_of_evaluations(cfg.metric_for_best_model)
         self._saves = due or self._stops
         return self._saves
 
-    @phase("checkpoint")
-    def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> None:
-        """Saves the state, and raises `Preempted` to stop, as `are_due` has decided.
+    @property
+    def stops(self) -> bool:
+        """Whether `after_step` will stop the run."""
+        return self._stops
 
-        **Arguments:** the state; the metrics of its step, by which the best checkpoint is kept.
+    def are_interrupted(self) -> bool:
+        """Returns, for all processes alike, whether the run has been asked to stop.
+
+        If so, `after_step` will save and stop.
+        """
+        if on_any_host(self._requested.received):
+            self._saves = self._stops = True
+        return self._stops
+
+    def save_next(self) -> None:
+        """Has `after_step` save, whether it is due or not."""
+        self._saves = True
+
+    @phase("checkpoint")
+    def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> Path | None:
+        """Saves the state, and raises `Preempted` to stop, as was decided before.
+
+        **Arguments:** the state; the metrics of its step and its evaluation, by which the best
+        checkpoint is kept. **Returns:** the checkpoint, which may still be being written; `None` if
+        there is none.
         """
         score = self._score(metrics)
         if not self._saves:
-            return
+            return None
         assert self._store is not None  # entered
         self._store.save(state, dataclasses.asdict(self.facts), score)
         self._last_save = time.monotonic()
         if self._stops:
             self._store.wait()
-            self._requested.is_served = True
-            saved = SavedStep(self.folder, state.step).path
-            self.say(
-                f"stopped after step {state.step} of {self.cfg.steps}, saved as {saved}: the same "
-                f"command continues from there"
-            )
-            raise Preempted
+            self.stop(state.step)
+        return SavedStep(self.folder, state.step).path
+
+    def stop(self, step: int) -> NoReturn:
+        """Ends the run after a step whose checkpoint is written, by raising `Preempted`."""
+        self._requested.is_served = True
+        saved = SavedStep(self.folder, step).path
+        self.say(
+            f"stopped after step {step} of {self.cfg.steps}"
+            + (f", saved as {saved}: the same command continues from there" if step else "")
+        )
+        raise Preempted
+
+    def wait(self) -> None:
+        """Waits until everything is written."""
+        assert self._store is not None  # entered
+        self._store.wait()
 
     def describe_last(self) -> str:
         """Describes the newest checkpoint in a sentence."""
@@ -272,7 +305,7 @@ class Checkpoints:
     def _score(self, metrics: Mapping[str, float]) -> float | None:
         """Returns how good a step is: its metric, with the sign by which more is better."""
         name = self.cfg.metric_for_best_model
-        if name is None:
+        if name is None or (name not in metrics and _is_of_evaluations(name)):
             return None
         if name not in metrics:
             known = [each for each in sorted(metrics) if not each.startswith(OF_THE_MACHINE)]
@@ -290,6 +323,10 @@ class Checkpoints:
         self._longest_step = max(self._longest_step, now - self._last_step)
         self._last_step = now
         return now + self._longest_step > self._end
+
+
+def _is_of_evaluations(metric: str | None) -> bool:
+    return metric is not None and metric.startswith("eval/")
 
 
 def located(setting: str, path: Path) -> tuple[Path, int | None]:

@@ -1,12 +1,12 @@
 """Requests to end a run early: by a scheduler, a person, or the cloud that owns the machine."""
 
-import os
 import signal
 import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
 
+from grpo_eqx.distributed.exits import exit_at_once
 from grpo_eqx.distributed.maintenance import MaintenanceWatch
 from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
@@ -85,7 +85,7 @@ class StopRequest:
                 if interrupts == 2 and self._at_once is None:
                     self.say("stopping at once, without another checkpoint")
                     self._at_once = _start_timer(
-                        _AT_ONCE_SECONDS, lambda: os._exit(EXIT_INTERRUPTED)
+                        _AT_ONCE_SECONDS, lambda: exit_at_once(EXIT_INTERRUPTED)
                     )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -111,7 +111,7 @@ class StopRequest:
                     f"anew if there is none."
                 )
         finally:
-            os._exit(EXIT_PREEMPTED)
+            exit_at_once(EXIT_PREEMPTED)
 
 
 def _start_timer(seconds: float, function: Callable[[], None]) -> threading.Timer:

@@ -16,7 +16,7 @@ from grpo_eqx.launch.subcommand import Subcommand
 if TYPE_CHECKING:
     import jax
 
-    from grpo_eqx.tracking.console import Stages
+    from grpo_eqx.tracking.stages import Stages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class Compile(RunFlags, Subcommand):
 def _compile(cfg: GRPOConfig) -> None:
     from grpo_eqx.distributed.exchange import raise_on_all_hosts
     from grpo_eqx.distributed.startup import is_main
-    from grpo_eqx.tracking.console import Stages
+    from grpo_eqx.tracking.stages import Stages
 
     folder, stages = raise_on_all_hosts(_cache_to_fill), Stages()
     for name, lower in _programs(cfg, stages):
@@ -92,7 +92,7 @@ def _programs(
     """Yields the programs that `train` calls, by name, each to be lowered from shapes alone."""
     from grpo_eqx.data.batches import prompt_widths
     from grpo_eqx.planner.search import fitting
-    from grpo_eqx.run_programs import EVALUATE, in_order_of_use, run_programs
+    from grpo_eqx.run_programs import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
     from grpo_eqx.run_spec import Passed, RunSpec
 
     with stages.lasting("loading the tokenizer and the problems"):
@@ -105,7 +105,8 @@ def _programs(
     for key, lower in in_order_of_use(run, programs, widths):
         yield str(key), lower
     if evaluates(cfg):
-        yield from ((x.name, x.lower) for x in run_programs(run, programs) if x.name == EVALUATE)
+        wanted = EVALUATE, EVALUATE_SAMPLES
+        yield from ((x.name, x.lower) for x in run_programs(run, programs) if x.name in wanted)
 
 
 def _compiled(name: str, lowered: "jax.stages.Lowered") -> str:

@@ -27,6 +27,7 @@ from grpo_eqx.config_files import read_settings, to_yaml
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.errors import (
     EXIT_INTERRUPTED,
+    CallbackError,
     RewardError,
     RunError,
     UserError,
@@ -149,7 +150,7 @@ def run(main: Callable[[Config], None]) -> None:
     `UserError` ends the process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line
     and `EXIT_FAULT`.
     """
-    with _ends_with_a_line(), standard_output():
+    with ends_with_a_line(), standard_output():
         kind = _flags_for(_config_of(main))
         if asks_for_help(sys.argv[1:]):
             command = f"python {sys.argv[0]}"
@@ -196,7 +197,7 @@ def _flags_for(config: type[GRPOConfig]) -> type[RunFlags]:
 
 def start(flags: RunFlags, main: Callable[[Any], None]) -> None:
     """Joins the processes of a run and calls `main` with its config."""
-    with _ends_with_a_line(), standard_output():
+    with ends_with_a_line(), standard_output():
         cfg = flags.settings()
         flags.export()
         if flags.print_config:
@@ -209,14 +210,14 @@ def start(flags: RunFlags, main: Callable[[Any], None]) -> None:
 
 
 @contextmanager
-def _ends_with_a_line() -> Iterator[None]:
+def ends_with_a_line() -> Iterator[None]:
     """Ends the process with one line for an error that a user can fix, and its exit code."""
     # Until the run has its own handler: Python's raises wherever it is, also where JAX ignores it.
     earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
     except (UserError, RunError) as error:
-        if isinstance(error, RewardError) and error.__cause__ is not None:
+        if isinstance(error, RewardError | CallbackError) and error.__cause__ is not None:
             print(frames_of_cause(error.__cause__), end="", file=sys.stderr)
         print(f"error: {error}", file=sys.stderr, flush=True)
         _end(exit_code(error))

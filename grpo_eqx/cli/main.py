@@ -16,12 +16,15 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from grpo_eqx.cli.check import Check
 from grpo_eqx.cli.compile import Compile
 from grpo_eqx.cli.doctor import Doctor
+from grpo_eqx.cli.eval import Eval
 from grpo_eqx.cli.export import Export
 from grpo_eqx.cli.flag_values import AS_SETTINGS
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.cli.help import asks_for_help, show_help
+from grpo_eqx.cli.inspect import Inspect
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.report import Report
 from grpo_eqx.cli.streams import standard_output
@@ -31,8 +34,8 @@ from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
-    "train": Train, "plan": Plan, "compile": Compile, "report": Report, "export": Export,
-    "doctor": Doctor, "launch": Launch,
+    "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,
+    "export": Export, "check": Check, "inspect": Inspect, "doctor": Doctor, "launch": Launch,
 }  # fmt: skip
 _ANY = functools.reduce(
     operator.or_,
@@ -184,8 +187,6 @@ def _about_no_subcommand(word: str) -> str:
         return f"a subcommand is missing: use one of {known}."
     if word.startswith("-"):
         return f"{word} comes before the subcommand ({known}): put flags after it."
-    if word in ("eval", "evaluate"):
-        return f"there is no subcommand {word!r}: call GRPOTrainer(cfg).evaluate() in Python."
     near = difflib.get_close_matches(word, _SUBCOMMANDS, n=1)
     guess = f" (did you mean {near[0]}?)" if near else ""
     return f"there is no subcommand {word!r}: use one of {known}{guess}."

@@ -11,7 +11,8 @@ from grpo_eqx.launch.subcommand import Subcommand
 class Train(RunFlags, Subcommand):
     """Train a language model with GRPO and built-in rewards.
 
-    With --eval-data or --eval-problems, the trained model is evaluated on held-out problems.
+    With --eval-data or --eval-problems, the trained model is evaluated on held-out problems; with
+    --eval-steps, also while it is trained.
     grpo-eqx plan takes the same flags to plan the run, except those that connect several processes;
     grpo-eqx compile takes all of them to compile its programs beforehand. On several hosts, start
     train on all of them. For your own rewards, data or strategies, write a script: see
@@ -24,8 +25,12 @@ class Train(RunFlags, Subcommand):
 
 
 def evaluates(cfg: GRPOConfig) -> bool:
-    """Returns whether the settings ask for an evaluation of the trained model."""
-    return cfg.eval_data is not None or cfg.eval_problems != GRPOConfig.eval_problems
+    """Returns whether the settings ask for evaluations."""
+    return (
+        cfg.eval_steps is not None
+        or cfg.eval_data is not None
+        or cfg.eval_problems != GRPOConfig.eval_problems
+    )
 
 
 def _train(cfg: GRPOConfig) -> None:
@@ -34,12 +39,14 @@ def _train(cfg: GRPOConfig) -> None:
 
     trainer = GRPOTrainer(cfg)
     result = trainer.fit()
-    evaluation = trainer.evaluate() if evaluates(cfg) and trainer.can_evaluate else None
+    # With eval_steps, the run itself has evaluated the trained model, and said the result.
+    wanted = evaluates(cfg) and cfg.eval_steps is None
+    evaluation = trainer.evaluate() if wanted and trainer.can_evaluate else None
     if is_main():
         steps = trainer.cfg.steps
         whole = len(result.history) == steps  # not where it began from another run's checkpoint
         count = f"{steps} step{'s' if steps > 1 else ''}"
         done = f"{count} in {result.seconds:.0f} s" if whole else f"{count} done"
         if evaluation is not None:
-            print(f"{evaluation} (greedy)")
+            print(evaluation)
         print(f"{done}; the run is in {result.output_dir}")

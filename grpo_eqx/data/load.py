@@ -42,6 +42,23 @@ def load_data(
     return split(train, num_eval) if heldout is None else (train, heldout)
 
 
+def load_problems(data: str | Path, most: int | None) -> PromptSource:
+    """Loads problems to evaluate on: of the embedded ones those held out, of the hub the tests.
+
+    **Arguments:** a name or path, as `GRPOConfig.data` describes them; how many to take, from the
+    first on, `None` for all. Raises `UserError` for data that does not exist or cannot be read.
+    """
+    return first_problems(_load("data", data, "test"), most)
+
+
+def first_problems(source: PromptSource, most: int | None) -> PromptSource:
+    """Returns the first problems of a source: as many as there are, or at most `most`."""
+    count = len(source) if most is None else min(most, len(source))
+    if count == len(source):
+        return source
+    return Part(name=source.name, source=source, start=0, stop=count)
+
+
 def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSource]:
     """Splits the held-out problems off the end of a source."""
     size = len(source)

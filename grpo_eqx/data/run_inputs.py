@@ -63,20 +63,7 @@ def load_inputs(
         cfg.eval_data if eval_data is None else eval_data,
         cfg.eval_problems,
     )
-    tokenizer = _chat_tokenizer(cfg, tokenizer)
-    plain = _problem(train, 0).plain
-    if plain and cfg.chat_template is not None:
-        raise UserError(
-            f"chat_template is {cfg.chat_template!r}, and the problems of {train.name} are texts "
-            f"that the model continues as they are: it would do nothing; leave it unset."
-        )
-    if not plain:
-        tokenizer.check_template()
-    if cfg.system_prompt is not None and _is_file(cfg.system_prompt):
-        raise UserError(
-            f"system_prompt is {cfg.system_prompt!r}, the name of a file: give its text, as in "
-            f'--system-prompt "$(cat {cfg.system_prompt})".'
-        )
+    tokenizer = _tokenizer_for(train, cfg, tokenizer)
     inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -88,6 +75,32 @@ def load_inputs(
             f"their own: it would do nothing; leave it unset."
         )
     return inputs
+
+
+def load_heldout(cfg: GRPOConfig, source: PromptSource) -> tuple[ChatTokenizer, TokenizedPrompts]:
+    """Reads the tokenizer of the config's model, and with it problems to evaluate on."""
+    tokenizer = _tokenizer_for(source, cfg, None)
+    return tokenizer, _tokenize(cfg, source, len(source), tokenizer)
+
+
+def _tokenizer_for(
+    source: PromptSource, cfg: GRPOConfig, given: ChatTokenizer | Any | None
+) -> ChatTokenizer:
+    """Returns the tokenizer; raises `UserError` where the settings of prompts suit no problem."""
+    tokenizer, plain = _chat_tokenizer(cfg, given), _problem(source, 0).plain
+    if plain and cfg.chat_template is not None:
+        raise UserError(
+            f"chat_template is {cfg.chat_template!r}, and the problems of {source.name} are texts "
+            f"that the model continues as they are: it would do nothing; leave it unset."
+        )
+    if not plain:
+        tokenizer.check_template()
+    if cfg.system_prompt is not None and _is_file(cfg.system_prompt):
+        raise UserError(
+            f"system_prompt is {cfg.system_prompt!r}, the name of a file: give its text, as in "
+            f'--system-prompt "$(cat {cfg.system_prompt})".'
+        )
+    return tokenizer
 
 
 def _is_file(text: str) -> bool:

@@ -1,10 +1,11 @@
 """Text to tokens and back, through a Hugging Face tokenizer and its chat template."""
 
+import functools
 import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -57,6 +58,7 @@ class ChatTokenizer:
         self.system_prompt = system_prompt
         # The contents of the model's generation_config.json, to be saved with the model again.
         self.generation_config: dict[str, Any] = {}
+        self._texts: dict[int, str] = {}
 
     def __getattr__(self, name: str) -> Any:
         raise MissingAttributeError(
@@ -240,11 +242,37 @@ class ChatTokenizer:
 
         Special tokens, and ids without a token, add nothing.
         """
-        special = {*self.tokenizer.all_special_ids}
-        special |= {i for i, t in self.tokenizer.added_tokens_decoder.items() if t.special}
-        tokens = {i: t for t, i in self.tokenizer.get_vocab().items() if i not in special}
-        decoders = _decoder_types(self.tokenizer)
-        if "ByteLevel" in decoders:
+        vocab = self.tokenizer.get_vocab()
+        added = self._added_bytes({i: t for t, i in vocab.items() if i not in self._special})
+        return [added.get(i, b"") for i in range(vocab_size)]
+
+    def token_texts(self, ids: Collection[int]) -> list[str]:
+        """Returns what each id adds to a decoded text, and the names of special tokens.
+
+        A token that is part of a character has a replacement character. Takes time for ids that
+        were not asked for before.
+        """
+        new = sorted({*ids} - self._texts.keys())
+        names = dict(zip(new, self.tokenizer.convert_ids_to_tokens(new), strict=True))
+        self._texts |= {i: name or "" for i, name in names.items()}
+        plain = {i: name for i, name in names.items() if name and i not in self._special}
+        added = self._added_bytes(plain) if plain else {}
+        self._texts |= {i: text.decode(errors="replace") for i, text in added.items()}
+        return [self._texts[i] for i in ids]
+
+    @functools.cached_property
+    def _special(self) -> set[int]:
+        """Ids of special tokens."""
+        added = self.tokenizer.added_tokens_decoder.items()
+        return {*self.tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+
+    @functools.cached_property
+    def _decoders(self) -> set[str]:
+        return _decoder_types(self.tokenizer)
+
+    def _added_bytes(self, tokens: dict[int, str]) -> dict[int, bytes]:
+        """Returns what tokens, given by id as the vocabulary spells them, add to a text."""
+        if "ByteLevel" in self._decoders:
             added = _spelled_bytes(tokens)
         else:
             # Measured after a copy of itself: a text's first token may lose its leading space.
@@ -252,10 +280,10 @@ class ChatTokenizer:
             twice = self.decode_completions([[i, i] for i in tokens])
             texts = zip(tokens, once, twice, strict=True)
             added = {i: two[len(one) :].encode() for i, one, two in texts}
-        if "ByteFallback" in decoders:
+        if "ByteFallback" in self._decoders:
             matches = {i: _FALLBACK_BYTE.fullmatch(token) for i, token in tokens.items()}
             added |= {i: bytes.fromhex(match[1]) for i, match in matches.items() if match}
-        return [added.get(i, b"") for i in range(vocab_size)]
+        return added
 
 
 def _decoder_types(tokenizer: Any) -> set[str]:

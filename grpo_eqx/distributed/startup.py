@@ -11,6 +11,7 @@ import jax
 
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, brief
+from grpo_eqx.distributed.exits import exit_at_once
 from grpo_eqx.distributed.rendezvous import meet
 from grpo_eqx.errors import UserError
 from grpo_eqx.tracebacks import Hook
@@ -90,7 +91,7 @@ def _join(cluster: Cluster, timeout: float) -> None:
 def leave_soon(code: int) -> None:
     """Ends this process within seconds, even if the others, for which JAX waits, go on."""
     if jax.distributed.is_initialized():
-        timer = threading.Timer(_LEAVE_SECONDS, os._exit, (code,))
+        timer = threading.Timer(_LEAVE_SECONDS, exit_at_once, (code,))
         timer.daemon = True
         timer.start()
 

@@ -1,11 +1,11 @@
 """Ends a process that hangs, instead of leaving its accelerators idle for days."""
 
 import faulthandler
-import os
 import sys
 import threading
 import time
 
+from grpo_eqx.distributed.exits import do_last_acts, exit_at_once
 from grpo_eqx.errors import EXIT_FAULT
 
 _BACKSTOP_SECONDS = 5.0
@@ -14,6 +14,8 @@ _BACKSTOP_SECONDS = 5.0
 
 class Watchdog:
     """Timer that ends this process where, while it is entered, nothing progresses for too long.
+
+    It may be entered while it is.
 
     The stacks of all threads go to standard error first. In a run of several processes, all of them
     wait for the one that hangs, so each ends itself.
@@ -25,16 +27,19 @@ class Watchdog:
         self._last = 0.0
         self._done_last = ""
         self._left = threading.Event()
+        self._entered = 0
 
     def __enter__(self) -> "Watchdog":
-        if self.timeout is not None:
+        self._entered += 1
+        if self.timeout is not None and self._entered == 1:
             self._left = threading.Event()
             self.progress("the start")
             threading.Thread(target=self._watch, args=(self._left,), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.timeout is not None:
+        self._entered -= 1
+        if self.timeout is not None and self._entered == 0:
             self._left.set()
             faulthandler.cancel_dump_traceback_later()
 
@@ -52,6 +57,7 @@ class Watchdog:
                 self._end()
 
     def _end(self) -> None:
+        do_last_acts()
         stderr = sys.__stderr__ or sys.stderr
         print(
             f"error: no progress for {self.timeout:g} s (hang_timeout) after {self._done_last}: "
@@ -61,4 +67,4 @@ class Watchdog:
             flush=True,
         )
         faulthandler.dump_traceback(stderr, all_threads=True)
-        os._exit(EXIT_FAULT)
+        exit_at_once(EXIT_FAULT)

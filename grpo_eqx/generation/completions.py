@@ -5,7 +5,7 @@ import functools
 import itertools
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation.rollout import Rollout
@@ -23,19 +23,24 @@ class Completions:
     num_written: Int[np.ndarray, "P G"]
     """Number of tokens that the model wrote."""
     tokenizer: ChatTokenizer
+    sampler_logps: list[list[Float[np.ndarray, " _"]]] | None = None
+    """Log-prob of each token under the distribution it was drawn from, `[P][G]`, if recorded."""
 
     @classmethod
     def of(cls, rollout: Rollout, tokenizer: ChatTokenizer) -> "Completions":
-        ids, mask, written, finished = fetch(
-            (rollout.completion_ids, rollout.completion_mask, rollout.written, rollout.finished)
+        ids, mask, written, finished, logps = fetch(
+            (
+                rollout.completion_ids,
+                rollout.completion_mask,
+                rollout.written,
+                rollout.finished,
+                rollout.sampler_logps,
+            )
         )
         lengths = mask.sum(axis=-1)
         num_written = lengths if written is None else (mask & written).sum(axis=-1)
-        tokens = [
-            [row[:length].tolist() for row, length in zip(*group, strict=True)]
-            for group in zip(ids, lengths, strict=True)
-        ]
-        return cls(tokens, finished, num_written, tokenizer)
+        tokens = [[row.tolist() for row in rows] for rows in _cut(ids, lengths)]
+        return cls(tokens, finished, num_written, tokenizer, _cut(logps, lengths))
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
@@ -53,7 +58,10 @@ class Completions:
         """Returns these prompts' completions followed by those of `other`."""
         finished = np.concatenate([self.finished, other.finished])
         num_written = np.concatenate([self.num_written, other.num_written])
-        return Completions(self.ids + other.ids, finished, num_written, self.tokenizer)
+        logps = None
+        if self.sampler_logps is not None and other.sampler_logps is not None:
+            logps = self.sampler_logps + other.sampler_logps
+        return Completions(self.ids + other.ids, finished, num_written, self.tokenizer, logps)
 
     def without_written(self, dropped: Bool[np.ndarray, "P G"]) -> "Completions":
         """Returns the completions, with no token of the dropped ones counted as written."""
@@ -61,5 +69,19 @@ class Completions:
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Completions":
         """Returns the completions of the prompts at `indices`, in that order."""
-        ids = [self.ids[i] for i in indices]
-        return Completions(ids, self.finished[indices], self.num_written[indices], self.tokenizer)
+        ids, logps = [self.ids[i] for i in indices], self.sampler_logps
+        if logps is not None:
+            logps = [logps[i] for i in indices]
+        return Completions(
+            ids, self.finished[indices], self.num_written[indices], self.tokenizer, logps
+        )
+
+
+def _cut(
+    rows: Shaped[np.ndarray, "P G Tc"], lengths: Int[np.ndarray, "P G"]
+) -> list[list[Shaped[np.ndarray, " _"]]]:
+    """Returns rows without their padding, `[P][G]`."""
+    return [
+        [row[:length] for row, length in zip(*group, strict=True)]
+        for group in zip(rows, lengths, strict=True)
+    ]

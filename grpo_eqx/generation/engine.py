@@ -5,6 +5,7 @@ refilled from a queue; once nothing waits and most slots are idle, the live ones
 fewer slots. So no completion waits for the longest one, and only a few shapes are compiled.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -54,6 +55,7 @@ def generate(
     kv_cache_dtype: jnp.dtype | None = None,
     attention: CausalAttention = BlockedAttention(),
     unrolled: bool = False,
+    records_routes: bool = False,
 ) -> tuple[Rollout, SlotCounts]:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
@@ -65,7 +67,8 @@ def generate(
     number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
     layout over devices (`None`: a single one), where each shard refills its slots from its own
     prompts; the dtype of keys and values (`None`: the model's); the attention of the prefill;
-    whether the layers are unrolled, which CPUs decode faster, and which takes longer to compile.
+    whether the layers are unrolled, which CPUs decode faster, and which takes longer to compile;
+    whether the rollout holds the experts that the model's routers chose.
 
     Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
     `num_slots` or `refill_at` is below 1.
@@ -80,16 +83,20 @@ def generate(
     cache = model.prefill(
         jnp.asarray(prompts.ids), jnp.asarray(prompts.mask), attention=attention, layout=layout
     )
+    if records_routes:
+        prompts = dataclasses.replace(prompts, routes=cache.routes)
+    routes = model.config.routes if records_routes else None
     cache = cache.stored(kv_cache_dtype)
     if layout is not None:
         cache = laid_out_prompts(cache, layout)
     if unrolled:
         model, cache = model.unstacked(), cache.unstacked()
     queue = SlotQueue(cache, G, num_shards)
-    slots = queue.first_slots(num_slots, max_length)
+    slots = queue.first_slots(num_slots, max_length, routes)
+    made = MadeCompletions.of_nothing(N, max_length, routes)
     state = DecodeState(
         slots=slots if layout is None else slots.laid_out(layout),
-        made=MadeCompletions.of_nothing(N, max_length),
+        made=made if layout is None else made.laid_out(layout),
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
         counts=SlotCounts.of_nothing(),
     )
@@ -169,14 +176,15 @@ def _decode(
     slots = state.slots if layout is None else state.slots.laid_out(layout)
     position = _by_slot(slots.position, layout)
     num_written = jnp.max(jnp.where(slots.live, slots.length, 0)) + 1
-    logits, cache = model.decode(
+    logits, cache, routes = model.decode(
         slots.prompt, slots.cache, slots.inputs, position, num_written, layout
     )
     for sharding in [] if layout is None else layout.logits(logits.shape):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
     draws = token_keys(keys[slots.completion], slots.position)
     drawn = _by_slot(sample_tokens(logits, draws, sampling), layout)
-    slots = slots.after(*drawn, *stopping.advance(slots.stop_state, drawn[0]), cache, layout)
+    stopped = stopping.advance(slots.stop_state, drawn[0])
+    slots = slots.after(*drawn, *stopped, cache, routes, layout)
     if layout is not None:
         slots = slots.laid_out(layout)
     return state._replace(slots=slots, counts=state.counts.after(slots, num_written))
@@ -196,7 +204,9 @@ def _by_slot(tree: _Tree, layout: RolloutLayout | None) -> _Tree:
 def _rollout(
     prompts: Prompts, made: MadeCompletions, shape: tuple[int, int], pad_id: int
 ) -> Rollout:
-    ids, logps, lengths, finished = (x.reshape(*shape, *x.shape[1:]) for x in made)
+    ids, logps, lengths, finished, routes = jax.tree.map(
+        lambda x: x.reshape(*shape, *x.shape[1:]), made
+    )
     mask = jnp.arange(ids.shape[-1]) < lengths[..., None]
     return Rollout(
         prompts,
@@ -204,4 +214,5 @@ def _rollout(
         mask,
         jnp.where(mask, logps, 0.0),
         finished,
+        routes=None if routes is None else jnp.where(mask[..., None], routes, 0),
     )

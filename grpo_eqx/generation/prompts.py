@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Integer
 
 from grpo_eqx._types import PromptIds, PromptMask
 
@@ -17,6 +18,8 @@ class Prompts(eqx.Module):
     """Tokens."""
     mask: PromptMask
     """True on the prompts' own tokens."""
+    routes: Integer[Array, "P Tp Lk"] | None = None
+    """Experts that the sampler's routers chose for each token; see `Rollout.routes`."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -25,7 +28,9 @@ class Prompts(eqx.Module):
         """Returns the prompts padded on the right to `width` tokens."""
         pad = ((0, 0), (0, width - self.ids.shape[1]))
         return Prompts(
-            jnp.pad(self.ids, pad, constant_values=pad_id), jnp.pad(jnp.asarray(self.mask), pad)
+            jnp.pad(self.ids, pad, constant_values=pad_id),
+            jnp.pad(jnp.asarray(self.mask), pad),
+            None if self.routes is None else jnp.pad(self.routes, (*pad, (0, 0))),
         )
 
 

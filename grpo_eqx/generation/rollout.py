@@ -3,7 +3,7 @@
 import dataclasses
 
 import equinox as eqx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from grpo_eqx.generation.prompts import Prompts
 
@@ -24,6 +24,9 @@ class Rollout(eqx.Module):
     written: Bool[Array, "P G Tc"] | None = None
     """True on the tokens that the model wrote, which alone the loss counts. `None`: all tokens of
     the completions. Others, such as a tool's answer, are read as context."""
+    routes: Integer[Array, "P G Tc Lk"] | None = None
+    """Experts that the sampler's routers chose for the input before each token, which for the first
+    is the prompt's last token; in the order of `ModelConfig.routes`. `None`: none are replayed."""
 
     @property
     def lengths(self) -> Int[Array, "P G"]:
@@ -43,7 +46,15 @@ class Rollout(eqx.Module):
             completion_mask=self.completion_mask[..., :length],
             sampler_logps=self.sampler_logps[..., :length],
             written=None if self.written is None else self.written[..., :length],
+            routes=None if self.routes is None else self.routes[..., :length, :],
         )
+
+    def without_routes(self) -> "Rollout":
+        """Returns the rollout of which no router's choice is replayed."""
+        if self.routes is None:
+            return self
+        # Not by its `__init__`: this may be a rollout of shapes.
+        return eqx.tree_at(lambda x: (x.routes, x.prompts.routes), self, (None, None))
 
     def with_prompt_width(self, width: int, pad_id: int) -> "Rollout":
         """Returns the rollout with prompts padded on the right to `width` tokens."""

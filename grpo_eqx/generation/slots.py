@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Integer
 
 from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache, positions_read
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import last_dim_sharding
 
 
 class MadeCompletions(NamedTuple):
@@ -21,15 +22,29 @@ class MadeCompletions(NamedTuple):
     logps: Float[Array, "rows Tc"]
     lengths: Int[Array, " rows"]
     finished: Bool[Array, " rows"]
+    routes: Integer[Array, "rows Tc Lk"] | None
 
     @classmethod
-    def of_nothing(cls, num_completions: int, max_length: int) -> "MadeCompletions":
+    def of_nothing(
+        cls, num_completions: int, max_length: int, routes: jax.ShapeDtypeStruct | None = None
+    ) -> "MadeCompletions":
         return cls(
             ids=jnp.zeros((num_completions, max_length), jnp.int32),
             logps=jnp.zeros((num_completions, max_length), jnp.float32),
             lengths=jnp.zeros(num_completions, jnp.int32),
             finished=jnp.zeros(num_completions, bool),
+            routes=_nothing((num_completions, max_length), routes),
         )
+
+    def laid_out(self, layout: RolloutLayout) -> "MadeCompletions":
+        """Returns the completions with routes split by layer over all devices.
+
+        Slots put rows anywhere; of what they put, routes alone are large.
+        """
+        if self.routes is None:
+            return self
+        sharding = last_dim_sharding(layout.mesh, self.routes.shape)
+        return self._replace(routes=jax.lax.with_sharding_constraint(self.routes, sharding))
 
 
 class Slots(NamedTuple):
@@ -53,6 +68,8 @@ class Slots(NamedTuple):
     logps: Float[Array, "R W Tc"]
     finished: Bool[Array, "R W"]
     """True where the completion ended by itself."""
+    routes: Integer[Array, "R W Tc Lk"] | None
+    """Experts of the inputs so far, if they are recorded."""
     cache: list[KVCache]
     """Keys and values of the inputs so far, for each stack of layers `[L, R, W, K, S, D]`."""
 
@@ -62,8 +79,13 @@ class Slots(NamedTuple):
         prompt: PromptCache,
         completion: Int[Array, "R W"],
         max_length: int,
+        routes: jax.ShapeDtypeStruct | None = None,
     ) -> "Slots":
-        """Creates slots at the start of completions of the rows' prompts."""
+        """Creates slots at the start of completions of the rows' prompts.
+
+        **Arguments:** the prompts; the completions; their maximum length; the shape of a token's
+        experts, if they are recorded.
+        """
         R, W = completion.shape
         zeros = jnp.zeros((R, W), jnp.int32)
 
@@ -81,6 +103,7 @@ class Slots(NamedTuple):
             ids=jnp.zeros((R, W, max_length), jnp.int32),
             logps=jnp.zeros((R, W, max_length), jnp.float32),
             finished=jnp.zeros((R, W), bool),
+            routes=_nothing((R, W, max_length), routes),
             cache=jax.tree.map(empty, prompt.kv),
         )
 
@@ -100,13 +123,14 @@ class Slots(NamedTuple):
         stop_state: Int[Array, "R W"],
         ended: Bool[Array, "R W"],
         cache: list[KVCache],
+        routes: Integer[Array, "R W Lk"] | None,
         layout: RolloutLayout | None,
     ) -> "Slots":
         """Returns the slots with one more token in those that are live.
 
         **Arguments:** the tokens; their log-probs; the states of `Stopping` after them, and where
-        it ends a completion; the cache with the keys and values of the inputs; the layout over
-        devices.
+        it ends a completion; the cache with the keys and values of the inputs; their experts; the
+        layout over devices.
         """
         T = self.ids.shape[-1]
 
@@ -119,6 +143,9 @@ class Slots(NamedTuple):
             write = layout.on_each_device(write, [row, row, row], row)
         place = jnp.where(self.live, self.length, T)  # past the end, nothing is written
         length = self.length + self.live
+        recorded = self.routes
+        if recorded is not None and routes is not None:
+            recorded = write(recorded, routes, place)
         return self._replace(
             live=self.live & ~ended & (length < T),
             length=length,
@@ -127,6 +154,7 @@ class Slots(NamedTuple):
             ids=write(self.ids, tokens, place),
             logps=write(self.logps, logps, place),
             finished=self.finished | (self.live & ended),
+            routes=recorded,
             cache=cache,
         )
 
@@ -141,7 +169,7 @@ class Slots(NamedTuple):
 
         return Slots(
             prompt=laid_out_prompts(self.prompt, layout),
-            **{name: split(getattr(self, name)) for name in self._fields[1:-1]},
+            **{name: jax.tree.map(split, getattr(self, name)) for name in self._fields[1:-1]},
             cache=jax.lax.with_sharding_constraint(self.cache, of_cache),
         )
 
@@ -157,7 +185,7 @@ class Slots(NamedTuple):
 
         return Slots(
             prompt=self.prompt.picked(rows[None]),
-            **{name: pick(getattr(self, name)) for name in self._fields[1:-1]},
+            **{name: jax.tree.map(pick, getattr(self, name)) for name in self._fields[1:-1]},
             cache=jax.tree.map(pick_cache, self.cache),
         )
 
@@ -198,7 +226,7 @@ class DecodeState(NamedTuple):
             return made.at[rows].set(here.reshape(-1, *made.shape[1:]))
 
         slots = self.slots
-        here = MadeCompletions(slots.ids, slots.logps, slots.length, slots.finished)
+        here = MadeCompletions(slots.ids, slots.logps, slots.length, slots.finished, slots.routes)
         return jax.tree.map(put, self.made, here)
 
 
@@ -215,16 +243,22 @@ class SlotQueue(NamedTuple):
         size = len(self.prompts.last_ids) * self.group // self.num_shards
         return jnp.arange(self.num_shards + 1, dtype=jnp.int32) * size
 
-    def first_slots(self, num_slots: int, max_length: int) -> Slots:
-        """Creates slots for the first completions of each part."""
+    def first_slots(
+        self, num_slots: int, max_length: int, routes: jax.ShapeDtypeStruct | None = None
+    ) -> Slots:
+        """Creates slots for the first completions of each part.
+
+        **Arguments:** as of `Slots.of_prompts`.
+        """
         P = len(self.prompts.last_ids)
         if num_slots == P * self.group:
             # Each group shares a row, so that its prompt is read once.
             completions = jnp.arange(num_slots, dtype=jnp.int32).reshape(P, self.group)
-            return Slots.of_prompts(self.prompts, completions, max_length)
+            return Slots.of_prompts(self.prompts, completions, max_length, routes)
         within = jnp.arange(num_slots // self.num_shards, dtype=jnp.int32)
         completions = (self.bounds()[:-1, None] + within).reshape(-1, 1)
-        return Slots.of_prompts(self.prompts_of(completions[:, 0]), completions, max_length)
+        prompts = self.prompts_of(completions[:, 0])
+        return Slots.of_prompts(prompts, completions, max_length, routes)
 
     def prompts_of(self, completions: Int[Array, " R"]) -> PromptCache:
         """Gathers prompts of equally many completions per part; past its end, its last prompt."""
@@ -269,6 +303,10 @@ def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache
         return jax.lax.with_sharding_constraint(x, layout.sharding(*axes))
 
     return prompts.mapped(split)
+
+
+def _nothing(shape: tuple[int, ...], routes: jax.ShapeDtypeStruct | None) -> Array | None:
+    return None if routes is None else jnp.zeros((*shape, *routes.shape), routes.dtype)
 
 
 def cache_length_of(max_length: int) -> int:

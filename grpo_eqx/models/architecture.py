@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Literal
 
+import numpy as np
+
 from grpo_eqx.models.rotary import Rope
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -30,6 +32,11 @@ class ExpertsShape:
     """Size of an expert's gate."""
     normalized: bool
     """Whether the weights of a token's experts are divided by their sum."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Smallest integer dtype that counts the experts, from 0."""
+        return np.min_scalar_type(self.number - 1)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

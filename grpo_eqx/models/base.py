@@ -11,9 +11,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from grpo_eqx.choices import Remat
+from grpo_eqx.models.architecture import ExpertsShape
 from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.kv_cache import KeyValues, KVCache
@@ -78,6 +79,22 @@ class ModelConfig(abc.ABC):
     @abc.abstractmethod
     def logit_softcap(self) -> float | None:
         """Bound `c` of the logits, which are `c tanh(product / c)`; `None`: they are products."""
+
+    @property
+    def experts(self) -> ExpertsShape | None:
+        """Experts of every layer; `None`: the layers have none."""
+        return None
+
+    @property
+    def routes(self) -> jax.ShapeDtypeStruct | None:
+        """Shape `[Lk]` of a token's routes: the `k` experts that it uses in each layer in turn.
+
+        They are one dimension, as TPUs would pad the last two. `None` for layers without experts.
+        """
+        if self.experts is None:
+            return None
+        size = self.num_hidden_layers * self.experts.per_token
+        return jax.ShapeDtypeStruct((size,), self.experts.dtype)
 
     @property
     def num_head_parameters(self) -> int:
@@ -155,12 +172,17 @@ class PromptCache(NamedTuple):
     """True on the prompt's own tokens, except the last."""
     last_ids: Int[Array, " P"]
     last_positions: Int[Array, " P"]
+    routes: Integer[Array, "P Tp Lk"] | None = None
+    """Experts that routers chose for each token, of models with experts."""
 
     def stored(self, dtype: jnp.dtype | None = None) -> "PromptCache":
-        """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own)."""
+        """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own).
+
+        It has no routes: decoding does not read them.
+        """
         assert isinstance(self.kv, KeyValues)
         dtype = self.kv.keys.dtype if dtype is None else dtype
-        return self._replace(kv=[KVCache.of(self.kv, dtype)])
+        return self._replace(kv=[KVCache.of(self.kv, dtype)], routes=None)
 
     def unstacked(self) -> "PromptCache":
         """Returns the cache for decoding with a model that is `unstacked` too."""
@@ -182,7 +204,7 @@ class PromptCache(NamedTuple):
     def mapped(self, func: Callable[..., Array], *others: "PromptCache") -> "PromptCache":
         """Maps `func` over the arrays of this and other caches; keys have prompts on `axis=1`."""
         kv = jax.tree.map(functools.partial(func, axis=1), self.kv, *(x.kv for x in others))
-        return PromptCache(kv, *map(func, self[1:], *(x[1:] for x in others)))
+        return PromptCache(kv, *jax.tree.map(func, self[1:], *(x[1:] for x in others)))
 
     def segment(
         self,
@@ -200,6 +222,25 @@ class PromptCache(NamedTuple):
             own = jnp.cumsum(self.visible, axis=1, dtype=jnp.int32)[:, None] - 1
             visible &= own > positions[..., None] - window
         return Segment(layer_kv, visible)
+
+
+class Hidden(NamedTuple):
+    """Final hidden states of rows of tokens."""
+
+    states: Float[Array, "R T H"]
+    routes: Integer[Array, "R T Lk"] | None = None
+    """Experts that routers chose for each token, of models with experts."""
+
+
+class Decoded(NamedTuple):
+    """One more position of each completion."""
+
+    logits: Float[Array, "P G V"]
+    """In float32."""
+    own: list[KVCache]
+    """The completions' keys and values, with those of this position."""
+    routes: Integer[Array, "P G Lk"] | None = None
+    """Experts that routers chose for this position, of models with experts."""
 
 
 class TensorForm(NamedTuple):
@@ -282,11 +323,13 @@ class CausalLM(eqx.Module):
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
-    ) -> Float[Array, "R T H"]:
+        routes: Integer[Array, "R T Lk"] | None = None,
+    ) -> Hidden:
         """Computes the final hidden states of rows of tokens, each of which predicts what follows.
 
         **Arguments:** tokens; their positions in their sequences; which others of the row each
-        sees, since a row can hold several sequences.
+        sees, since a row can hold several sequences; what the backward pass recomputes; the
+        attention; the devices; the experts to use in place of those that routers choose.
         """
 
     @abc.abstractmethod
@@ -298,15 +341,13 @@ class CausalLM(eqx.Module):
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
         layout: RolloutLayout | None = None,
-    ) -> tuple[Float[Array, "P G V"], list[KVCache]]:
+    ) -> Decoded:
         """Computes the logits after `ids`, each the input at position `position` of its completion.
 
         **Arguments:** the prompts, stored for decoding; `own` holds the completions' keys and
         values so far, for each stack of layers `[L, P, G, K, S, D]`, of which only the first
         `num_written` need to be read, those of `ids` included;
         the layout over devices.
-
-        **Returns:** float32 logits, and `own` with the keys and values of `ids`.
         """
 
     @property

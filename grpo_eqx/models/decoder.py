@@ -8,12 +8,19 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.architecture import MLP, Activation
 from grpo_eqx.models.attention import OwnKeys, attend
-from grpo_eqx.models.base import CausalLM, PromptCache, TensorForm, parameter_name
+from grpo_eqx.models.base import (
+    CausalLM,
+    Decoded,
+    Hidden,
+    PromptCache,
+    TensorForm,
+    parameter_name,
+)
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.decoder_config import DecoderConfig
 from grpo_eqx.models.experts import Experts
@@ -31,6 +38,10 @@ _Output = TypeVar("_Output")
 _GATED: Mapping[Activation, Callable[[Array, Array], Array]] = {"silu": swiglu, "gelu_tanh": geglu}
 _NO_WINDOW = 2**30
 """Window of a layer that has none, beside layers that have one."""
+
+
+_Chosen = Integer[Array, "P G T k"] | None
+"""Experts of each token in one layer; `None` in layers without."""
 
 
 class DecoderLayer(eqx.Module):
@@ -80,34 +91,42 @@ class DecoderLayer(eqx.Module):
         attended: Float[Array, "P G T N D"],
         config: DecoderConfig,
         devices: jax.sharding.Mesh | RolloutLayout | None = None,
-    ) -> Float[Array, "P G T H"]:
+        replayed: _Chosen = None,
+    ) -> tuple[Float[Array, "P G T H"], _Chosen]:
         """Computes the rest of the layer from the attention of its heads.
 
         **Arguments:** the input of the layer; the attention; the config; the mesh of training or
-        the layout of a rollout.
+        the layout of a rollout; the experts to use in place of those that the router chooses.
+
+        **Returns:** the output of the layer, and the experts that its router chooses.
         """
         added = self.o_proj(attended.reshape(*x.shape[:-1], -1))
-        if self.pre_feedforward_layernorm is None or self.post_feedforward_layernorm is None:
+        output_norm = self.post_feedforward_layernorm
+        if self.pre_feedforward_layernorm is None or output_norm is None:
             x = x + added
-            return x + self._mlp(_normed(x, self.post_attention_layernorm, config), config, devices)
+            normed = _normed(x, self.post_attention_layernorm, config)
+            added, chosen = self._mlp(normed, config, devices, replayed)
+            return x + added, chosen
         x = x + _normed(added, self.post_attention_layernorm, config)
-        added = self._mlp(_normed(x, self.pre_feedforward_layernorm, config), config, devices)
-        return x + _normed(added, self.post_feedforward_layernorm, config)
+        normed = _normed(x, self.pre_feedforward_layernorm, config)
+        added, chosen = self._mlp(normed, config, devices, replayed)
+        return x + _normed(added, output_norm, config), chosen
 
     def _mlp(
         self,
         x: Float[Array, "P G T H"],
         config: DecoderConfig,
         devices: jax.sharding.Mesh | RolloutLayout | None,
-    ) -> Float[Array, "P G T H"]:
+        replayed: _Chosen,
+    ) -> tuple[Float[Array, "P G T H"], _Chosen]:
         gated, shape = _GATED[config.architecture.activation], config.architecture.experts
         if self.experts is not None:
             assert shape is not None
-            return self.experts(x, shape, gated, devices)
+            return self.experts(x, shape, gated, devices, replayed)
         assert self.gate_proj is not None
         assert self.up_proj is not None
         assert self.down_proj is not None
-        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(gated(self.gate_proj(x), self.up_proj(x))), None
 
 
 def _normed(
@@ -252,7 +271,7 @@ class Decoder(CausalLM):
     ) -> Float[Array, "B T H"]:
         """Computes final hidden states of sequences, padded at either end where `mask` is false."""
         mask = jnp.ones(ids.shape, bool) if mask is None else mask
-        return self.hidden(ids, _positions(mask), Visible.of_padded(mask))
+        return self.hidden(ids, _positions(mask), Visible.of_padded(mask)).states
 
     def logits(
         self, ids: Int[Array, "B T"], mask: Bool[Array, "B T"] | None = None
@@ -289,7 +308,8 @@ class Decoder(CausalLM):
     ) -> PromptCache:
         step = self._causal_step(_positions(mask), Visible.of_padded(mask), attention, layout)
         x = self.embed(ids[:, None])
-        _, kv = jax.lax.scan(_remat(step, remat), x, (self._stack, self._kind_of_layer()))
+        layers = self._stack, self._kind_of_layer(), None
+        _, (kv, chosen) = jax.lax.scan(_remat(step, remat), x, layers)
         order = jnp.arange(ids.shape[1])
         last = jnp.max(jnp.where(mask, order, 0), axis=1)
         return PromptCache(
@@ -297,6 +317,7 @@ class Decoder(CausalLM):
             visible=mask & (order != last[:, None]),
             last_ids=jnp.take_along_axis(ids, last[:, None], axis=1)[:, 0],
             last_positions=mask.sum(axis=1, dtype=jnp.int32) - 1,
+            routes=None if chosen is None else _by_token(chosen[:, :, 0]),
         )
 
     def hidden(
@@ -307,18 +328,24 @@ class Decoder(CausalLM):
         remat: Remat = "none",
         attention: CausalAttention = BlockedAttention(),
         mesh: jax.sharding.Mesh | None = None,
-    ) -> Float[Array, "R T H"]:
+        routes: Integer[Array, "R T Lk"] | None = None,
+    ) -> Hidden:
         step = self._causal_step(positions, visible, attention, mesh)
 
         def without_kv(
-            x: Float[Array, "R 1 T H"], layer: _LayerAndKind
-        ) -> tuple[Float[Array, "R 1 T H"], None]:
-            return step(x, layer)[0], None
+            x: Float[Array, "R 1 T H"], layer: _LayerToRun
+        ) -> tuple[Float[Array, "R 1 T H"], _Chosen]:
+            x, (_, chosen) = step(x, layer)
+            return x, chosen
 
         x = self.embed(ids[:, None], mesh)
-        layers = self._stack, self._kind_of_layer()
-        x, _ = jax.lax.scan(_remat(without_kv, remat), x, layers)
-        return _normed(x[:, 0], self.norm, self.config)
+        replayed = None if routes is None else self._by_layer(routes)[:, :, None]
+        layers = self._stack, self._kind_of_layer(), replayed
+        x, chosen = jax.lax.scan(_remat(without_kv, remat), x, layers)
+        return Hidden(
+            _normed(x[:, 0], self.norm, self.config),
+            None if chosen is None else _by_token(chosen[:, :, 0]),
+        )
 
     def decode(
         self,
@@ -328,16 +355,16 @@ class Decoder(CausalLM):
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
         layout: RolloutLayout | None = None,
-    ) -> tuple[Float[Array, "P G V"], list[KVCache]]:
+    ) -> Decoded:
         assert isinstance(prompt.kv, list), "decoding reads stored keys and values"
         positions = prompt.last_positions[:, None] + position
         by_kind = _ByKind.at(positions[..., None], self.config)
 
         def step(
             carry: tuple[Float[Array, "P G 1 H"], KVCache],
-            xs: tuple[_LayerAndKind, KVCache, Int[Array, ""]],
-        ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], None]:
-            (x, own), ((layer, kind), prompt_kv, depth) = carry, xs
+            xs: tuple[DecoderLayer, Int[Array, ""] | None, KVCache, Int[Array, ""]],
+        ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], _Chosen]:
+            (x, own), (layer, kind, prompt_kv, depth) = carry, xs
             rotary, window = by_kind.of(kind)
             queries, new = layer.project(x, rotary, self.config)
             own = own.written(new, depth, position, layout)
@@ -347,18 +374,27 @@ class Decoder(CausalLM):
                 OwnKeys(own, depth, position, num_written, new, window),
                 self.config.architecture.score_softcap,
             )
-            return (layer.finish(x, attended[:, :, None], self.config, layout), own), None
+            x, chosen = layer.finish(x, attended[:, :, None], self.config, layout)
+            return (x, own), chosen
 
-        x, written, first = self.embed(ids)[:, :, None], [], 0
+        x, written, routes, first = self.embed(ids)[:, :, None], [], [], 0
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
         for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
             depths = jnp.arange(len(kv.keys))  # XLA unrolls the loop over a single one
-            layers = stack, self._kind_of_layer(first, len(kv.keys))
-            (x, kv), _ = jax.lax.scan(step, (x, kv), (layers, prompt_kv, depths))
+            kinds = self._kind_of_layer(first, len(kv.keys))
+            (x, kv), chosen = jax.lax.scan(step, (x, kv), (stack, kinds, prompt_kv, depths))
             written.append(kv)
+            if chosen is not None:
+                routes.append(_by_token(chosen[:, :, :, 0]))
             first += len(kv.keys)
         hidden = _normed(x[:, :, 0], self.norm, self.config)
-        return self.project_logits(hidden), written
+        joined = jnp.concatenate(routes, axis=-1) if routes else None
+        return Decoded(self.project_logits(hidden), written, joined)
+
+    def _by_layer(self, routes: Integer[Array, "R T Lk"]) -> Integer[Array, "L R T k"]:
+        """Splits the experts of tokens into those of each layer."""
+        split = routes.reshape(*routes.shape[:-1], self.config.num_hidden_layers, -1)
+        return jnp.moveaxis(split, -2, 0)
 
     def _kind_of_layer(self, first: int = 0, number: int | None = None) -> Int[Array, " L"] | None:
         """Returns the kinds of successive layers by their numbers; `None` if there is only one."""
@@ -382,28 +418,39 @@ class Decoder(CausalLM):
         attention: CausalAttention,
         devices: jax.sharding.Mesh | RolloutLayout | None,
     ) -> Callable[
-        [Float[Array, "R 1 T H"], "_LayerAndKind"], tuple[Float[Array, "R 1 T H"], KeyValues]
+        [Float[Array, "R 1 T H"], "_LayerToRun"],
+        tuple[Float[Array, "R 1 T H"], tuple[KeyValues, _Chosen]],
     ]:
-        """Returns the step of a scan over the layers of whole rows, which yields their keys."""
+        """Returns the step of a scan over the layers of whole rows.
+
+        It yields keys and values, and the experts that the layer's router chooses.
+        """
         by_kind = _ByKind.at(positions[:, None], self.config)
         softcap = self.config.architecture.score_softcap
 
         def step(
-            x: Float[Array, "R 1 T H"], layer_and_kind: _LayerAndKind
-        ) -> tuple[Float[Array, "R 1 T H"], KeyValues]:
-            layer, kind = layer_and_kind
+            x: Float[Array, "R 1 T H"], to_run: _LayerToRun
+        ) -> tuple[Float[Array, "R 1 T H"], tuple[KeyValues, _Chosen]]:
+            layer, kind, replayed = to_run
             rotary, window = by_kind.of(kind)
             queries, kv = layer.project(x, rotary, self.config)
             of_row = KeyValues(kv.keys[:, 0], kv.values[:, 0])
             seen = visible if window is None else visible.windowed(window)
             attended = attention(queries[:, 0], of_row, seen, softcap)
-            return layer.finish(x, attended[:, None], self.config, devices), kv
+            x, chosen = layer.finish(x, attended[:, None], self.config, devices, replayed)
+            return x, (kv, chosen)
 
         return step
 
 
-_LayerAndKind = tuple[DecoderLayer, Int[Array, ""] | None]
-"""A layer, and the number of its kind where there are several."""
+_LayerToRun = tuple[DecoderLayer, Int[Array, ""] | None, _Chosen]
+"""A layer, the number of its kind where there are several, and the experts that are replayed."""
+
+
+def _by_token(chosen: Integer[Array, "L *tokens k"]) -> Integer[Array, "*tokens Lk"]:
+    """Joins the experts of each layer, one layer after the other."""
+    by_token = jnp.moveaxis(chosen, 0, -2)
+    return by_token.reshape(*by_token.shape[:-2], -1)
 
 
 def _positions(mask: Bool[Array, "R T"]) -> Int[Array, "R T"]:

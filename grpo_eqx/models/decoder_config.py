@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.models.architecture import Architecture, LayerKind
+from grpo_eqx.models.architecture import Architecture, ExpertsShape, LayerKind
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.config_fields import FULL, WINDOWED, read_fields, used_fields
 from grpo_eqx.models.rotary import Rope, RopeScaling
@@ -132,6 +132,10 @@ class DecoderConfig(ModelConfig):
     @property
     def logit_softcap(self) -> float | None:
         return self.architecture.logit_softcap
+
+    @property
+    def experts(self) -> ExpertsShape | None:
+        return self.architecture.experts
 
     @property
     def num_layer_parameters(self) -> int:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, Integer, PRNGKeyArray
 
 from grpo_eqx.models.architecture import ExpertsShape
 from grpo_eqx.models.grouped_product import grouped_product
@@ -53,53 +53,64 @@ class Experts(eqx.Module):
         shape: ExpertsShape,
         gated: _Gated,
         devices: jax.sharding.Mesh | RolloutLayout | None = None,
-    ) -> Float[Array, "P G T H"]:
+        replayed: Integer[Array, "P G T k"] | None = None,
+    ) -> tuple[Float[Array, "P G T H"], Integer[Array, "P G T k"]]:
         """Computes the weighted sum of each token's experts, on each device for its own tokens.
 
         **Arguments:** tokens; the numbers of experts; the activation of gates and what they gate;
-        the mesh of training or the layout of a rollout, if there are several devices.
+        the mesh of training or the layout of a rollout, if there are several devices; the experts
+        to use in place of those that the router chooses.
+
+        **Returns:** the sums, and the experts that the router chooses, in the dtype of `shape`.
         """
         if devices is None:
-            return self._of_tokens(x, shape, gated)
+            return self._of_tokens(x, replayed, shape, gated)
         split = _Split.of(devices, x.shape, self.gate_proj.shape)
         if split.mesh.size == 1:
-            return self._of_tokens(x, shape, gated)
+            return self._of_tokens(x, replayed, shape, gated)
         hidden, size, summed = (axes or None for axes in (split.hidden, split.size, split.summed))
 
-        def run(x: Array, router: Array, gate: Array, up: Array, down: Array) -> Array:
+        def run(
+            x: Array, replayed: Array | None, router: Array, gate: Array, up: Array, down: Array
+        ) -> tuple[Array, Array]:
             sent = () if split.summed else split.hidden
             gate, up, down = _whole(gate, 1, sent), _whole(up, 1, sent), _whole(down, 2, sent)
             experts = Experts(router, gate, up, down)
-            return experts._of_tokens(x, shape, gated, split.summed, split.size)
+            return experts._of_tokens(x, replayed, shape, gated, split.summed, split.size)
 
-        tokens = PartitionSpec(split.prompts or None, split.groups or None, None, summed)
+        choices = PartitionSpec(split.prompts or None, split.groups or None)
+        tokens = PartitionSpec(*choices, None, summed)
         router, wide, narrow = (
             PartitionSpec(None, *axes) for axes in ((summed,), (hidden, size), (size, hidden))
         )
         each_device = jax.shard_map(
             run,
             mesh=split.mesh,
-            in_specs=(tokens, router, wide, wide, narrow),
-            out_specs=tokens,
+            in_specs=(tokens, choices, router, wide, wide, narrow),
+            out_specs=(tokens, choices),
             check_vma=False,
         )
-        return each_device(x, self.router, self.gate_proj, self.up_proj, self.down_proj)
+        return each_device(x, replayed, self.router, self.gate_proj, self.up_proj, self.down_proj)
 
     def _of_tokens(
         self,
         x: Float[Array, "P G T H"],
+        replayed: Integer[Array, "P G T k"] | None,
         shape: ExpertsShape,
         gated: _Gated,
         hidden: _Axes = (),
         size: _Axes = (),
-    ) -> Float[Array, "P G T H"]:
+    ) -> tuple[Float[Array, "P G T H"], Integer[Array, "P G T k"]]:
         """Computes the same of a device's tokens.
 
         **Arguments:** as of a call; axes of the devices that hold other parts of the same tokens'
         hidden size, and those that hold other parts of each expert.
         """
         tokens = x.reshape(-1, x.shape[-1])
-        routes = Routes.of(_added(product("th,eh->te", tokens, self.router), hidden), shape)
+        logits = _added(product("th,eh->te", tokens, self.router), hidden)
+        own = routes = Routes.of(logits, shape)
+        if replayed is not None:
+            routes = Routes.replayed(logits, replayed.reshape(own.chosen.shape), shape)
         groups = _Groups.of(routes.chosen, len(self.router))
         rows = groups.sorted(tokens)
         # Named so that rematerialization keeps them, as it does the products of an MLP.
@@ -110,7 +121,8 @@ class Experts(eqx.Module):
         # Weighted before the last product, whose result the backward pass then does not need.
         weights = groups.sorted_choices(routes.weights).astype(rows.dtype)
         rows = grouped_product(weights * gated(gate, up), self.down_proj, groups.sizes)
-        return _added(groups.summed(rows), size).reshape(x.shape)
+        chosen = own.chosen.astype(shape.dtype).reshape(*x.shape[:-1], -1)
+        return _added(groups.summed(rows), size).reshape(x.shape), chosen
 
 
 class _Split(NamedTuple):
@@ -174,9 +186,28 @@ class Routes(NamedTuple):
     def of(cls, logits: Float[Array, "T E"], shape: ExpertsShape) -> "Routes":
         """Chooses the experts of largest probability, by the router's float32 logits."""
         weights, chosen = jax.lax.top_k(jax.nn.softmax(logits), shape.per_token)
-        if shape.normalized:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
-        return cls(chosen, weights)
+        return cls(chosen, _normalized(weights, shape))
+
+    @classmethod
+    def replayed(
+        cls, logits: Float[Array, "T E"], chosen: Integer[Array, "T k"], shape: ExpertsShape
+    ) -> "Routes":
+        """Weights experts that were chosen before, by the router's logits as they are now.
+
+        This is the replay of R3 (arXiv 2510.11370): the choice is fixed, and gradients pass
+        through the weights.
+        """
+        chosen = chosen.astype(jnp.int32)
+        # A sum, and no gather, whose gradient would be a scatter, which is slow on TPUs.
+        is_chosen = chosen[..., None] == jnp.arange(shape.number)
+        weights = jnp.where(is_chosen, jax.nn.softmax(logits)[:, None], 0.0).sum(axis=-1)
+        # Above 0, however unlikely the router finds them now: their sum is a divisor.
+        weights = jnp.maximum(weights, jnp.finfo(jnp.float32).tiny)
+        return cls(chosen, _normalized(weights, shape))
+
+
+def _normalized(weights: Float[Array, "T k"], shape: ExpertsShape) -> Float[Array, "T k"]:
+    return weights / weights.sum(axis=-1, keepdims=True) if shape.normalized else weights
 
 
 class _Groups(NamedTuple):

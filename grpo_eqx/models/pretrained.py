@@ -139,7 +139,7 @@ def _downloaded_config(of_hub: HubName, name: str) -> str:
 
 def base_model(model: str) -> str:
     """Returns the name of the model to train adapters of, or its whole path."""
-    saved = _saved_adapter(model)
+    saved = saved_adapter(model)
     if saved is not None:
         return saved.base
     return str(Path(model).absolute()) if Path(model).is_dir() else model
@@ -150,7 +150,7 @@ def check_adapter(model: str, lora: Lora | None) -> None:
 
     An adapter on the hub is looked at if it is downloaded already.
     """
-    found = _saved_adapter(model)
+    found = saved_adapter(model)
     if found is None:
         return
     saved = found.lora
@@ -171,8 +171,8 @@ def check_adapter(model: str, lora: Lora | None) -> None:
         )
 
 
-def _saved_adapter(model: str) -> peft.SavedAdapter | None:
-    """Returns the config of a model that is an adapter, on this machine or downloaded."""
+def saved_adapter(model: str) -> peft.SavedAdapter | None:
+    """Returns the config of a model on this machine that is an adapter; `None` for others."""
     folder: Path | None = Path(model)
     if not is_local(model):
         folder = downloaded("model", hub_model(model))

@@ -20,7 +20,7 @@ SETTINGS = (
     "prompts_per_step", "num_generations", "max_completion_length", "micro_batch_size_per_device",
     "loss_backend", "optimizer", "max_num_seqs", "rollout_dtype", "kv_cache_dtype",
     "rollout_sharding", "mesh", "remat", "beta", "num_iterations", "steps_per_generation",
-    "lora_rank", "load_in_8bit",
+    "lora_rank", "load_in_8bit", "router_replay",
 )  # fmt: skip
 """Settings of the run that a plan reports."""
 TRAINING = (GENERATE, SCORE, SCORE_REFERENCE, UPDATE)

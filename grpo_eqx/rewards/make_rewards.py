@@ -1,6 +1,6 @@
 """The rewards of a run, from its config."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_eqx.config import GRPOConfig
@@ -16,19 +16,12 @@ RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str]
 
 def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
     """Makes the runner of the given reward functions, or the config's, with its penalty."""
-    funcs: Any = cfg.reward_funcs if given is None else given
-    if isinstance(funcs, str) or not isinstance(funcs, Sequence):
-        funcs = [funcs]
-    pairs = [_named(func) for func in funcs]
     penalized = cfg.overlong_buffer > 0
-    names = [name for name, _ in pairs] + [SOFT_OVERLONG] * penalized
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise UserError(
-            f"two reward functions have the same name, {twice[0]}: give each a __name__ of its own."
-        )
+    taken = (SOFT_OVERLONG,) * penalized
+    funcs = named_funcs(cfg.reward_funcs if given is None else given, "reward_funcs", taken)
     limits = _limits(cfg)
-    limits.check_used(dict(pairs))
-    runner = RewardRunner(dict(pairs), cfg.reward_weights, limits=limits)
+    limits.check_used(funcs)
+    runner = RewardRunner(funcs, cfg.reward_weights, limits=limits)
     if not penalized:
         return runner
     assert cfg.max_completion_length is not None  # resolved
@@ -37,7 +30,26 @@ def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
     return runner.with_penalty(SOFT_OVERLONG, penalty)
 
 
-def _named(func: Any, argument: str = "reward_funcs") -> tuple[str, RewardFunc]:
+def named_funcs(given: Any, argument: str, taken: Sequence[str] = ()) -> dict[str, RewardFunc]:
+    """Returns functions by the names that they are logged under.
+
+    **Arguments:** functions or names of built-in ones, as a list or by name, or a single one; the
+    argument that they come from, for messages; names that others have. Raises `UserError` for what
+    is no function, and for a name that occurs twice.
+    """
+    if isinstance(given, Mapping):
+        return {str(name): _named(func, argument)[1] for name, func in given.items()}
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    pairs = [_named(func, argument) for func in (given if several else [given])]
+    names = [*(name for name, _ in pairs), *taken]
+    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+        raise UserError(
+            f"two reward functions have the same name, {twice[0]}: give each a __name__ of its own."
+        )
+    return dict(pairs)
+
+
+def _named(func: Any, argument: str) -> tuple[str, RewardFunc]:
     """Returns a function, or the built-in one of a name, with the name that it is logged under."""
     if isinstance(func, str):
         return func, reward_func(func)

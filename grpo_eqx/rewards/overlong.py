@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from grpo_eqx.choices import SOFT_OVERLONG as SOFT_OVERLONG
 from grpo_eqx.rewards.runner import RewardFunc
-
-SOFT_OVERLONG = "soft_overlong"
-"""Name that the penalty is logged under."""
 
 
 def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardFunc:

@@ -126,6 +126,15 @@ def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def last_dim_sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedSharding:
+    """Returns a sharding of the last dimension, by as many axes as divide it.
+
+    Rows of such an array are taken, and put, wherever they are: each device has a part of all.
+    """
+    axes = dividing_axes(mesh, shape[-1], mesh.axis_names)
+    return NamedSharding(mesh, PartitionSpec(*(None,) * (len(shape) - 1), axes or None))
+
+
 def optimizer_shardings(
     optimizer: optax.GradientTransformation, params: Any, param_shardings: Any
 ) -> Any:

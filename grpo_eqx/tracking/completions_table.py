@@ -1,7 +1,9 @@
 """Table of a step's prompts, completions and rewards."""
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -10,32 +12,79 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
 
+_ID_LENGTH = 12
+"""Hex digits of a prompt's id: two of a million prompts share one with a chance of 0.2 %."""
+_LOGPS = "token_logps"
 
-def write_completions(
-    path: Path,
+
+def prompt_id(text: str) -> str:
+    """Returns a short hash of a prompt's text, the same in every run."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_ID_LENGTH]
+
+
+def completion_columns(
     step: int,
     prompts: Sequence[Prompt],
     completions: Completions,
     rewards: Rewards,
     advantages: Float[np.ndarray, "P G"],
-) -> None:
-    """Writes a Parquet table of the step, one row per completion."""
+) -> dict[str, list[Any]]:
+    """Returns the columns of a step's table, with an entry for each of its completions.
+
+    Rewards that a function did not give, and advantages without any, are NaN.
+    """
+    group = advantages.shape[1]
+    texts = [prompt.text for prompt in prompts]
+    return {
+        "step": [step] * advantages.size,
+        "prompt_id": [id_ for id_ in map(prompt_id, texts) for _ in range(group)],
+        "prompt": [text for text in texts for _ in range(group)],
+        "completion": [text for texts in completions.texts for text in texts],
+        **{
+            f"rewards/{name}": each.reshape(-1).tolist()
+            for name, each in zip(rewards.names, rewards.each, strict=True)
+        },
+        "reward": rewards.total.reshape(-1).tolist(),
+        "advantage": advantages.reshape(-1).tolist(),
+        "length": completions.lengths.reshape(-1).tolist(),
+        "truncated": (~completions.finished).reshape(-1).tolist(),
+    }
+
+
+def token_columns(completions: Completions) -> dict[str, list[Any]]:
+    """Returns two more columns, with a list for each completion: its tokens and their log-probs.
+
+    `tokens` has the text of each, and the name of a special one; `token_logps` is under the
+    distribution that it was drawn from, float32 rounded to float16's 11 bits.
+    """
+    if completions.sampler_logps is None:
+        return {}
+    texts = completions.tokenizer.token_texts
+    return {
+        "tokens": [texts(ids) for group in completions.ids for ids in group],
+        _LOGPS: [
+            row.astype(np.float16).astype(np.float32)
+            for group in completions.sampler_logps
+            for row in group
+        ],
+    }
+
+
+def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Writes columns as a Parquet table, which is at its path only once it is whole."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    group = advantages.shape[1]
-    table = {
-        "step": [step] * advantages.size,
-        "prompt": [prompt.text for prompt in prompts for _ in range(group)],
-        "completion": [text for texts in completions.texts for text in texts],
-        **{
-            f"rewards/{name}": each.reshape(-1)
-            for name, each in zip(rewards.names, rewards.each, strict=True)
-        },
-        "reward": rewards.total.reshape(-1),
-        "advantage": advantages.reshape(-1),
-        "length": completions.lengths.reshape(-1),
-        "truncated": ~completions.finished.reshape(-1),
+    table = pa.table(dict(columns))
+    leaves = {
+        f"{x.name}.list.element" if pa.types.is_list(x.type) else x.name for x in table.schema
     }
-    with path.open("wb") as file:  # a path with a colon would be taken for an address
-        pq.write_table(pa.table(table), file)
+    # The two of a log-prob's four bytes that rounding leaves 0 compress to nothing.
+    split = {name for name in leaves if name.startswith(_LOGPS)}
+    beside = path.with_name(f"{path.name}.tmp")
+    with beside.open("wb") as file:  # a path with a colon would be taken for an address
+        pq.write_table(
+            table, file, compression="zstd",
+            use_dictionary=sorted(leaves - split), use_byte_stream_split=sorted(split),
+        )  # fmt: skip
+    beside.replace(path)

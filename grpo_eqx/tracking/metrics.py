@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import SupportsFloat
@@ -12,8 +13,9 @@ from jaxtyping import Bool, Int
 from grpo_eqx.objective.advantages import all_equal
 from grpo_eqx.rewards import Rewards
 
-OF_THE_MACHINE = "time/", "perf/", "compile/", "step_time"
-"""Starts of the names of metrics that say how fast a step was, and not what it learned."""
+OF_THE_MACHINE = "time/", "throughput/", "memory/", "perf/", "compile/", "step_time"
+"""Starts of the names of metrics that say what a step cost, and not what it learned."""
+_STEPS_OF_AVERAGE = 10
 
 
 class StepClock:
@@ -28,9 +30,15 @@ class StepClock:
         self._on_lap = on_lap
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
+        self._earlier: deque[float] = deque(maxlen=_STEPS_OF_AVERAGE - 1)
 
     def next_step(self) -> None:
+        self._earlier.append(self._last - self._start)
         self._start, self._laps = self._last, {}
+
+    def skip(self, seconds: float) -> None:
+        """Leaves seconds since the last lap out of all steps."""
+        self._start, self._last = self._start + seconds, self._last + seconds
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
@@ -40,8 +48,14 @@ class StepClock:
         self._last = now
 
     def metrics(self) -> dict[str, float]:
-        """Returns the laps, and their sum as `step_time`."""
-        return {"step_time": self._last - self._start, **self._laps}
+        """Returns the laps, their sum, and the mean of the sums of up to ten steps until now."""
+        seconds = self._last - self._start
+        return {
+            "step_time": seconds,
+            "time/train/step_s": seconds,
+            "time/train/step_avg_last10_s": fmean([*self._earlier, seconds]),
+            **self._laps,
+        }
 
 
 def reward_metrics(rewards: Rewards) -> dict[str, float]:

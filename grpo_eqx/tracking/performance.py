@@ -75,3 +75,17 @@ def performance_metrics(
         metrics["perf/mfu/update"] = flops / flops_at_peak
         metrics["perf/bandwidth_utilization/rollout"] = read / bytes_at_peak
     return {name: float(value) for name, value in metrics.items()}
+
+
+def throughput_metrics(
+    valid_tokens: int, *, step_seconds: float, update_seconds: float
+) -> dict[str, float]:
+    """Computes the valid tokens per second of a step, and of its updates.
+
+    **Arguments:** the tokens of completions that the step's loss counts, each once, however many
+    passes the updates make; the seconds of the whole step, and of its updates.
+    """
+    return {
+        "throughput/train/valid_tokens_per_s": valid_tokens / step_seconds,
+        "throughput/train/valid_tokens_per_s_update": valid_tokens / update_seconds,
+    }

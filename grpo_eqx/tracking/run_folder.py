@@ -1,16 +1,14 @@
 """Output folder of a run."""
 
 import contextlib
-import dataclasses
 import json
 import math
 import os
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import RunError, UserError
 
 SIGN_SECONDS = 20.0
@@ -18,7 +16,7 @@ SIGN_SECONDS = 20.0
 
 
 class RunFolder:
-    """Paths of a run's config, layout, hub commits, metrics, completions, learning curve and model.
+    """Paths of what a run writes: config, metrics, completions, learning curve, model and others.
 
     A run that is already in the folder is kept: its entries move to `previous-1`, `previous-2`...
     """
@@ -33,6 +31,8 @@ class RunFolder:
         self.learning_curve = path / "learning_curve.png"
         self.model = path / "model"
         self.checkpoints = path / "checkpoints"
+        self.tensorboard = path / "tensorboard"
+        self.stopped = path / "stopped.json"
         self.plan = path / "plan.json"
         """The plan that `grpo-eqx plan --json` was asked to write here."""
         self.profile = path / "profile"
@@ -41,7 +41,7 @@ class RunFolder:
 
     def start(
         self,
-        cfg: GRPOConfig,
+        settings: Mapping[str, Any],
         layout: Mapping[str, Any],
         commits: Mapping[str, str],
         step: int = 0,
@@ -50,9 +50,9 @@ class RunFolder:
     ) -> Path | None:
         """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
-        **Arguments:** the settings; the fields of the layout's report; the commits; the step after
-        which the run is resumed; whether the run in the folder is the one: it keeps what it wrote
-        up to that step, and loses what it wrote later. Any other is put aside.
+        **Arguments:** the settings; the layout; the commits; the step after which the run is
+        resumed; whether the run in the folder is the one: it keeps what it wrote up to that step,
+        and loses what it wrote later. Any other is put aside.
 
         **Returns:** where an earlier run was put, if there was one.
 
@@ -64,12 +64,9 @@ class RunFolder:
             kept = None if continued else self._keep_previous()
             self.metrics.touch()  # first: it tells a run folder
             self.completions.mkdir(exist_ok=True)
+            self.stopped.unlink(missing_ok=True)
             self._forget_after(step)
-            files = {
-                self.config: dataclasses.asdict(cfg),
-                self.layout: layout,
-                self.hub_commits: commits,
-            }
+            files = {self.config: settings, self.layout: layout, self.hub_commits: commits}
             for path, facts in files.items():
                 if facts:  # nothing may be from the hub
                     path.write_text(json.dumps(facts, indent=2, default=str) + "\n")
@@ -145,9 +142,9 @@ class RunFolder:
         """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
         return [row for row in self.rows(last) if "step_time" in row]  # else an evaluation
 
-    def has(self, step: int, names: Collection[str]) -> bool:
-        """Returns whether the folder has metrics of these names, after that step."""
-        return any(row["step"] == step and row.keys() >= set(names) for row in self.rows(step))
+    def evaluations(self, last: int) -> list[dict[str, float]]:
+        """Returns the metrics of the evaluations after steps up to `last`, oldest first."""
+        return [row for row in self.rows(last) if "step_time" not in row]
 
     def run_id(self) -> str:
         """Returns the id of the run at its trackers, made when it is first asked for."""
@@ -196,7 +193,7 @@ class RunFolder:
         entries = [
             self.config, self.layout, self.hub_commits, self.metrics, self.completions,
             self.learning_curve, self.model, self.checkpoints, self.profile, self._run_id,
-            self.path / "wandb",
+            self.stopped, self.tensorboard, self.path / "wandb",
         ]  # fmt: skip
         return [entry for entry in entries if entry.exists()]
 

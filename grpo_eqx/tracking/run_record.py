@@ -2,29 +2,29 @@
 
 import contextlib
 import dataclasses
-import math
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.errors import RunError
-from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.tracking.console import TrainingDisplay
+from grpo_eqx.tracking.completions_table import write_completions
+from grpo_eqx.tracking.diagnosis import Doctor, Finding
 from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.run_trackers import RunTrackers
 from grpo_eqx.tracking.step_profiler import phase
-from grpo_eqx.tracking.trackers import JsonlTracker, Tracker, WandbTracker
+from grpo_eqx.tracking.trackers import Tracker
+from grpo_eqx.tracking.training_display import TrainingDisplay
 
-_MANY_CLIPPED = 0.5
 _SHARE_OF_PLOTS = 0.01
 """Share of the time that drawing the learning curve may take before the run ends."""
 _FIRST_PLOT_S = 20.0
-_EQUAL = 1e-6
-"""Standard deviation over mean, up to which rewards are equal but for rounding."""
 
 
 class RunRecord:
@@ -50,13 +50,17 @@ class RunRecord:
         self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
         self.history: list[Mapping[str, float]] = []
+        self.evaluations: list[Mapping[str, float]] = []
         if continued:
             self.history += self.folder.history(step)
+            self.evaluations += self.folder.evaluations(step)
         self._resumed_after, self._continued = step, continued
-        self._extra_trackers = trackers
-        self._trackers: list[Tracker] = []
-        self._display = TrainingDisplay(cfg.steps, done=step)
-        self._warned: set[str] = set()
+        self._passed_trackers = trackers
+        self._trackers: RunTrackers | None = None  # while the run goes on
+        rewards = [metrics["reward"] for metrics in self.history]
+        self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
+        self._doctor = Doctor(dataclasses.asdict(cfg), self.folder.rows(step) if continued else ())
+        self._warned = False
         self._plot_due = time.monotonic() + _FIRST_PLOT_S
 
     def __enter__(self) -> "RunRecord":
@@ -67,28 +71,22 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        kept = self.folder.start(
-            cfg, dataclasses.asdict(self.layout), hub_commits(cfg),
-            self._resumed_after, continued=self._continued,
-        )  # fmt: skip
-        self._trackers = [*self._own_trackers(), *self._extra_trackers]
+        facts = dataclasses.asdict(cfg), dataclasses.asdict(self.layout), hub_commits(cfg)
+        kept = self.folder.start(*facts, self._resumed_after, continued=self._continued)
+        self._trackers = self._open_trackers(
+            self._resumed_after, self._passed_trackers, started=self._continued
+        )
         self._display.__enter__()
         if kept is not None:
             self.note(f"an earlier run in {self.folder.path} is kept in {kept}")
 
-    def _own_trackers(self) -> list[Tracker]:
-        """Opens the trackers that the settings name."""
-        cfg, metrics = self.cfg, JsonlTracker(self.folder.metrics)
-        if cfg.wandb == "disabled":
-            return [metrics]
-        assert cfg.wandb_project is not None  # resolved
-        fields = dataclasses.asdict(cfg) | {
-            "layout": dataclasses.asdict(self.layout),
-            "hub_commits": hub_commits(cfg),
-        }
-        run_id = self.folder.run_id()
-        wandb = WandbTracker(cfg.wandb, cfg.wandb_project, fields, self.folder.path, run_id)
-        return [metrics, wandb]
+    def _open_trackers(self, step: int, passed: Sequence[Tracker], *, started: bool) -> RunTrackers:
+        def warn(text: str) -> None:
+            self.note(f"warning: {text}")
+
+        return RunTrackers(
+            self.cfg, self.layout, self.folder, passed, warn, step=step, started=started
+        )
 
     def __exit__(
         self,
@@ -107,9 +105,9 @@ class RunRecord:
 
     def _finish(self, *, plots: bool) -> None:
         with self.folder.writing():
-            trackers, self._trackers = self._trackers, []
-            for tracker in trackers:
-                tracker.finish()
+            trackers, self._trackers = self._trackers, None
+            if trackers is not None:
+                trackers.finish()
             if self.history and plots:
                 self._plot()
 
@@ -133,14 +131,28 @@ class RunRecord:
         self.history.append({"step": float(step), **metrics})
         if self.only_history:
             return
+        assert self._trackers is not None  # entered
         with self.folder.writing():
-            for tracker in self._trackers:
-                tracker.log(step, metrics)
+            self._trackers.log(step, metrics)
             if time.monotonic() > self._plot_due:
                 self._plot()
         self._display.step(step, metrics)
-        for subject, text in self._warnings(step, metrics):
-            self._warn_once(subject, text)
+        self._tell(self._doctor.step(self.history[-1]))
+
+    def completions(
+        self, columns: Mapping[str, Sequence[Any]], of_tokens: Mapping[str, Sequence[Any]]
+    ) -> None:
+        """Records a step's table of completions.
+
+        **Arguments:** its columns, an entry for each completion; more columns, of their tokens.
+        """
+        step = columns["step"][0]
+        assert self._trackers is not None  # entered
+        with self.folder.writing():
+            write_completions(self.folder.completions_of(step), {**columns, **of_tokens})
+        self._trackers.completions(step, columns)
+        if self.cfg.num_completions_to_print is not None:
+            self._display.completions(columns, self.cfg.num_completions_to_print)
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an evaluation of the model after `step` steps, unless it is recorded already.
@@ -148,68 +160,44 @@ class RunRecord:
         After the run's end, trackers that were passed do not get it: they have finished. Where it
         cannot be written, a warning says so.
         """
+        if self.has_evaluation(step, metrics):
+            return
+        self.evaluations.append({"step": float(step), **metrics})
         if self.only_history:
             return
         try:
             with self.folder.writing():
-                if self.folder.has(step, metrics):
-                    return
-                trackers = self._trackers or self._own_trackers()
-                for tracker in trackers:
-                    tracker.log(step, metrics)
-                    if not self._trackers:
-                        tracker.finish()
+                self._log_evaluation(step, metrics)
         except RunError as error:
-            self._warn_once("evaluation", f"an evaluation is not recorded: {error}")
+            if not self._warned:
+                self._warned = True
+                self.note(f"warning: an evaluation is not recorded: {error}")
+        self._tell(self._doctor.evaluation({"step": float(step), **metrics}))
 
-    def _warnings(self, step: int, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-        """Yields what is wrong with a step: a subject, to warn of once, and the words."""
-        clipped = metrics["completions/clipped_ratio"]
-        if clipped > _MANY_CLIPPED:
-            yield (
-                "clipped",
-                f"{clipped:.0%} of the completions were cut off at max_completion_length "
-                f"({self.cfg.max_completion_length}) before they ended; consider raising it.",
-            )
-        if math.isnan(metrics["reward"]):
-            yield (
-                "reward", f"no completion had a reward, so step {step} has trained nothing."
-            )  # fmt: skip
+    def has_evaluation(self, step: int, names: Collection[str]) -> bool:
+        """Returns whether metrics of these names are recorded for the model after a step."""
+        return any(row["step"] == step and row.keys() >= set(names) for row in self.evaluations)
+
+    def stopped(self, step: int, reason: str) -> None:
+        """Records that the run ended before its last step, and why."""
+        self.note(f"stopped after step {step} of {self.cfg.steps}: {reason}")
+        if not self.only_history:
+            with self.folder.writing():
+                facts = json.dumps({"step": step, "reason": reason}, indent=2)
+                self.folder.stopped.write_text(facts + "\n", encoding="utf-8")
+
+    def _log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._trackers is not None:
+            self._trackers.log(step, metrics)
             return
-        if not math.isfinite(metrics["reward_std"]):
-            yield (
-                "reward_std", f"the rewards of step {step} are too large for float32: scale them."
-            )  # fmt: skip
-        largest_std = 0.0
-        for name, mean in metrics.items():
-            func = name.removeprefix("rewards/").removesuffix("/mean")
-            if name != f"rewards/{func}/mean" or func == SOFT_OVERLONG:
-                continue
-            if math.isnan(mean):
-                yield (
-                    name,
-                    f"reward function {func} returned None for all completions of step {step}.",
-                )
-            elif metrics[f"rewards/{func}/std"] <= _EQUAL * abs(mean):
-                yield (
-                    name,
-                    f"reward function {func} returned {mean:g} for all completions of step {step} "
-                    f"that it scored: from equal rewards nothing is learned.",
-                )
-            else:
-                largest_std = max(largest_std, metrics[f"rewards/{func}/std"])
-        sums = self.cfg.multi_objective_aggregation == "sum_then_normalize"
-        if sums and largest_std > 0 and metrics["reward_std"] <= _EQUAL * largest_std:
-            yield (
-                "reward_std",
-                f"the weighted rewards of step {step} add up to {metrics['reward']:g} for all "
-                f"completions: from equal rewards nothing is learned.",
-            )
+        trackers = self._open_trackers(step, (), started=True)
+        trackers.log(step, metrics)
+        trackers.finish()
 
-    def _warn_once(self, subject: str, text: str) -> None:
-        if subject not in self._warned:
-            self._warned.add(subject)
-            self.note(f"warning: {text}")
+    def _tell(self, findings: Sequence[Finding]) -> None:
+        for finding in findings:
+            kind = "warning" if finding.kind == "sickness" else "note"
+            self.note(f"{kind}: {finding.text} {finding.advice}")
 
     def wants_completions(self, step: int) -> bool:
         """Returns whether to write the completions of `step`, counted from 1."""

@@ -1,6 +1,7 @@
 """Traces of a run's steps, by JAX's profiler."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -17,8 +18,7 @@ _STEP = "train step"
 def phase(name: str) -> Callable[[_Function], _Function]:
     """Returns a decorator that names the calls of a function in traces.
 
-    The names are those of the laps in `time/train/*`. Without a trace, a name costs less than a
-    microsecond.
+    Those of a step's phases are the names of the laps in `time/train/*`.
     """
 
     def named(function: _Function) -> _Function:
@@ -101,18 +101,23 @@ class StepProfiler:
         self._annotation.__exit__(None, None, None)
         self._annotation, self._last = None, self._current
         if self._of_memory and not failed:
-            path = self.folder / f"memory_step_{self._current:06d}.prof"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            jax.profiler.save_device_memory_profile(str(path))
+            with self._written("what is in memory"):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path = self.folder / f"memory_step_{self._current:06d}.prof"
+                jax.profiler.save_device_memory_profile(str(path))
 
     def _stop(self) -> None:
         if not self._tracing:
             return
         self._tracing = False
-        # A trace that cannot be written, as on a full disk, is no reason to end a run.
-        try:
+        with self._written("the trace"):
             jax.profiler.stop_trace()
+            self._note(f"the trace of steps up to {self._last} is in {self.folder}")
+
+    @contextlib.contextmanager
+    def _written(self, what: str) -> Iterator[None]:
+        """Says what cannot be written, as on a full disk: no reason to end a run."""
+        try:
+            yield
         except (OSError, RuntimeError) as error:
-            self._note(f"warning: the trace could not be written: {error}")
-            return
-        self._note(f"the trace of steps up to {self._last} is in {self.folder}")
+            self._note(f"warning: {what} could not be written: {error}")

@@ -1,10 +1,13 @@
 """Batch of an update."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 
 from grpo_eqx._types import GroupFloats, TokenFloats
 from grpo_eqx.generation import Rollout
+from grpo_eqx.sharding.rules import last_dim_sharding, replicated
 
 
 class Batch(eqx.Module):
@@ -23,3 +26,18 @@ class Batch(eqx.Module):
     def share(self, index: int, count: int) -> "Batch":
         """Returns every `count`-th prompt with its group, starting at prompt `index`."""
         return jax.tree.map(lambda x: x[index::count], self)
+
+
+def gathered_shardings(tree: Any, mesh: jax.sharding.Mesh) -> Any:
+    """Returns shardings of a batch's arrays, or their shapes, of which rows take any part.
+
+    Each device has a copy of the tokens, which are few. Routes are many, and split by layer.
+    """
+
+    def of(
+        path: tuple[Any, ...], x: jax.Array | jax.ShapeDtypeStruct
+    ) -> jax.sharding.NamedSharding:
+        is_routes = getattr(path[-1], "name", None) == "routes"
+        return last_dim_sharding(mesh, x.shape) if is_routes else replicated(mesh)
+
+    return jax.tree.map_with_path(of, tree)

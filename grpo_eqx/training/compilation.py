@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+import threading
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,19 +72,41 @@ class CompilationCounter:
         return {name: total - self._start[name] for name, total in _totals.items()}
 
 
+def when_compiled(program: str, done: Callable[[bool], None]) -> None:
+    """Has `done` called once this thread has compiled the program that it is tracing.
+
+    **Arguments:** part of the name of the function that is compiled; called with whether JAX's
+    cache had it.
+    """
+    _here.awaited = program, done
+    _here.was_cached = False
+
+
+class _OfThread(threading.local):
+    """The program that a thread is compiling, if anybody waits for it."""
+
+    awaited: tuple[str, Callable[[bool], None]] | None = None
+    was_cached = False
+
+
+_here = _OfThread()
 _totals = {"compile/num_programs": 0.0, "compile/num_cache_hits": 0.0, "compile/seconds": 0.0}
 
 
 def _count_hit(event: str, **_: str | int) -> None:
     if event == "/jax/compilation_cache/cache_hits":
         _totals["compile/num_cache_hits"] += 1
+        _here.was_cached = True
 
 
-def _count_program(event: str, duration_secs: float, **_: str | int) -> None:
+def _count_program(event: str, duration_secs: float, **about: str | int) -> None:
     # JAX records this event for programs found in the cache as well.
     if event == "/jax/core/compile/backend_compile_duration":
         _totals["compile/num_programs"] += 1
         _totals["compile/seconds"] += duration_secs
+        if _here.awaited is not None and _here.awaited[0] in str(about.get("fun_name", "")):
+            (_, done), _here.awaited = _here.awaited, None
+            done(_here.was_cached)
 
 
 # Registered once per process: not every version of JAX can remove a listener.

@@ -22,7 +22,7 @@ from grpo_eqx.sharding.rules import (
     prompt_sharding,
     replicated,
 )
-from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.batch import Batch, gathered_shardings
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import Programs
 
@@ -94,11 +94,13 @@ def lower_score(
     num_generations: int,
     *,
     is_share: bool = False,
+    is_reference: bool = False,
 ) -> jax.stages.Lowered:
     """Lowers `score` for a model's and a rollout's shapes, or a share's of a rollout."""
-    batch = _batch_shapes(programs, num_prompts, num_generations, is_share=is_share)
+    batch = _batch_shapes(programs, model, num_prompts, num_generations, is_share=is_share)
+    rollout = batch.rollout.without_routes() if is_reference else batch.rollout
     packing = _packing_shapes(programs, num_prompts, num_generations)
-    return programs.jitted_score.lower(model, batch.rollout, packing)
+    return programs.jitted_score.lower(model, rollout, packing)
 
 
 def lower_update(
@@ -116,7 +118,7 @@ def lower_update(
     **Arguments:** besides shapes, which of `old_logps`, `ref_logps` and `entropies` the batch has,
     whether it is a share of a rollout, and whether completions are dropped (`without_dropped`).
     """
-    batch = _batch_shapes(programs, num_prompts, num_generations, scored, is_share, drops)
+    batch = _batch_shapes(programs, model, num_prompts, num_generations, scored, is_share, drops)
     packing = _packing_shapes(programs, num_prompts, num_generations)
     tokens = jax.ShapeDtypeStruct((), jnp.float32) if is_share else None
     opt_state = optimizer_shapes(programs, model)
@@ -125,6 +127,7 @@ def lower_update(
 
 def _batch_shapes(
     programs: Programs,
+    model: CausalLM,
     num_prompts: int,
     group: int,
     scored: Collection[str] = (),
@@ -133,16 +136,20 @@ def _batch_shapes(
 ) -> Batch:
     options, mesh = programs.options, programs.mesh
     tokens = num_prompts, group, options.max_completion_length
-    shapes = jax.eval_shape(
-        lambda: _batch_of_nothing((num_prompts, options.max_prompt_length), tokens, scored, drops)
-    )
+    prompts = num_prompts, options.max_prompt_length
+    routes = model.config.routes if options.router_replay else None
+    shapes = jax.eval_shape(lambda: _batch_of_nothing(prompts, tokens, scored, drops, routes))
     whole = replicated(mesh)
-    by_group = whole if is_share else batch_sharding(mesh, num_prompts, group)
-    rollout = map_prompts_and_completions(
-        lambda x: _sharded(x, prompt_sharding(by_group)),
-        lambda x: _sharded(x, by_group),
-        shapes.rollout,
-    )
+    if is_share:
+        shardings = gathered_shardings(shapes.rollout, mesh)
+        rollout = jax.tree.map(_sharded, shapes.rollout, shardings)
+    else:
+        by_group = batch_sharding(mesh, num_prompts, group)
+        rollout = map_prompts_and_completions(
+            lambda x: _sharded(x, prompt_sharding(by_group)),
+            lambda x: _sharded(x, by_group),
+            shapes.rollout,
+        )
     batch = jax.tree.map(lambda x: _sharded(x, whole), shapes)
     return eqx.tree_at(lambda x: x.rollout, batch, rollout)
 
@@ -153,21 +160,38 @@ def _packing_shapes(programs: Programs, num_prompts: int, group: int) -> Packing
     return jax.tree.map(lambda x: _sharded(x, whole), programs.packing(*nothing))
 
 
-def _prompts_of_nothing(num_prompts: int, length: int) -> Prompts:
+def _prompts_of_nothing(
+    num_prompts: int, length: int, routes: jax.ShapeDtypeStruct | None = None
+) -> Prompts:
     shape = num_prompts, length
-    return Prompts(ids=jnp.zeros(shape, jnp.int32), mask=jnp.zeros(shape, bool))
+    return Prompts(
+        ids=jnp.zeros(shape, jnp.int32),
+        mask=jnp.zeros(shape, bool),
+        routes=_routes_of_nothing(shape, routes),
+    )
+
+
+def _routes_of_nothing(
+    tokens: tuple[int, ...], routes: jax.ShapeDtypeStruct | None
+) -> jax.Array | None:
+    return None if routes is None else jnp.zeros((*tokens, *routes.shape), routes.dtype)
 
 
 def _batch_of_nothing(
-    prompts: tuple[int, int], tokens: tuple[int, int, int], scored: Collection[str], drops: bool
+    prompts: tuple[int, int],
+    tokens: tuple[int, int, int],
+    scored: Collection[str],
+    drops: bool,
+    routes: jax.ShapeDtypeStruct | None,
 ) -> Batch:
     rollout = Rollout(
-        prompts=_prompts_of_nothing(*prompts),
+        prompts=_prompts_of_nothing(*prompts, routes),
         completion_ids=jnp.zeros(tokens, jnp.int32),
         completion_mask=jnp.zeros(tokens, bool),
         sampler_logps=jnp.zeros(tokens, jnp.float32),
         finished=jnp.zeros(tokens[:2], bool),
         written=jnp.zeros(tokens, bool) if drops else None,
+        routes=_routes_of_nothing(tokens, routes),
     )
     scores: dict[str, Any] = {name: jnp.zeros(tokens, jnp.float32) for name in scored}
     return Batch(rollout, jnp.zeros(tokens[:2], jnp.float32), **scores)

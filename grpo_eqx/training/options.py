@@ -31,6 +31,8 @@ class ProgramOptions:
     """Completions that `generate` decodes at a time, across all devices. `None`: all."""
     decodes_on_cpu: bool = False
     """Whether `generate` transposes the weights and unrolls the layers, as CPUs decode fastest."""
+    router_replay: bool = False
+    """Whether rollouts hold the experts that the sampler's routers chose, for the policy to use."""
     remat: Remat
     rollout_sharding: RolloutSharding = dataclasses.field(default_factory=LegacySharding)
     attention: CausalAttention

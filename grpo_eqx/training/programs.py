@@ -42,9 +42,10 @@ from grpo_eqx.sharding.rules import (
     prompt_sharding,
     replicated,
 )
-from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.batch import Batch, gathered_shardings
 from grpo_eqx.training.compile_ahead import CompileAhead
-from grpo_eqx.training.forward import token_stats
+from grpo_eqx.training.expert_use import ExpertUse
+from grpo_eqx.training.forward import ForwardPass, forward_pass
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.reference import copied, mixed
@@ -53,7 +54,7 @@ from grpo_eqx.training.rows import Rows
 from grpo_eqx.training.state import TrainState
 
 Placed = TypeVar("Placed", Rollout, Batch)
-Replicated = TypeVar("Replicated")
+Gathered = TypeVar("Gathered")
 GENERATE, UPDATE, SCORE, SCORE_REFERENCE = "generate", "update", "score", "score_reference"
 SCORE_SHARE = "score_share"
 SKIPPED = "skipped_updates"
@@ -220,13 +221,21 @@ class Programs:
         """Plans the rows of `score` and `update` for a batch's prompts and completions."""
         return Packing.plan(prompt_lengths, lengths, self.row_shape(*lengths.shape))
 
-    def score(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
-        """Computes log-probs and entropies of the completions' tokens under `model`."""
+    def score(
+        self, model: CausalLM, rollout: Rollout, packing: Packing, *, is_reference: bool = False
+    ) -> TokenScores:
+        """Computes log-probs and entropies of the completions' tokens under `model`.
+
+        The policy uses the rollout's routes, if there are some; the reference, another model,
+        chooses its own.
+        """
         for key in (SCORE, SCORE_REFERENCE, SCORE_SHARE):
             self.ahead.wait(key)
         rollout, packing = jax.tree.map(self._on_devices, (rollout, packing))
         # Which tokens the loss counts makes no difference here, and would make another program.
         rollout = dataclasses.replace(rollout, written=None)
+        if is_reference:
+            rollout = rollout.without_routes()
         return self.jitted_score(model, rollout, packing)
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
@@ -270,8 +279,14 @@ class Programs:
 
         **Arguments:** the tokens that the model wrote in each completion; where these ended.
         """
+        return max(self.num_counted(written, finished), 1) / num_shares
+
+    def num_counted(
+        self, written: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"]
+    ) -> int:
+        """Returns the tokens of a rollout, as `tokens_per_update` gets it, that the loss counts."""
         counted = written[finished] if self.options.mask_truncated_completions else written
-        return max(int(counted.sum()), 1) / num_shares
+        return int(counted.sum())
 
     def _try_backend(self, model: CausalLM) -> None:
         """Traces the loss backend for one sequence on each device, without computing anything."""
@@ -323,6 +338,7 @@ class Programs:
             kv_cache_dtype=options.kv_cache_dtype,
             attention=options.attention.over(layout),
             unrolled=options.decodes_on_cpu,
+            records_routes=options.router_replay,
         )
         # Every update reads prompts of one width.
         width = max(prompts.ids.shape[1], options.max_prompt_length)
@@ -361,11 +377,10 @@ class Programs:
         return jax.lax.with_sharding_constraint(kept, sharding)
 
     def _share_program(self, batch: Batch, index: int, count: int) -> Batch:
-        return self._replicated(batch.share(index, count))
+        return self._gathered(batch.share(index, count))
 
-    def _replicated(self, tree: Replicated) -> Replicated:
-        """Copies to all devices: a batch's tokens are few, and rows take them from anywhere."""
-        return jax.lax.with_sharding_constraint(tree, replicated(self.mesh))
+    def _gathered(self, tree: Gathered) -> Gathered:
+        return jax.lax.with_sharding_constraint(tree, gathered_shardings(tree, self.mesh))
 
     def _rows(self, packing: Packing, micro_batch: Int[Array, ""], group: int) -> Rows:
         """Spells out the rows of a micro-batch, of which every device has its own."""
@@ -375,23 +390,23 @@ class Programs:
 
     def _score_program(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
         group = rollout.completion_ids.shape[1]
-        rollout = self._replicated(rollout)
+        rollout = self._gathered(rollout)
 
         def score(index: Int[Array, ""], scores: TokenScores) -> TokenScores:
             rows = self._rows(packing, index, group)
-            stats = self._token_stats(model, rollout, rows)
+            stats = self._forward_pass(model, rollout, rows).stats
             return TokenScores(
                 rows.put(scores.logps, stats.logps), rows.put(scores.entropies, stats.entropies)
             )
 
         zeros = jnp.zeros(rollout.completion_ids.shape, jnp.float32)
         scores = jax.lax.fori_loop(jnp.int32(0), packing.number, score, TokenScores(zeros, zeros))
-        return self._replicated(scores)
+        return self._gathered(scores)
 
-    def _token_stats(self, model: CausalLM, rollout: Rollout, rows: Rows) -> TokenStats:
+    def _forward_pass(self, model: CausalLM, rollout: Rollout, rows: Rows) -> ForwardPass:
         """Computes statistics of the completions in rows, at the sampling temperature."""
         options = self.options
-        return token_stats(
+        return forward_pass(
             model,
             rollout,
             rows,
@@ -453,7 +468,7 @@ class Programs:
         packing: Packing,
         tokens_per_update: Float[Array, ""] | None,
     ) -> tuple[CausalLM, optax.OptState, dict[str, Array]]:
-        batch = self._replicated(batch)
+        batch = self._gathered(batch)
         group = batch.advantages.shape[1]
         floor = self._entropy_floor(batch)
         totals = Totals.of(
@@ -461,23 +476,31 @@ class Programs:
         )
         params, frozen = eqx.partition(model, model.trainable)
 
-        def loss(params: CausalLM, index: Int[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
+        def loss(
+            params: CausalLM, index: Int[Array, ""]
+        ) -> tuple[Float[Array, ""], tuple[Metrics, ExpertUse | None]]:
             rows = self._rows(packing, index, group)
-            stats = self._token_stats(eqx.combine(params, frozen), batch.rollout, rows)
-            return self.options.objective(self._token_batch(batch, rows, stats, floor), totals)
+            stats, use = self._forward_pass(eqx.combine(params, frozen), batch.rollout, rows)
+            token_batch = self._token_batch(batch, rows, stats, floor)
+            part, metrics = self.options.objective(token_batch, totals)
+            return part, (metrics, use)
 
         def accumulate(
-            index: Int[Array, ""], sums: tuple[CausalLM, Metrics]
-        ) -> tuple[CausalLM, Metrics]:
-            gradient, metrics = sums
+            index: Int[Array, ""], sums: tuple[CausalLM, Metrics, ExpertUse | None]
+        ) -> tuple[CausalLM, Metrics, ExpertUse | None]:
+            gradient, metrics, use = sums
             # Taken inside the loop, so that the number of micro-batches can be an argument.
-            part_gradient, part_metrics = jax.grad(loss, has_aux=True)(params, index)
-            return jax.tree.map(jnp.add, gradient, part_gradient), metrics.merged(part_metrics)
+            part_gradient, (part_metrics, part_use) = jax.grad(loss, has_aux=True)(params, index)
+            gradient, use = jax.tree.map(jnp.add, (gradient, use), (part_gradient, part_use))
+            return gradient, metrics.merged(part_metrics), use
 
-        _, like = jax.eval_shape(loss, params, packing.number)
-        start = jax.tree.map(jnp.zeros_like, params), Metrics.of_nothing(like)
-        gradient, parts = jax.lax.fori_loop(jnp.int32(0), packing.number, accumulate, start)
+        _, (like, like_use) = jax.eval_shape(loss, params, packing.number)
+        zeros, no_use = jax.tree.map(jnp.zeros_like, (params, like_use))
+        start = zeros, Metrics.of_nothing(like), no_use
+        gradient, parts, use = jax.lax.fori_loop(jnp.int32(0), packing.number, accumulate, start)
         metrics = {**parts.values(), "grad_norm": optax.tree.norm(gradient)}
+        if use is not None:
+            metrics |= use.metrics()
         updates, next_opt_state = self.optimizer.update(gradient, opt_state, params)
         metrics["update_norm"] = optax.tree.norm(updates)
         next_params = optax.apply_updates(params, updates)

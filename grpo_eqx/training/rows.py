@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, Shaped
+from jaxtyping import Array, Bool, Int, Integer, Shaped
 
 from grpo_eqx.generation import Rollout
 from grpo_eqx.models.causal_attention import Visible
@@ -103,10 +103,22 @@ class Rows(NamedTuple):
 
     def inputs(self, rollout: Rollout) -> Int[Array, "R W"]:
         """Gathers the rows' tokens."""
-        first = jnp.argmax(rollout.prompts.mask, axis=1).astype(jnp.int32)[self.prompts]
-        of_prompt = jnp.asarray(rollout.prompts.ids)[self.prompts, first + self.prompt_offsets]
+        of_prompt = jnp.asarray(rollout.prompts.ids)[self._of_prompts(rollout)]
         before = jnp.maximum(self.of_completion, 0), jnp.maximum(self.offsets - 1, 0)
         return jnp.where(self.offsets > 0, _flat(rollout.completion_ids)[before], of_prompt)
+
+    def routes(self, rollout: Rollout) -> Integer[Array, "R W Lk"]:
+        """Gathers the experts that the sampler chose for the rows' tokens."""
+        assert rollout.routes is not None
+        assert rollout.prompts.routes is not None
+        of_prompt = jnp.asarray(rollout.prompts.routes)[self._of_prompts(rollout)]
+        own = jnp.asarray(_flat(rollout.routes))[jnp.maximum(self.of_completion, 0), self.offsets]
+        return jnp.where((self.of_completion < 0)[..., None], of_prompt, own)
+
+    def _of_prompts(self, rollout: Rollout) -> tuple[Int[Array, "R W"], Int[Array, "R W"]]:
+        """Returns the prompt of each column, and where in the prompt's padded row it is."""
+        first = jnp.argmax(rollout.prompts.mask, axis=1).astype(jnp.int32)[self.prompts]
+        return self.prompts, first + self.prompt_offsets
 
     def targets(self, rollout: Rollout) -> Int[Array, "R S"]:
         """Gathers the tokens to score; -1 where there is none."""

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 STEPS = 6
-OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+OF_THE_MACHINE = ("time/", "throughput/", "memory/", "perf/", "compile/", "step_time")
 
 
 class InterruptionError(Exception):

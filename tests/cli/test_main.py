@@ -56,6 +56,7 @@ def test_without_two_dashes_a_command_is_no_flag(
         ([], "launch"),
         (["compile"], "--micro-batch-size-per-device"),
         (["export"], "CHECKPOINT"),
+        (["check"], "RUN"),
         (["doctor"], "--output-dir"),
         (["launch"], "skypilot"),
         (["launch", "local"], "--devices-per-process"),

@@ -8,8 +8,8 @@ import pytest
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.cli.main import main
-from grpo_eqx.evaluation import Evaluation
-from grpo_eqx.trainer import FitResult
+from grpo_eqx.evaluation.result import Evaluation
+from grpo_eqx.fit_result import FitResult
 
 
 def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
@@ -51,7 +51,7 @@ def test_it_trains_with_the_flags_settings(monkeypatch, capsys, configs) -> None
 def test_held_out_problems_that_are_asked_for_are_evaluated(monkeypatch, capsys, configs) -> None:
     assert train(monkeypatch, "--steps", "2", "--eval-problems", "4") == 0
     evaluation, _ = capsys.readouterr().out.splitlines()
-    assert evaluation == "75.0% correct on 4 problems (greedy)"
+    assert evaluation == "75.0% (30.1-95.4) correct on 4 problems, greedy"
 
 
 def test_mistakes_are_one_line(monkeypatch, capsys) -> None:

@@ -139,6 +139,24 @@ def test_tokens_added_to_a_byte_level_tokenizer_are_decoded_like_its_own() -> No
     )
 
 
+@pytest.mark.parametrize("make", [embedded, byte_level])
+def test_texts_of_tokens_make_a_text_and_special_ones_have_names(make: Make) -> None:
+    tokenizer, text = make(), "3 apples, is it?"
+    ids = tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert "".join(tokenizer.token_texts(ids)) == text
+    end = tokenizer.eos_ids[0]
+    assert tokenizer.token_texts([ids[0], end, ids[0]])[1] == (
+        tokenizer.tokenizer.convert_ids_to_tokens(end)
+    )
+
+
+def test_a_token_that_is_part_of_a_character_has_a_replacement_character() -> None:
+    tokenizer = byte_level()
+    ids = tokenizer.tokenizer("価", add_special_tokens=False)["input_ids"]
+    assert len(ids) > 1
+    assert set("".join(tokenizer.token_texts(ids))) == {"\N{REPLACEMENT CHARACTER}"}
+
+
 def test_fewer_ids_than_the_tokenizer_has() -> None:
     tokenizer = embedded()
     assert tokenizer.token_bytes(7) == [b"", b"", b"", b"!", b'"', b"#", b"$"]

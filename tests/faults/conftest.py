@@ -17,7 +17,7 @@ import pytest
 FAULTY_RUN = Path(__file__).with_name("faulty_run.py")
 EXAMPLE = Path(__file__).parents[2] / "examples" / "gsm8k.py"
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
-OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+OF_THE_MACHINE = ("time/", "throughput/", "memory/", "perf/", "compile/", "step_time")
 FLAGS = {
     "data": PROBLEMS, "steps": 8, "prompts_per_step": 8, "num_generations": 4, "save_steps": 1,
     "max_completion_length": 8, "eval_problems": 48, "log_completions_steps": 1,

@@ -62,14 +62,18 @@ CONFIGS = {
     "data=[{'question': '1 + 1?', 'answer': 2}] * 20": "GRPOTrainer(train_data=...)",
     "output_dir=''": "output_dir is empty",
     "output_dir='runs/$USER'": "variables such as $USER are not expanded in settings",
-    "wandb='off'": "use online, offline or disabled; off is disabled",
+    "wandb='off'": "use online, offline, disabled or None; off is disabled",
     "resume=False": "use a string; auto, never or a path",
     "save_steps=0": "save_steps is 0: it must be at least 1",
     "save_total_limit=0": "save_total_limit is 0: it must be at least 1",
     "hang_timeout=0": "hang_timeout is 0: it must be above 0",
     "greater_is_better=True": "greater_is_better is True without metric_for_best_model",
     "wandb_project='x'": "wandb_project is x while wandb is disabled",
-    "wandb=True": "wandb is True: use online, offline or disabled",
+    "wandb=True": "wandb is True: use online, offline, disabled or None",
+    "report_to='none'": "report_to has 'none': use wandb or tensorboard; leave it out for metrics",
+    "report_to=['mlflow']": "pass others to GRPOTrainer(trackers=[...]).",
+    "report_to='tensorbord'": "(did you mean tensorboard?)",
+    "report_to=['wandb'], wandb='disabled'": "report_to has wandb while wandb is disabled: leave",
     "mesh=[1, -1, 1]": "mesh is [1, -1, 1]: use a string; as in '1,-1,1'",
     "stop_strings=(r'\\n\\n',)": "which is a backslash and a letter: in a shell, write $'",
     "rollout_sharding=3": "pass an object to GRPOTrainer(rollout_sharding=...)",
@@ -124,14 +128,13 @@ OF_OTHERS = {
     "max_steps": "use steps",
     "max_prompt_tokens": "use max_prompt_length",
     "logging_steps": "every step is recorded in metrics.jsonl",
-    "report_to": "use wandb (online, offline, disabled)",
     "bf16": "use dtype bfloat16",
     "use_vllm": "there is no second engine",
     "vllm_mode": "there is no second engine",
     "vllm_gpu_memory_utilization": "there is no second engine",
     "lr": "use learning_rate",
     "batch_size": "use prompts_per_step",
-    "eval_strategy": "call trainer.evaluate()",
+    "eval_strategy": "set eval_steps, the steps between evaluations",
     "save_strategy": "use save_steps or save_minutes",
     "push_to_hub": "call trainer.push_to_hub(repo_id) after fit()",
     "gradient_checkpointing": "use remat",
@@ -147,9 +150,9 @@ OF_OTHERS = {
     "attn_implementation": "the best attention of each kind of device is always used",
     "load_in_4bit": "use load_in_8bit",
     "save_freq": "use save_steps (None in place of -1)",
-    "test_freq": "call trainer.evaluate() before and after fit()",
-    "val_before_train": "call trainer.evaluate() before fit()",
-    "logger": "use wandb (online, offline, disabled), or pass GRPOTrainer trackers",
+    "test_freq": "set eval_steps, the steps between evaluations",
+    "val_before_train": "use eval_on_start",
+    "logger": "use report_to (wandb, tensorboard), or pass GRPOTrainer trackers",
     "loss_agg_mode": "use loss_type: token-mean is bnpo, seq-mean-token-mean is grpo",
     "use_kl_loss": "set beta above 0",
     "norm_adv_by_std_in_grpo": "use scale_rewards: True is group, False is none",
@@ -158,7 +161,7 @@ OF_OTHERS = {
     "path": "use model",
     "rollout_engine": "there is no second engine",
     "rollout_vllm_hbm_utilization": "there is no second engine",
-    "metrics_logging_options": "use output_dir and wandb",
+    "metrics_logging_options": "use output_dir and report_to",
     "offload_to_cpu": "fsdp in mesh splits it over more of them",
     "version": "grpo-eqx --version prints it",
     "wibble": "grpo-eqx train --help-all lists all settings",
@@ -190,7 +193,11 @@ COMMANDS = {
         "temperature is '0.7x': use a number (above 0 and finite: training samples completions). "
         "learning_rate is nan: it must be above 0 and finite, or None."
     ),
-    "eval --help": "there is no subcommand 'eval': call GRPOTrainer(cfg).evaluate() in Python",
+    "evaluate --help": "there is no subcommand 'evaluate': use one of train, plan, compile, eval",
+    "eval": "--model is missing; grpo-eqx eval --help says more",
+    "eval --model tiny_qwen2 --temperature 0.5": "temperature is 0.5 without num_samples",
+    "eval --model tiny_qwen2 --steps 3": "--steps is no flag of grpo-eqx eval",
+    "eval --model {HERE}": "has no config.json: give a folder",
     "exprt --help": "there is no subcommand 'exprt': use one of train",
     "train --lr 1 --dynamic-sampling true": (
         "lr is no setting: use learning_rate. --dynamic-sampling takes no value: leave out 'true'."
@@ -232,7 +239,7 @@ COMMANDS = {
     "train --reward-funcs correct,tags": "separate names with spaces in a command, and write a",
     "train --reward-funcs 'correct tags'": "separate names with spaces in a command, and write a",
     "train --mesh 1 -1 1": "join the sizes with commas, as in --mesh 1,-1,1.",
-    "train --wandb": "--wandb has no value: use online, offline or disabled",
+    "train --wandb": "--wandb has no value: use online, offline, disabled or None",
     "train --resume --steps 1": "--resume has no value: use a string; auto, never or a path.",
     "train --config": "--config has no value: use a path or None.",
     "train --output-dir gs://bucket/run1": "mount the bucket, for example with gcsfuse",
@@ -312,9 +319,9 @@ SCRIPTS = {
         "problem 1: prompt is the JSON text of a list of messages: make it a list, as json.loads"
     ),
     "trainer(train_data=[{'prompt': np.array(TALK[:1])}])": "make it a list of messages, as its",
-    "trainer(callbacks=[], tools=[])": (
-        "no argument callbacks: pass trackers for metrics; checkpoints and logs are settings. "
-        "GRPOTrainer has no argument tools: completions are single turns of text, without tools."
+    "trainer(tools=[], environment_factory=print)": (
+        "no argument tools: completions are single turns of text, without tools. GRPOTrainer has "
+        "no argument environment_factory: completions are single turns of text, without tools."
     ),
     "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
     "trainer(train_data={'question': ['x'], 'answer': [1]})": "pass datasets.Dataset.from_dict(",
@@ -407,13 +414,23 @@ SCRIPTS = {
     "import optax\nGRPOTrainer(optimizer=optax.MultiSteps(optax.sgd(1.0), 2))": (
         "optimizer is an optax.MultiSteps: pass its gradient_transformation()."
     ),
-    "trainer(trackers='wandb')": "for Weights & Biases, set GRPOConfig(wandb='online')",
+    "trainer(trackers='wandb')": "for Weights & Biases, set GRPOConfig(report_to=['wandb'])",
     "trainer(trackers=[print])": "trackers is of type builtin_function_or_method, of builtins",
     "from grpo_eqx.tracking import Tracker\ntrainer(trackers=[Tracker])": (
         "trackers: Tracker is a class: pass an object of it"
     ),
     "trainer(peft_config=1)": "set lora_rank",
-    "trainer(callbacks=[1])": "pass trackers for metrics",
+    "trainer(callbacks=[1])": "callbacks has one of type builtins.int: pass objects of subclasses",
+    "from grpo_eqx import Callback\ntrainer(callbacks=[Callback])": (
+        "callbacks has the class grpo_eqx.callbacks.Callback: pass objects"
+    ),
+    "trainer(callbacks='wandb')": "callbacks is 'wandb': pass a list of grpo_eqx.Callback objects",
+    "from grpo_eqx import Callback\n"
+    "class Old(Callback):\n"
+    "    def on_step_end(self, args, state, control): ...\n"
+    "trainer(callbacks=[Old()])": (
+        "the method on_step_end of callback Old must take event: missing a required argument"
+    ),
     "trainer(ref_model=1)": "the reference is the model that the run starts from: set beta",
     "GRPOTrainer(learning_rate=1e-6)": "it is a setting: GRPOConfig(learning_rate=...)",
     "GRPOTrainer(max_steps=3)": "use steps",
@@ -458,6 +475,8 @@ SCRIPTS = {
     "trainer(reward_funcs=lambda question, **columns: [])": "the questions are its prompts",
     "trainer(reward_funcs=lambda **columns: [10**400]).fit()": "for completion 0: return a float",
     "trainer(eval_func=3)": "eval_func has 3, which is no function",
+    "trainer(eval_metrics=[3])": "eval_metrics has 3, which is no function",
+    "trainer(eval_metrics={'gold': lambda gold, **columns: []})": "asks for the column gold",
     "trainer(eval_func=lambda gold, **columns: [])": "asks for the column gold",
     "trainer(eval_data=[{**x, 'answer': 'a'} for x in ROWS], reward_funcs='format').evaluate()": (
         "for other answers, pass eval_func of your own"
@@ -549,7 +568,7 @@ SCRIPTS = {
     "trainer().save_model()": "nothing is trained yet: name a folder",
     "trainer().train(resume_from_checkpoint=True)": "has no checkpoint to resume from: leave it",
     "recipes.dapo(GRPOConfig())": "settings are given by name, as in recipes.dapo(steps=100)",
-    "trainer().evaluate()['eval_loss']": "no 'eval_loss': it has accuracy and pass_at(k)",
+    "trainer().evaluate()['eval_loss']": "no 'eval_loss': it has accuracy, pass_at(k) and metr",
     "trainer().state.log_history": "fit returns the history, which is also in metrics.jsonl",
     "trainer().log_metrics": "metrics are recorded by themselves",
     "loss_backends.ChunkedLoss(token_tile='512')": "token_tile is '512': it must be a whole",
@@ -566,7 +585,7 @@ SCRIPTS = {
         "kw_only=True) above it."
     ),
     "trainer(save_total_limit=2, metric_for_best_model='eval_reward')": (
-        "which training steps do not log, and evaluations are not compared (did you mean reward?)"
+        "do not log, and evaluations are not made without eval_steps (did you mean reward?)"
     ),
     "trainer(save_total_limit=2, metric_for_best_model='rewards/correct')": (
         "(did you mean rewards/correct/"

@@ -123,7 +123,7 @@ def test_flops_are_those_that_xla_counts() -> None:
 
     def forward(model: Qwen2, rows: Array) -> Float[Array, ""]:
         visible = Visible.of_padded(jnp.ones(rows.shape, bool))
-        return model.project_logits(model.hidden(rows, rows, visible)[:, T:]).sum()
+        return model.project_logits(model.hidden(rows, rows, visible).states[:, T:]).sum()
 
     def counted(function: Callable[..., object]) -> float:
         return jax.jit(function).lower(model, rows).cost_analysis()["flops"]

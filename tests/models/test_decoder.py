@@ -106,7 +106,7 @@ def group_hidden(
         jnp.concatenate(positions, axis=1),
         visible,
         remat,
-    )
+    ).states
     return hidden[:, Tp:].reshape(P, G, Tc, -1)
 
 

@@ -11,15 +11,19 @@ import pytest
 
 pytestmark = pytest.mark.slow
 
-OF_THE_MACHINE = ("time/", "perf/", "compile/", "step_time")
+OF_THE_MACHINE = ("time/", "throughput/", "memory/", "perf/", "compile/", "step_time")
 
 
 def trained(
-    pod: Any, model: Path, out: Path, devices: list[int], beta: float, runs: list[str]
+    pod: Any, model: Path, out: Path, devices: list[int], settings: str, runs: list[str]
 ) -> list[Any]:
-    """What every process made of every run, each a mesh and a rollout sharding."""
+    """What every process made of every run, each a mesh and a rollout sharding.
+
+    **Arguments:** the pod; the model; a new folder; the devices of each process; settings of the
+    config, in JSON; the runs.
+    """
     out.mkdir()
-    for outcome in pod.run("train_worker.py", devices, model, out, beta, *runs).values():
+    for outcome in pod.run("train_worker.py", devices, model, out, settings, *runs).values():
         assert outcome.code == 0, outcome.output
     made = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
     assert len(made) == len(devices) * len(runs)
@@ -29,42 +33,44 @@ def trained(
 @pytest.fixture(scope="module")
 def on_one_device(
     pod: Any, small_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[float], Any]:
-    """Makes the run with a weight of the KL term on one device; once for each weight."""
+) -> Callable[[str], Any]:
+    """Makes the run of some settings on one device; once for each."""
 
     @functools.cache
-    def make(beta: float) -> Any:
+    def make(settings: str) -> Any:
         out = tmp_path_factory.mktemp("alone") / "out"
-        return trained(pod, small_model, out, [1], beta, ["auto/legacy"])[0]
+        return trained(pod, small_model, out, [1], settings, ["auto/legacy"])[0]
 
     return make
 
 
 @pytest.mark.parametrize(
-    ("devices", "beta", "runs"),
+    ("devices", "settings", "runs"),
     [
         (
             [8],
-            0.0,
+            {},
             ["auto/legacy", "2,4,1/maxtext", "1,4,2/legacy", "1,4,2/tensor:4", "1,1,2 of 2/legacy"],
         ),
-        ([4, 4], 0.05, ["auto/tensor:2", "auto/auto"]),
-        ([4] * 4, 0.0, ["host_local/replicated", "host_local/tensor:4", "host_local/maxtext"]),
+        ([4, 4], {"beta": 0.05}, ["auto/tensor:2", "auto/auto"]),
+        ([4, 4], {"beta": 0.05, "lora_rank": 4}, ["auto/auto", "2,2,2/legacy"]),
+        ([4] * 4, {}, ["host_local/replicated", "host_local/tensor:4", "host_local/maxtext"]),
     ],
-    ids=["1 host", "2 hosts", "4 hosts"],
+    ids=["1 host", "2 hosts", "2 hosts, adapters", "4 hosts"],
 )
 def test_devices_and_hosts_leave_a_run_unchanged(
     pod: Any,
     small_model: Path,
-    on_one_device: Callable[[float], Any],
+    on_one_device: Callable[[str], Any],
     tmp_path: Path,
     devices: list[int],
-    beta: float,
+    settings: dict[str, Any],
     runs: list[str],
 ) -> None:
-    alone = on_one_device(beta)
+    described = json.dumps(settings)
+    alone = on_one_device(described)
     assert len(np.unique([metrics["reward"] for metrics in alone["history"]])) == 3
-    for made in trained(pod, small_model, tmp_path / "out", devices, beta, runs):
+    for made in trained(pod, small_model, tmp_path / "out", devices, described, runs):
         assert made["tokens"] == alone["tokens"]
         for metrics, expected in zip(made["history"], alone["history"], strict=True):
             assert metrics.keys() == expected.keys()

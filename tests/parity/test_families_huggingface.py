@@ -222,7 +222,7 @@ def test_sampler_and_trainer_agree(pair: Pair):
     )  # fmt: skip
     plan = Packing.plan(np.array(LENGTHS), np.full((P, G), T), shape)
     rows = Rows.of(plan, jnp.int32(0), G)
-    hidden = pair.ours.hidden(rows.inputs(rollout), rows.positions, rows.visible)
+    hidden = pair.ours.hidden(rows.inputs(rollout), rows.positions, rows.visible).states
     hidden = jnp.take_along_axis(hidden, rows.scored[..., None], axis=1)
     logprobs = jax.nn.log_softmax(pair.ours.project_logits(hidden))
     for number in range(P * G):

@@ -214,7 +214,7 @@ def test_packed_rows_agree_with_theirs_over_prompt_and_completion(few: Pair, sid
         Prompts(*pad(prompts, side)), jnp.asarray(completions), jnp.ones((P, G, T), bool),
         jnp.zeros((P, G, T)), jnp.ones((P, G), bool),
     )  # fmt: skip
-    hidden = few.ours.hidden(rows.inputs(rollout), rows.positions, rows.visible)
+    hidden = few.ours.hidden(rows.inputs(rollout), rows.positions, rows.visible).states
     hidden = jnp.take_along_axis(hidden, rows.scored[..., None], axis=1)
     ours = few.ours.project_logits(hidden)
     for i, prompt in enumerate(prompts):

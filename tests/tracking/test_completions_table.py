@@ -10,22 +10,91 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
-from grpo_eqx.tracking.completions_table import write_completions
+from grpo_eqx.tracking.completions_table import (
+    completion_columns,
+    prompt_id,
+    token_columns,
+    write_completions,
+)
+
+LOGPS = [-1.5, -0.1, -3.0]
+
+
+@pytest.fixture
+def completions(small_model: Path) -> Completions:
+    """Two completions of one prompt, of one token and of two, of which the last is special."""
+    tokenizer = ChatTokenizer.from_pretrained(small_model, None)
+    (letter,) = tokenizer.tokenizer("a", add_special_tokens=False)["input_ids"]
+    ids = [[[letter], [letter, tokenizer.eos_ids[0]]]]
+    logps = [[np.array(LOGPS[:1], np.float32), np.array(LOGPS[1:], np.float32)]]
+    return Completions(ids, np.array([[False, True]]), np.array([[1, 2]]), tokenizer, logps)
+
+
+@pytest.fixture
+def rewards() -> Rewards:
+    return Rewards.of(["correct"], np.array([[[1.0, np.nan]]]), [1.0])
+
+
+def columns(completions: Completions, rewards: Rewards) -> dict[str, list]:
+    advantages = np.array([[0.7, -0.7]])
+    return completion_columns(3, [Prompt("1 + 1?", {})], completions, rewards, advantages)
+
+
+def test_columns_have_an_entry_for_each_completion(
+    completions: Completions, rewards: Rewards
+) -> None:
+    table = columns(completions, rewards)
+    assert table["step"] == [3, 3]
+    assert table["prompt"] == ["1 + 1?"] * 2
+    assert table["prompt_id"] == [prompt_id("1 + 1?")] * 2
+    assert table["completion"] == ["a", "a"]
+    assert table["rewards/correct"][0] == table["reward"][0] == 1.0
+    assert np.isnan(table["rewards/correct"][1])
+    assert table["advantage"] == [0.7, -0.7]
+    assert table["length"] == [1, 2]
+    assert table["truncated"] == [True, False]
+    assert all(type(x) is not np.ndarray for x in table.values())
+
+
+def test_tokens_have_their_texts_and_log_probs(completions: Completions) -> None:
+    table = token_columns(completions)
+    end = completions.tokenizer.tokenizer.convert_ids_to_tokens(completions.tokenizer.eos_ids[0])
+    assert table["tokens"] == [["a"], ["a", end]]
+    read = np.concatenate(table["token_logps"])
+    np.testing.assert_allclose(read, LOGPS, rtol=2**-11)  # half a unit in float16's last place
+
+
+def test_the_id_of_a_prompt_is_the_same_in_every_run() -> None:
+    assert prompt_id("1 + 1?") == "c97c3a9c9b99"
+    assert prompt_id("1 + 2?") != prompt_id("1 + 1?")
+    assert len(prompt_id("\ud800")) == 12  # half of a pair, as tokenizers may decode
 
 
 @pytest.mark.parametrize("name", ["exp:1", "file:1", "é"])
-def test_its_folder_may_have_any_name(
-    name: str, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_table_is_read_as_it_was_written_in_a_folder_of_any_name(
+    name: str,
+    completions: Completions,
+    rewards: Rewards,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tokenizer = ChatTokenizer.from_pretrained(small_model, None)
-    written = np.array([[1, 2]])
-    completions = Completions([[[5], [6, 7]]], np.array([[True, False]]), written, tokenizer)
-    rewards = Rewards.of(["correct"], np.array([[[1.0, 0.0]]]), [1.0])
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
-    path = Path(name) / "step_1.parquet"
-    write_completions(path, 1, [Prompt("1 + 1?", {})], completions, rewards, rewards.total)
+    path = Path(name) / "step_000003.parquet"
+    table = {**columns(completions, rewards), **token_columns(completions)}
+    write_completions(path, table)
     with path.open("rb") as file:
-        rows = pq.read_table(file).to_pylist()
-    assert [row["reward"] for row in rows] == [1.0, 0.0]
-    assert [row["truncated"] for row in rows] == [False, True]
+        rows = pq.read_table(file).to_pydict()
+    assert list(rows) == list(table)
+    for column, values in table.items():
+        for read, written in zip(rows[column], values, strict=True):
+            np.testing.assert_equal(np.asarray(read), np.asarray(written), column)
+    assert [entry.name for entry in Path(name).iterdir()] == [path.name]
+
+
+def test_completions_keep_their_log_probs_through_selection(completions: Completions) -> None:
+    twice = completions.joined(completions)
+    assert twice.sampler_logps is not None
+    assert [len(group) for group in twice.sampler_logps] == [2, 2]
+    one = twice.of_prompts(np.array([1]))
+    assert token_columns(one)["token_logps"][1].tolist() == pytest.approx(LOGPS[1:], rel=1e-3)

@@ -1,9 +1,11 @@
 """Metrics of a step."""
 
 import numpy as np
+import pytest
 
 from grpo_eqx.rewards import Rewards
-from grpo_eqx.tracking.metrics import merge_updates, reward_metrics
+from grpo_eqx.tracking import metrics
+from grpo_eqx.tracking.metrics import StepClock, merge_updates, reward_metrics
 
 
 def test_rewards_have_trls_names() -> None:
@@ -28,3 +30,21 @@ def test_updates_merge_by_mean_or_extreme_as_the_name_says() -> None:
     assert merge_updates(updates) == {
         "loss": 2.0, "policy_ratio/min": 0.5, "policy_ratio/max": 2.0, "clip_ratio/low_min": 0.0,
     }  # fmt: skip
+
+
+def test_the_clock_averages_the_latest_ten_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(metrics.time, "perf_counter", lambda: now)
+    clock, averages = StepClock(), []
+    for seconds in range(1, 13):
+        now += seconds - 0.5
+        clock.lap("rollout")
+        now += 0.5
+        clock.lap("update")
+        step = clock.metrics()
+        assert step["step_time"] == step["time/train/step_s"] == seconds
+        assert step["time/train/rollout_s"] == seconds - 0.5
+        averages.append(step["time/train/step_avg_last10_s"])
+        clock.next_step()
+    assert averages[:3] == [1.0, 1.5, 2.0]
+    assert averages[-1] == sum(range(3, 13)) / 10

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.tracking.device_peaks import DevicePeaks, device_peaks
-from grpo_eqx.tracking.performance import Work, performance_metrics
+from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_metrics
 
 # Two layers of 16 + 8 + 8 + 16 parameters for attention and 36 for the MLP, a head of 20.
 TINY = Qwen2Config(
@@ -80,3 +80,10 @@ def test_peaks_are_of_a_jax_device() -> None:
     assert device_peaks("TPU v5 lite") == device_peaks("TPU v5e")
     # Another product than the H100 80GB HBM3.
     assert device_peaks("NVIDIA H100 NVL") is None
+
+
+def test_valid_tokens_are_those_of_the_loss_over_both_times() -> None:
+    assert throughput_metrics(600, step_seconds=4.0, update_seconds=1.5) == {
+        "throughput/train/valid_tokens_per_s": 150.0,
+        "throughput/train/valid_tokens_per_s_update": 400.0,
+    }

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def record(folder: Path, *trackers: Tracker, step: int = 0) -> RunRecord:
-    cfg = GRPOConfig(output_dir=folder).resolved()
+def record(folder: Path, *trackers: Tracker, step: int = 0, **settings: Any) -> RunRecord:
+    cfg = GRPOConfig(output_dir=folder, **settings).resolved()
     layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
     return RunRecord(cfg, layout, trackers, step=step, continued=step > 0)
 
@@ -110,33 +111,61 @@ def test_the_learning_curve_is_drawn_while_the_run_goes_on(
     ("others", "said"),
     [
         ({}, None),
-        ({"completions/clipped_ratio": 0.75}, "75% of the completions were cut off"),
-        ({"reward": float("nan")}, "no completion had a reward, so step 1 has trained nothing"),
+        ({"completions/clipped_ratio": 0.75}, "75% of the completions of steps 1 to 3 were cut"),
+        ({"reward": float("nan")}, "No completion had a reward, so steps 1 to 2 trained nothing"),
         (
             {"rewards/correct/std": 0.0},
-            "reward function correct returned 0.5 for all completions of step 1",
+            "Reward function correct returned 0.5 for all completions of steps 1 to 2",
         ),
         (
             {"rewards/correct/mean": 0.0, "rewards/correct/std": 0.0},
-            "reward function correct returned 0 for all completions of step 1",
+            "Reward function correct returned 0 for all completions of steps 1 to 2",
         ),
         (
             {"rewards/judge/mean": float("nan"), "rewards/judge/std": float("nan")},
-            "reward function judge returned None for all completions of step 1",
+            "Reward function judge returned None for all completions of steps 1 to 2",
         ),
-        ({"reward_std": float("inf")}, "the rewards of step 1 are too large for float32"),
+        ({"reward_std": float("inf")}, "The rewards of steps 1 to 2 are too large for float32"),
         ({"rewards/soft_overlong/mean": 0.0, "rewards/soft_overlong/std": 0.0}, None),
     ],
 )
-def test_what_teaches_nothing_is_said_once_in_words(
+def test_what_is_sick_is_said_once_in_words_with_advice(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     others: dict[str, float],
     said: str | None,
 ) -> None:
     with record(folder) as run:
-        run.step(1, metrics(**others))
-        run.step(2, metrics(**others))
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning" in line]
+        for step in range(1, 5):
+            run.step(step, metrics(**others))
+    warnings = [line for line in capsys.readouterr().out.splitlines() if "warning: " in line]
     assert len(warnings) == (said is not None)
-    assert all(str(said) in line for line in warnings)
+    assert all(str(said) in line and line.endswith(".") for line in warnings)
+
+
+def test_a_fall_of_evaluations_is_said_when_it_is_recorded(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with record(folder) as run:
+        run.evaluation(0, {"eval/greedy/pass@1": 0.8, "eval/num_problems": 512.0})
+        run.step(1, metrics())
+        run.evaluation(1, {"eval/greedy/pass@1": 0.2, "eval/num_problems": 512.0})
+        assert "warning: Pass@1 (eval/greedy/pass@1) fell from 0.8" in capsys.readouterr().out
+
+
+def test_completions_are_a_table_and_some_of_them_are_printed_where_asked(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = {
+        "step": [7] * 3, "prompt": ["1 + 1?"] * 3, "completion": ["two", "2", "\x1b[2J"],
+        "reward": [0.0, 1.0, 0.5], "advantage": [-1.0, 1.0, 0.0],
+    }  # fmt: skip
+    with record(folder) as run:
+        run.completions(columns, {"tokens": [["two"], ["2"], ["?"]]})
+    assert (folder / "completions" / "step_000007.parquet").exists()
+    assert "two" not in capsys.readouterr().out
+    with record(folder, log_completions=True, num_completions_to_print=2) as run:
+        run.completions(columns, {})
+    said = capsys.readouterr().out
+    assert "step 7: 2 of 3 completions, from the best to the worst" in said
+    assert said.index("  2  ") < said.index("  two  ")

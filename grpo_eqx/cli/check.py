@@ -1,0 +1,33 @@
+"""The command `grpo-eqx check`."""
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from grpo_eqx.launch.subcommand import Subcommand
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Check(Subcommand):
+    """Say what is wrong with a run, and what to do.
+
+    grpo-eqx check RUN
+
+    Reads the metrics in the folder of a run that goes on, has ended, or was copied from another
+    machine. Exits with 1 if the run is sick, and with 0 if it is healthy; a note is no sickness.
+    """
+
+    run_folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """Folder of the run: its output_dir."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        from grpo_eqx.cli.findings import show_findings
+        from grpo_eqx.tracking.diagnosis import diagnose
+        from grpo_eqx.tracking.recorded_run import RecordedRun
+
+        run = RecordedRun.read(self.run_folder)
+        findings = diagnose(run.settings, run.steps, run.evaluations)
+        show_findings(run, findings)
+        return 1 if any(finding.kind == "sickness" for finding in findings) else 0

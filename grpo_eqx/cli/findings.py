@@ -1,0 +1,63 @@
+"""The findings of a run on a console."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from grpo_eqx.tracking.diagnosis import RULES, Finding, Rule
+from grpo_eqx.tracking.recorded_run import RecordedRun
+
+_INDENT = 6
+_LABELS = {"sickness": Text("sick  ", "bold red"), "note": Text("note  ", "bold blue")}
+
+
+def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
+    """Prints what was found, each with its steps, numbers and advice, or what was checked."""
+    console = Console()
+    steps, evaluations = len(run.steps), len(run.evaluations)
+    heading = f"{run.name}: {_counted(steps, 'step')} and {_counted(evaluations, 'evaluation')}"
+    _print(console, Text(heading, "bold"))
+    if not run.steps:
+        _print(console, Text("no step is recorded yet"))
+        return
+    last = int(run.steps[-1]["step"])
+    for finding in findings:
+        title = Text(f"{finding.rule}, {_span(finding, last)}", "bold")
+        _print(console, _LABELS[finding.kind] + title)
+        _print(console, Text(finding.text), indent=_INDENT)
+        _print(console, Text.assemble(("To do: ", "bold"), finding.advice), indent=_INDENT)
+    if all(finding.kind == "note" for finding in findings):
+        checked = [rule.name for rule in RULES if rule.kind == "sickness" and _can_see(rule, run)]
+        words = f"{len(checked)} rules found nothing: {', '.join(checked)}"
+        _print(console, Text.assemble(("healthy  ", "bold green"), words))
+
+
+def _print(console: Console, text: Text, indent: int = 0) -> None:
+    if console.is_terminal:
+        console.print(Padding(text, (0, 0, 0, indent)))
+    else:  # one line, to be searched
+        console.print(Text(" " * indent) + text, soft_wrap=True)
+
+
+def _span(finding: Finding, last: int) -> str:
+    """Names the steps at which something was seen, of a run's that ended at `last`."""
+    if finding.kind == "note" or finding.last_step == finding.step == last:
+        return f"step {finding.step}"
+    if finding.last_step in (None, last):
+        return f"since step {finding.step}"
+    if finding.last_step == finding.step:
+        return f"at step {finding.step} only"
+    return f"from step {finding.step} to {finding.last_step}"
+
+
+def _can_see(rule: Rule, run: RecordedRun) -> bool:
+    """Returns whether the run has recorded what the rule reads."""
+    start = rule.metric.partition("{")[0]
+    rows = [*run.steps[-1:], *(run.evaluations[-1:] if len(run.evaluations) > 1 else ())]
+    return any(name.startswith(start) for row in rows for name in row)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,227 @@
+"""The command `grpo-eqx inspect`."""
+
+import dataclasses
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.launch.subcommand import Subcommand
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from grpo_eqx.tracking.recorded_completions import Match, RecordedCompletions, Wanted
+
+_SHOWN, _PER_STEP = 10, 3
+_LONGEST = 1200
+"""Characters of a text that are shown."""
+_LONGEST_BESIDE_OTHERS = 400
+_MOST_PROMPTS_NAMED = 5
+_INDENT = 4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inspect(Subcommand):
+    """Show completions of a run: the best, the worst, those of some steps or of one prompt.
+
+    grpo-eqx inspect RUN [--steps 10:50] [--worst 5] [--truncated] [--text REGEX] ...
+
+    Conditions add up. Of more than --limit completions, as many are shown, spread evenly over the
+    steps. Reads the tables that the run wrote, also while it goes on.
+    """
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]
+    """A run folder."""
+    steps: str | None = None
+    """Steps: 10:50, 10: (from 10 on), :50 or 50."""
+    min_reward: float | None = None
+    """Completions with at least this reward."""
+    max_reward: float | None = None
+    """Completions with at most this reward."""
+    best: int | None = None
+    """The N with the highest rewards, best first; of equal ones, the newest."""
+    worst: int | None = None
+    """The N with the lowest rewards, worst first; of equal ones, the newest."""
+    truncated: bool = False
+    """Completions that were cut off at max_completion_length."""
+    text: str | None = None
+    """Completions in which this regular expression is found."""
+    prompt: str | None = None
+    """Completions of one prompt, side by side over steps: a part of its text, or the start of its
+    id."""
+    logps: bool = False
+    """Show each token's probability: in colors on a terminal, else in digits."""
+    limit: int | None = None
+    """Completions to show, 10 by default; of one prompt in each step, 3 by default. 0: all."""
+    json: bool = False
+    """Print JSON instead, a line for each completion: all of them, unless there is a --limit."""
+
+    def run(self, command: tuple[str, ...]) -> int:
+        from rich.console import Console
+
+        from grpo_eqx.tracking.recorded_completions import RecordedCompletions
+        from grpo_eqx.tracking.recorded_run import RecordedRun
+
+        wanted = self._wanted()
+        recorded = RecordedCompletions(RecordedRun.read(self.folder))
+        found = recorded.find(wanted)
+        console = Console(highlight=False)
+        if self.json:
+            self._print_json(recorded, self._chosen(found, self.limit or 0))
+        elif self.prompt is not None and not self.logps:
+            self._print_side_by_side(recorded, found, console)
+        else:
+            self._print_blocks(recorded, found, console)
+        return 0
+
+    def _wanted(self) -> "Wanted":
+        """Returns the conditions. Raises `UserError` for flags that cannot be read."""
+        from grpo_eqx.tracking.recorded_completions import Wanted
+
+        for name in ("best", "worst", "limit"):
+            value = getattr(self, name)
+            if value is not None and value < (0 if name == "limit" else 1):
+                raise UserError(f"--{name} is {value}: give a number of completions.")
+        if self.best is not None and self.worst is not None:
+            raise UserError("--best and --worst are both given: ask for one at a time.")
+        first, last = _range_of(self.steps)
+        return Wanted(
+            first=first,
+            last=last,
+            min_reward=self.min_reward,
+            max_reward=self.max_reward,
+            truncated=self.truncated,
+            text=_pattern_of(self.text),
+            prompt=self.prompt,
+        )
+
+    def _chosen(self, found: "Sequence[Match]", most: int) -> "list[Match]":
+        """Returns which of the completions to show, and in what order; 0: all."""
+        from grpo_eqx.tracking.completions_view import evenly
+
+        number = self.best or self.worst
+        if number is None:
+            return [found[i] for i in evenly(len(found), most or len(found))]
+        sign = -1 if self.best else 1
+        rewarded = [each for each in found if not math.isnan(each.reward)]
+        return sorted(rewarded, key=lambda x: (sign * x.reward, -x.step, x.row))[:number]
+
+    def _print_blocks(
+        self, recorded: "RecordedCompletions", found: "Sequence[Match]", console: "Console"
+    ) -> None:
+        from grpo_eqx.tracking.completions_view import as_block
+        from grpo_eqx.tracking.heat_strip import legend
+
+        chosen = self._chosen(found, _SHOWN if self.limit is None else self.limit)
+        for row in recorded.rows(chosen, with_tokens=self.logps):
+            heat = self._heat(row, console) if self.logps else None
+            console.print(as_block(row, console.encoding, longest=_LONGEST, heat=heat))
+        if self.logps:
+            console.print(legend(colored=_is_colored(console)))
+        print(self._count(chosen, found))
+
+    def _heat(self, row: Mapping[str, Any], console: "Console") -> Any:
+        from grpo_eqx.tracking.heat_strip import heat_strip
+
+        if row.get("token_logps") is None:
+            raise UserError(
+                f"the table of step {row['step']} has no log-probs of tokens: leave out --logps."
+            )
+        return heat_strip(
+            row["tokens"],
+            row["token_logps"],
+            colored=_is_colored(console),
+            width=console.width - _INDENT,
+            encoding=console.encoding,
+        )
+
+    def _count(self, chosen: "Sequence[Match]", found: "Sequence[Match]") -> str:
+        """Says how many match, and how to see those that are not shown."""
+        if len(chosen) == len(found):
+            return f"{len(found):,} completion{'s' if len(found) > 1 else ''}"
+        how = "--limit 0 shows all"
+        where = f", spread evenly over steps {found[0].step} to {found[-1].step}"
+        if self.best or self.worst:
+            where, how = "", f"--{'best' if self.best else 'worst'} {len(found)} shows all"
+        return f"{len(chosen):,} of {len(found):,} completions that match{where}; {how}"
+
+    def _print_side_by_side(
+        self, recorded: "RecordedCompletions", found: "Sequence[Match]", console: "Console"
+    ) -> None:
+        from grpo_eqx.tracking.completions_view import side_by_side
+
+        rows = list(recorded.rows(found, with_tokens=False))
+        _refuse_several(rows, str(self.prompt))
+        steps: dict[int, list[Mapping[str, Any]]] = {}
+        for row in rows:
+            steps.setdefault(row["step"], []).append(row)
+        most = _PER_STEP if self.limit is None else self.limit or len(rows)
+        view = side_by_side(
+            steps,
+            console.encoding,
+            per_step=most,
+            longest=_LONGEST_BESIDE_OTHERS,
+            width=console.width - 1,
+        )
+        console.print(view)
+
+    def _print_json(self, recorded: "RecordedCompletions", chosen: "Sequence[Match]") -> None:
+        for row in recorded.rows(chosen, with_tokens=self.logps):
+            print(json.dumps({name: _finite(x) for name, x in row.items()}))
+
+
+def _range_of(steps: str | None) -> tuple[int | None, int | None]:
+    if steps is None:
+        return None, None
+    match = re.fullmatch(r"(\d*)(:?)(\d*)", steps.strip())
+    if match is None or not any(match.group(1, 3)):
+        raise UserError(f"--steps is {steps!r}: use 10:50, 10: (from 10 on), :50 or 50.")
+    first, colon, last = match.groups()
+    if not colon:
+        return int(first), int(first)
+    low, high = int(first) if first else None, int(last) if last else None
+    if low is not None and high is not None and low > high:
+        raise UserError(f"--steps is {steps!r}, which ends before it begins: use {high}:{low}.")
+    return low, high
+
+
+def _pattern_of(text: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise UserError(
+            f"--text {text!r} is no regular expression ({error}): put a backslash before "
+            f"characters such as ( or *."
+        ) from error
+
+
+def _refuse_several(rows: Sequence[Mapping[str, Any]], asked: str) -> None:
+    """Refuses completions of several prompts, of which it names some."""
+    prompts = {row["prompt_id"]: row["prompt"] for row in rows}
+    if len(prompts) == 1:
+        return
+    named = "; ".join(
+        f"{id_} {text[:40]!r}" for id_, text in list(prompts.items())[:_MOST_PROMPTS_NAMED]
+    )
+    dots = "; ..." if len(prompts) > _MOST_PROMPTS_NAMED else ""
+    raise UserError(
+        f"--prompt {asked!r} is in {len(prompts)} prompts: give more of the text, or an id "
+        f"({named}{dots})."
+    )
+
+
+def _is_colored(console: "Console") -> bool:
+    return console.color_system is not None and not console.no_color
+
+
+def _finite(value: Any) -> Any:
+    """Returns a value as JSON has it, with null for what is not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return [_finite(x) for x in value] if isinstance(value, list) else value

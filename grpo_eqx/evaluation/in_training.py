@@ -1,0 +1,88 @@
+"""Evaluations that a run makes while it trains."""
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from grpo_eqx.config import GRPOConfig
+from grpo_eqx.errors import UserError
+from grpo_eqx.evaluation.evaluator import Draws, Evaluator
+from grpo_eqx.evaluation.result import Evaluation
+from grpo_eqx.models.base import CausalLM
+
+SECONDS = "time/eval_s"
+"""Metric of an evaluation in training: the seconds that it took."""
+
+
+class Evaluated(NamedTuple):
+    """Evaluations of the model after one step."""
+
+    evaluations: tuple[Evaluation, ...]
+    """Evaluation of greedy completions, then that of sampled ones if the settings ask for it."""
+    metrics: dict[str, float]
+
+
+class TrainingEvaluations:
+    """Evaluations as the settings plan them: before, during and at the end of training."""
+
+    def __init__(self, cfg: GRPOConfig, evaluator: Evaluator):
+        """**Arguments:** the resolved settings; what evaluates.
+
+        Raises `UserError` where the held-out problems cannot be scored.
+        """
+        self.cfg = cfg
+        self.evaluator = evaluator
+        self.draws = [Draws()]
+        if cfg.num_generations_eval is not None:
+            assert cfg.eval_temperature is not None  # resolved
+            self.draws.append(Draws(cfg.eval_temperature, cfg.num_generations_eval))
+        if cfg.eval_steps is not None:
+            try:
+                evaluator.scorer.check_answers(evaluator.problems.prompts)
+            except UserError as error:
+                raise UserError(f"eval_steps is {cfg.eval_steps}: {error}") from error
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Names of the metrics that the evaluations record, time aside; none if there are none."""
+        if self.cfg.eval_steps is None:
+            return []
+        names = [name for draws in self.draws for name in self.evaluator.metric_names(draws)]
+        return list(dict.fromkeys(names))
+
+    def are_due(self, step: int, *, ends: bool = False) -> bool:
+        """Returns whether to evaluate the model after a step.
+
+        **Arguments:** the step, 0 before the first; whether the run ends there in any case.
+        """
+        every = self.cfg.eval_steps
+        if every is None:
+            return False
+        if step == 0:
+            return self.cfg.eval_on_start or ends
+        return step % every == 0 or step >= self.cfg.steps or ends
+
+    def make(
+        self,
+        model: CausalLM,
+        on_progress: Callable[[str], None],
+        interrupted: Callable[[], bool],
+    ) -> Evaluated | None:
+        """Evaluates a model; `None` where that was interrupted.
+
+        **Arguments:** the model; called with how far it is; says, on all processes alike, whether
+        to give up.
+        """
+        began, evaluations = time.perf_counter(), list[Evaluation]()
+        for number, draws in enumerate(self.draws):
+            if number > 0 and interrupted():
+                return None
+            evaluation = self.evaluator.evaluate(
+                model, draws, on_progress=on_progress, interrupted=interrupted
+            )
+            if evaluation is None:
+                return None
+            evaluations.append(evaluation)
+        metrics = {name: x for each in evaluations for name, x in each.metrics().items()}
+        metrics[SECONDS] = time.perf_counter() - began
+        return Evaluated(tuple(evaluations), metrics)

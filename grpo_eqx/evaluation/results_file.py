@@ -1,0 +1,184 @@
+"""Results of an evaluation by itself, written as it goes on, so that it can be continued."""
+
+import contextlib
+import fcntl
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.evaluation.evaluator import Batch, Draws
+from grpo_eqx.evaluation.result import Evaluation
+
+
+class ResultsFile:
+    """A JSON file with settings and metrics, and beside it one with a line per problem.
+
+    Both depend on the settings alone, not on whether the evaluation was made in one piece.
+    """
+
+    def __init__(self, path: Path, settings: Mapping[str, Any]):
+        """**Arguments:** the file, whose name ends in .json; all that decides the results."""
+        if path.suffix != ".json":
+            raise UserError(f"output is {str(path)!r}: give a file whose name ends in .json.")
+        self.path = path
+        self.rows_path = path.with_suffix(".jsonl")
+        self.settings = json.loads(json.dumps(settings))  # as it is read back
+        self._rows: IO[str] | None = None
+
+    def __enter__(self) -> "ResultsFile":
+        """Begins the files, or opens those of the same evaluation.
+
+        Raises `UserError` where they are of another one, or in use, or cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._check_same()
+            file = self.rows_path.open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"output is {str(self.path)!r}, which cannot be written "
+                f"({error.strerror or error}): choose another file."
+            ) from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise UserError(
+                f"output is {str(self.path)!r}, which another evaluation is writing: wait for it, "
+                f"or choose another file."
+            ) from error
+        except OSError:  # a file system without locks
+            pass
+        self._rows = file
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._rows is not None:
+            self._rows.close()
+            self._rows = None
+
+    def _check_same(self) -> None:
+        if not self.path.exists():
+            if self.rows_path.exists():
+                raise UserError(
+                    f"output is {str(self.path)!r}, and {str(self.rows_path)!r} exists already: "
+                    f"choose another file."
+                )
+            self._write_results(None)
+            return
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))["settings"]
+            differs = [
+                f"{name}: {found.get(name)} -> {self.settings.get(name)}"
+                for name in {**found, **self.settings}
+                if found.get(name) != self.settings.get(name)
+            ]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise UserError(
+                f"output is {str(self.path)!r}, which is no file of results: choose another."
+            ) from error
+        if differs:
+            raise UserError(
+                f"output is {str(self.path)!r}, which has results of other settings "
+                f"({'; '.join(differs)}): set these back to continue it, or choose another file."
+            )
+
+    def resume(self, plan: Sequence[tuple[Draws, int]], num_problems: int) -> list[int]:
+        """Keeps the lines of whole batches, and returns how many problems of each draws are done.
+
+        **Arguments:** how completions are drawn, and the problems of a batch, in the order in which
+        they are made; the number of problems.
+        """
+        assert self._rows is not None  # entered
+        self._rows.seek(0)
+        lines = [line for line in self._rows if line.endswith("\n")]
+        left, done = len(lines), list[int]()
+        for _, batch in plan:
+            own = min(left, num_problems)
+            done.append(own if own == num_problems else own // batch * batch)
+            left = left - own if own == num_problems else 0
+        kept = "".join(lines[: sum(done)])
+        with self._writing():
+            self._rows.truncate(len(kept.encode()))
+        return done
+
+    def add(self, batch: Batch) -> None:
+        """Writes the lines of a batch, after those that are there."""
+        assert self._rows is not None  # entered
+        lines = [json.dumps(row, allow_nan=False) + "\n" for row in _rows_of(batch)]
+        with self._writing():
+            self._rows.write("".join(lines))
+            self._rows.flush()
+
+    def finish(self, plan: Sequence[Draws]) -> list[Evaluation]:
+        """Writes the metrics of all lines, now that none is missing, and returns them."""
+        assert self._rows is not None  # entered
+        self._rows.seek(0)
+        rows = [json.loads(line) for line in self._rows]
+        size = len(rows) // len(plan)
+        evaluations = [
+            _evaluation(rows[i * size : (i + 1) * size], draws.temperature)
+            for i, draws in enumerate(plan)
+        ]
+        metrics = {name: x for each in evaluations for name, x in each.metrics().items()}
+        self._write_results({name: x if math.isfinite(x) else None for name, x in metrics.items()})
+        return evaluations
+
+    def _write_results(self, metrics: Mapping[str, float | None] | None) -> None:
+        text = json.dumps({"settings": self.settings, "metrics": metrics}, indent=2) + "\n"
+        beside = self.path.with_suffix(".tmp")
+        with self._writing():
+            beside.write_text(text, encoding="utf-8")
+            beside.replace(self.path)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turns the error of a file that cannot be written into a `RunError`."""
+        try:
+            yield
+        except OSError as error:
+            raise RunError(
+                f"results could not be written to {str(self.path)!r} ({error.strerror or error}): "
+                f"free space or make it writable, and the same command continues."
+            ) from error
+
+
+def _rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
+    """Yields what is known of each problem of a batch, as JSON has it."""
+    evaluation, completions = batch.evaluation, batch.completions
+    for i, prompt in enumerate(batch.prompts):
+        strict, voted = evaluation.strict, evaluation.voted
+        yield {
+            "draws": evaluation.how,
+            "problem": batch.first + i,
+            "prompt": prompt.text,
+            "completions": completions.texts[i],
+            "truncated": (~completions.finished[i]).tolist(),
+            "solved": evaluation.solved[i].tolist(),
+            "strict": None if strict is None else strict[i].tolist(),
+            "voted": None if voted is None else bool(voted[i]),
+            "scores": {
+                name: [x if math.isfinite(x) else None for x in own[i].tolist()]
+                for name, own in evaluation.scores.items()
+            },
+        }
+
+
+def _evaluation(rows: Sequence[Mapping[str, Any]], temperature: float) -> Evaluation:
+    """Returns the evaluation that lines are of."""
+    first = rows[0]
+    scores = {
+        name: np.array([row["scores"][name] for row in rows], float) for name in first["scores"]
+    }
+    return Evaluation(
+        np.array([row["solved"] for row in rows], bool),
+        None if first["strict"] is None else np.array([row["strict"] for row in rows], bool),
+        None if first["voted"] is None else np.array([row["voted"] for row in rows], bool),
+        scores,
+        temperature,
+    )

@@ -1,0 +1,153 @@
+"""The model that the command `eval` evaluates, with the settings that belong to it."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+
+from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
+from grpo_eqx.config import EMBEDDED_MODEL
+from grpo_eqx.data.run_inputs import PLAIN
+from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.pretrained import model_folder, saved_adapter
+from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.training.programs import Programs
+
+_OF_A_RUN = (
+    "model", "data", "eval_data", "eval_problems", "system_prompt", "chat_template",
+    "max_prompt_length", "overlong_prompts", "max_completion_length", "stop_strings", "dtype",
+    "rollout_dtype", "kv_cache_dtype", "max_num_seqs", "seed", "lora_rank", "lora_alpha",
+    "lora_target", "use_rslora", "load_in_8bit",
+)  # fmt: skip
+"""Settings of a run that decide what its model answers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A model to evaluate: a name or folder, or that of a run or one of its checkpoints."""
+
+    name: str
+    settings: Mapping[str, Any]
+    """Settings that belong to it: those of its run, or of its adapters."""
+    checkpoint: SavedStep | None = None
+    """Checkpoint with the trained parameters; `None`: the model of the settings has them."""
+    facts: RunFacts | None = None
+    """Facts of its run, if a checkpoint has them."""
+    of_run: bool = False
+
+    @classmethod
+    def find(cls, name: str) -> "Subject":
+        """Finds a model by its name or path; downloads it where it is on the hub.
+
+        Of a run's folder, it is the final model, or if there is none yet, that of the newest
+        checkpoint. Raises `UserError` where there is none.
+        """
+        path = Path(name).expanduser()
+        run = RunFolder(path)
+        if run.metrics.exists():
+            return cls._of_run(name, run)
+        if re.fullmatch(r"step_\d+", path.name) and path.is_dir():
+            return cls._of_checkpoint(name, path.parent, int(path.name.removeprefix("step_")))
+        model = name if name == EMBEDDED_MODEL else str(path) if path.exists() else name
+        model_folder(model)
+        adapter = saved_adapter(model)
+        if adapter is None:
+            return cls(name, {"model": model})
+        lora = adapter.lora
+        of_adapter = {
+            "lora_rank": lora.rank,
+            "lora_alpha": lora.alpha,
+            "lora_target": None if lora.target is None else ",".join(lora.target),
+            "use_rslora": lora.rank_stabilized,
+        }
+        return cls(name, {"model": model, **of_adapter})
+
+    @classmethod
+    def _of_run(cls, name: str, run: RunFolder) -> "Subject":
+        steps = complete_steps(run.checkpoints)
+        if not run.is_complete:
+            if not steps:
+                raise UserError(
+                    f"the run in {name!r} has neither a model nor a checkpoint yet: evaluate it "
+                    f"when it has saved one."
+                )
+            return cls._of_checkpoint(name, run.checkpoints, steps[0])
+        settings = _of_a_run(json.loads(run.config.read_text(encoding="utf-8")))
+        template = settings.get("chat_template")
+        # The tokenizer in the model's folder has the template already.
+        own = {"model": str(run.model), "chat_template": template if template == PLAIN else None}
+        facts = _facts(SavedStep(run.checkpoints, steps[0])) if steps else None
+        return cls(name, {**settings, **own}, None, facts, of_run=True)
+
+    @classmethod
+    def _of_checkpoint(cls, name: str, folder: Path, step: int) -> "Subject":
+        checkpoint = SavedStep(folder, step)
+        facts = _facts(checkpoint)
+        settings, commit = _of_a_run(facts.config), facts.commits.get("model")
+        if commit is not None:
+            settings["model"] = f"{settings['model'].partition('@')[0]}@{commit}"
+        return cls(name, settings, checkpoint, facts, of_run=True)
+
+    def check_tokenizer(self, fingerprint: str) -> None:
+        """Raises `UserError` for another tokenizer than that of the run."""
+        self._check("the tokenizer", fingerprint, "export the model with --model of the right one")
+
+    def check_problems(self, fingerprint: str) -> None:
+        """Raises `UserError` for other problems than those that the run held out."""
+        self._check("the held-out problems", fingerprint, "give them as --data")
+
+    def _check(self, what: str, fingerprint: str, fix: str) -> None:
+        if self.facts is not None and self.facts.fingerprints[what] != fingerprint:
+            verb = "are" if what.endswith("s") else "is"
+            raise UserError(
+                f"{what} of the run in {self.name!r} {verb} not found by its settings: one was "
+                f"passed to GRPOTrainer, or it has changed; {fix}."
+            )
+
+    def load(self, run: RunSpec, programs: Programs) -> CausalLM:
+        """Places the model on the devices, as the trainer holds it.
+
+        Raises `UserError` where it cannot be read, or is of another architecture than its run says.
+        """
+        if self.checkpoint is None:
+            return run.initial_model(programs)
+        shapes = run.state_shapes(programs).model
+        try:
+            trained = self.checkpoint.model(eqx.filter(shapes, shapes.trainable))
+        except OtherArraysError as error:
+            raise UserError(
+                f"the checkpoint {str(self.checkpoint.path)!r} is of another model than "
+                f"{run.cfg.model!r} ({error}): export it with grpo-eqx export --model FOLDER, and "
+                f"evaluate that."
+            ) from error
+        except UserError:
+            raise
+        except Exception as error:  # whatever Orbax and TensorStore find wrong with it
+            raise UserError(
+                f"cannot read the checkpoint {self.checkpoint.path}: {first_line(error)}; give "
+                f"another, as in RUN/checkpoints/step_100."
+            ) from error
+        return trained if run.lora is None else eqx.combine(trained, run.initial_model(programs))
+
+
+def _facts(checkpoint: SavedStep) -> RunFacts:
+    try:
+        return RunFacts.saved(checkpoint)
+    except Exception as error:  # such as a file that is missing or damaged
+        raise UserError(
+            f"cannot read the checkpoint {checkpoint.path}: {first_line(error)}; give another, as "
+            f"in RUN/checkpoints/step_100."
+        ) from error
+
+
+def _of_a_run(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of a run that its model needs; older runs may lack some."""
+    found = {name: config[name] for name in _OF_A_RUN if name in config}
+    return {name: tuple(x) if isinstance(x, list) else x for name, x in found.items()}

@@ -1,0 +1,178 @@
+"""Completions as a person reads them: in a table, one after the other, or side by side."""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from grpo_eqx.tracking.safe_text import cut_in_the_middle, literal
+
+_LINES_OF_A_CELL = 5
+_FILLED = 0.85
+"""Share of a cell that words fill, as its lines break between them."""
+_NUMBER_WIDTH = 9
+_GAP = 2
+_COLUMN_OF_A_STEP = 34
+"""Columns of a terminal that a step needs beside others."""
+_LABEL = "dim"
+
+
+def spread(values: Sequence[float], number: int) -> list[int]:
+    """Returns indices of at most `number` values, from the largest to the smallest.
+
+    They are evenly spaced in that order, with both ends, so that they show what shares of the
+    values are large and small. NaN counts as smallest; of equal ones, the first comes first.
+    """
+    ranked = sorted(range(len(values)), key=lambda i: _descending(values[i]))
+    return [ranked[i] for i in evenly(len(ranked), number)]
+
+
+def evenly(count: int, number: int) -> list[int]:
+    """Returns at most `number` indices below `count`, evenly spaced, both ends included."""
+    if count <= number:
+        return list(range(count))
+    if number == 1:
+        return [0]
+    return [round(i * (count - 1) / (number - 1)) for i in range(number)]
+
+
+def as_table(
+    columns: Mapping[str, Sequence[Any]], number: int, width: int, encoding: str
+) -> RenderableType:
+    """Returns a table of some completions of a step, for an output of a width in columns."""
+    rows = spread(columns["reward"], number)
+    room = max(20, width - 2 * _NUMBER_WIDTH - 3 * _GAP)
+    widths = room * 2 // 5, room - room * 2 // 5
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    for name, size in zip(("prompt", "completion"), widths, strict=True):
+        table.add_column(Text(name, _LABEL), width=size, overflow="fold")
+    for name in ("reward", "advantage"):
+        table.add_column(Text(name, _LABEL), justify="right", width=_NUMBER_WIDTH)
+    for row in rows:
+        table.add_row()
+        texts = [
+            cut_in_the_middle(
+                literal(columns[name][row], newlines=False, encoding=encoding),
+                int(size * _LINES_OF_A_CELL * _FILLED),
+            )
+            for name, size in zip(("prompt", "completion"), widths, strict=True)
+        ]
+        table.add_row(*texts, _number(columns["reward"][row]), _signed(columns["advantage"][row]))
+    title = Text.assemble(
+        (f"step {columns['step'][0]}", "bold"),
+        (f": {len(rows)} of {len(columns['reward'])} completions, from the best to the worst", ""),
+    )
+    return _Unpadded(Group(Text(), title, Text(), table))
+
+
+def as_block(
+    row: Mapping[str, Any], encoding: str, *, longest: int, heat: Text | None = None
+) -> RenderableType:
+    """Returns a completion with its prompt and rewards, over the whole width.
+
+    **Arguments:** its columns; the encoding of the output; the characters of each text to show, of
+    which more are cut in the middle; what to show in place of the completion's text.
+    """
+    each = {x.removeprefix("rewards/"): v for x, v in row.items() if x.startswith("rewards/")}
+    parts = f" ({', '.join(f'{name} {_number(x)}' for name, x in each.items())})"
+    header = Text.assemble(
+        (f"step {row['step']}", "bold"),
+        ("  prompt ", _LABEL), row["prompt_id"],
+        ("  reward ", _LABEL), (_number(row["reward"]), "bold"),
+        (parts if len(each) > 1 else "", _LABEL),
+        ("  advantage ", _LABEL), _signed(row["advantage"]),
+        (f"  {row['length']:,} tokens", _LABEL),
+        (", truncated" if row["truncated"] else "", "yellow"),
+    )  # fmt: skip
+    prompt = cut_in_the_middle(literal(row["prompt"], encoding=encoding), longest)
+    prompt.stylize(_LABEL)
+    completion = heat
+    if completion is None:
+        completion = cut_in_the_middle(literal(row["completion"], encoding=encoding), longest)
+    return Group(_Unpadded(header), _Unpadded(prompt, 2), _Unpadded(completion, 4), Text())
+
+
+@dataclasses.dataclass(frozen=True)
+class _Unpadded:
+    """A renderable behind an indent, without spaces at the ends of its lines."""
+
+    shown: RenderableType
+    indent: int = 0
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        within = options.update(width=options.max_width - self.indent)
+        for line in console.render_lines(self.shown, within, pad=False):
+            while line and not line[-1].text.strip():
+                line.pop()
+            if line:
+                yield Segment(" " * self.indent)
+                *before, last = line
+                yield from before
+                yield Segment(last.text.rstrip(), last.style)
+            yield Segment.line()
+
+
+def side_by_side(
+    steps: Mapping[int, Sequence[Mapping[str, Any]]],
+    encoding: str,
+    *,
+    per_step: int,
+    longest: int,
+    width: int,
+) -> RenderableType:
+    """Returns a prompt and its completions, with a column for each step, as many as have room.
+
+    **Arguments:** the prompt's completions of each step; the encoding of the output; how many of
+    each step to show; the characters of each to show; the columns of the output.
+    """
+    room = max(1, (width + _GAP) // (_COLUMN_OF_A_STEP + _GAP))
+    numbers = list(steps)
+    chosen = [numbers[i] for i in evenly(len(numbers), room)]
+    size = (width + _GAP) // len(chosen) - _GAP
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
+    for step in chosen:
+        rewards = [row["reward"] for row in steps[step]]
+        known = [x for x in rewards if not math.isnan(x)]
+        mean = f"mean reward {sum(known) / len(known):.3g}" if known else "no rewards"
+        about = Text.assemble((f"step {step}", "bold"), (f"  {mean} of {len(rewards)}", _LABEL))
+        table.add_column(about, width=size, overflow="fold")
+    shown = {
+        step: [steps[step][i] for i in spread([row["reward"] for row in steps[step]], per_step)]
+        for step in chosen
+    }
+    for rank in range(max(map(len, shown.values()))):
+        table.add_row()
+        cells = [
+            _cell(rows[rank], longest, encoding) if rank < len(rows) else Text()
+            for rows in shown.values()
+        ]
+        table.add_row(*cells)
+    left_out = len(numbers) - len(chosen)
+    are = "1 more step has" if left_out == 1 else f"{left_out} more steps have"
+    note = Text(f"{are} no room: narrow them down with --steps", _LABEL)
+    first = steps[chosen[0]][0]
+    id_ = Text.assemble(("prompt ", _LABEL), first["prompt_id"])
+    prompt = cut_in_the_middle(literal(first["prompt"], encoding=encoding), longest)
+    return _Unpadded(Group(id_, prompt, Text(), table, *([Text(), note] if left_out else [])))
+
+
+def _cell(row: Mapping[str, Any], longest: int, encoding: str) -> Text:
+    text = cut_in_the_middle(literal(row["completion"], encoding=encoding), longest)
+    return Text.assemble((f"{_number(row['reward'])}  ", "bold"), text)
+
+
+def _number(value: float) -> str:
+    return "none" if math.isnan(value) else f"{value:.3g}"
+
+
+def _signed(value: float) -> str:
+    return "none" if math.isnan(value) else f"{value:+.2f}"
+
+
+def _descending(value: float) -> float:
+    return math.inf if math.isnan(value) else -value

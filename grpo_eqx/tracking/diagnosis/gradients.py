@@ -1,0 +1,98 @@
+"""Rules on losses and gradients."""
+
+import math
+from collections.abc import Iterator
+from statistics import median
+
+from grpo_eqx.tracking.diagnosis.history import History
+from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
+
+_SPIKE = 10.0
+"""Norm over the median of the window. Healthy norms vary by a factor of 3 here; one that is ten
+times the usual moves Adam's second moment for a hundred updates even after it is clipped."""
+_SPIKES = 3
+"""Spikes in a window: a single one is clipped, and does no harm."""
+_WINDOW = 20
+_LEAST_STEPS = 8
+"""Steps before a median says what is usual."""
+_NEAR_0 = 0.2
+"""Loss that is near 0, beside advantages of about 1."""
+_AFTER = 3
+_WITH_ZERO_MEAN = "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+
+
+def spikes(history: History) -> Iterator[Seen]:
+    limit = float(history.setting("max_grad_norm", 1.0))
+    if not history.newest("grad_norm") > limit or len(history.steps) < _LEAST_STEPS:
+        return
+    norms = history.last("grad_norm", _WINDOW)
+    usual = median(norms)
+    limit = max(_SPIKE * usual, limit)
+    high = [norm for norm in norms if norm > limit]
+    if usual > 0 and norms[-1] > limit and len(high) >= _SPIKES:
+        yield Seen(
+            f"{len(high)} of the gradient norms of {history.span(_WINDOW)} are over {_SPIKE:.0f} "
+            f"times the usual one ({usual:.3g}), up to {max(high):.3g}."
+        )
+
+
+def skipped(history: History) -> Iterator[Seen]:
+    if not 0 < history.newest("skipped_updates") < math.inf:
+        return
+    count = sum(history.last("skipped_updates", _WINDOW))
+    yield Seen(
+        f"{count:.0f} update{'s were' if count > 1 else ' was'} skipped in "
+        f"{history.span(_WINDOW)}, because loss or gradient was not finite; more than "
+        f"{history.setting('max_skipped_updates', 3)} in a row end the run."
+    )
+
+
+def loss_near_0(history: History) -> Iterator[Seen]:
+    if len(history.steps) != history.window(_AFTER) or history.updates_per_step != 1:
+        return
+    estimator = history.setting("advantage_estimator", "grpo")
+    if estimator not in _WITH_ZERO_MEAN or any(
+        history.setting(name, 0.0) != 0 for name in ("beta", "entropy_coef")
+    ):
+        return
+    losses, norms = history.last("loss", _AFTER), history.last("grad_norm", _AFTER)
+    if losses and norms and max(map(abs, losses)) < _NEAR_0 and max(norms) > 0:
+        yield Seen(
+            f"The loss is near 0 ({losses[-1]:.2g} in step {history.step}), and that is right: "
+            f"with one update per rollout each ratio is 1, so that it is -sum(A L) / sum(L), for "
+            f"the advantages A, which add up to 0 in each group, and lengths L. The gradient, "
+            f"-sum(A grad log p) / sum(L), does not vanish with it: its norm is {norms[-1]:.2g}."
+        )
+
+
+SPIKES = Rule(
+    name="gradient_spikes",
+    metric="grad_norm",
+    symptom="Three of twenty gradient norms are over ten times their median, and over "
+    "`max_grad_norm`, before clipping.",
+    cause="The learning rate is too large, rewards have outliers, or tokens of very low "
+    "probability have large ratios.",
+    advice="Lower learning_rate or max_grad_norm, and look for rewards of another size than the "
+    "others.",
+    look=spikes,
+)
+SKIPPED = Rule(
+    name="skipped_updates",
+    metric="skipped_updates",
+    symptom="An update was skipped, because its loss or gradient was not finite.",
+    cause="Numbers overflow: extreme rewards or ratios, or a policy that has diverged.",
+    advice="Look for extreme rewards; lower learning_rate, or compute in float32 (dtype).",
+    look=skipped,
+)
+LOSS_NEAR_0 = Rule(
+    name="loss_near_0",
+    metric="loss",
+    symptom="The loss is near 0 in the first steps, with one update per rollout and without a KL "
+    "term.",
+    cause="It is right so. With one update per rollout each ratio `p / p_old` is 1, and the loss "
+    "is `-sum(A L) / sum(L)`, where the advantages `A` of a group add up to 0 and lengths `L` "
+    "differ little. Its gradient, `-sum(A grad log p) / sum(L)`, does not vanish with it.",
+    advice="Watch the reward, evaluations and the entropy; the loss says nothing here.",
+    look=loss_near_0,
+    kind="note",
+)

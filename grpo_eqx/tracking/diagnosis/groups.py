@@ -1,0 +1,78 @@
+"""Rule on groups whose rewards are all equal."""
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from grpo_eqx.tracking.diagnosis.history import History
+from grpo_eqx.tracking.diagnosis.rewards import constant
+from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
+
+_MOST = 0.9
+"""Share of groups without variance. DAPO (arXiv 2503.14476, section 3.2) replaces such groups,
+because only the others have a gradient: above this share, a step learns from less than a tenth of
+its batch. Healthy runs on problems that are half solved have 0.3 to 0.6."""
+_GROUPS = 80
+"""Groups that the share is of: enough that 0.75, as pairs of completions may have, is no 0.9."""
+_STEPS = 5, 20
+"""Fewest and most steps that these groups are from."""
+_AT_START = 3
+"""Steps that say what the reward was, and as many that say what it is."""
+_FALL = 0.5
+"""Fall of the reward, in standard deviations of single rewards, that is a collapse."""
+_COLLAPSED = (
+    "Lower learning_rate, and start again or from a checkpoint before the fall: the policy has "
+    "collapsed."
+)
+_COLD = 0.5
+"""Sampling temperature below which equal completions are likely."""
+
+
+def without_variance(history: History) -> Iterator[Seen]:
+    if not history.newest("frac_reward_zero_std") >= _MOST:
+        return
+    least, most = _STEPS
+    count = min(most, history.window_of(_GROUPS, history.prompts, least))
+    shares = history.last("frac_reward_zero_std", count)
+    if len(shares) < count or (share := fmean(shares)) < _MOST:
+        return
+    if constant(history, "reward", min(count, len(history.steps))) is not None:
+        return  # a reward that never or always fires says more
+    reward = fmean(history.last("reward", count) or [0.0])
+    before = _before(history)
+    yield Seen(
+        f"In {share:.0%} of the groups of {history.span(count)} all rewards were equal (the mean "
+        f"reward was {reward:.3g}{before}): they have advantage 0, and teach nothing.",
+        _advice(history) if not before else _COLLAPSED,
+    )
+
+
+def _before(history: History) -> str:
+    """Returns words on the reward at the start if it was far higher than now."""
+    now = fmean(history.last("reward", _AT_START) or [0.0])
+    early = max(history.first("reward", _AT_START), default=now)
+    deviation = max(history.first("reward_std", _AT_START), default=0.0)
+    return f", and {early:.3g} at the start" if early - now > _FALL * deviation > 0 else ""
+
+
+def _advice(history: History) -> str | None:
+    temperature = float(history.setting("temperature", 1.0))
+    if temperature < _COLD:
+        return (
+            f"Raise temperature ({temperature:g}): the completions of a group are nearly the same."
+        )
+    if history.setting("dynamic_sampling", False):
+        return "Choose problems that the model solves sometimes: dynamic_sampling finds too few."
+    return None
+
+
+WITHOUT_VARIANCE = Rule(
+    name="groups_without_variance",
+    metric="frac_reward_zero_std",
+    symptom="In 90 % of the groups all rewards are equal (`frac_reward_zero_std`), over 80 "
+    "groups and at least five steps.",
+    cause="The problems are too easy or too hard, groups are too small, the temperature is low, "
+    "or the policy has collapsed.",
+    advice="Choose problems that the model solves sometimes; raise num_generations; or turn "
+    "dynamic_sampling on, which replaces such groups.",
+    look=without_variance,
+)

@@ -1,0 +1,112 @@
+"""The metrics of a run up to a step, as rules read them."""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any, SupportsFloat
+
+from grpo_eqx.choices import SOFT_OVERLONG
+
+EQUAL = 1e-6
+"""Standard deviation over mean, up to which rewards are equal but for rounding."""
+Row = Mapping[str, SupportsFloat]
+"""Metrics of a step or an evaluation by name, with the step's number as `step`."""
+_PEAK_WINDOW = 10
+"""Steps over which the reward is averaged, to know its best."""
+
+
+class History:
+    """Settings of a run, and its metrics so far, of which rules read the first and the last."""
+
+    def __init__(self, settings: Mapping[str, Any]):
+        """**Arguments:** the fields of the run's resolved config. All may be missing."""
+        self.settings = settings
+        self.steps: list[Row] = []
+        self.evaluations: list[Row] = []
+        self.best_reward = -math.inf
+        """Highest median of the mean rewards of ten consecutive steps."""
+        self.best_reward_step = 0
+        """The last of these steps."""
+        self.best_reward_std = 0.0
+        """Mean standard deviation of single rewards in these steps."""
+
+    def append(self, metrics: Row) -> None:
+        """Adds a step, with its number as `step`."""
+        self.steps.append(metrics)
+        rewards = self.last("reward", _PEAK_WINDOW)
+        if len(rewards) == _PEAK_WINDOW and (middle := median(rewards)) > self.best_reward:
+            self.best_reward, self.best_reward_step = middle, self.step
+            self.best_reward_std = fmean(self.last("reward_std", _PEAK_WINDOW) or [0.0])
+
+    @property
+    def step(self) -> int:
+        """Number of the newest step, or evaluation if that is later."""
+        newest = [rows[-1] for rows in (self.steps, self.evaluations) if rows]
+        return max((int(float(row["step"])) for row in newest), default=0)
+
+    def newest(self, name: str) -> float:
+        """Returns a metric of the newest step, NaN where it has none."""
+        return float(self.steps[-1].get(name, math.nan))
+
+    def last(self, name: str, count: int) -> list[float]:
+        """Returns the finite values of a metric in the last `count` steps, oldest first."""
+        return finite(name, self.steps[-count:])
+
+    def first(self, name: str, count: int) -> list[float]:
+        """Returns the finite values of a metric in the first `count` steps."""
+        return finite(name, self.steps[:count])
+
+    def recorded(self, name: str, count: int) -> list[float]:
+        """Returns the values in the last `count` steps that have the metric, NaN included."""
+        return [float(row[name]) for row in self.steps[-count:] if name in row]
+
+    def window(self, count: int) -> int:
+        """Returns `count`, or the number of steps that the run is to have if those are fewer."""
+        return max(1, min(count, int(self.setting("steps", count))))
+
+    def window_of(self, samples: int, per_step: int, least: int) -> int:
+        """Returns how many steps have so many samples: at least `least`, at most all of the run."""
+        return self.window(max(least, math.ceil(samples / max(per_step, 1))))
+
+    def setting(self, name: str, default: Any) -> Any:
+        """Returns a setting, or a default where it is missing or `None`."""
+        value = self.settings.get(name)
+        return default if value is None else value
+
+    @property
+    def prompts(self) -> int:
+        """Prompts of a step."""
+        return int(self.setting("prompts_per_step", 16))
+
+    @property
+    def completions(self) -> int:
+        """Completions of a step."""
+        return self.prompts * int(self.setting("num_generations", 8))
+
+    @property
+    def updates_per_step(self) -> int:
+        """Updates on each rollout."""
+        names = "num_iterations", "steps_per_generation"
+        return math.prod(int(self.setting(name, 1)) for name in names)
+
+    @cached_property
+    def reward_funcs(self) -> Sequence[str]:
+        """Names of the reward functions, without the length penalty, which may well be 0."""
+        names = [name.split("/")[1] for name in self.steps[0] if _is_mean_of_function(name)]
+        return [name for name in names if name != SOFT_OVERLONG]
+
+    def span(self, count: int) -> str:
+        """Names the last `count` steps."""
+        rows = self.steps[-count:]
+        first, last = (int(float(row["step"])) for row in (rows[0], rows[-1]))
+        return f"step {last}" if first == last else f"steps {first} to {last}"
+
+
+def _is_mean_of_function(name: str) -> bool:
+    return name.startswith("rewards/") and name.endswith("/mean")
+
+
+def finite(name: str, rows: Sequence[Row]) -> list[float]:
+    """Returns the finite values of a metric in rows."""
+    return [x for row in rows if math.isfinite(x := float(row.get(name, math.nan)))]

@@ -1,0 +1,153 @@
+"""Rules on how a step uses the devices."""
+
+from collections.abc import Iterator
+from statistics import fmean, median
+
+from grpo_eqx.tracking.diagnosis.history import History
+from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
+
+_MOST_IDLE = 1 / 3
+"""Share of padding, of idle slots, or of a device's waiting, which is a third of the time lost."""
+_WINDOW = 10
+_REMAINDER = 8192
+"""Positions of a row's width at most and of a micro-batch by default: rows are filled up to the
+last micro-batch, so that fewer positions are the remainder that any small batch has."""
+_FEW_SLOTS = 32
+"""Slots up to which a decoding step takes as long for idle ones as without them, as it reads all
+weights for any number."""
+_STARTED = 3
+"""Steps that may compile: two widths of prompts, and what an evaluation or dynamic sampling
+needs."""
+_COMPILES = 0.8
+"""Share of steps that compile. A run has a fixed few programs (`compile/num_shapes/*`)."""
+_COMPILE_TIME = 0.1
+"""Share of the time that compilation takes, for it to matter."""
+
+
+def padding(history: History) -> Iterator[Seen]:
+    if not history.newest("perf/padding_share") > _MOST_IDLE:
+        return
+    share = _median(history, "perf/padding_share")
+    if share is None or share <= _MOST_IDLE:
+        return
+    size = history.settings.get("micro_batch_size_per_device")
+    if size is None and _wasted(history, share) < _REMAINDER:
+        return
+    yield Seen(
+        f"{share:.0%} of the positions in the updates' rows are padding ({history.span(_WINDOW)}).",
+        None if size is None else f"Lower micro_batch_size_per_device ({size}), or leave it out.",
+    )
+
+
+def idle_slots(history: History) -> Iterator[Seen]:
+    if not history.newest("perf/slot_utilization") < 1 - _MOST_IDLE:
+        return
+    used = _median(history, "perf/slot_utilization")
+    if used is None or used >= 1 - _MOST_IDLE:
+        return
+    slots, completions = history.settings.get("max_num_seqs"), history.completions
+    if slots is None and completions <= _FEW_SLOTS:
+        return
+    if slots is None:
+        text, advice = f"all {completions} completions are decoded at a time", None
+    else:
+        text = f"{slots} of {completions} completions are decoded at a time"
+        advice = (
+            f"Lower max_num_seqs ({slots}) to a small part of the completions, so that slots are "
+            f"refilled until near the end; or leave it out."
+        )
+    yield Seen(
+        f"{1 - used:.0%} of the rollout's slots are idle ({history.span(_WINDOW)}): {text}, and "
+        f"most end long before the longest.",
+        advice,
+    )
+
+
+def imbalance(history: History) -> Iterator[Seen]:
+    if not history.newest("perf/balance") < 1 - _MOST_IDLE:
+        return
+    balance = _median(history, "perf/balance")
+    if balance is None or balance >= 1 - _MOST_IDLE or _wasted(history, 1 - balance) < _REMAINDER:
+        return
+    yield Seen(
+        f"The average device has {balance:.0%} of the tokens of the fullest one in an update "
+        f"({history.span(_WINDOW)}), and waits for it."
+    )
+
+
+def compiles(history: History) -> Iterator[Seen]:
+    name = "compile/num_programs"
+    if not history.newest(name) > 0 or len(history.steps) < _STARTED + _WINDOW:
+        return
+    counts = history.last(name, _WINDOW)
+    seconds, total = (sum(history.last(x, _WINDOW)) for x in ("compile/seconds", "step_time"))
+    share = sum(count > 0 for count in counts) / _WINDOW
+    if share < _COMPILES or seconds < _COMPILE_TIME * total:
+        return
+    yield Seen(
+        f"{share:.0%} of {history.span(_WINDOW)} compiled programs, {fmean(counts):.1f} each, "
+        f"which took {seconds / total:.0%} of their time."
+        if total > 0
+        else f"{share:.0%} of {history.span(_WINDOW)} compiled programs, {fmean(counts):.1f} each."
+    )
+
+
+def _median(history: History, name: str) -> float | None:
+    """Returns a metric's median in the window, once the run has had the steps for it."""
+    count = history.window(_WINDOW)
+    values = history.last(name, count)
+    return median(values) if len(values) == count else None
+
+
+def _wasted(history: History, share: float) -> float:
+    """Returns the positions of an update that do no work; infinitely many where that is unknown."""
+    rates = history.last("perf/tokens_per_second/update", 1)
+    seconds = history.last("time/train/update_s", 1)
+    if not rates or not seconds:
+        return float("inf")
+    trained = rates[0] * seconds[0] / int(history.setting("num_iterations", 1))
+    return trained * share / max(1 - share, 1e-6)
+
+
+PADDING = Rule(
+    name="padding",
+    metric="perf/padding_share",
+    symptom="More than a third of the positions in the updates' rows are padding "
+    "(`perf/padding_share`, the median of ten steps), and more than the remainder of a small "
+    "batch.",
+    cause="Micro-batches are large beside the batch, or completions are far shorter than "
+    "`max_completion_length`, which rows are made for.",
+    advice="Lower micro_batch_size_per_device or max_completion_length, or raise prompts_per_step.",
+    look=padding,
+)
+IDLE_SLOTS = Rule(
+    name="idle_slots",
+    metric="perf/slot_utilization",
+    symptom="More than a third of the rollout's slots are idle (`perf/slot_utilization`, the "
+    "median of ten steps), and there are more than 32 or `max_num_seqs` is set.",
+    cause="A few long completions keep the others' slots waiting.",
+    advice="Set max_num_seqs to a quarter of the completions, so that slots are refilled as they "
+    "end; or lower max_completion_length.",
+    look=idle_slots,
+)
+IMBALANCE = Rule(
+    name="imbalance",
+    metric="perf/balance",
+    symptom="The average device has less than two thirds of the tokens of the fullest "
+    "(`perf/balance`, the median of ten steps), and more than the remainder of a small batch.",
+    cause="There are too few rows to deal to the devices.",
+    advice="Raise prompts_per_step to a multiple of the devices, or lower "
+    "micro_batch_size_per_device.",
+    look=imbalance,
+)
+COMPILES = Rule(
+    name="compiles_in_every_step",
+    metric="compile/num_programs",
+    symptom="After the first three steps, eight of ten steps compile a program "
+    "(`compile/num_programs`), and that takes a tenth of their time.",
+    cause="A reward function, a callback or an optimizer of your own calls JAX with new shapes "
+    "in every step.",
+    advice="Jit such functions once, outside, and pad their inputs to one shape; "
+    "JAX_LOG_COMPILES=1 names what is compiled.",
+    look=compiles,
+)

@@ -1,0 +1,57 @@
+"""Rules, and their findings."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+from grpo_eqx.tracking.diagnosis.history import History
+
+Kind = Literal["sickness", "note"]
+"""Whether something is wrong, or looks wrong and is right."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """Something that the metrics of a run say, in words and numbers."""
+
+    rule: str
+    """Name of the rule that found it."""
+    step: int
+    """First step at which it was seen."""
+    text: str
+    """Sentence on what is wrong, with the numbers of that step."""
+    advice: str
+    """Sentence on what to do."""
+    kind: Kind = "sickness"
+    last_step: int | None = None
+    """Last step at which it was seen. `None` while the run goes on."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """Observation of a rule after a step or an evaluation."""
+
+    text: str
+    advice: str | None = None
+    """Advice that fits better than the rule's."""
+    subject: str = ""
+    """Name of the one that it is about, of several such as reward functions. Each is found once."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rule:
+    """A sickness that metrics show, its usual cause, and what to do."""
+
+    name: str
+    metric: str
+    """Name of the metric that it reads first, with `{...}` for any part."""
+    symptom: str
+    """Condition under which the rule fires, with its threshold, in Markdown."""
+    cause: str
+    """Usual cause, in Markdown."""
+    advice: str
+    """Sentence on what to do."""
+    look: Callable[[History], Iterator[Seen]]
+    """Yields what is seen after the newest step or evaluation. It is called after every step: it
+    reads a few values from the start and the end of the history, and returns early."""
+    kind: Kind = "sickness"

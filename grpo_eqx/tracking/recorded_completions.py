@@ -1,0 +1,195 @@
+"""Completions of a recorded run: finding those that are asked for, without reading all of them."""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.recorded_run import RecordedRun
+
+TOKEN_COLUMNS = "tokens", "token_logps"
+"""Columns with a list for each completion, which take most of a table."""
+_LEAST_OF_AN_ID = 4
+"""Hex digits that a part of a prompt's id has at least."""
+
+
+class Match(NamedTuple):
+    """Place of a completion in a run's tables, and what it is sorted by."""
+
+    step: int
+    row: int
+    reward: float
+    prompt_id: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Conditions that a completion meets, all of them."""
+
+    first: int | None = None
+    last: int | None = None
+    """Steps, both ends included."""
+    min_reward: float | None = None
+    max_reward: float | None = None
+    truncated: bool = False
+    text: re.Pattern[str] | None = None
+    """Found in the completion."""
+    prompt: str | None = None
+    """Part of the prompt's text, or the start of its id."""
+
+
+class RecordedCompletions:
+    """The tables of completions of a run."""
+
+    def __init__(self, run: RecordedRun):
+        """Raises `UserError` where the run has no tables."""
+        self._run = run
+        self.tables = run.completion_tables
+        if not self.tables:
+            every = run.settings.get("log_completions_steps")
+            why = (
+                "it was made with log_completions_steps 0"
+                if every == 0
+                else "the first is written after the first step"
+            )
+            raise UserError(f"the run in {str(run.folder.path)!r} has no completions yet: {why}.")
+
+    def find(self, wanted: Wanted) -> list[Match]:
+        """Finds completions, by step and in the order of their table.
+
+        Raises `UserError` where there are none, with the range of what there is.
+        """
+        tables = {step: path for step, path in self.tables.items() if _is_within(step, wanted)}
+        if not tables:
+            raise UserError(
+                f"there is no table of completions of these steps: the run has those of "
+                f"{_steps_in_words(self.tables)}."
+            )
+        found, seen = [], _Seen()
+        for step, path in tables.items():
+            table = _read(path, seen.columns(wanted))
+            found += [
+                Match(step, int(row), float(table["reward"][row]), table["prompt_id"][row])
+                for row in _matching(table, wanted)
+            ]
+            seen.add(table)
+        if not found:
+            raise UserError(f"no completion matches in {_steps_in_words(tables)}: {seen}.")
+        return found
+
+    def rows(self, matches: Iterable[Match], *, with_tokens: bool) -> Iterator[dict[str, Any]]:
+        """Yields the columns of completions, in their order, with tokens or without."""
+        step, table = None, None
+        for match in matches:
+            if match.step != step or table is None:
+                step, table = match.step, self._table(match.step, with_tokens=with_tokens)
+            yield table.slice(match.row, 1).to_pylist()[0]
+
+    def _table(self, step: int, *, with_tokens: bool) -> Any:
+        import pyarrow.parquet as pq
+
+        with _readable(self.tables[step]).open("rb") as file:
+            table = pq.read_table(file)
+        dropped = [x for x in table.column_names if x in TOKEN_COLUMNS and not with_tokens]
+        return table.drop_columns(dropped)
+
+
+class _Seen:
+    """Ranges of what was looked through, for the answer that nothing matched."""
+
+    def __init__(self) -> None:
+        self.num_truncated = self.number = 0
+        self.low, self.high = np.inf, -np.inf
+
+    def columns(self, wanted: Wanted) -> list[str]:
+        """Returns the columns that conditions read."""
+        names = ["prompt_id", "reward", "truncated"]
+        return (
+            names
+            + ["prompt"] * (wanted.prompt is not None)
+            + ["completion"] * (wanted.text is not None)
+        )
+
+    def add(self, table: Mapping[str, Any]) -> None:
+        finite = table["reward"][np.isfinite(table["reward"])]
+        self.low = min(self.low, finite.min(initial=np.inf))
+        self.high = max(self.high, finite.max(initial=-np.inf))
+        self.num_truncated += int(table["truncated"].sum())
+        self.number += len(table["reward"])
+
+    def __str__(self) -> str:
+        rewards = (
+            f"rewards are from {self.low:g} to {self.high:g}"
+            if self.low <= self.high
+            else "none has a reward"
+        )
+        return (
+            f"of {self.number:,} completions, {self.num_truncated:,} are truncated, and {rewards}"
+        )
+
+
+def _matching(table: Mapping[str, Any], wanted: Wanted) -> np.ndarray:
+    """Returns the rows that meet the conditions."""
+    met = np.ones(len(table["reward"]), bool)
+    if wanted.min_reward is not None:
+        met &= table["reward"] >= wanted.min_reward
+    if wanted.max_reward is not None:
+        met &= table["reward"] <= wanted.max_reward
+    if wanted.truncated:
+        met &= table["truncated"]
+    if wanted.prompt is not None:
+        pairs = zip(table["prompt_id"], table["prompt"], strict=True)
+        met &= np.fromiter((_is_of(wanted.prompt, *pair) for pair in pairs), bool, len(met))
+    if wanted.text is not None:
+        hits = (wanted.text.search(text) is not None for text in table["completion"])
+        met &= np.fromiter(hits, bool, len(met))
+    return np.flatnonzero(met)
+
+
+def _is_of(prompt: str, id_: str, text: str) -> bool:
+    return prompt in text or (len(prompt) >= _LEAST_OF_AN_ID and id_.startswith(prompt.lower()))
+
+
+def _is_within(step: int, wanted: Wanted) -> bool:
+    return (wanted.first is None or step >= wanted.first) and (
+        wanted.last is None or step <= wanted.last
+    )
+
+
+def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Returns columns of a table: of numbers as arrays, of texts as lists."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _readable(path).open("rb") as file:
+        try:
+            table = pq.read_table(file, columns=list(names))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(
+                f"the table {str(path)!r} cannot be read ({error}): remove it."
+            ) from error
+    if missing := [name for name in names if name not in table.column_names]:
+        raise UserError(
+            f"the table {str(path)!r} has no column {missing[0]!r}: an earlier version of grpo_eqx "
+            f"wrote it."
+        )
+    return {
+        name: column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy()
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+
+
+def _readable(path: Path) -> Path:
+    """Returns a path. Raises `UserError` where its file is gone."""
+    if not path.is_file():
+        raise UserError(f"the table {str(path)!r} is gone: the run may have been started anew.")
+    return path
+
+
+def _steps_in_words(tables: Mapping[int, Path]) -> str:
+    steps = list(tables)
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"

@@ -1,0 +1,27 @@
+"""`metrics.jsonl`: the record that every run has."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from grpo_eqx.tracking.trackers.base import Tracker
+
+
+class JsonlTracker(Tracker):
+    """Tracker that writes a line of JSON per step or evaluation, with null for what is not finite.
+
+    Every line is flushed at once, so that a killed run keeps its record. Lines that the file has
+    already stay: a resumed run continues it.
+    """
+
+    def __init__(self, path: Path):
+        self._file = path.open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        row = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+        self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def finish(self) -> None:
+        self._file.close()

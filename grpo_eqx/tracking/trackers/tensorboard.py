@@ -1,0 +1,71 @@
+"""TensorBoard's event files."""
+
+import itertools
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_eqx.tracking.trackers.base import CompletionsTable, Tracker
+
+_MOST_SHOWN = 8
+"""Completions that a step's text shows, all of its first prompt."""
+
+
+class TensorBoardTracker(Tracker):
+    """Tracker that writes TensorBoard's event files; `tensorboardX` is imported only here.
+
+    Every event is written at once, by the caller: a thread that writes, as tensorboardX's own
+    writer has, could not say that a disk is full.
+    """
+
+    def __init__(self, folder: Path, step: int):
+        """**Arguments:** the folder for the files; the step after which the run goes on, 0 for a
+        new run: readers drop what earlier files have of later ones.
+        """
+        from tensorboardX import summary
+        from tensorboardX.proto import event_pb2, summary_pb2
+        from tensorboardX.record_writer import RecordWriter
+
+        self._events: Any = event_pb2
+        self._summaries: Any = summary_pb2
+        self._text: Any = summary.text
+        folder.mkdir(parents=True, exist_ok=True)
+        # Readers take files in the order of their names.
+        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
+        self._writer = RecordWriter(str((folder / name).absolute()))
+        self._write(file_version="brain.Event:2")
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._write(session_log=start, step=step + 1)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        scalar = self._summaries.Summary.Value
+        values = [scalar(tag=name, simple_value=value) for name, value in metrics.items()]
+        self._write(step=step, summary=self._summaries.Summary(value=values))
+
+    def completions(self, step: int, table: CompletionsTable) -> None:
+        self._write(step=step, summary=self._text("completions", "\n\n".join(_blocks(table))))
+
+    def finish(self) -> None:
+        self._writer.close()
+
+    def _write(self, **fields: Any) -> None:
+        event = self._events.Event(wall_time=time.time(), **fields)
+        self._writer.write(event.SerializeToString())
+        self._writer.flush()
+
+
+def _blocks(table: CompletionsTable) -> Iterator[str]:
+    """Yields the first prompt of a table and its completions, as Markdown that shows all text."""
+    rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+    prompt = rows[0]["prompt"]
+    of_prompt = itertools.takewhile(lambda row: row["prompt"] == prompt, rows)
+    yield _as_code(prompt)
+    for row in itertools.islice(of_prompt, _MOST_SHOWN):
+        yield f"**reward {row['reward']:g}**, {row['length']} tokens"
+        yield _as_code(row["completion"])
+
+
+def _as_code(text: str) -> str:
+    return "\n".join(f"    {line}" for line in text.splitlines() or [""])

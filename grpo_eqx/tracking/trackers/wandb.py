@@ -1,0 +1,62 @@
+"""Weights & Biases."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.trackers.base import CompletionsTable, Tracker
+
+
+class WandbTracker(Tracker):
+    """Tracker for a Weights & Biases run; `wandb` is imported and contacted only here."""
+
+    def __init__(
+        self,
+        mode: Literal["online", "offline"],
+        project: str,
+        config: Mapping[str, Any],
+        folder: Path,
+        run_id: str,
+    ):
+        """**Arguments:** mode and project; the run's settings; its folder; its id at Weights &
+        Biases, which a run that is resumed keeps. Its name is `run_name`, or that of the folder.
+        """
+        import wandb
+
+        self._wandb = wandb
+        try:
+            self._run = wandb.init(
+                mode=mode, project=project, name=config["run_name"] or folder.name, dir=folder,
+                config=dict(config), id=run_id, resume="allow",
+            )  # fmt: skip
+        except wandb.Error as error:
+            raise UserError(
+                f"Weights & Biases did not start ({error}): run `wandb login`, or use --wandb "
+                f"offline."
+            ) from error
+
+        self._first_new_step = self._run.step
+        """The first step that Weights & Biases lacks; more than 0 where it had this run online."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        is_evaluation = any(name.startswith("eval/") for name in metrics)
+        if step >= self._first_new_step or is_evaluation:
+            # Weights & Biases drops what is older than its last step, such as a late evaluation.
+            self._run.log(dict(metrics), step=max(step, self._run.step))
+
+    def completions(self, step: int, table: CompletionsTable) -> None:
+        if step < self._first_new_step:
+            return
+        rows = [[_finite_or_none(x) for x in row] for row in zip(*table.values(), strict=True)]
+        shown = self._wandb.Table(columns=list(table), data=rows)
+        self._run.log({"completions": shown}, step=step)  # TRL's name
+
+    def finish(self) -> None:
+        self._run.finish()
+
+
+def _finite_or_none(value: Any) -> Any:
+    """Returns a value as JSON can hold it: a missing reward is NaN in tables."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value

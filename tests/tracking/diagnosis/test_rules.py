@@ -1,0 +1,343 @@
+"""Each rule fires on a sick history, and not on its healthy neighbor just under the threshold."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
+
+from grpo_eqx.tracking.diagnosis import RULES, Doctor, Finding, diagnose
+
+from .histories import SETTINGS, Value, evaluated, steps_of
+
+NAN = math.nan
+Row = Mapping[str, float]
+
+
+class Case(NamedTuple):
+    """A rule, a history that it fires on, and one that it does not."""
+
+    rule: str
+    sick: Mapping[str, Value]
+    healthy: Mapping[str, Value]
+    said: str
+    """Part of the sentence that it says."""
+    settings: Mapping[str, Any] = {}
+
+
+def from_step(first: int, sick: float, before: float) -> Value:
+    """A metric that is sick from a step on."""
+    return lambda step: sick if step >= first else before
+
+
+def alternating(often: float, seldom: float, every: int) -> Value:
+    return lambda step: seldom if step % every == 0 else often
+
+
+CASES = [
+    Case(
+        "reward_none",
+        {"rewards/judge/mean": NAN, "rewards/judge/std": NAN},
+        {"rewards/judge/mean": alternating(NAN, 0.5, 2), "rewards/judge/std": 0.1},
+        "Reward function judge returned None for all completions of steps 1 to 2",
+    ),
+    Case(
+        "reward_none",
+        {"reward": from_step(5, NAN, 0.5), "reward_std": from_step(5, NAN, 0.5)},
+        {"reward": alternating(0.5, NAN, 5), "reward_std": alternating(0.5, NAN, 5)},
+        "No completion had a reward, so steps 5 to 6 trained nothing",
+    ),
+    Case(
+        "reward_never_fires",
+        {"rewards/format/mean": 0.0, "rewards/format/std": 0.0},
+        {
+            "rewards/format/mean": alternating(0.0, 1 / 128, 2),
+            "rewards/format/std": alternating(0.0, 0.088, 2),
+        },
+        "Reward function format returned 0 for all completions of steps 1 to 2",
+    ),
+    Case(
+        "reward_always_fires",
+        {"rewards/format/mean": 1.0, "rewards/format/std": 0.0},
+        # It is learned, and then always 1: nothing is wrong with that.
+        {
+            "rewards/format/mean": from_step(5, 1.0, 0.9),
+            "rewards/format/std": from_step(5, 0.0, 0.3),
+        },
+        "Reward function format returned 1 for all completions",
+    ),
+    Case(
+        "rewards_cancel",
+        {"reward": 0.0, "reward_std": 0.0},
+        {"reward": 0.0, "reward_std": 1e-3},
+        "add up to 0 for all completions",
+    ),
+    Case(
+        "rewards_too_large",
+        {"reward": 1e35, "reward_std": math.inf},
+        {"reward": 1e35, "reward_std": alternating(1e33, math.inf, 5)},
+        "too large for float32",
+    ),
+    Case(
+        "reward_fell",
+        {"reward": from_step(20, 0.3, 0.6)},
+        {"reward": from_step(20, 0.4, 0.6)},
+        "The reward fell from 0.6 (steps 1 to 10) to 0.3",
+    ),
+    Case(
+        "groups_without_variance",
+        {"frac_reward_zero_std": 0.92},
+        {"frac_reward_zero_std": 0.88},
+        "In 92% of the groups of steps 1 to 5 all rewards were equal",
+    ),
+    Case(
+        "truncated",
+        {"completions/clipped_ratio": 0.55, "completions/mean_length": 44.0},
+        {"completions/clipped_ratio": 0.45, "completions/mean_length": 44.0},
+        "55% of the completions of steps 1 to 3 were cut off at max_completion_length (48)",
+    ),
+    Case(
+        "truncated",
+        {
+            "completions/clipped_ratio": 0.3,
+            "reward": 0.0,
+            "reward_std": 0.0,
+            "rewards/correct/mean": 0.0,
+            "rewards/correct/std": 0.0,
+        },
+        {"completions/clipped_ratio": 0.3},
+        "before they ended, and no completion had a reward",
+    ),
+    Case(
+        "length_explosion",
+        {
+            "completions/mean_length": from_step(20, 44.0, 20.0),
+            "completions/clipped_ratio": from_step(20, 0.6, 0.0),
+        },
+        {
+            "completions/mean_length": from_step(20, 38.0, 20.0),
+            "completions/clipped_ratio": from_step(20, 0.4, 0.0),
+        },
+        "Completions grew from 20 tokens at the start to 44",
+    ),
+    Case(  # longer, without a limit in sight: good if the reward gains by it
+        "length_explosion",
+        {"completions/mean_length": lambda step: 20.0 + 2 * step, "reward": 0.5},
+        {"completions/mean_length": lambda step: 20.0 + 2 * step},
+        "and the reward did not gain",
+    ),
+    Case(
+        "entropy_collapse",
+        {"entropy": lambda step: 0.2 * 0.9**step},
+        {"entropy": lambda step: max(0.2 * 0.9**step, 0.02)},
+        "The entropy fell from 0.18 nats per token at the start to",
+    ),
+    Case(
+        "entropy_explosion",
+        {"entropy": from_step(9, 0.4, 0.2), "reward": from_step(9, 0.3, 0.5)},
+        # A bonus on entropy makes it grow, and the reward with it.
+        {"entropy": from_step(9, 0.4, 0.2)},
+        "The entropy grew from 0.2 nats per token at the start to 0.4",
+    ),
+    Case(
+        "sampler_gap",
+        {"sampling/sampling_logp_difference/mean": 0.035},
+        {"sampling/sampling_logp_difference/mean": 0.025},
+        "differ by 0.035 per token",
+    ),
+    Case(
+        "kl_blow_up",
+        {"kl": from_step(20, 0.6, 0.01)},
+        {"kl": from_step(20, 0.4, 0.01)},
+        "The KL divergence to the reference is 0.6 nats per token",
+        {"beta": 0.04},
+    ),
+    Case(
+        "ratios_clipped",
+        {"clip_ratio/region_mean": 0.55},
+        {"clip_ratio/region_mean": 0.45},
+        "The gradients of 55% of the tokens were clipped",
+        {"num_iterations": 4},
+    ),
+    Case(
+        "gradient_spikes",
+        {"grad_norm": lambda step: 12.0 if step in (20, 24, 29) else 1.0},
+        {"grad_norm": lambda step: 12.0 if step in (20, 29) else 9.0 if step == 24 else 1.0},
+        "3 of the gradient norms of steps 10 to 29 are over 10 times the usual one (1), up to 12",
+    ),
+    Case(
+        "skipped_updates",
+        {"skipped_updates": lambda step: float(step == 7)},
+        {"skipped_updates": 0.0},
+        "1 update was skipped",
+    ),
+    Case(
+        "padding",
+        {"perf/padding_share": 0.36},
+        {"perf/padding_share": 0.31},
+        "36% of the positions",
+    ),
+    Case(
+        "idle_slots",
+        {"perf/slot_utilization": 0.64},
+        {"perf/slot_utilization": 0.69},
+        "36% of the rollout's slots are idle",
+    ),
+    Case(
+        "imbalance",
+        {"perf/balance": 0.64},
+        {"perf/balance": 0.69},
+        "The average device has 64% of the tokens of the fullest one",
+    ),
+    Case(
+        "compiles_in_every_step",
+        {"compile/num_programs": 3.0, "compile/seconds": 0.4},
+        {"compile/num_programs": alternating(0.0, 3.0, 2), "compile/seconds": 0.4},
+        "100% of steps 4 to 13 compiled programs, 3.0 each, which took 40% of their time",
+    ),
+]
+
+
+def sicknesses(
+    rows: Sequence[Row], evaluations: Sequence[Row] = (), **settings: Any
+) -> list[Finding]:
+    found = diagnose({**SETTINGS, **settings}, rows, evaluations)
+    return [finding for finding in found if finding.kind == "sickness"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_rule_fires_above_its_threshold(case: Case) -> None:
+    found = [x for x in sicknesses(steps_of(**case.sick), **case.settings) if x.rule == case.rule]
+    assert len(found) == 1
+    assert case.said in found[0].text
+    assert found[0].advice.endswith(".")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_it_is_silent_just_under_it(case: Case) -> None:
+    assert sicknesses(steps_of(**case.healthy), **case.settings) == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_one_noisy_step_is_no_sickness(case: Case) -> None:
+    if case.rule == "skipped_updates":
+        return  # no noise makes a gradient infinite
+    steps = steps_of()
+    sick = steps_of(**case.sick)[29]
+    assert sicknesses([*steps[:29], {**steps[29], **sick}, *steps[30:]]) == []
+
+
+def test_a_fall_of_evaluations_is_judged_by_their_number_of_problems() -> None:
+    (found,) = sicknesses(steps_of(), evaluated((0, 0.6), (20, 0.7), (40, 0.6)))
+    assert found.rule == "evaluation_falls"
+    assert found.step == 40
+    assert "fell from 0.7 (after step 20) to 0.6 (after step 40), while the reward went from" in (
+        found.text
+    )
+    assert "with a high reward" in found.advice
+    assert sicknesses(steps_of(), evaluated((0, 0.6), (20, 0.7), (40, 0.6), problems=128)) == []
+    assert sicknesses(steps_of(), evaluated((0, 0.6), (20, 0.64), (40, 0.6), problems=10**6)) == []
+
+
+def test_a_fall_with_the_reward_is_no_hacking() -> None:
+    steps = steps_of(reward=from_step(30, 0.45, 0.6))
+    (found,) = sicknesses(steps, evaluated((20, 0.7), (40, 0.4)))
+    assert found.rule == "evaluation_falls"
+    assert "the reward fell as well" in found.advice
+
+
+def test_every_rule_has_a_case() -> None:
+    names = [rule.name for rule in RULES]
+    assert len(set(names)) == len(names)
+    others = {"evaluation_falls", "loss_near_0"}
+    assert {case.rule for case in CASES} | others == set(names)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_a_run_that_goes_on_is_told_the_same_once(case: Case) -> None:
+    settings = {**SETTINGS, **case.settings}
+    steps = steps_of(**case.sick)
+    doctor = Doctor(settings)
+    live = [finding for metrics in steps for finding in doctor.step(metrics)]
+    after = diagnose(settings, steps, [])
+    assert [(x.rule, x.step, x.text) for x in live] == [(x.rule, x.step, x.text) for x in after]
+    assert {x.last_step for x in live} == {None}
+
+
+def test_a_run_that_is_resumed_is_told_again_and_remembers_its_start() -> None:
+    steps = steps_of(entropy=lambda step: 0.2 * 0.9**step)
+    doctor = Doctor(SETTINGS, [*steps[:35], *evaluated((35, 0.5))])
+    (found,) = doctor.step(steps[35])
+    assert found.rule == "entropy_collapse"
+    assert "0.18 nats per token at the start" in found.text
+
+
+def test_what_is_over_has_a_last_step() -> None:
+    steps = steps_of(kl=lambda step: 0.6 if 10 <= step < 20 else 0.01)
+    (found,) = sicknesses(steps, beta=0.04)
+    assert (found.step, found.last_step) == (12, 19)
+
+
+def test_the_loss_near_0_is_said_once_and_no_sickness() -> None:
+    (found,) = diagnose(SETTINGS, steps_of(), [])
+    assert (found.rule, found.kind, found.step) == ("loss_near_0", "note", 3)
+    assert "is right" in found.text
+    for others in ({"num_iterations": 2}, {"beta": 0.04}, {"advantage_estimator": "reinforce"}):
+        assert diagnose({**SETTINGS, **others}, steps_of(), []) == []
+    assert diagnose(SETTINGS, steps_of(loss=0.4), []) == []
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_short_run_is_judged_by_the_steps_that_it_has(number: int) -> None:
+    never: Mapping[str, Value] = {"rewards/correct/mean": 0.0, "rewards/correct/std": 0.0}
+    found = sicknesses(steps_of(number, **never), steps=number, prompts_per_step=2)
+    assert [x.rule for x in found] == (["reward_never_fires"] if number else [])
+    assert sicknesses(steps_of(number), steps=number) == []
+
+
+def test_without_settings_and_with_few_metrics_there_is_nothing_to_say() -> None:
+    rows = [{"step": float(step), "reward": 0.5} for step in range(1, 30)]
+    assert diagnose({}, rows, [{"step": 3.0}]) == []
+    assert diagnose({}, [], evaluated((0, 0.9), (10, 0.1))) == []
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    """Unless all are, which is a sickness of rewards."""
+    noisy = {name: x for name, x in steps_of()[0].items() if name not in ("step",)}
+    for missing in (NAN, math.inf):
+        steps = steps_of()
+        for metrics in steps[::3]:
+            metrics.update(dict.fromkeys(noisy, missing))
+        assert sicknesses(steps, evaluated((0, 0.5), (20, missing), (40, 0.5))) == []
+
+
+def test_a_small_batch_has_padding_that_is_its_remainder() -> None:
+    rates = {"perf/tokens_per_second/update": 2000.0, "time/train/update_s": 0.5}
+    padded: Mapping[str, Value] = {"perf/padding_share": 0.5}
+    assert sicknesses(steps_of(**padded, **rates)) == []
+    many = {**rates, "time/train/update_s": 10.0}
+    assert [x.rule for x in sicknesses(steps_of(**padded, **many))] == ["padding"]
+    (found,) = sicknesses(steps_of(**padded, **rates), micro_batch_size_per_device=64)
+    assert "Lower micro_batch_size_per_device (64)" in found.advice
+
+
+def test_few_slots_may_be_idle_but_not_by_a_setting() -> None:
+    idle: Mapping[str, Value] = {"perf/slot_utilization": 0.5}
+    few = {"prompts_per_step": 4, "num_generations": 4}
+    assert sicknesses(steps_of(**idle), **few) == []
+    (found,) = sicknesses(steps_of(**idle), **few, max_num_seqs=12)
+    assert "Lower max_num_seqs (12)" in found.advice
+
+
+def test_advice_names_the_setting_to_blame() -> None:
+    (gap,) = sicknesses(steps_of(**{"sampling/sampling_logp_difference/mean": 0.2}), top_p=0.5)
+    assert "top_p 0.5" in gap.text
+    assert "Leave top_p out" in gap.advice
+    corrected = steps_of(**{"sampling/sampling_logp_difference/mean": 0.09})
+    assert sicknesses(corrected, importance_sampling_mode="token_truncate") == []
+    (cold,) = sicknesses(steps_of(frac_reward_zero_std=1.0), temperature=0.1)
+    assert "Raise temperature (0.1)" in cold.advice
+    fallen = steps_of(frac_reward_zero_std=1.0, reward=from_step(4, 0.0, 0.4))
+    (collapsed, *_) = sicknesses(fallen)
+    assert "0.4 at the start" in collapsed.text
+    assert "Lower learning_rate" in collapsed.advice

@@ -1,0 +1,83 @@
+"""The lines of the live display: what they say, and that they fit."""
+
+import time
+
+import pytest
+
+from grpo_eqx.tracking import dashboard
+from grpo_eqx.tracking.dashboard import Dashboard
+from grpo_eqx.tracking.phases import PHASES, Phase
+
+METRICS = {
+    "reward": 0.531,
+    "completions/mean_length": 19.24,
+    "completions/clipped_ratio": 0.125,
+    "entropy": 0.4123,
+    "step_time": 1.074,
+    "perf/tokens_per_second/rollout": 5312.4,
+}
+
+
+def lines(board: Dashboard, width: int) -> list[str]:
+    return [line.plain for line in board.lines(width)]
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> Dashboard:
+    monkeypatch.setattr(dashboard, "memory_in_use", lambda: ("memory", "71.2/78 GiB"))
+    rewards = [0.3 + 0.01 * step for step in range(37)]
+    now = time.monotonic()
+    return Dashboard(
+        150, 37, rewards, metrics=METRICS, seconds_left=145.0, stepped=now - 20, began=now - 700
+    )
+
+
+def test_at_80_columns_it_says_all_that_is_known(board: Dashboard) -> None:
+    bar, reward, completions, machine, phase = lines(board, 79)
+    assert bar == f"step 37 of 150  {'━' * 12}╸{'─' * 38}  2 min left"
+    course = "▁▁▁▂▂▂▂▂▃▃▃▃▃▄▄▄▄▄▅▅▅▅▅▅▆▆▆▆▆▇▇▇▇▇███"
+    assert reward == f"reward 0.531 ↗  {course}{' ' * 12}0.300 to 0.660"
+    assert completions == "length 19.2        truncated 12.5%    entropy 0.412"
+    assert machine.startswith(
+        "step time 1.07 s   tokens/s 5,312     memory 71.2/78 GiB elapsed 12 min"
+    )
+    assert phase == ""
+
+
+def test_the_kl_is_shown_where_it_is_logged(board: Dashboard) -> None:
+    board.metrics = {**METRICS, "kl": 0.00213}
+    assert lines(board, 79)[2].endswith("entropy 0.412      KL 0.0021")
+
+
+def test_what_is_not_known_or_no_number_is_a_dash(board: Dashboard) -> None:
+    board.rewards, board.metrics = [float("nan")], {"reward": float("nan"), "kl": float("inf")}
+    board.seconds_left = None
+    bar, reward, completions, machine, _ = lines(board, 79)
+    assert bar.endswith("  time left unknown")
+    assert reward.rstrip() == "reward -"
+    assert completions == "length -           truncated -        entropy -          KL -"
+    assert machine.startswith("step time -        tokens/s - ")
+
+
+def test_a_program_that_compiles_is_named(board: Dashboard) -> None:
+    began = time.monotonic() - 120
+    with PHASES.lasting(Phase("compiling update", before=41.0, began=began)):
+        assert lines(board, 79)[4] == "compiling update, 2 min; took 41 s before"
+
+
+@pytest.mark.parametrize("width", [1, 20, 59, 79, 119, 300])
+@pytest.mark.parametrize("done", [0, 75, 1_000_000])
+def test_it_is_never_wider_than_it_may_be(board: Dashboard, width: int, done: int) -> None:
+    board.done = done
+    board.steps = max(150, done)
+    board.rewards = [0.5 + step % 7 for step in range(1000)]
+    widest = max(len(line) for line in lines(board, width))
+    narrowest_bar = len("step 1,000,000 of 1,000,000    time left unknown")
+    assert widest <= max(width, narrowest_bar)  # which is then cut at the edge
+    if width >= 79:
+        assert widest <= min(width, 120)
+
+
+def test_an_output_without_unicode_gets_ascii(board: Dashboard) -> None:
+    board.ascii_only = True
+    assert all(line.isascii() for line in lines(board, 79))

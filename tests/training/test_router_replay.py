@@ -1,0 +1,380 @@
+"""The sampler's choice of experts, recorded in a rollout and used again by the trainer."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jaxtyping import Array, Float, Int, UInt8
+
+from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
+from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.models import Decoder, Qwen3MoeConfig
+from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.objective import Objective
+from grpo_eqx.sharding import ReplicatedSharding, TensorSharding, parse_mesh
+from grpo_eqx.training.batch import Batch
+from grpo_eqx.training.lowering import lower_generate, lower_score, lower_update, model_shapes
+from grpo_eqx.training.options import ProgramOptions
+from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.programs import Programs
+
+CONFIG = Qwen3MoeConfig(
+    vocab_size=32,
+    hidden_size=16,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_experts=6,
+    num_experts_per_tok=2,
+    moe_intermediate_size=8,
+    norm_topk_prob=True,
+)
+L, K = CONFIG.num_hidden_layers, CONFIG.num_experts_per_tok
+P, G, TP, TC = 8, 4, 5, 8
+TEMPERATURE = 0.7
+OPTIONS = ProgramOptions(
+    sampling=Sampling(temperature=TEMPERATURE),
+    max_prompt_length=TP,
+    max_completion_length=TC,
+    stopping=Stopping.of_ids([3], CONFIG.vocab_size),
+    pad_id=0,
+    seed=0,
+    dtype=jnp.dtype("float32"),
+    remat="none",
+    router_replay=True,
+    attention=BlockedAttention(64),
+    objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
+    tokens_per_micro_batch=100,
+)
+LENGTHS = np.random.default_rng(1).integers(1, TP + 1, P)
+PROMPTS = Prompts(
+    np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32),
+    np.arange(TP) >= TP - LENGTHS[:, None],  # padded on the left
+)
+
+
+@functools.cache
+def programs(mesh: str = "auto", num_devices: int = 1, **options: Any) -> Programs:
+    built = parse_mesh(mesh).build(jax.devices()[:num_devices])
+    options = dataclasses.replace(OPTIONS, **options)
+    return Programs(options, built, ChunkedLoss(token_tile=64), optax.sgd(1.0))
+
+
+@functools.cache
+def trained() -> Decoder:
+    return Decoder.init(CONFIG, jax.random.key(0), std=0.3)
+
+
+@functools.cache
+def sampling_model() -> Decoder:
+    """The trained model with other routers, as if rounding had changed their choices."""
+    other = 0.3 * jax.random.normal(jax.random.key(1), trained().layers.experts.router.shape)
+    experts = dataclasses.replace(
+        trained().layers.experts, router=trained().layers.experts.router + other
+    )
+    layers = dataclasses.replace(trained().layers, experts=experts)
+    return dataclasses.replace(trained(), layers=layers)
+
+
+def on(runner: Programs, model: Decoder) -> Decoder:
+    return jax.device_put(jax.tree.map(np.asarray, model), model.shardings(runner.mesh))
+
+
+@functools.cache
+def rollout() -> Rollout:
+    one = programs()
+    made, _ = one.generate(on(one, sampling_model()), PROMPTS, 0, num_generations=G)
+    return jax.tree.map(np.asarray, made)
+
+
+@functools.cache
+def advantages() -> Float[np.ndarray, "P G"]:
+    return np.random.default_rng(2).normal(size=(P, G)).astype(np.float32)
+
+
+def packed(runner: Programs, made: Rollout) -> Packing:
+    return runner.packing(LENGTHS, np.asarray(made.completion_mask).sum(axis=-1))
+
+
+class Sequences(NamedTuple):
+    """Each completion after its prompt, padded on the right."""
+
+    ids: Int[np.ndarray, "N T"]
+    routes: UInt8[np.ndarray, "N T L K"]
+    first: Int[np.ndarray, " N"]
+    """First token of the completion."""
+
+
+def sequences(made: Rollout) -> Sequences:
+    N, T = P * G, TP + TC
+    ids, routes = np.zeros((N, T), np.int32), np.zeros((N, T, L, K), np.uint8)
+    for n in range(N):
+        p, g = divmod(n, G)
+        kept, length = LENGTHS[p], np.sum(made.completion_mask[p, g])
+        own = slice(TP - kept, TP - 1)
+        ids[n, :kept] = PROMPTS.ids[p, TP - kept :]
+        ids[n, kept : kept + length] = made.completion_ids[p, g, :length]
+        routes[n, : kept - 1] = made.prompts.routes[p, own].reshape(-1, L, K)
+        inputs = made.routes[p, g, :length].reshape(-1, L, K)
+        routes[n, kept - 1 : kept - 1 + length] = inputs
+    return Sequences(ids, routes, np.repeat(LENGTHS, G))
+
+
+def plain(
+    model: Decoder, ids: Int[Array, " T"], routes: UInt8[Array, "T L K"] | None
+) -> tuple[Float[Array, "T V"], Int[Array, "T L K"]]:
+    """Logits of a sequence by every expert for every token, and the routers' choices."""
+    config, T = model.config, len(ids)
+    half = config.head_size // 2
+    angle = jnp.arange(T)[:, None] * config.rope_theta ** (-jnp.arange(half) / half)
+
+    def norm(x: Array, scale: Array) -> Array:
+        return x / jnp.sqrt((x**2).mean(-1, keepdims=True) + config.rms_norm_eps) * scale
+
+    def heads(x: Array, weight: Array, scale: Array | None) -> Array:
+        x = (x @ weight.T).reshape(T, -1, config.head_size)
+        if scale is not None:
+            a, b = jnp.split(norm(x, scale), 2, axis=-1)
+            cos, sin = jnp.cos(angle)[:, None], jnp.sin(angle)[:, None]
+            x = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        return jnp.repeat(x, config.num_attention_heads // x.shape[1], axis=1)
+
+    x, choices = model.embed_tokens[ids], []
+    for number in range(L):
+        layer = jax.tree.map(lambda w, number=number: w[number], model.layers)
+        y = norm(x, layer.input_layernorm)
+        q = heads(y, layer.q_proj.weight, layer.q_norm)
+        k = heads(y, layer.k_proj.weight, layer.k_norm)
+        v = heads(y, layer.v_proj.weight, None)
+        scores = jnp.einsum("tnd,snd->nts", q, k) / np.sqrt(config.head_size)
+        scores = jax.nn.softmax(jnp.where(np.tri(T, dtype=bool), scores, -jnp.inf))
+        x += jnp.einsum("nts,snd->tnd", scores, v).reshape(T, -1) @ layer.o_proj.weight.T
+        y = norm(x, layer.post_attention_layernorm)
+        scores = jax.nn.softmax(y @ layer.experts.router.T)
+        choices.append(jnp.argsort(-scores, axis=-1)[:, :K])
+        used = choices[-1] if routes is None else routes[:, number]
+        scores *= (used[..., None] == jnp.arange(CONFIG.num_experts)).any(axis=1)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        gate = jnp.einsum("th,ehi->tei", y, layer.experts.gate_proj)
+        up = jnp.einsum("th,ehi->tei", y, layer.experts.up_proj)
+        opened = jax.nn.silu(gate) * up
+        x += jnp.einsum("te,tei,eih->th", scores, opened, layer.experts.down_proj)
+    return norm(x, model.norm) @ model.head.T, jnp.stack(choices, axis=1)
+
+
+@jax.jit
+def plain_logps(
+    model: Decoder, ids: Int[Array, "N T"], routes: UInt8[Array, "N T L K"] | None
+) -> Float[Array, "N T"]:
+    """Log-prob of each token but the first; that of token `t + 1` at `t`."""
+    logits, _ = jax.vmap(plain, in_axes=(None, 0, 0))(model, ids, routes)
+    logps = jax.nn.log_softmax(logits / TEMPERATURE)
+    return jnp.take_along_axis(logps[:, :-1], ids[:, 1:, None], axis=-1)[..., 0]
+
+
+def of_completions(x: Float[Array, "N T"], first: Int[np.ndarray, " N"]) -> Float[Array, "P G Tc"]:
+    columns = np.minimum(first[:, None] - 1 + np.arange(TC), x.shape[1] - 1)
+    return jnp.take_along_axis(x, columns, axis=1).reshape(P, G, TC)
+
+
+def test_the_record_is_what_the_samplers_routers_choose() -> None:
+    made, (ids, routes, first) = rollout(), sequences(rollout())
+    assert made.routes.dtype == made.prompts.routes.dtype == np.uint8
+    _, choices = jax.jit(jax.vmap(plain, in_axes=(None, 0, None)))(sampling_model(), ids, None)
+    lengths = np.asarray(made.completion_mask).sum(axis=-1).reshape(-1)
+    assert lengths.min() < lengths.max()
+    for mine, theirs, start, length in zip(routes, choices, first, lengths, strict=True):
+        inputs = start - 1 + length  # the last token of a completion is no input
+        np.testing.assert_array_equal(mine[:inputs], theirs[:inputs])
+    padding = ~np.asarray(made.completion_mask)
+    assert not np.asarray(made.routes)[padding].any()
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "options"),
+    [
+        ("auto", 1, dict(max_num_seqs=5, decodes_on_cpu=True)),  # refilled, then packed
+        ("2,2,2", 8, dict(max_num_seqs=16, rollout_sharding=TensorSharding(2))),
+        pytest.param(
+            "1,4,1", 4, dict(rollout_sharding=ReplicatedSharding()), marks=pytest.mark.slow
+        ),
+        pytest.param("2,2,2", 8, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_record_is_the_same_in_any_slots_and_on_any_devices(
+    mesh: str, num_devices: int, options: dict[str, Any]
+) -> None:
+    runner = programs(mesh, num_devices, **options)
+    made, _ = runner.generate(on(runner, sampling_model()), PROMPTS, 0, num_generations=G)
+    np.testing.assert_array_equal(made.completion_ids, rollout().completion_ids)
+    np.testing.assert_array_equal(made.routes, rollout().routes)
+    own = PROMPTS.mask
+    np.testing.assert_array_equal(made.prompts.routes[own], rollout().prompts.routes[own])
+
+
+def test_scores_are_those_of_the_recorded_experts() -> None:
+    """And not of those that the trained router would choose, but with its weights."""
+    one, made, (ids, routes, first) = programs(), rollout(), sequences(rollout())
+    mask, model = made.completion_mask, on(programs(), trained())
+    made = jax.tree.map(jnp.asarray, made)
+    found = one.score(model, made, packed(one, made)).logps
+    expected = of_completions(plain_logps(trained(), ids, routes), first)
+    np.testing.assert_allclose(found[mask], expected[mask], atol=2e-5)
+    own = of_completions(plain_logps(trained(), ids, None), first)
+    assert np.abs(own - expected)[mask].max() > 0.1
+    without = one.score(model, made.without_routes(), packed(one, made)).logps
+    np.testing.assert_allclose(without[mask], own[mask], atol=2e-5)
+    reference = one.score(model, made, packed(one, made), is_reference=True).logps
+    np.testing.assert_array_equal(reference, without)
+
+
+def step_of(runner: Programs, batch: Batch) -> tuple[Decoder, dict[str, float]]:
+    """The change of every parameter in one update, and its metrics."""
+    state = runner.init(on(runner, trained()))
+    state, metrics = runner.update(state, batch, packed(runner, batch.rollout))
+    change = jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), trained(), state.model)
+    return change, {name: float(x) for name, x in metrics.items()}
+
+
+@functools.cache
+def whole_step() -> tuple[Decoder, dict[str, float]]:
+    return step_of(programs(), Batch(rollout(), advantages()))
+
+
+def assert_same(found: Decoder, expected: Decoder) -> None:
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.linalg.norm(b) > 0
+        assert np.linalg.norm(a - b) < 2e-5 * np.linalg.norm(b)
+
+
+def test_gradients_are_those_of_the_recorded_experts() -> None:
+    """The routers' too: they weight the experts that are replayed."""
+    made, (ids, routes, first) = rollout(), sequences(rollout())
+    weights = made.completion_mask * advantages()[..., None] / made.completion_mask.sum()
+
+    @jax.grad
+    def gradient(model: Decoder) -> Array:
+        logps = of_completions(plain_logps(model, ids, routes), first)
+        return -jnp.sum(logps * weights, where=made.completion_mask)
+
+    assert_same(whole_step()[0], jax.tree.map(lambda x: -np.asarray(x), gradient(trained())))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_devices", "options"),
+    [
+        ("auto", 1, dict(micro_batch_size_per_device=1, remat="full")),
+        ("2,2,2", 8, dict(micro_batch_size_per_device=4, remat="dots")),
+        pytest.param("1,2,1", 2, {}, marks=pytest.mark.slow),
+        pytest.param("1,1,4", 4, {}, marks=pytest.mark.slow),
+    ],
+)
+def test_the_update_is_the_same_in_any_rows_and_on_any_devices(
+    mesh: str, num_devices: int, options: dict[str, Any]
+) -> None:
+    change, metrics = step_of(
+        programs(mesh, num_devices, **options), Batch(rollout(), advantages())
+    )
+    assert_same(change, whole_step()[0])
+    for name, value in whole_step()[1].items():
+        np.testing.assert_allclose(metrics[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
+
+
+def test_the_load_is_that_of_the_recorded_experts() -> None:
+    made, metrics = rollout(), whole_step()[1]
+    ids, routes, first = sequences(made)
+    _, choices = jax.jit(jax.vmap(plain, in_axes=(None, 0, 0)))(trained(), ids, routes)
+    used, agreed = [], []
+    for n, length in enumerate(made.completion_mask.sum(axis=-1).reshape(-1)):
+        inputs = slice(first[n] - 1, first[n] - 1 + length)
+        used.append(routes[n, inputs])
+        both = routes[n, inputs, ..., None] == np.asarray(choices)[n, inputs, :, None]
+        agreed.append(both.any(axis=-1))
+    counts = np.stack(
+        [np.bincount(x.reshape(-1), minlength=6) for x in np.moveaxis(np.concatenate(used), 1, 0)]
+    )
+    violation = counts.max(axis=1) / counts.mean(axis=1) - 1
+    np.testing.assert_allclose(metrics["moe/max_vio"], violation.mean(), rtol=1e-6)
+    assert metrics["moe/unused_experts"] == np.mean(counts == 0)
+    agreement = np.concatenate(agreed).mean()
+    np.testing.assert_allclose(metrics["moe/routing_agreement"], agreement, rtol=1e-6)
+    assert agreement < 0.95
+
+
+def test_ratios_are_exactly_1_on_policy() -> None:
+    one = programs()
+    model = on(one, trained())
+    made, _ = one.generate(model, PROMPTS, 0, num_generations=G)
+    old = one.score(model, made, packed(one, made)).logps
+    _, metrics = step_of(one, Batch(made, advantages(), old))
+    assert metrics["policy_ratio/min"] == metrics["policy_ratio/max"] == 1
+    assert metrics["moe/routing_agreement"] == 1
+    assert metrics["sampling/sampling_logp_difference/max"] < 1e-5
+
+
+def test_routes_stay_with_their_tokens() -> None:
+    one, made = programs(), jax.tree.map(jnp.asarray, rollout())
+    fresh = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), made)
+    source = np.arange(P, dtype=np.int32) + np.where(np.arange(P) % 2, P, 0).astype(np.int32)
+    replaced = one.replace_groups(made, fresh, source)
+    share = one.share(Batch(replaced, advantages()), 1, 2).rollout
+    expected = jax.tree.map(lambda x: x[1::2], fresh)
+    jax.tree.map(np.testing.assert_array_equal, share, expected)
+    short = made.trimmed(3)
+    assert short.routes.shape == (P, G, 3, L * K)
+
+
+def test_without_replay_nothing_is_recorded() -> None:
+    off = programs(router_replay=False)
+    made, _ = off.generate(on(off, sampling_model()), PROMPTS, 0, num_generations=G)
+    assert made.routes is None
+    assert made.prompts.routes is None
+    np.testing.assert_array_equal(made.completion_ids, rollout().completion_ids)
+    np.testing.assert_array_equal(made.sampler_logps, rollout().sampler_logps)
+    _, metrics = step_of(off, Batch(made, advantages()))
+    assert {name for name in metrics if "moe" in name} == {"moe/max_vio", "moe/unused_experts"}
+
+
+@pytest.mark.parametrize("is_share", [False, True])
+def test_programs_are_compiled_ahead_for_rollouts_with_routes(is_share: bool) -> None:
+    runner = programs("2,2,2", 8)
+    model, shares = on(runner, trained()), 2 if is_share else 1
+    made, _ = runner.generate(model, PROMPTS, 0, num_generations=G)
+    batch = runner.share(Batch(made, advantages()), 0, shares) if is_share else None
+    batch = batch or Batch(made, advantages())
+    lengths = np.asarray(batch.rollout.lengths)
+    packing = runner.packing(LENGTHS[::shares], lengths)
+    packing = jax.tree.map(runner._on_devices, packing)
+    shapes = model_shapes(CONFIG, runner.mesh)
+    sizes, kind = (P // shares, G), dict(is_share=is_share)
+    tokens = np.float32(1) if is_share else None
+    assert (
+        lower_score(runner, shapes, *sizes, **kind).as_text()
+        == runner.jitted_score.lower(model, batch.rollout, packing).as_text()
+    )
+    assert (
+        lower_score(runner, shapes, *sizes, **kind, is_reference=True).as_text()
+        == runner.jitted_score.lower(model, batch.rollout.without_routes(), packing).as_text()
+    )
+    batch, state = jax.tree.map(runner._on_devices, batch), runner.init(model)
+    assert (
+        lower_update(runner, shapes, *sizes, **kind).as_text()
+        == runner.jitted_update.lower(model, state.opt_state, batch, packing, tokens).as_text()
+    )
+
+
+def test_no_device_holds_all_routes() -> None:
+    """Each has a part of every token's, wherever rows and slots take and put them."""
+    length, size = 11, 4 * K
+    runner = programs("2,4,1", 8, max_num_seqs=16, max_completion_length=length)
+    shapes = model_shapes(dataclasses.replace(CONFIG, num_hidden_layers=4), runner.mesh)
+    for lowered in (lower_generate(runner, shapes, P, G, TP), lower_update(runner, shapes, P, G)):
+        text = lowered.compile().as_text()
+        assert f"u8[{P * G},{length},{size // 8}]" in text
+        assert f"u8[{P * G},{length},{size}]" not in text
+        assert f"u8[{P},{G},{length},{size}]" not in text
