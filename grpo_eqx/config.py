@@ -48,6 +48,7 @@ from grpo_eqx.setting_types import (
     all_converted,
     convert_settings,
     parse_duration,
+    parse_steps,
     refuse_address,
 )
 
@@ -71,6 +72,7 @@ HINTS = {
     "reward_weights": "on the command line, separate them with spaces",
     "resume": "auto, never or a path",
     "stop_after": "as in '1h30m'",
+    "profile_steps": "as in '5:7', in a file in quotes",
     "run_name": "in a file, put it in quotes",
     "wandb": "off is disabled",
     "scale_rewards": "TRL's True is group, and its False is none",
@@ -113,7 +115,7 @@ MAY_CHANGE = frozenset(
         "eval_steps", "eval_on_start", "num_generations_eval", "eval_temperature",
         "save_steps", "save_minutes", "save_total_limit",
         "metric_for_best_model", "greater_is_better",
-        "preemption_deadline", "stop_after", "hang_timeout",
+        "preemption_deadline", "stop_after", "hang_timeout", "profile_steps", "profile_memory",
         # what happens when something fails, which a run that stopped for it may change
         "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
         "reward_failures", "max_failed_rewards",
@@ -423,6 +425,11 @@ class GRPOConfig:
     resume: str = "auto"
     """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
     or a run folder or checkpoint by its path."""
+    profile_steps: str | None = None
+    """Steps whose work a JAX trace in the run's folder shows, such as 5:7, the last included. None:
+    no trace."""
+    profile_memory: bool = False
+    """Write what is in the devices' memory after each of these steps, too."""
     report_to: tuple[str, ...] = ()
     """Trackers besides metrics.jsonl: tensorboard, whose files are in the run's folder, and wandb
     (Weights & Biases), which a mode in the next setting turns on by itself."""
@@ -463,6 +470,8 @@ class GRPOConfig:
         """Checks what no range says."""
         if self.stop_after is not None:
             parse_duration("stop_after", self.stop_after)
+        if self.profile_steps is not None:
+            parse_steps("profile_steps", self.profile_steps)
         if self.run_name is not None and not re.fullmatch(r"[^/.\s][^/]*", self.run_name):
             raise UserError(
                 f"run_name is {self.run_name!r}: give a name without slashes and without a dot "

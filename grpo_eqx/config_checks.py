@@ -21,6 +21,7 @@ from grpo_eqx.choices import (
     ScaleRewards,
 )
 from grpo_eqx.errors import UserError
+from grpo_eqx.setting_types import parse_steps
 
 DEFAULT_EPSILON = 0.2
 DEFAULT_REF_MODEL_SYNC_STEPS = 64
@@ -411,6 +412,24 @@ def check_best_model(
         )
 
 
+def check_profile(
+    profile_steps: str | None, profile_memory: bool, steps: int, num_train_epochs: float | None
+) -> None:
+    """Refuses profiles of steps that the run does not make, and of memory at no step."""
+    if profile_steps is None:
+        _refuse_given(
+            "without profile_steps",
+            "set that, or leave it False",
+            profile_memory=profile_memory or None,
+        )
+        return
+    # Without num_train_epochs, from which steps follow later, the last step is known.
+    if num_train_epochs is None and parse_steps("profile_steps", profile_steps)[-1] > steps:
+        raise UserError(
+            f"profile_steps is {profile_steps}, and the run has {steps} steps: choose among these."
+        )
+
+
 CHECKS = (
     check_clipping,
     check_sapo,
@@ -428,6 +447,7 @@ CHECKS = (
     check_printed_completions,
     check_evaluations,
     check_best_model,
+    check_profile,
 )
 
 

@@ -26,6 +26,7 @@ from grpo_eqx.tracking.metrics import (
     failure_metrics,
     reward_metrics,
 )
+from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import Programs
@@ -136,6 +137,7 @@ class ExperienceCollector:
         self.cfg = cfg
         self.passes = passes
 
+    @phase("rollout")
     def start(self, state: TrainState, index: int = 0) -> StartedRollout:
         """Has the devices generate rollout `index` of the next step, and does not wait for it.
 
@@ -198,6 +200,7 @@ class ExperienceCollector:
             rollout=self.programs.without_dropped(groups.rollout, dropped),
         )
 
+    @phase("score")
     def _prepare(
         self,
         state: TrainState,
@@ -221,6 +224,7 @@ class ExperienceCollector:
                 ref_logps = programs.score(reference, rollout, whole, is_reference=True).logps
         return Prepared(packings, old_logps, ref_logps)
 
+    @phase("rollout")
     def _wait(self, started: StartedRollout, clock: StepClock) -> tuple[Generated, Completions]:
         """Waits until the devices have completed the prompts."""
         completions = Completions.of(started.rollout, self.tokenizer)
@@ -232,6 +236,7 @@ class ExperienceCollector:
         )  # fmt: skip
         return generated, completions
 
+    @phase("reward")
     def _rewarded(
         self, started: StartedRollout, completions: Completions, clock: StepClock
     ) -> Groups:

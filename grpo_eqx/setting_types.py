@@ -58,6 +58,20 @@ def parse_duration(name: str, text: str) -> float:
     return seconds
 
 
+def parse_steps(name: str, text: str) -> range:
+    """Returns the steps of a range such as `5:7`, which has the last too.
+
+    **Arguments:** its name in messages.
+    """
+    match = re.fullmatch(r"(\d+):(\d+)", text)
+    first, last = (int(part) for part in match.groups()) if match else (0, 0)
+    if not 1 <= first <= last:
+        raise UserError(
+            f"{name} is {text!r}: give the first and the last step, counted from 1, as in 5:7."
+        )
+    return range(first, last + 1)
+
+
 def refuse_address(name: str, path: str | Path) -> None:
     """Raises `UserError` for an address such as `gs://bucket`, where only folders can be used."""
     address = re.match(r"([A-Za-z][\w+.-]+:)/+(.*)", str(path))  # `Path` makes one slash of two

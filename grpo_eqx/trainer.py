@@ -68,6 +68,7 @@ from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.stages import Stages
+from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.trainer_arguments import (
     as_config,
@@ -293,8 +294,12 @@ class GRPOTrainer:
                     cfg, self.layout(), self.trackers,
                     only_history=not is_main(), step=self.state.step, continued=continued,
                 )  # fmt: skip
-                with record, checkpoints, self.programs.ahead:
-                    stopped = self._train(record, checkpoints)
+                profiler = StepProfiler(
+                    cfg.profile_steps if is_main() else None, record.folder.profile, record.note,
+                    of_memory=cfg.profile_memory,
+                )  # fmt: skip
+                with record, checkpoints, self.programs.ahead, profiler:
+                    stopped = self._train(record, checkpoints, profiler)
             write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
         return FitResult(record.folder.path, record.history, seconds, record.evaluations, stopped)
@@ -306,7 +311,9 @@ class GRPOTrainer:
         refuse_arguments("train", others)
         return self.fit(resume_from_checkpoint)
 
-    def _train(self, record: RunRecord, checkpoints: Checkpoints) -> str | None:
+    def _train(
+        self, record: RunRecord, checkpoints: Checkpoints, profiler: StepProfiler
+    ) -> str | None:
         """Makes the remaining steps; returns which callback ended them before, and why."""
         cfg = self.cfg
         for text in (self.describe(), str(record.layout), *self._notes, self._evaluation_note()):
@@ -325,6 +332,7 @@ class GRPOTrainer:
         started: StartedRollout | None = None
         began = self._stages.seconds
         while not events.ends:
+            profiler.begin(self.state.step + 1)
             started = started or self.experiences.start(self.state)
             experience = self.experiences.collect(started, self.state, clock)
             groups = experience.groups
@@ -628,6 +636,7 @@ class GRPOTrainer:
     def _initial_state(self) -> TrainState:
         return self._run.initial_state(self.programs)
 
+    @phase("update")
     def _update(
         self, experience: Experience, advantages: Float[np.ndarray, "P G"]
     ) -> list[dict[str, Array]]:
@@ -668,6 +677,7 @@ class GRPOTrainer:
         reference = self.programs.mix_reference(state.reference, state.model, alpha)
         self.state = dataclasses.replace(state, reference=reference)
 
+    @phase("update")
     def _metrics(
         self,
         experience: Experience,

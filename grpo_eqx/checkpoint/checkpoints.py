@@ -23,6 +23,7 @@ from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.setting_types import parse_duration
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE
 from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.training.state import TrainState
 
 
@@ -258,6 +259,7 @@ class Checkpoints:
         """Has `after_step` save, whether it is due or not."""
         self._saves = True
 
+    @phase("checkpoint")
     def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> Path | None:
         """Saves the state, and raises `Preempted` to stop, as was decided before.
 

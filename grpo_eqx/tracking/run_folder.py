@@ -35,6 +35,7 @@ class RunFolder:
         self.stopped = path / "stopped.json"
         self.plan = path / "plan.json"
         """The plan that `grpo-eqx plan --json` was asked to write here."""
+        self.profile = path / "profile"
         self.lock = path / ".lock"
         self._run_id = path / "run_id"
 
@@ -191,7 +192,7 @@ class RunFolder:
         """Lists the entries of a run that are there."""
         entries = [
             self.config, self.layout, self.hub_commits, self.metrics, self.completions,
-            self.learning_curve, self.model, self.checkpoints, self._run_id,
+            self.learning_curve, self.model, self.checkpoints, self.profile, self._run_id,
             self.stopped, self.tensorboard, self.path / "wandb",
         ]  # fmt: skip
         return [entry for entry in entries if entry.exists()]

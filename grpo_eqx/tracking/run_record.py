@@ -18,6 +18,7 @@ from grpo_eqx.tracking.diagnosis import Doctor, Finding
 from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_trackers import RunTrackers
+from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.tracking.training_display import TrainingDisplay
 
@@ -124,6 +125,7 @@ class RunRecord:
         if not self.only_history:
             self._display.note(text)
 
+    @phase("record")
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records the metrics of `step`, counted from 1."""
         self.history.append({"step": float(step), **metrics})

@@ -25,8 +25,7 @@ def rules(monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(
         rule="stub", step=1, text="One reward of 2.", advice="Look.", kind="note"
     )
-    stub = SimpleNamespace(diagnose=lambda settings, steps, evaluations: [found])
-    monkeypatch.setitem(sys.modules, "grpo_eqx.tracking.diagnosis", stub)
+    monkeypatch.setattr("grpo_eqx.tracking.diagnosis.diagnose", lambda *_: [found])
 
 
 @pytest.fixture
