@@ -37,6 +37,9 @@ def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
         return Ending("going on", f"It is going on, at {progress}.")
     if holder:
         return Ending("failed", f"It was killed after {progress}, or its machine ended; {resumes}.")
+    reason = _reason(folder)
+    if reason is not None:
+        return Ending("stopped", f"A callback stopped it after {progress}: {reason}.")
     if folder.is_complete and (steps is None or done >= steps):
         return Ending("finished", f"It finished its {done:,} steps and wrote its model.")
     if done == 0:
@@ -60,6 +63,14 @@ def _holder(folder: RunFolder) -> bool:
         return bool(json.loads(folder.lock.read_text()))
     except (OSError, ValueError):  # no file, or the empty one of a run that has ended
         return False
+
+
+def _reason(folder: RunFolder) -> str | None:
+    """Returns why a callback stopped the run, if one did."""
+    try:
+        return str(json.loads(folder.stopped.read_text(encoding="utf-8"))["reason"]).rstrip(".")
+    except (OSError, ValueError, KeyError, TypeError):  # no file, as a rule
+        return None
 
 
 def _seconds_since_sign(folder: RunFolder) -> float:

@@ -58,6 +58,16 @@ def test_a_run_that_ended_after_its_checkpoint_failed(folder: RunFolder) -> None
     assert ending.sentence.endswith("its newest checkpoint is of step 4.")
 
 
+def test_a_run_that_a_callback_ended_says_which_and_has_its_model(folder: RunFolder) -> None:
+    folder.model.mkdir()
+    folder.stopped.write_text(json.dumps({"step": 4, "reason": "reward has not improved"}))
+    ending = find_ending(folder, 4, 10)
+    assert ending.word == "stopped"
+    assert ending.sentence == (
+        "A callback stopped it after step 4 of 10: reward has not improved."
+    )
+
+
 def test_a_model_of_fewer_steps_is_not_that_of_a_run_that_goes_further(folder: RunFolder) -> None:
     folder.model.mkdir()
     assert word(folder, 4) == "failed"
