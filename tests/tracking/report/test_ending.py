@@ -63,9 +63,7 @@ def test_a_run_that_a_callback_ended_says_which_and_has_its_model(folder: RunFol
     folder.stopped.write_text(json.dumps({"step": 4, "reason": "reward has not improved"}))
     ending = find_ending(folder, 4, 10)
     assert ending.word == "stopped"
-    assert ending.sentence == (
-        "A callback stopped it after step 4 of 10: reward has not improved."
-    )
+    assert ending.sentence == ("A callback stopped it after step 4 of 10: reward has not improved.")
 
 
 def test_a_model_of_fewer_steps_is_not_that_of_a_run_that_goes_further(folder: RunFolder) -> None:
