@@ -3,7 +3,7 @@
 python scripts/report_picture.py RUN [RUN ...]
 
 Needs the browser extra, and Chromium. Writes docs/assets/report.png: the report's summary and its
-first plots, light, in 64 colors, which a page of text and lines does not miss.
+first plots, light, in 160 colors, which a page of text and lines does not miss.
 """
 
 import shutil
@@ -16,7 +16,7 @@ from PIL import Image
 from playwright.sync_api import sync_playwright
 
 PICTURE = Path(__file__).parents[1] / "docs" / "assets" / "report.png"
-WIDTH, COLORS = 1180, 64
+WIDTH, COLORS = 1180, 160
 PARTS = "header, nav, #summary, #learning"
 """What is in the picture; the rest of the page is left out."""
 

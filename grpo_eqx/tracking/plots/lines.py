@@ -29,7 +29,7 @@ class Intervals:
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """What is drawn of a run, or of several seeds."""
+    """Line of a run, or of several seeds."""
 
     label: str
     color: int
@@ -43,7 +43,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """What the vertical axis shows."""
+    """Vertical axis: the quantity that it shows, and how."""
 
     unit: str
     share: bool = False

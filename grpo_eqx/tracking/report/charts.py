@@ -19,7 +19,7 @@ _TIMES, _TOTALS = "time/train/", ("step_s", "step_avg")
 """Start of the metrics of a step's phases, and of those that are no phases, after it."""
 _MEMORY = "memory/train/"
 _ENDS = ("/ci_low", "/ci_high")
-"""What the metric of an interval's end has after the name of its figure."""
+"""Ends of the names of the metrics that are an interval's ends, after the name of its figure."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Plot:
     """Name of its picture's file, and of what it is on the page."""
     title: str
     about: str
-    """What it shows, in a sentence with its figures."""
+    """Caption: the content of the plot in a sentence, with figures."""
     svg: str
     png: bytes
 

@@ -1,4 +1,4 @@
-"""How a run ended, as far as its folder tells."""
+"""Endings of runs, as far as their folders tell."""
 
 import dataclasses
 import json

@@ -26,7 +26,7 @@ class ReportedRun:
     plan: Mapping[str, Any]
     """The fields of `plan.json`, where there is one."""
     gaps: Sequence[str]
-    """What could not be read, in sentences."""
+    """Sentences on parts that could not be read."""
 
     @property
     def name(self) -> str:

@@ -32,7 +32,7 @@ _SECTIONS: Mapping[str, tuple[str, str]] = {
 
 @runtime_checkable
 class Finding(Protocol):
-    """What a rule found in the metrics of a run."""
+    """Finding of a rule in the metrics of a run."""
 
     @property
     def rule(self) -> str: ...
@@ -56,7 +56,7 @@ Diagnose = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What the page shows of one run by itself."""
+    """Parts of the page that are of one run by itself."""
 
     run: ReportedRun
     group: Group
