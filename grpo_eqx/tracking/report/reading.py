@@ -63,7 +63,7 @@ def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
     return Course(
         np.array([row["step"] for row in rows], float),
         np.array([row.get(name, math.nan) for row in rows], float),
-    )
+    ).one_per_step()
 
 
 def read_run(path: Path) -> ReportedRun:

@@ -128,6 +128,19 @@ def test_seeds_are_one_line_with_a_band_and_other_runs_their_own(tmp_path: Path)
     assert "<code>seed</code>" not in page
 
 
+def test_a_seed_that_ended_early_hides_no_curve(tmp_path: Path) -> None:
+    seeds = [
+        write_run(tmp_path / f"seed{seed}", steps=20, plain=True, seed=seed) for seed in (0, 1, 2)
+    ]
+    rows = (seeds[1] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (seeds[1] / "metrics.jsonl").write_text("".join([*rows[:8], rows[7]]))  # its last step twice
+    (seeds[2] / "metrics.jsonl").write_text(rows[0])  # no step
+    page = report(tmp_path, *seeds)
+    assert "seed0 (3 seeds) end at different steps, 0, 7, 20" in page
+    (reward,) = re.findall(r'<figure id="plot-reward">.*?</figure>', page, re.DOTALL)
+    assert "after step 20" in reward
+
+
 def test_a_run_that_is_going_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=20, plain=True)
     (run / "model").rmdir()
