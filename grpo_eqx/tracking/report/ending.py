@@ -1,4 +1,4 @@
-"""How a run ended, as far as its folder tells."""
+"""State of a run, finished or failed or going on, as far as its folder tells."""
 
 import dataclasses
 import json

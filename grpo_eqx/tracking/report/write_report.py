@@ -56,7 +56,7 @@ Diagnose = Callable[
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What the page shows of one run by itself."""
+    """Part of the page that shows one run by itself."""
 
     run: ReportedRun
     group: Group
