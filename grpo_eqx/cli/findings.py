@@ -24,7 +24,7 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
         return
     last = int(run.steps[-1]["step"])
     for finding in findings:
-        title = Text(f"{finding.rule}, {_span(finding, last)}", "bold")
+        title = Text(f"{finding.rule}, {finding.span(last)}", "bold")
         _print(console, _LABELS[finding.kind] + title)
         _print(console, Text(finding.text), indent=_INDENT)
         _print(console, Text.assemble(("To do: ", "bold"), finding.advice), indent=_INDENT)
@@ -39,17 +39,6 @@ def _print(console: Console, text: Text, indent: int = 0) -> None:
         console.print(Padding(text, (0, 0, 0, indent)))
     else:  # one line, to be searched
         console.print(Text(" " * indent) + text, soft_wrap=True)
-
-
-def _span(finding: Finding, last: int) -> str:
-    """Names the steps at which something was seen, of a run's that ended at `last`."""
-    if finding.kind == "note" or finding.last_step == finding.step == last:
-        return f"step {finding.step}"
-    if finding.last_step in (None, last):
-        return f"since step {finding.step}"
-    if finding.last_step == finding.step:
-        return f"at step {finding.step} only"
-    return f"from step {finding.step} to {finding.last_step}"
 
 
 def _can_see(rule: Rule, run: RecordedRun) -> bool:

@@ -53,8 +53,8 @@ class Inspect(Subcommand):
     text: str | None = None
     """Completions in which this regular expression is found."""
     prompt: str | None = None
-    """Completions of one prompt, side by side over steps: a part of its text, or the start of its
-    id."""
+    """Completions of one prompt: a part of its text, or the start of its id. They are side by side
+    over steps, and one below the other with --best, --worst or --logps."""
     logps: bool = False
     """Show each token's probability: in colors on a terminal, else in digits."""
     limit: int | None = None
@@ -71,10 +71,12 @@ class Inspect(Subcommand):
         wanted = self._wanted()
         recorded = RecordedCompletions(RecordedRun.read(self.folder))
         found = recorded.find(wanted)
+        if self.prompt is not None:
+            _refuse_several(recorded, found, self.prompt)
         console = Console(highlight=False)
         if self.json:
             self._print_json(recorded, self._chosen(found, self.limit or 0))
-        elif self.prompt is not None and not self.logps:
+        elif self.prompt is not None and not (self.logps or self.best or self.worst):
             self._print_side_by_side(recorded, found, console)
         else:
             self._print_blocks(recorded, found, console)
@@ -90,6 +92,9 @@ class Inspect(Subcommand):
                 raise UserError(f"--{name} is {value}: give a number of completions.")
         if self.best is not None and self.worst is not None:
             raise UserError("--best and --worst are both given: ask for one at a time.")
+        if self.limit is not None and (self.best or self.worst):
+            flag = "best" if self.best else "worst"
+            raise UserError(f"--{flag} and --limit both say how many: leave out one of them.")
         first, last = _range_of(self.steps)
         return Wanted(
             first=first,
@@ -157,7 +162,6 @@ class Inspect(Subcommand):
         from grpo_eqx.tracking.completions_view import side_by_side
 
         rows = list(recorded.rows(found, with_tokens=False))
-        _refuse_several(rows, str(self.prompt))
         steps: dict[int, list[Mapping[str, Any]]] = {}
         for row in rows:
             steps.setdefault(row["step"], []).append(row)
@@ -201,14 +205,15 @@ def _pattern_of(text: str | None) -> re.Pattern[str] | None:
         ) from error
 
 
-def _refuse_several(rows: Sequence[Mapping[str, Any]], asked: str) -> None:
+def _refuse_several(recorded: "RecordedCompletions", found: "Sequence[Match]", asked: str) -> None:
     """Refuses completions of several prompts, of which it names some."""
-    prompts = {row["prompt_id"]: row["prompt"] for row in rows}
+    prompts: dict[str, Match] = {}
+    for match in found:
+        prompts.setdefault(match.prompt_id, match)
     if len(prompts) == 1:
         return
-    named = "; ".join(
-        f"{id_} {text[:40]!r}" for id_, text in list(prompts.items())[:_MOST_PROMPTS_NAMED]
-    )
+    rows = recorded.rows(list(prompts.values())[:_MOST_PROMPTS_NAMED], with_tokens=False)
+    named = "; ".join(f"{row['prompt_id']} {row['prompt'][:40]!r}" for row in rows)
     dots = "; ..." if len(prompts) > _MOST_PROMPTS_NAMED else ""
     raise UserError(
         f"--prompt {asked!r} is in {len(prompts)} prompts: give more of the text, or an id "

@@ -30,10 +30,9 @@ class Report(Subcommand):
     def run(self, command: tuple[str, ...]) -> int:
         if not self.runs:
             raise UserError("RUN is missing: name the folder of a run, or of several.")
-        from grpo_eqx.tracking.diagnosis import diagnose
         from grpo_eqx.tracking.report import write_report
 
-        page, *pictures = write_report(self.runs, self.output.expanduser(), diagnose)
+        page, *pictures = write_report(self.runs, self.output.expanduser())
         size = page.stat().st_size / 1e6
         print(f"wrote {page} ({size:.2f} MB), and {len(pictures)} plots to {page.stem}_plots")
         return 0

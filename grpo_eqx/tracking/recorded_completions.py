@@ -2,7 +2,8 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,10 @@ from grpo_eqx.tracking.recorded_run import RecordedRun
 
 TOKEN_COLUMNS = "tokens", "token_logps"
 """Columns with a list for each completion, which take most of a table."""
+_SHOWN_COLUMNS = (
+    "step", "prompt_id", "prompt", "completion", "reward", "advantage", "length", "truncated",
+)  # fmt: skip
+"""Columns without which completions cannot be shown."""
 _LEAST_OF_AN_ID = 4
 """Hex digits that a part of a prompt's id has at least."""
 
@@ -81,21 +86,22 @@ class RecordedCompletions:
             raise UserError(f"no completion matches in {_steps_in_words(tables)}: {seen}.")
         return found
 
-    def rows(self, matches: Iterable[Match], *, with_tokens: bool) -> Iterator[dict[str, Any]]:
-        """Yields the columns of completions, in their order, with tokens or without."""
-        step, table = None, None
+    def rows(self, matches: Sequence[Match], *, with_tokens: bool) -> Iterator[dict[str, Any]]:
+        """Yields the columns of completions, in their order, with tokens or without.
+
+        Reads each table once, when its first completion is due. Raises `UserError` where a table
+        is damaged, or of a version whose tables have no such columns.
+        """
+        places: dict[int, list[int]] = {}
         for match in matches:
-            if match.step != step or table is None:
-                step, table = match.step, self._table(match.step, with_tokens=with_tokens)
-            yield table.slice(match.row, 1).to_pylist()[0]
-
-    def _table(self, step: int, *, with_tokens: bool) -> Any:
-        import pyarrow.parquet as pq
-
-        with _readable(self.tables[step]).open("rb") as file:
-            table = pq.read_table(file)
-        dropped = [x for x in table.column_names if x in TOKEN_COLUMNS and not with_tokens]
-        return table.drop_columns(dropped)
+            places.setdefault(match.step, []).append(match.row)
+        unread = () if with_tokens else TOKEN_COLUMNS
+        due: dict[int, deque[dict[str, Any]]] = {}
+        for match in matches:
+            if match.step not in due:
+                table = _table(self.tables[match.step], _SHOWN_COLUMNS, unread)
+                due[match.step] = deque(table.take(places[match.step]).to_pylist())
+            yield due[match.step].popleft()
 
 
 class _Seen:
@@ -163,24 +169,37 @@ def _is_within(step: int, wanted: Wanted) -> bool:
 def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
     """Returns columns of a table: of numbers as arrays, of texts as lists."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    with _readable(path).open("rb") as file:
-        try:
-            table = pq.read_table(file, columns=list(names))
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(
-                f"the table {str(path)!r} cannot be read ({error}): remove it."
-            ) from error
-    if missing := [name for name in names if name not in table.column_names]:
-        raise UserError(
-            f"the table {str(path)!r} has no column {missing[0]!r}: an earlier version of grpo_eqx "
-            f"wrote it."
-        )
+    table = _table(path, names)
     return {
         name: column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy()
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
+
+
+def _table(path: Path, needed: Sequence[str], unread: Sequence[str] | None = None) -> Any:
+    """Reads a table's columns: those needed, or, where some are not to be read, all others.
+
+    Raises `UserError` where it is gone or damaged, or lacks a column that is needed.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with _readable(path).open("rb") as file:
+        try:
+            table = pq.ParquetFile(file)
+            names = table.schema_arrow.names
+            if missing := [name for name in needed if name not in names]:
+                raise UserError(
+                    f"the table {str(path)!r} has no column {missing[0]!r}: an earlier version of "
+                    f"grpo_eqx wrote it. Move it out of the folder to see the others."
+                )
+            columns = needed if unread is None else [x for x in names if x not in unread]
+            return table.read(list(columns))
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(
+                f"the table {str(path)!r} cannot be read ({error}): remove it."
+            ) from error
 
 
 def _readable(path: Path) -> Path:

@@ -27,6 +27,8 @@ class RecordedRun:
     finite."""
     evaluations: Sequence[Mapping[str, float]]
     """The metrics of each evaluation, with the step after which it was made as `step`."""
+    damaged_lines: Sequence[int] = ()
+    """Numbers of the lines of the metrics file that could not be read, and are left out."""
 
     @classmethod
     def read(cls, path: str | Path) -> "RecordedRun":
@@ -39,12 +41,17 @@ class RecordedRun:
             )
         try:
             settings = json.loads(folder.config.read_text(encoding="utf-8"))
-            rows = folder.rows()
+            return cls.of(folder, settings)
         except (OSError, ValueError) as error:
             raise UserError(f"the run in {str(path)!r} cannot be read: {error}") from error
+
+    @classmethod
+    def of(cls, folder: RunFolder, settings: Mapping[str, Any]) -> "RecordedRun":
+        """Reads the metrics of a folder, whose settings are given."""
+        rows, damaged = folder.read_metrics()
         steps = [row for row in rows if _LOGGED_BY_STEPS in row]
         evaluations = [row for row in rows if _LOGGED_BY_STEPS not in row]
-        return cls(folder, settings, steps, evaluations)
+        return cls(folder, settings, steps, evaluations, damaged)
 
     @property
     def name(self) -> str:

@@ -7,12 +7,21 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_eqx.errors import RunError, UserError
 
 SIGN_SECONDS = 20.0
 """Seconds between two signs of life that a run gives through the time of its lock's file."""
+
+
+class MetricRows(NamedTuple):
+    """Lines of a metrics file that can be read, and the numbers of those that cannot."""
+
+    rows: list[dict[str, float]]
+    """Metrics of steps and evaluations, with NaN for null."""
+    damaged: list[int]
+    """Numbers of damaged lines, from 1; without the last, which a run may be writing."""
 
 
 class RunFolder:
@@ -154,28 +163,36 @@ class RunFolder:
 
     def rows(self, last: int | None = None) -> list[dict[str, float]]:
         """Returns all metrics up to step `last`, of steps and evaluations; NaN for null."""
-        return [
+        return self.read_metrics(last).rows
+
+    def read_metrics(self, last: int | None = None) -> MetricRows:
+        """Reads the metrics up to step `last`, and which of their lines are damaged."""
+        rows, damaged = self._lines()
+        numbers = [
             {name: math.nan if x is None else float(x) for name, x in row.items()}
-            for row in self._lines(last)
+            for row in rows
+            if last is None or row["step"] <= last
         ]
+        return MetricRows(numbers, damaged)
 
     def completion_tables(self) -> dict[int, Path]:
         """Returns the tables of completions by step, oldest first."""
         tables = sorted(self.completions.glob("step_*.parquet"))
         return {int(table.stem.removeprefix("step_")): table for table in tables}
 
-    def _lines(self, last: int | None) -> list[dict[str, Any]]:
+    def _lines(self) -> tuple[list[dict[str, Any]], list[int]]:
+        """Returns the lines that can be read, as JSON has them, and the numbers of the others."""
         if not self.metrics.exists():
-            return []
-        rows = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            try:
-                row = json.loads(line)
-            except json.JSONDecodeError:  # a process was killed while it wrote its last line
-                break
-            if last is None or row["step"] <= last:
+            return [], []
+        rows, damaged = [], []
+        lines = self.metrics.read_bytes().splitlines()
+        for number, line in enumerate(lines, start=1):
+            row = _metrics_of(line)
+            if row is not None:
                 rows.append(row)
-        return rows
+            elif number < len(lines):  # else a run writes it, or was killed while it did
+                damaged.append(number)
+        return rows, damaged
 
     def _forget_after(self, step: int) -> None:
         """Deletes the records of later steps, which a resumed run makes again."""
@@ -184,7 +201,8 @@ class RunFolder:
                 table.unlink()
         if self.metrics.exists():
             kept = self.metrics.with_suffix(".tmp")
-            lines = [json.dumps(row) + "\n" for row in self._lines(step)]
+            rows, _ = self._lines()
+            lines = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
             kept.write_text("".join(lines), encoding="utf-8")
             kept.replace(self.metrics)
 
@@ -215,3 +233,14 @@ class RunFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             entry.rename(target)
         return kept
+
+
+def _metrics_of(line: bytes) -> dict[str, Any] | None:
+    """Returns the metrics of a line; `None` where it is damaged."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int | float):
+        return None
+    return row if all(x is None or isinstance(x, int | float) for x in row.values()) else None

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from grpo_eqx.cli.main import main
 from grpo_eqx.tracking.completions_table import prompt_id, write_completions
+from grpo_eqx.tracking.recorded_completions import RecordedCompletions, Wanted
+from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.run_folder import RunFolder
 
 STEPS = 1, 2, 4
@@ -100,6 +103,7 @@ def test_without_flags_it_shows_an_even_spread_over_the_steps(inspect: Inspect) 
         (["--worst", "2"], ["step 4, row 1", "step 2, row 1"]),
         (["--best", "1", "--steps", ":2"], ["step 2, row 0"]),
         (["--best", "2", "--max-reward", "0.25"], ["step 4, row 3", "step 2, row 3"]),
+        (["--prompt", "cakes", "--best", "1"], ["step 4, row 3"]),
         (["--min-reward", "0.5"], ["step 2, row 0", "step 4, row 0"]),
         (["--truncated", "--steps", "2:"], ["step 2, row 2", "step 4, row 2"]),
         (["--text", r"\[b\]3", "--steps", "2"], ["step 2, row 3"]),
@@ -162,6 +166,9 @@ def test_json_has_a_line_for_each_completion(inspect: Inspect) -> None:
         (["--steps", "ten"], "use 10:50, 10: (from 10 on), :50 or 50"),
         (["--text", "("], "is no regular expression (missing ), unterminated subpattern"),
         (["--prompt", "How"], "is in 2 prompts: give more of the text, or an id ("),
+        (["--prompt", "How", "--logps"], "is in 2 prompts: give more of the text, or an id ("),
+        (["--prompt", "How", "--json"], "is in 2 prompts: give more of the text, or an id ("),
+        (["--best", "3", "--limit", "9"], "--best and --limit both say how many: leave out one"),
         (["--best", "1", "--worst", "1"], "ask for one at a time"),
         (["--best", "0"], "--best is 0: give a number of completions"),
         (["--limit", "-1"], "--limit is -1"),
@@ -191,6 +198,34 @@ def test_a_damaged_table_is_named(inspect: Inspect, run: Path) -> None:
     outcome = inspect()
     assert outcome.code == 2
     assert "step_000002.parquet' cannot be read" in outcome.err
+
+
+def test_a_table_of_an_earlier_version_is_said_to_be(inspect: Inspect, run: Path) -> None:
+    for name in ("prompt_id", "advantage"):  # read to find completions, and to show them
+        table = columns(4)
+        del table[name]
+        write_completions(run / "completions" / "step_000004.parquet", table)
+        outcome = inspect()
+        assert outcome.code == 2
+        assert f"has no column '{name}': an earlier version of grpo_eqx wrote it" in outcome.err
+
+
+def test_each_table_is_read_once_and_without_tokens(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded = RecordedCompletions(RecordedRun.read(run))
+    found = recorded.find(Wanted())
+    read, whole = list[list[str]](), pq.ParquetFile.read
+    monkeypatch.setattr(
+        pq.ParquetFile, "read", lambda file, names: read.append(names) or whole(file, names)
+    )
+    mixed = sorted(found, key=lambda match: match.row)
+    rows = list(recorded.rows(mixed, with_tokens=False))
+    assert [row["completion"][:13] for row in rows] == [
+        f"step {match.step}, row {match.row}" for match in mixed
+    ]
+    assert len(read) == len(STEPS)
+    assert not {name for names in read for name in names} & {"tokens", "token_logps"}
 
 
 def test_a_table_without_log_probs_is_answered(inspect: Inspect, run: Path) -> None:

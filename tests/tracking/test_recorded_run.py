@@ -43,6 +43,20 @@ def test_a_value_that_was_not_finite_or_not_logged_is_nan(folder: Path) -> None:
     assert math.isnan(run.values("kl")[0])
 
 
+def test_damaged_lines_are_left_out_and_numbered(folder: Path) -> None:
+    """A resumed run writes its metrics on: it keeps what follows a damaged line."""
+    damaged = [b"\0\0\0", b"\xff", b"[1]", b'{"reward": 1}', b'{"step": 9, "reward": "high"}']
+    with (folder / "metrics.jsonl").open("ab") as file:
+        file.write(b"\n" + b"\n".join([*damaged, b'{"step": 3, "step_time": 1.0}', b'{"step": 4']))
+    run = RecordedRun.read(folder)
+    assert [step["step"] for step in run.steps] == [1, 2, 3]
+    assert run.damaged_lines == [4, 5, 6, 7, 8, 9]
+    run.folder.start({}, {}, {}, 3, continued=True)
+    resumed = RecordedRun.of(run.folder, {})
+    assert [step["step"] for step in resumed.steps] == [1, 2, 3]
+    assert not resumed.damaged_lines
+
+
 def test_tables_of_completions_come_in_the_order_of_steps(folder: Path) -> None:
     assert list(RecordedRun.read(folder).completion_tables) == [1, 10]
 

@@ -26,6 +26,16 @@ class Finding:
     last_step: int | None = None
     """Last step at which it was seen. `None` while the run goes on."""
 
+    def span(self, last: int) -> str:
+        """Names the steps at which it was seen, of a run whose last step is `last`."""
+        if self.kind == "note" or self.last_step == self.step == last:
+            return f"step {self.step}"
+        if self.last_step in (None, last):
+            return f"since step {self.step}"
+        if self.last_step == self.step:
+            return f"at step {self.step} only"
+        return f"from step {self.step} to {self.last_step}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Seen:

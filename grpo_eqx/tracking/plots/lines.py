@@ -43,7 +43,7 @@ class Line:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Vertical axis: the quantity that it shows, and how."""
+    """Unit and range of the vertical axis."""
 
     unit: str
     share: bool = False
@@ -78,7 +78,8 @@ def draw_lines(
         )  # fmt: skip
     _scale(axes, scale, lines, (levels or {}).values())
     dress(axes, scale.unit, share=scale.share)
-    axes.set_xlim(-0.02 * last_step, 1.02 * last_step)
+    end = max(last_step, 1)  # an evaluation before the first step is the only point
+    axes.set_xlim(-0.02 * end, 1.02 * end)
     if len(lines) > 1:
         _legend(axes, lines, columns)
     assert isinstance(axes.figure, Figure)

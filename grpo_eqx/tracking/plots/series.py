@@ -26,6 +26,11 @@ class Course:
         found = dict(zip(self.steps.tolist(), self.values.tolist(), strict=True))
         return np.array([found.get(step, np.nan) for step in steps.tolist()])
 
+    def one_per_step(self) -> "Course":
+        """Returns the course in the order of its steps, of each the last value recorded."""
+        steps, from_end = np.unique(self.steps[::-1], return_index=True)
+        return Course(steps, self.values[::-1][from_end])
+
     def smooth(self) -> "Course":
         """Returns the running means."""
         return Course(self.steps, running_mean(self.values, window(len(self.values))))
@@ -47,7 +52,7 @@ class Course:
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """A metric of several runs over the steps that all of them have made."""
+    """A metric of several runs: at each step, of those that have it there."""
 
     mean: Course
     low: Course
@@ -56,16 +61,26 @@ class Band:
     @classmethod
     def of(cls, courses: Sequence[Course]) -> "Band":
         """Returns mean, lowest and highest of the running means of several runs."""
-        common = courses[0].steps
-        for course in courses[1:]:
-            common = np.intersect1d(common, course.steps)
-        rows = np.stack(
-            [course.smooth().values[np.isin(course.steps, common)] for course in courses]
-        )
-        # NaN in one of the runs is NaN here: a mean of fewer runs would be another quantity.
-        mean, low, high = rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0)
-        places = np.linspace(0, len(common) - 1, min(len(common), _MOST_POINTS)).round().astype(int)
-        return cls(*(Course(common[places], each[places]) for each in (mean, low, high)))
+        band = cls.of_points([course.one_per_step().smooth() for course in courses])
+        count = len(band.mean.steps)
+        places = np.linspace(0, count - 1, min(count, _MOST_POINTS)).round().astype(int)
+        courses = band.mean, band.low, band.high
+        return cls(*(Course(each.steps[places], each.values[places]) for each in courses))
+
+    @classmethod
+    def of_points(cls, courses: Sequence[Course]) -> "Band":
+        """Returns mean, lowest and highest of the values of several runs, at any run's steps.
+
+        A run that ended early, or lacks a value, is left out where it has none.
+        """
+        steps = np.unique(np.concatenate([course.steps for course in courses]))
+        rows = np.stack([course.at(steps) for course in courses])
+        found = np.isfinite(rows)
+        steps, rows, found = (x[..., found.any(axis=0)] for x in (steps, rows, found))
+        mean = np.where(found, rows, 0.0).sum(axis=0) / found.sum(axis=0)
+        low = np.where(found, rows, np.inf).min(axis=0)
+        high = np.where(found, rows, -np.inf).max(axis=0)
+        return cls(*(Course(steps, each) for each in (mean, low, high)))
 
 
 def window(count: int) -> int:

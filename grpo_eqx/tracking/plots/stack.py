@@ -1,6 +1,7 @@
 """Plot of what the time of a run's steps is spent on."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -47,8 +48,9 @@ def draw_step_times(times: StepTimes) -> Figure:
     binned = times.binned()
     axes = new_axes(right=_LABELS_WIDTH)
     below, edges = np.zeros(len(binned.steps)), _edges(binned.steps)
-    for index, (phase, seconds) in enumerate(binned.phases.items()):
-        _fill(axes, edges, below, below + seconds, f"{DATA}-{phase}", facecolor=SERIES[index])
+    colors = itertools.cycle(SERIES)
+    for (phase, seconds), color in zip(binned.phases.items(), colors, strict=False):
+        _fill(axes, edges, below, below + seconds, f"{DATA}-{phase}", facecolor=color)
         below = below + seconds
     compiling = np.minimum(binned.compiling, below)
     if compiling.any():
@@ -101,7 +103,8 @@ def _label(axes: Axes, phases: Sequence[str], medians: Sequence[float]) -> None:
     for i in range(1, len(places)):
         places[i] = max(places[i], places[i - 1] + line)
     places -= max(0.0, places[-1] - high)
-    for phase, median, place, color in zip(phases, medians, places, SERIES, strict=False):
+    colors = itertools.cycle(SERIES)
+    for phase, median, place, color in zip(phases, medians, places, colors, strict=False):
         axes.annotate(
             "", (1.015, place), xytext=(1.045, place), xycoords=("axes fraction", "data"),
             textcoords=("axes fraction", "data"),

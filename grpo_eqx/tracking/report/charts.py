@@ -149,24 +149,12 @@ def _evaluation(group: Group, name: str) -> Line | None:
     if not found:
         return None
     if len(found) > 1:
-        return _seeds(group, [course for _, course in found])
+        seeds = Band.of_points([course for _, course in found])
+        return Line(group.name, group.index, seeds, points=True)
     (run, course) = found[0]
     ends = [Course(course.steps, run.evaluations(f"{name}{end}").at(course.steps)) for end in _ENDS]
     intervals = None if any(each.is_empty for each in ends) else Intervals(*ends)
     return Line(group.name, group.index, course, intervals, points=True)
-
-
-def _seeds(group: Group, courses: Sequence[Course]) -> Line | None:
-    """Returns means and extremes of several seeds, after the steps at which all were evaluated."""
-    steps = sorted(set.intersection(*(set(course.steps.tolist()) for course in courses)))
-    if not steps:
-        return None
-    places = np.array(steps)
-    rows = np.stack([course.at(places) for course in courses])
-    mean, low, high = (
-        Course(places, each) for each in (rows.mean(axis=0), rows.min(axis=0), rows.max(axis=0))
-    )
-    return Line(group.name, group.index, Band(mean, low, high), points=True)
 
 
 def _times(groups: Sequence[Group]) -> Iterator[Plot]:

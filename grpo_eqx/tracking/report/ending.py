@@ -1,4 +1,4 @@
-"""Endings of runs, as far as their folders tell."""
+"""State of a run, finished or failed or going on, as far as its folder tells."""
 
 import dataclasses
 import json

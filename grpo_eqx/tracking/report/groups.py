@@ -21,6 +21,11 @@ class Group:
         first = self.runs[0].name
         return first if len(self.runs) == 1 else f"{first} ({len(self.runs)} seeds)"
 
+    @property
+    def last_steps(self) -> list[int]:
+        """The steps at which its runs end, each once, in ascending order."""
+        return sorted({run.last_step for run in self.runs})
+
 
 def grouped(runs: Sequence[ReportedRun]) -> list[Group]:
     """Returns the groups of runs, in the order of their first ones.

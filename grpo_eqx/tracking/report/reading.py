@@ -63,7 +63,7 @@ def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
     return Course(
         np.array([row["step"] for row in rows], float),
         np.array([row.get(name, math.nan) for row in rows], float),
-    )
+    ).one_per_step()
 
 
 def read_run(path: Path) -> ReportedRun:
@@ -77,10 +77,12 @@ def read_run(path: Path) -> ReportedRun:
     settings = _fields(folder.config, gaps, "its settings are not shown")
     layout = _fields(folder.layout, gaps, "its devices are not shown")
     plan = _fields(folder.plan, gaps, "the plan is not shown") if folder.plan.exists() else {}
-    rows = _rows(folder.metrics, gaps)
-    steps = [row for row in rows if "step_time" in row]
-    evaluations = [row for row in rows if "step_time" not in row]
-    return ReportedRun(RecordedRun(folder, settings, steps, evaluations), layout, plan, gaps)
+    run = RecordedRun.of(folder, settings)
+    if unread := run.damaged_lines:
+        which = ", ".join(map(str, unread[:5])) + (", ..." if len(unread) > 5 else "")
+        name = folder.metrics.name
+        gaps.append(f"{name} has lines that cannot be read, and are left out: {which}.")
+    return ReportedRun(run, layout, plan, gaps)
 
 
 def _fields(path: Path, gaps: list[str], consequence: str) -> Mapping[str, Any]:
@@ -96,24 +98,3 @@ def _fields(path: Path, gaps: list[str], consequence: str) -> Mapping[str, Any]:
         reason = f"is no valid JSON ({error})"
     gaps.append(f"{path.name} {reason}: {consequence}.")
     return {}
-
-
-def _rows(path: Path, gaps: list[str]) -> list[dict[str, float]]:
-    """Reads the lines of a metrics file that can be read, in the order of their steps."""
-    rows, unread = [], []
-    lines = path.read_bytes().splitlines()
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = {
-                name: math.nan if value is None else float(value)
-                for name, value in json.loads(line).items()
-            }
-            rows.append({"step": row.pop("step"), **row})
-        except (ValueError, TypeError, AttributeError, KeyError):
-            unread.append(number)
-    if unread[-1:] == [len(lines)]:  # the line that a run is writing, or was when it was killed
-        unread.pop()
-    if unread:
-        which = ", ".join(map(str, unread[:5])) + (", ..." if len(unread) > 5 else "")
-        gaps.append(f"{path.name} has lines that cannot be read, and are left out: {which}.")
-    return sorted(rows, key=lambda row: row["step"])

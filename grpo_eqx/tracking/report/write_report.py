@@ -2,13 +2,14 @@
 
 import dataclasses
 import datetime
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jinja2
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.diagnosis import Finding, diagnose
 from grpo_eqx.tracking.plots.style import plotting
 from grpo_eqx.tracking.report.charts import Plot, draw_sections
 from grpo_eqx.tracking.report.completions import Examples, choose_examples, shortened
@@ -30,33 +31,9 @@ _SECTIONS: Mapping[str, tuple[str, str]] = {
 """Titles of the sections with plots, and the questions that they answer."""
 
 
-@runtime_checkable
-class Finding(Protocol):
-    """Finding of a rule in the metrics of a run."""
-
-    @property
-    def rule(self) -> str: ...
-    @property
-    def step(self) -> int: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def advice(self) -> str: ...
-    @property
-    def kind(self) -> str:
-        """Whether something is wrong, a `sickness`, or looks wrong and is right, a `note`."""
-
-
-Diagnose = Callable[
-    [Mapping[str, Any], Sequence[Mapping[str, float]], Sequence[Mapping[str, float]]],
-    Sequence[Finding],
-]
-"""Function of settings, steps and evaluations that says what is wrong with a run."""
-
-
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """Parts of the page that are of one run by itself."""
+    """Part of the page that shows one run by itself."""
 
     run: ReportedRun
     group: Group
@@ -68,11 +45,11 @@ class _Part:
         return facts_of(self.run)
 
 
-def write_report(paths: Sequence[Path], output: Path, diagnose: Diagnose) -> list[Path]:
+def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
     """Writes the report on runs, and a picture of each of its plots.
 
     **Arguments:** the folders of the runs; the file, beside which a folder of the same name, with
-    `_plots` at its end, has the pictures; what diagnoses a run.
+    `_plots` at its end, has the pictures.
 
     **Returns:** the files that were written, the page first. Raises `UserError` where a path is no
     run's folder, or the file cannot be written.
@@ -86,7 +63,7 @@ def write_report(paths: Sequence[Path], output: Path, diagnose: Diagnose) -> lis
     groups = grouped(runs)
     with plotting():
         sections = draw_sections(groups)
-    page = _page(groups, sections, diagnose)
+    page = _page(groups, sections)
     files = {output: page.encode()}
     for plots in sections.values():
         files |= {pictures / f"{plot.name}.png": plot.png for plot in plots}
@@ -107,9 +84,7 @@ def _unwritable(output: Path, error: OSError) -> UserError:
     )
 
 
-def _page(
-    groups: Sequence[Group], sections: Mapping[str, Sequence[Plot]], diagnose: Diagnose
-) -> str:
+def _page(groups: Sequence[Group], sections: Mapping[str, Sequence[Plot]]) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,  # completions are text of a model, and may be anything
@@ -118,7 +93,7 @@ def _page(
         undefined=jinja2.StrictUndefined,
     )
     environment.filters["shortened"] = shortened
-    parts = [_part(run, group, diagnose) for group in groups for run in group.runs]
+    parts = [_part(run, group) for group in groups for run in group.runs]
     runs = [part.run for part in parts]
     return environment.get_template("report.html.jinja").render(
         title=" and ".join(group.name for group in groups),
@@ -140,7 +115,7 @@ def _subjects(runs: Sequence[ReportedRun]) -> list[str]:
     return list(dict.fromkeys(f"{model} on {data}" for model, data in pairs if model and data))
 
 
-def _part(run: ReportedRun, group: Group, diagnose: Diagnose) -> _Part:
+def _part(run: ReportedRun, group: Group) -> _Part:
     gaps: list[str] = list(run.gaps)
     examples = choose_examples(run.run.completion_tables, gaps)
     # Rules read the settings too.

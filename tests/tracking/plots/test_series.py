@@ -38,12 +38,20 @@ def test_a_short_course_stays_as_it_is() -> None:
     assert short.thinned() is short
 
 
-def test_a_band_is_over_the_steps_that_all_seeds_have() -> None:
-    band = Band.of([course(1.0, 2.0, 3.0), course(4.0, 5.0, first=2)])
-    np.testing.assert_array_equal(band.mean.steps, [2, 3])
-    np.testing.assert_array_equal(band.mean.values, [3, 4])
-    np.testing.assert_array_equal(band.low.values, [2, 3])
-    np.testing.assert_array_equal(band.high.values, [4, 5])
+def test_a_band_is_over_the_seeds_that_made_each_step() -> None:
+    band = Band.of([course(1.0, 2.0, 3.0), course(4.0, 5.0, first=2), course(np.nan)])
+    np.testing.assert_array_equal(band.mean.steps, [1, 2, 3])
+    np.testing.assert_array_equal(band.mean.values, [1, 3, 4])
+    np.testing.assert_array_equal(band.low.values, [1, 2, 3])
+    np.testing.assert_array_equal(band.high.values, [1, 4, 5])
+
+
+def test_of_a_repeated_step_the_last_value_counts() -> None:
+    repeated = Course(np.array([2.0, 1.0, 2.0]), np.array([7.0, 1.0, 3.0]))
+    np.testing.assert_array_equal(repeated.one_per_step().steps, [1, 2])
+    np.testing.assert_array_equal(repeated.one_per_step().values, [1, 3])
+    band = Band.of([repeated, course(3.0, 5.0)])
+    np.testing.assert_array_equal(band.mean.values, [2, 4])
 
 
 def test_values_are_found_by_their_steps() -> None:

@@ -1,6 +1,7 @@
 """Figures that are part of a page, and can be seen: their colors contrast, and tell lines apart."""
 
 import re
+import warnings
 from xml.etree import ElementTree
 
 import numpy as np
@@ -63,6 +64,23 @@ def test_long_steps_are_cut_off_and_said_to_be() -> None:
     assert "1 bar is cut off, at 52 s" in svg
     assert "update 2 s" in svg
     assert svg.count('class="data"') == 3  # the phases, and what was compilation
+
+
+def test_more_phases_than_colors_are_all_drawn_and_named() -> None:
+    steps = np.arange(1.0, 4.0)
+    with plotting():
+        phases = {f"phase {i}": np.ones(3) for i in range(len(SERIES) + 2)}
+        svg = inline_svg(draw_step_times(StepTimes(steps, phases, np.zeros(3))), "name", "", "")
+    assert svg.count('class="data"') == len(phases)
+    assert all(f"{phase} 1 s" in svg for phase in phases)
+
+
+def test_a_point_before_the_first_step_is_drawn_without_a_warning() -> None:
+    with plotting(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        line = Line("a", 0, Course(np.zeros(1), np.ones(1)), points=True)
+        (axes,) = draw_lines([line], Scale(unit="share"), 0.0).axes
+    assert axes.get_xlim() == (-0.02, 1.02)
 
 
 def luminance(color: str) -> float:

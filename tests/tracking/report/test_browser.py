@@ -1,12 +1,14 @@
 """The report as a browser shows it."""
 
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from grpo_eqx.tracking.diagnosis import Finding
 from grpo_eqx.tracking.report import write_report
 
 from .synthetic_run import write_run
@@ -74,13 +76,12 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = write_run(folder / name, steps=40, learning_rate=1e-3)
     (other / "layout.json").write_text("{")
 
-    class Found:
-        rule, step = "length_explosion", 3
-        text = "Completions of 5,000 tokens" + "!" * 200
-        advice, kind = "Lower max_completion_length.", "sickness"
-
+    text = "Completions of 5,000 tokens" + "!" * 200
+    found = Finding("length_explosion", 3, text, "Lower max_completion_length.")
     output = folder / "report.html"
-    write_report([*seeds, other], output, lambda *_: [Found()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[write_report.__module__], "diagnose", lambda *_: [found])
+        write_report([*seeds, other], output)
     return output
 
 

@@ -2,42 +2,38 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.diagnosis import Finding
 from grpo_eqx.tracking.report import write_report
 
 from .synthetic_run import HOSTILE, write_run
-
-
-class Found(NamedTuple):
-    rule: str
-    step: int
-    text: str
-    advice: str
-    kind: str = "sickness"
 
 
 def diagnose(
     settings: Mapping[str, Any],
     steps: Sequence[Mapping[str, float]],
     evaluations: Sequence[Mapping[str, float]],
-) -> list[Found]:
+) -> list[Finding]:
     text = f"{len(steps)} steps, {len(evaluations)} evaluations, beta {settings['beta']}"
-    return [Found("entropy_collapse", 7, text, "Lower learning_rate.")]
+    return [Finding("entropy_collapse", 7, text, "Lower learning_rate.", last_step=9)]
 
 
-def healthy(*_: Any) -> list[Found]:
-    return [Found("loss_near_zero", 1, "The loss is near 0.", "That is right.", "note")]
+def healthy(*_: Any) -> list[Finding]:
+    return [Finding("loss_near_zero", 1, "The loss is near 0.", "That is right.", "note")]
 
 
 def report(tmp_path: Path, *runs: Path, rules: Any = healthy) -> str:
     output = tmp_path / "report.html"
-    assert write_report(runs, output, rules)[0] == output
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[write_report.__module__], "diagnose", rules)
+        assert write_report(runs, output)[0] == output
     return output.read_text()
 
 
@@ -72,7 +68,7 @@ def test_it_says_what_was_run_and_how_it_ended(page: str) -> None:
 def test_findings_are_those_of_the_rules(tmp_path: Path) -> None:
     page = report(tmp_path, write_run(tmp_path / "run", steps=40, plain=True), rules=diagnose)
     assert "entropy collapse" in page
-    assert "from step 7" in page
+    assert "from step 7 to 9" in page
     assert "40 steps, 2 evaluations, beta 0.01" in page
     assert "Lower learning_rate." in page
     assert "No rule found" not in page
@@ -126,6 +122,19 @@ def test_seeds_are_one_line_with_a_band_and_other_runs_their_own(tmp_path: Path)
     assert "fill-opacity" in reward  # the band
     assert '<tr class="differs"><th scope="row"><code>learning_rate</code></th>' in page
     assert "<code>seed</code>" not in page
+
+
+def test_a_seed_that_ended_early_hides_no_curve(tmp_path: Path) -> None:
+    seeds = [
+        write_run(tmp_path / f"seed{seed}", steps=20, plain=True, seed=seed) for seed in (0, 1, 2)
+    ]
+    rows = (seeds[1] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (seeds[1] / "metrics.jsonl").write_text("".join([*rows[:8], rows[7]]))  # its last step twice
+    (seeds[2] / "metrics.jsonl").write_text(rows[0])  # no step
+    page = report(tmp_path, *seeds)
+    assert "seed0 (3 seeds) end at different steps, 0, 7, 20" in page
+    (reward,) = re.findall(r'<figure id="plot-reward">.*?</figure>', page, re.DOTALL)
+    assert "after step 20" in reward
 
 
 def test_a_run_that_is_going_on_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
@@ -195,4 +204,4 @@ def test_a_folder_that_is_no_run_and_a_file_that_cannot_be_written(
     with pytest.raises(UserError, match="is not a run folder"):
         report(tmp_path, tmp_path)
     with pytest.raises(UserError, match="cannot be written"):
-        write_report([run], tmp_path / "no" / "report.html", healthy)
+        write_report([run], tmp_path / "no" / "report.html")
