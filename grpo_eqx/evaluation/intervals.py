@@ -29,7 +29,25 @@ def share_of(solved: Bool[np.ndarray, " N"]) -> Estimate:
     few problems and for shares near 0 and 1 (Brown, Cai and DasGupta, Statistical Science 16,
     2001).
     """
-    n, share = len(solved), float(solved.mean())
+    return _wilson(float(solved.mean()), len(solved))
+
+
+def mean_share_of(shares: Float[np.ndarray, " N"], samples: int) -> Estimate:
+    """Estimates a probability from each problem's own, as `samples` completions estimate it.
+
+    The interval is Wilson's, as that of `share_of`, for as many independent completions as give the
+    mean `p` the variance that it has between problems: `n = p (1 - p) / var(p)` (the effective
+    sample size of surveys: Korn and Graubard, Survey Methodology 24, 1998). They are at least the
+    problems and at most all completions, and the problems where no two of these differ. So it is
+    not empty where no completion is right, and never leaves 0 to 1, as the normal one does.
+    """
+    problems, p = len(shares), float(shares.mean())
+    variance = float(shares.var(ddof=1)) / problems if problems > 1 else 0.0
+    n = p * (1 - p) / variance if variance > 0 else problems
+    return _wilson(p, min(max(n, problems), problems * samples))
+
+
+def _wilson(share: float, n: float | int) -> Estimate:
     center = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
     return Estimate(share, max(0.0, center - half), min(1.0, center + half))

@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.evaluation.intervals import Estimate, mean_of, share_of
+from grpo_eqx.evaluation.intervals import Estimate, mean_of, mean_share_of, share_of
 
 PREFIX = "eval/"
 """Start of the names of an evaluation's metrics."""
@@ -46,8 +46,9 @@ class Evaluation:
     def estimates(self) -> dict[str, Estimate]:
         """Returns the figures with their intervals of 95 %.
 
-        pass@k has Wilson's interval where all `k` completions of a problem decide it together, as
-        has maj@k; all other figures have the normal one over problems. `intervals` has the sources.
+        pass@k and maj@k have Wilson's interval, for as many independent completions as the variance
+        between problems amounts to; values of `eval_metrics`, which may be any numbers, have the
+        normal one over problems. `intervals` has the sources.
         """
         samples = self.solved.shape[1]
         found = {f"pass@{k}": _pass_estimate(self.solved, k) for k in sorted({1, samples})}
@@ -112,7 +113,7 @@ def _pass_at(solved: Bool[np.ndarray, "N S"], k: int) -> Float[np.ndarray, " N"]
 def _pass_estimate(solved: Bool[np.ndarray, "N S"], k: int) -> Estimate:
     if k == solved.shape[1]:
         return share_of(solved.max(axis=1))
-    return mean_of(_pass_at(solved, k))
+    return mean_share_of(_pass_at(solved, k), solved.shape[1])
 
 
 def _mean(scores: Float[np.ndarray, "N S"]) -> Float[np.ndarray, " N"]:

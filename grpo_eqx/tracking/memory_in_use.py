@@ -1,9 +1,8 @@
 """Memory that a run takes, in words."""
 
-import resource
-import sys
-
 import jax
+
+from grpo_eqx.tracking.memory import peak_resident_bytes
 
 _GIB = 2**30
 
@@ -20,6 +19,4 @@ def memory_in_use() -> tuple[str, str]:
         peak, of = max(peaks, key=lambda pair: pair[0])
         limit = of.get("bytes_limit")
         return "memory", f"{peak / _GIB:.1f}" + (f"/{limit / _GIB:.0f} GiB" if limit else " GiB")
-    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    size = largest if sys.platform == "darwin" else largest * 1024
-    return "RAM", f"{size / _GIB:.1f} GiB"
+    return "RAM", f"{peak_resident_bytes() / _GIB:.1f} GiB"

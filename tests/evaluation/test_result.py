@@ -30,9 +30,9 @@ def test_it_prints_as_a_sentence() -> None:
     scores = {"words": np.array([[2.0, np.nan, 4.0, 3.0], [1.0] * 4, [np.nan] * 4, [2.0] * 4])}
     evaluation = Evaluation(SOLVED, SOLVED, VOTED, scores, temperature=0.7)
     assert str(evaluation) == (
-        "43.8% (1.9-85.6) correct on 4 problems, 4 completions each, at temperature 0.7; "
+        "43.8% (14.3-78.4) correct on 4 problems, 4 completions each, at temperature 0.7; "
         "pass@4 75.0% (30.1-95.4); maj@4 50.0% (15.0-85.0); "
-        "strict pass@1 43.8% (1.9-85.6); strict pass@4 75.0% (30.1-95.4); words 2 (0.8684-3.132)"
+        "strict pass@1 43.8% (14.3-78.4); strict pass@4 75.0% (30.1-95.4); words 2 (0.8684-3.132)"
     )
     greedy = Evaluation(SOLVED[:, :1])
     assert str(greedy) == "50.0% (15.0-85.0) correct on 4 problems, greedy"

@@ -100,4 +100,5 @@ def _look(history: History, told: Iterable[_Key] = ()) -> Iterator[tuple[_Key, F
             key = rule.name, seen.subject
             if key not in told:
                 advice = rule.advice if seen.advice is None else seen.advice
-                yield key, Finding(rule.name, history.step, seen.text, advice, rule.kind)
+                kind = rule.kind if seen.kind is None else seen.kind
+                yield key, Finding(rule.name, history.step, seen.text, advice, kind)

@@ -19,6 +19,10 @@ _NEAR_0 = 0.2
 """Loss that is near 0, beside advantages of about 1."""
 _AFTER = 3
 _WITH_ZERO_MEAN = "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
+"""Estimators whose advantages have mean 0, in each group or, without a baseline, in the batch."""
+_OF_GROUPS = "grpo", "rloo", "reinforce_plus_plus_baseline"
+_MEANS_OF_TOKENS = "dapo", "bnpo"
+"""Losses that are a mean over all tokens, with a gradient of A grad log p where ratios are 1."""
 
 
 def spikes(history: History) -> Iterator[Seen]:
@@ -57,11 +61,17 @@ def loss_near_0(history: History) -> Iterator[Seen]:
         return
     losses, norms = history.last("loss", _AFTER), history.last("grad_norm", _AFTER)
     if losses and norms and max(map(abs, losses)) < _NEAR_0 and max(norms) > 0:
+        of_tokens = history.setting("loss_type", None) in _MEANS_OF_TOKENS
+        why = (
+            "so that it is -sum(A L) / sum(L), for the advantages A, which add up to 0 in each "
+            "group, and lengths L. The gradient, -sum(A grad log p) / sum(L),"
+            if of_tokens and estimator in _OF_GROUPS
+            else "and advantages average about 0, so that the loss does. Its gradient"
+        )
         yield Seen(
             f"The loss is near 0 ({losses[-1]:.2g} in step {history.step}), and that is right: "
-            f"with one update per rollout each ratio is 1, so that it is -sum(A L) / sum(L), for "
-            f"the advantages A, which add up to 0 in each group, and lengths L. The gradient, "
-            f"-sum(A grad log p) / sum(L), does not vanish with it: its norm is {norms[-1]:.2g}."
+            f"with one update per rollout each ratio is 1, {why} does not vanish with it: its norm "
+            f"is {norms[-1]:.2g}."
         )
 
 
@@ -89,9 +99,11 @@ LOSS_NEAR_0 = Rule(
     metric="loss",
     symptom="The loss is near 0 in the first steps, with one update per rollout and without a KL "
     "term.",
-    cause="It is right so. With one update per rollout each ratio `p / p_old` is 1, and the loss "
-    "is `-sum(A L) / sum(L)`, where the advantages `A` of a group add up to 0 and lengths `L` "
-    "differ little. Its gradient, `-sum(A grad log p) / sum(L)`, does not vanish with it.",
+    cause="It is right so. With one update per rollout each ratio `p / p_old` is 1, and advantages "
+    "average about 0, so that the loss does. Its gradient does not vanish with it. With `loss_type` "
+    "dapo or bnpo and advantages `A` that add up to 0 in each group, for example, the loss is "
+    "`-sum(A L) / sum(L)`, where lengths `L` differ little, and the gradient "
+    "`-sum(A grad log p) / sum(L)`.",
     advice="Watch the reward, evaluations and the entropy; the loss says nothing here.",
     look=loss_near_0,
     kind="note",

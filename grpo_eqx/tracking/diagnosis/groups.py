@@ -38,6 +38,16 @@ def without_variance(history: History) -> Iterator[Seen]:
     if constant(history, "reward", min(count, len(history.steps))) is not None:
         return  # a reward that never or always fires says more
     reward = fmean(history.last("reward", count) or [0.0])
+    if history.is_solved(count):
+        yield Seen(
+            f"Nearly all problems are solved, as far as the rewards say: in {share:.0%} of the "
+            f"groups of {history.span(count)} all rewards were equal, and the mean reward "
+            f"({reward:.3g}) is at its best. Nothing is left to learn from these problems.",
+            "End the run here, or go on with harder problems.",
+            subject="solved",
+            kind="note",
+        )
+        return
     before = _before(history)
     yield Seen(
         f"In {share:.0%} of the groups of {history.span(count)} all rewards were equal (the mean "
@@ -69,7 +79,8 @@ WITHOUT_VARIANCE = Rule(
     name="groups_without_variance",
     metric="frac_reward_zero_std",
     symptom="In 90 % of the groups all rewards are equal (`frac_reward_zero_std`), over 80 "
-    "groups and at least five steps.",
+    "groups and at least five steps. It is only noted where the reward is at its best, and its "
+    "standard deviation at most half of that at the start: nearly all problems are solved.",
     cause="The problems are too easy or too hard, groups are too small, the temperature is low, "
     "or the policy has collapsed.",
     advice="Choose problems that the model solves sometimes; raise num_generations; or turn "

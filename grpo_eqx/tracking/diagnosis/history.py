@@ -12,8 +12,15 @@ EQUAL = 1e-6
 """Standard deviation over mean, up to which rewards are equal but for rounding."""
 Row = Mapping[str, SupportsFloat]
 """Metrics of a step or an evaluation by name, with the step's number as `step`."""
+_OF_FUNCTION, _MEAN = "rewards/", "/mean"
 _PEAK_WINDOW = 10
 """Steps over which the reward is averaged, to know its best."""
+_AT_START = 3
+_NEAR_BEST = 0.1
+"""Distance from the best reward, in standard deviations of single rewards at the start."""
+_SOLVED = 0.5
+"""Standard deviation of single rewards over that at the start. Of right and wrong answers that half
+are right of at the start, 93 % are then."""
 
 
 class History:
@@ -93,18 +100,33 @@ class History:
     @cached_property
     def reward_funcs(self) -> Sequence[str]:
         """Names of the reward functions, without the length penalty, which may well be 0."""
-        names = [name.split("/")[1] for name in self.steps[0] if _is_mean_of_function(name)]
+        names = [
+            name.removeprefix(_OF_FUNCTION).removesuffix(_MEAN)
+            for name in self.steps[0]
+            if name.startswith(_OF_FUNCTION) and name.endswith(_MEAN)
+        ]
         return [name for name in names if name != SOFT_OVERLONG]
+
+    def is_solved(self, count: int) -> bool:
+        """Returns whether the last `count` steps have all that there is to gain.
+
+        The reward is near its best and above that at the start, and most single rewards are near
+        it. The largest reward that there can be is not known.
+        """
+        early, now = self.first("reward", _AT_START), self.last("reward", count)
+        early_stds = self.first("reward_std", _AT_START)
+        stds = self.last("reward_std", count)
+        if not (early and now and early_stds and stds):
+            return False
+        mean, deviation = fmean(now), fmean(early_stds)
+        near_best = mean >= self.best_reward - _NEAR_BEST * deviation
+        return near_best and mean > fmean(early) and fmean(stds) <= _SOLVED * deviation
 
     def span(self, count: int) -> str:
         """Names the last `count` steps."""
         rows = self.steps[-count:]
         first, last = (int(float(row["step"])) for row in (rows[0], rows[-1]))
         return f"step {last}" if first == last else f"steps {first} to {last}"
-
-
-def _is_mean_of_function(name: str) -> bool:
-    return name.startswith("rewards/") and name.endswith("/mean")
 
 
 def finite(name: str, rows: Sequence[Row]) -> list[float]:

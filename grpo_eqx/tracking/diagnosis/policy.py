@@ -45,6 +45,8 @@ def entropy_collapsed(history: History) -> Iterator[Seen]:
     values = history.last(_ENTROPY, _ENTROPY_WINDOW)
     enough = len(values) == _ENTROPY_WINDOW <= len(history.steps) - _AT_START
     if enough and (now := median(values)) < _ENTROPY_LEFT * before:
+        if history.is_solved(_ENTROPY_WINDOW):
+            return  # sure, and right
         yield Seen(
             f"The entropy fell from {before:.3g} nats per token at the start to {now:.3g} "
             f"({history.span(_ENTROPY_WINDOW)}): the completions of a group are nearly the same, "
@@ -141,7 +143,9 @@ def ratios_clipped(history: History) -> Iterator[Seen]:
 ENTROPY_COLLAPSED = Rule(
     name="entropy_collapse",
     metric="entropy",
-    symptom="The entropy of ten steps (their median) is below a tenth of that at the start.",
+    symptom="The entropy of ten steps (their median) is below a tenth of that at the start, and "
+    "the problems are not solved: the reward is below its best, or its standard deviation above half "
+    "of that at the start.",
     cause="The policy is pushed to a few answers faster than it finds better ones.",
     advice="Lower learning_rate, or raise epsilon_high (DAPO: 0.28) with several updates per "
     "rollout; entropy_coef or beta hold the entropy as well.",

@@ -46,6 +46,8 @@ class Seen:
     """Advice that fits better than the rule's."""
     subject: str = ""
     """Name of the one that it is about, of several such as reward functions. Each is found once."""
+    kind: Kind | None = None
+    """Kind of this observation, where it is not the rule's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -278,6 +278,39 @@ def test_what_is_over_has_a_last_step() -> None:
     assert (found.step, found.last_step) == (12, 19)
 
 
+def solved_until(last: int, reward: float) -> dict[str, Value]:
+    """Metrics of a run that solves all problems from step 25 on, until another reward."""
+    rate = lambda step: min(0.3 + 0.03 * step, 0.999) if step <= last else reward  # noqa: E731
+    deviation = lambda step: math.sqrt(rate(step) * (1 - rate(step)))  # noqa: E731
+    return {
+        "reward": rate, "reward_std": deviation,
+        "rewards/correct/mean": rate, "rewards/correct/std": deviation,
+        "frac_reward_zero_std": lambda step: rate(step) ** 8 + (1 - rate(step)) ** 8,
+        "entropy": lambda step: 0.2 * 0.9**step,
+    }  # fmt: skip
+
+
+def test_a_run_that_solves_its_problems_is_healthy() -> None:
+    rows = steps_of(60, **solved_until(60, 0.0))
+    found = diagnose({**SETTINGS, "steps": 60}, rows, [])
+    notes = {finding.rule: finding for finding in found if finding.kind == "note"}
+    assert notes.keys() == {"loss_near_0", "groups_without_variance"}
+    assert "is at its best. Nothing is left to learn" in notes["groups_without_variance"].text
+    assert [finding for finding in found if finding.kind == "sickness"] == []
+
+
+def test_a_collapse_after_all_is_solved_is_told_besides() -> None:
+    found = sicknesses(steps_of(60, **solved_until(40, 0.001)), steps=60)
+    assert {"groups_without_variance", "entropy_collapse"} <= {each.rule for each in found}
+
+
+def test_a_reward_function_may_have_a_slash_in_its_name() -> None:
+    never = {"rewards/org/judge/mean": 0.0, "rewards/org/judge/std": 0.0}
+    (found,) = sicknesses(steps_of(5, **never))
+    assert found.rule == "reward_never_fires"
+    assert "Reward function org/judge returned 0" in found.text
+
+
 def test_the_loss_near_0_is_said_once_and_no_sickness() -> None:
     (found,) = diagnose(SETTINGS, steps_of(), [])
     assert (found.rule, found.kind, found.step) == ("loss_near_0", "note", 3)
@@ -285,6 +318,23 @@ def test_the_loss_near_0_is_said_once_and_no_sickness() -> None:
     for others in ({"num_iterations": 2}, {"beta": 0.04}, {"advantage_estimator": "reinforce"}):
         assert diagnose({**SETTINGS, **others}, steps_of(), []) == []
     assert diagnose(SETTINGS, steps_of(loss=0.4), []) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "has_formula"),
+    [
+        ({"loss_type": "dapo"}, True),
+        ({"loss_type": "bnpo", "advantage_estimator": "rloo"}, True),
+        ({"loss_type": "dr_grpo"}, False),
+        ({"loss_type": "dapo", "advantage_estimator": "reinforce_plus_plus"}, False),
+    ],
+)
+def test_a_formula_of_the_loss_is_told_where_it_holds(
+    settings: Mapping[str, Any], has_formula: bool
+) -> None:
+    (found,) = diagnose({**SETTINGS, **settings}, steps_of(), [])
+    assert ("-sum(A L) / sum(L)" in found.text) == has_formula
+    assert "does not vanish with it" in found.text
 
 
 @pytest.mark.parametrize("number", range(4))
