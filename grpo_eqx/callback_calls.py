@@ -12,6 +12,8 @@ from grpo_eqx.errors import CallbackError, UserError
 EventName = Literal["on_train_begin", "on_step_end", "on_evaluate", "on_save", "on_train_end"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 _LOGGING = "on_step_end", "on_evaluate"
+_OF_ROWS = "step", "step_time"
+"""Names that say what a line of metrics is of."""
 
 
 class Heard(NamedTuple):
@@ -59,6 +61,11 @@ class CallbackCalls:
                     f"them with: return them from {' or '.join(_LOGGING)}."
                 )
             for metric, value in response.metrics.items():
+                if metric in _OF_ROWS or (name == "on_step_end" and metric.startswith("eval/")):
+                    raise UserError(
+                        f"callback {called} logs {metric!r} in {name}, by which steps and "
+                        f"evaluations are told apart: choose another name."
+                    )
                 if metric in now.metrics:
                     raise UserError(
                         f"callback {called} logs {metric!r}, which the run logs already: choose "

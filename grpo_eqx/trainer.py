@@ -27,7 +27,11 @@ from grpo_eqx.data.prompts import Conversation, quoted
 from grpo_eqx.data.records import as_prompts
 from grpo_eqx.data.run_inputs import check_positions, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import (
+    assert_same_on_all_hosts,
+    from_main,
+    raise_on_all_hosts,
+)
 from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
@@ -175,6 +179,9 @@ class GRPOTrainer:
         )
         given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
         join_processes(given)
+        if jax.process_count() > 1:  # they are called, and agree, in all processes
+            names = ", ".join(type(callback).__qualname__ for callback in callbacks)
+            assert_same_on_all_hosts({"callbacks": names or "none"})
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
         self._notes = (
@@ -369,6 +376,7 @@ class GRPOTrainer:
                     ),
                     token_columns(groups.completions),
                 )
+            profiler.end()
             # Last, so that a checkpoint's step has all of its records.
             clock.skip(events.evaluate_and_save(metrics))
             compiled = CompilationCounter()

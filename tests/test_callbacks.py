@@ -212,6 +212,8 @@ def told(callback: Callback, **metrics: float) -> Any:
     ("response", "message"),
     [
         (Response(metrics={"reward": 1.0}), "Told logs 'reward', which the run logs already"),
+        (Response(metrics={"step": 7.0}), "Told logs 'step' in on_step_end, by which steps and"),
+        (Response(metrics={"eval/mine": 1.0}), "Told logs 'eval/mine' in on_step_end, by which"),
         ("stop", "on_step_end returned a str: return a grpo_eqx.Response"),
     ],
 )

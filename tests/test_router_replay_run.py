@@ -13,6 +13,7 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.metric_names import metric_names
 from grpo_eqx.models import Decoder, Qwen3MoeConfig, save_pretrained
 from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.tracking.metric_registry import find_metric
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl")
@@ -68,6 +69,7 @@ def test_choices_are_replayed_in_all_that_a_step_does(
     (logged,) = trainer.fit().history
     of_the_step = {name for name in logged if not name.startswith(OF_THE_MACHINE)}
     assert of_the_step == {"step", *known}
+    assert [name for name in logged if find_metric(name) is None] == []
     assert logged["dynamic_sampling/num_generation_batches"] == 2
     assert logged["skipped_updates"] == 0
     assert 0.5 < logged["moe/routing_agreement"] <= 1

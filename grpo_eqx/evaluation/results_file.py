@@ -82,6 +82,11 @@ class ResultsFile:
             raise UserError(
                 f"output is {str(self.path)!r}, which is no file of results: choose another."
             ) from error
+        if differs and all(each.startswith("weights: ") for each in differs):
+            raise UserError(
+                f"output is {str(self.path)!r}, which has results of other weights: the model has "
+                f"changed since; give another file with --output."
+            )
         if differs:
             raise UserError(
                 f"output is {str(self.path)!r}, which has results of other settings "

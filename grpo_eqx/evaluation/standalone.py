@@ -125,7 +125,7 @@ class StandaloneEvaluation:
         plan = [(draws, self.evaluator.batch_size(draws)) for draws in self.draws]
         total = len(self.problems)
         # Process 0 writes; what fails there ends all.
-        file = ResultsFile(output, self.settings) if is_main() else None
+        file = raise_on_all_hosts(lambda: ResultsFile(output, self.settings) if is_main() else None)
         with contextlib.ExitStack() as stack:
             raise_on_all_hosts(lambda: None if file is None else stack.enter_context(file))
             done = from_main(

@@ -72,7 +72,7 @@ class Subject:
     @classmethod
     def _of_run(cls, name: str, run: RunFolder) -> "Subject":
         steps = complete_steps(run.checkpoints)
-        if not run.is_complete:
+        if not run.is_complete or (steps and _goes_on(run)):
             if not steps:
                 raise UserError(
                     f"the run in {name!r} has neither a model nor a checkpoint yet: evaluate it "
@@ -145,6 +145,14 @@ def _facts(checkpoint: SavedStep) -> RunFacts:
             f"cannot read the checkpoint {checkpoint.path}: {first_line(error)}; give another, as "
             f"in RUN/checkpoints/step_100."
         ) from error
+
+
+def _goes_on(run: RunFolder) -> bool:
+    """Returns whether a run that had ended was continued, so that its final model is an old one."""
+    if run.stopped.exists():
+        return False
+    made = max((int(row["step"]) for row in run.rows() if "step_time" in row), default=0)
+    return made < json.loads(run.config.read_text(encoding="utf-8"))["steps"]
 
 
 def _of_a_run(config: Mapping[str, Any]) -> dict[str, Any]:

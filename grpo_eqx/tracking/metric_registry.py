@@ -8,13 +8,21 @@ import functools
 import re
 from collections.abc import Mapping
 
+_ANY: Mapping[str, str] = {
+    **dict.fromkeys(("{func}", "{figure}"), ".+"),
+    **dict.fromkeys(("{k}", "{program}", "{sampling}"), "[^/]+"),
+    "{metric}": "[^/@]+",
+}
+"""Regular expressions of the parts of names that stand for others."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """A metric, or all metrics whose names differ in a part only."""
 
     name: str
-    """Name that it is logged by. A part in braces, as in `rewards/{func}/mean`, stands for any."""
+    """Name that it is logged by. A part in braces, as in `rewards/{func}/mean`, stands for any:
+    `func` and `figure` with slashes in it or not, others without."""
     unit: str
     """Unit; empty for plain numbers."""
     meaning: str
@@ -25,8 +33,8 @@ class Metric:
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
         """Regular expression that matches the names."""
-        literal = re.split(r"\{\w+\}", self.name)
-        return re.compile(".+".join(map(re.escape, literal)))
+        parts = re.split(r"(\{\w+\})", self.name)
+        return re.compile("".join(_ANY.get(part) or re.escape(part) for part in parts))
 
 
 def find_metric(name: str) -> Metric | None:
@@ -219,6 +227,23 @@ _UPDATES = (
         "Largest ratio of the trainer's probability of a token to the sampler's, or weight.",
     ),
 )  # fmt: skip
+_EXPERTS = (
+    Metric(
+        "moe/max_vio", "",
+        "Uses of the most used expert over those of the average one, less 1; mean over layers.",
+        "does not grow during a run",
+    ),
+    Metric(
+        "moe/unused_experts", "share",
+        "Share of experts that no token of a completion used; mean over layers.",
+        "near 0 in large batches; does not grow",
+    ),
+    Metric(
+        "moe/routing_agreement", "share",
+        "With `router_replay`: share of the replayed choices that the trained router would make.",
+        "near 1; falls as updates on one rollout, or rounding, move the routers",
+    ),
+)  # fmt: skip
 _EVALUATIONS = (
     Metric(
         "eval/{sampling}/pass@{k}", "share",
@@ -226,6 +251,31 @@ _EVALUATIONS = (
         "`sampling` is `greedy`, or the temperature as in `temperature_0.8`.",
         "rises with the reward; if it falls while the reward rises, the reward is gamed",
     ),
+    Metric(
+        "eval/{sampling}/maj@{k}", "share",
+        "Share of held-out problems on which the answer that most of `k` completions give is "
+        "correct.",
+        "at least pass@1",
+    ),
+    Metric(
+        "eval/{sampling}/strict/pass@{k}", "share",
+        "The same as pass@k where an answer counts only if it is marked as GSM8K's are, "
+        "after `####`.",
+        "close to pass@k: else answers are right, and not in the form that was asked for",
+    ),
+    Metric(
+        "eval/{sampling}/{metric}", "",
+        "Mean over held-out problems of one of `eval_metrics`, by its name.",
+    ),
+    Metric(
+        "eval/{sampling}/{figure}/ci_low", "",
+        "Lower end of a figure's interval of 95 %.",
+    ),
+    Metric(
+        "eval/{sampling}/{figure}/ci_high", "",
+        "Upper end of a figure's interval of 95 %.",
+    ),
+    Metric("time/eval_s", "s", "Seconds of an evaluation during training."),
     Metric("eval/num_problems", "problems", "Held-out problems that the evaluation is made of."),
 )  # fmt: skip
 _SPEED = (
@@ -346,6 +396,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Rewards": _REWARDS,
     "Completions": _COMPLETIONS,
     "Updates": _UPDATES,
+    "Experts": _EXPERTS,
     "Evaluations": _EVALUATIONS,
     "Time and throughput": _SPEED,
     "Memory": _MEMORY,

@@ -94,6 +94,12 @@ class StepProfiler:
             self._annotation = jax.profiler.StepTraceAnnotation(_STEP, step_num=step)
             self._annotation.__enter__()
 
+    def end(self) -> None:
+        """Ends the step, before what comes in between, and the trace if the next is not in it."""
+        self._end_step()
+        if self._current + 1 not in self.steps:
+            self._stop()
+
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # Python's own calls would bury the phases

@@ -243,7 +243,7 @@ def test_decoding_step_by_step_is_the_grouped_pass(side: str):
     inputs, steps = jnp.broadcast_to(cache.last_ids[:, None], (P, G)), []
     for index in range(Tc):
         places = jnp.full((P, G), index)
-        step, own = decode(model, cache, own, inputs, places, jnp.asarray(index + 1))
+        step, own, _ = decode(model, cache, own, inputs, places, jnp.asarray(index + 1))
         steps.append(step)
         inputs = completions[:, :, index]
     grouped = grouped_logits(model, *prompts(side), completions)
@@ -259,10 +259,10 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
     own = [KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))]
     places = jnp.asarray([[0, 5, CACHE_BLOCK], [CACHE_BLOCK - 1, CACHE_BLOCK + 1, 300]])
     inputs = random_ids(P, GROUP)
-    together, new = decode(model, cache, own, inputs, places, places.max() + 1)
+    together, new, _ = decode(model, cache, own, inputs, places, places.max() + 1)
     for p, g in np.ndindex(P, GROUP):
         there = jnp.full_like(places, places[p, g])
-        alone, new_alone = decode(model, cache, own, inputs, there, places[p, g] + 1)
+        alone, new_alone, _ = decode(model, cache, own, inputs, there, places[p, g] + 1)
         np.testing.assert_array_equal(together[p, g], alone[p, g])
         jax.tree.map(
             lambda x, y, p=p, g=g: np.testing.assert_array_equal(x[:, p, g], y[:, p, g]),
@@ -278,8 +278,8 @@ def test_unstacked_layers_decode_as_the_stack_does() -> None:
     shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
     own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
     arguments = random_ids(P, GROUP), jnp.full((P, GROUP), 2), jnp.asarray(3)
-    expected, (stack,) = decode(model, cache, [own], *arguments)
-    found, layers = decode(model.unstacked(), cache.unstacked(), own.unstacked(), *arguments)
+    expected, (stack,), _ = decode(model, cache, [own], *arguments)
+    found, layers, _ = decode(model.unstacked(), cache.unstacked(), own.unstacked(), *arguments)
     assert_close(found, expected)
     assert len(layers) == CONFIG.num_hidden_layers
     together = jax.tree.map(lambda *each: jnp.concatenate(each), *layers)
@@ -343,7 +343,7 @@ def logits_at(
         queries, kv = layer.project(x, rotary, CONFIG)
         kv = KeyValues(kv.keys[:, 0], kv.values[:, 0])
         attended = BlockedAttention()(queries[:, 0], kv, visible)
-        x = layer.finish(x, attended[:, None], CONFIG)
+        x, _ = layer.finish(x, attended[:, None], CONFIG)
     return model.project_logits(rms_norm(x[:, 0], model.norm, CONFIG.rms_norm_eps))
 
 

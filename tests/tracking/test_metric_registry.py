@@ -37,6 +37,8 @@ MUCH: dict[str, Any] = {
     "lora_rank": 2,
 }
 """Settings that add metrics, or that change how they are computed."""
+OF_EXPERTS = {"moe/max_vio", "moe/unused_experts", "moe/routing_agreement"}
+"""Metrics of models with experts, which another test runs."""
 OF_ACCELERATORS = {
     "perf/mfu/update", "perf/bandwidth_utilization/rollout",
     "memory/train/bytes_in_use_max_gib", "memory/train/peak_bytes_in_use_max_gib",
@@ -48,7 +50,7 @@ def names_of_steps(cfg: GRPOConfig) -> list[str]:
     """Names that the steps of a run log, without those of the machine."""
     run = RunSpec.describe(cfg)
     options = run.programs(run.build_mesh()).options
-    return metric_names(run.cfg, make_rewards(run.cfg, None), options, run.passes)
+    return metric_names(run.cfg, make_rewards(run.cfg, None), options, run.passes, run.model)
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,9 @@ def test_a_pattern_stands_for_any_name_and_others_have_no_entry() -> None:
         "rewards/correct/mean": "rewards/{func}/mean",
         "rewards/a/b/mean": "rewards/{func}/mean",
         "eval/temperature_0.8/pass@16": "eval/{sampling}/pass@{k}",
+        "eval/greedy/strict/pass@1": "eval/{sampling}/strict/pass@{k}",
+        "eval/greedy/words": "eval/{sampling}/{metric}",
+        "eval/greedy/strict/pass@1/ci_low": "eval/{sampling}/{figure}/ci_low",
         "compile/num_shapes/score": "compile/num_shapes/{program}",
     }.items():
         assert (metric := find_metric(name)) is not None
@@ -91,16 +96,24 @@ def test_the_metrics_of_all_recipes_have_entries(known_before_runs: set[str]) ->
     assert [name for name in sorted(known_before_runs) if find_metric(name) is None] == []
 
 
+def words(*, completions: list[str], **columns: object) -> list[float]:
+    """A metric of evaluations."""
+    return [float(len(text.split())) for text in completions]
+
+
 @pytest.mark.slow
 def test_a_run_with_much_on_logs_entries_only_and_no_entry_is_logged_by_none(
     small_model: Path, tmp_path: Path, known_before_runs: set[str]
 ) -> None:
-    cfg = GRPOConfig(model=str(small_model), steps=2, output_dir=tmp_path, **TINY, **MUCH)
-    trainer = GRPOTrainer(cfg)
-    trainer.evaluate(num_samples=2, temperature=0.8)
-    trainer.fit()
+    evaluations = {"eval_steps": 1, "num_generations_eval": 2, "eval_temperature": 0.8}
+    cfg = GRPOConfig(
+        model=str(small_model), steps=2, output_dir=tmp_path, **TINY, **MUCH, **evaluations
+    )
+    GRPOTrainer(cfg, eval_metrics=[words]).fit()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = {name for row in rows for name in row}
     assert [name for name in sorted(logged) if find_metric(name) is None] == []
-    used = Counter(find_metric(name) for name in logged | known_before_runs | OF_ACCELERATORS)
+    used = Counter(
+        find_metric(name) for name in logged | known_before_runs | OF_ACCELERATORS | OF_EXPERTS
+    )
     assert [metric.name for metric in METRICS if metric not in used] == []

@@ -72,7 +72,7 @@ def test_a_tracker_that_raises_at_every_call_leaves_the_run_intact_and_is_named_
         run.evaluation(0, {"eval/greedy/pass@1": 0.25})
         for step in (1, 2):
             run.step(step, METRICS)
-        run.completions(2, TABLE)
+        run.completions({"step": [2], **TABLE}, {})
     calls = [("log", 0), ("log", 1), ("log", 2), ("completions", 2), ("finish", 0)]
     assert faulty.calls == healthy.calls == calls
     assert recorded_steps(tmp_path) == [0, 1, 2]
@@ -133,7 +133,7 @@ def test_event_files_of_a_resumed_run_have_every_step_once_and_an_earlier_run_ke
             run.step(step, METRICS)
     with record(report_to=("tensorboard",), step=2) as run:
         run.step(3, METRICS | {"reward": 0.75})
-        run.completions(3, TABLE)
+        run.completions({"step": [3], **TABLE}, {})
     run.evaluation(3, {"eval/greedy/pass@1": 0.5})
     events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
     rewards = [(event.step, event.value) for event in events.Scalars("reward")]

@@ -48,6 +48,17 @@ def test_the_steps_of_the_range_are_traced_with_their_phases(tmp_path: Path) -> 
     assert notes == [f"the trace of steps up to 3 is in {tmp_path}"]
 
 
+def test_what_comes_between_two_steps_is_in_no_step(tmp_path: Path) -> None:
+    notes = list[str]()
+    with StepProfiler("1:1", tmp_path, notes.append) as profiler:
+        profiler.begin(1)
+        work()
+        profiler.end()
+        assert len(notes) == 1  # the trace is written
+        profiler.begin(2)
+    assert names(tmp_path).count("reward") == 1
+
+
 def test_what_is_in_memory_is_written_on_request(tmp_path: Path) -> None:
     with StepProfiler("1:2", tmp_path, print, of_memory=True) as profiler:
         for step in (1, 2, 3):

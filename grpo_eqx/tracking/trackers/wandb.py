@@ -42,7 +42,8 @@ class WandbTracker(Tracker):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         is_evaluation = any(name.startswith("eval/") for name in metrics)
-        if step >= self._first_new_step or is_evaluation:
+        # An evaluation comes after its step, which may be the last that is there already.
+        if step >= self._first_new_step - is_evaluation:
             # Weights & Biases drops what is older than its last step, such as a late evaluation.
             self._run.log(dict(metrics), step=max(step, self._run.step))
 

@@ -177,6 +177,7 @@ def test_steps_that_are_made_again_are_not_taken_for_later_ones(
     again = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
     run.step = 6  # of a run that goes on, the next one
     again.log(5, {"eval/temperature_1/pass@8": 0.5})
+    again.log(3, {"eval/greedy/pass@1": 0.5})  # of a step that is made again
     assert run.rows == [
         (5, list(metrics(1, 5))),
         (5, ["completions"]),
