@@ -339,7 +339,7 @@ class GRPOTrainer:
         started: StartedRollout | None = None
         began = self._stages.seconds
         while not events.ends:
-            profiler.begin(self.state.step + 1)
+            clock.skip(profiler.begin(self.state.step + 1))
             started = started or self.experiences.start(self.state)
             experience = self.experiences.collect(started, self.state, clock)
             groups = experience.groups

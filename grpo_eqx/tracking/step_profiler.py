@@ -1,6 +1,7 @@
 """Traces of a run's steps, by JAX's profiler."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -65,8 +66,17 @@ class StepProfiler:
         self._end_step(failed=kind is not None)
         self._stop()
 
-    def begin(self, step: int) -> None:
-        """Ends the step before `step`, which is counted from 1, and begins that."""
+    def begin(self, step: int) -> float:
+        """Ends the step before `step`, which is counted from 1, and begins that.
+
+        **Returns:** the seconds that this took: writing a trace takes some, which are no part of
+        the step.
+        """
+        began = time.perf_counter()
+        self._begin(step)
+        return time.perf_counter() - began
+
+    def _begin(self, step: int) -> None:
         first_call = self._current == 0
         self._end_step()
         self._current = step
