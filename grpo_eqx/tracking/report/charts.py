@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
+from grpo_eqx.tracking.metric_registry import find_metric
 from grpo_eqx.tracking.plots.lines import Intervals, Line, Scale, draw_lines
 from grpo_eqx.tracking.plots.series import Band, Course
 from grpo_eqx.tracking.plots.stack import StepTimes, draw_step_times
@@ -44,29 +45,34 @@ class _Chart:
     about: str
     scale: Scale
 
+    @classmethod
+    def of(
+        cls, metric: str, title: str, *, from_zero: bool = False, logarithmic: bool = False
+    ) -> "_Chart":
+        """Returns the chart of a metric with the unit and the meaning that the registry has."""
+        entry = find_metric(metric)
+        unit, about = ("", "") if entry is None else (entry.unit, entry.meaning)
+        scale = Scale(
+            unit=unit or title.lower(), share=unit == "share", from_zero=from_zero,
+            logarithmic=logarithmic,
+        )  # fmt: skip
+        return cls(metric, title, about.replace("`", ""), scale)  # the page has no Markdown
+
 
 _LENGTH = (
-    _Chart("completions/mean_length", "Completion length", "Mean over the step's completions.",
-           Scale(unit="tokens", from_zero=True)),
-    _Chart("completions/clipped_ratio", "Truncated completions",
-           "Share cut off at max_completion_length.",
-           Scale(unit="share of completions", share=True, from_zero=True)),
-)  # fmt: skip
+    _Chart.of("completions/mean_length", "Completion length", from_zero=True),
+    _Chart.of("completions/clipped_ratio", "Truncated completions", from_zero=True),
+)
 _POLICY = (
-    _Chart("entropy", "Entropy", "Mean over tokens of the policy's own uncertainty.",
-           Scale(unit="nats per token", from_zero=True)),
-    _Chart("kl", "KL to the reference", "Estimated divergence from the reference model.",
-           Scale(unit="nats per token", from_zero=True)),
-    _Chart("clip_ratio/region_mean", "Clipped ratios",
-           "Share of tokens whose ratio is outside the clip range.",
-           Scale(unit="share of tokens", share=True, from_zero=True)),
-    _Chart("sampling/sampling_logp_difference/mean", "Gap between sampler and trainer",
-           "Mean difference of the log-probs of sampled tokens.",
-           Scale(unit="nats per token", logarithmic=True)),
-    _Chart("grad_norm", "Gradient norm", "Before clipping.",
-           Scale(unit="global norm", from_zero=True)),
-    _Chart("loss", "Loss", "Near 0 by construction: it is no measure of learning.",
-           Scale(unit="policy loss, with its other terms")),
+    _Chart.of("entropy", "Entropy", from_zero=True),
+    _Chart.of("kl", "KL to the reference", from_zero=True),
+    _Chart.of("clip_ratio/region_mean", "Clipped ratios", from_zero=True),
+    _Chart.of(
+        "sampling/sampling_logp_difference/mean", "Gap between sampler and trainer",
+        logarithmic=True,
+    ),
+    _Chart.of("grad_norm", "Gradient norm", from_zero=True),
+    _Chart.of("loss", "Loss"),
 )  # fmt: skip
 
 
@@ -82,21 +88,13 @@ def draw_sections(groups: Sequence[Group]) -> dict[str, list[Plot]]:
 
 
 def _rewards(groups: Sequence[Group]) -> Iterator[Plot]:
-    reward = Scale(unit="mean reward")
-    yield from _plot(
-        _Chart("reward", "Reward", "Mean over the step's completions.", reward), groups
-    )
+    yield from _plot(_Chart.of("reward", "Reward"), groups)
     names = [name for name in _names(groups) if name.startswith("rewards/")]
     means = [name for name in names if name.endswith("/mean")]
     for name in means if len(means) > 1 else ():
         func = name.removeprefix("rewards/").removesuffix("/mean")
-        about = "Mean over the completions that it scored."
-        yield from _plot(_Chart(name, f"Reward: {func}", about, reward), groups)
-    flat = _Chart(
-        "frac_reward_zero_std", "Groups without variance",
-        "Share of the prompts whose completions all earned the same: nothing is learned from them.",
-        Scale(unit="share of groups", share=True, from_zero=True),
-    )  # fmt: skip
+        yield from _plot(_Chart.of(name, f"Reward: {func}"), groups)
+    flat = _Chart.of("frac_reward_zero_std", "Groups without variance", from_zero=True)
     yield from _plot(flat, groups)
 
 
@@ -133,12 +131,8 @@ def _evaluations(groups: Sequence[Group]) -> Iterator[Plot]:
             continue
         lines = [line for group in groups if (line := _evaluation(group, name)) is not None]
         figure = name.removeprefix("eval/")
-        share = "pass@" in name or "maj@" in name
-        chart = _Chart(
-            name, f"Held out: {figure.replace('/', ' ').replace('_', ' ')}",
-            "Evaluations on held-out problems.",
-            Scale(unit="share solved" if share else "mean", share=share),
-        )  # fmt: skip
+        title = f"Held out: {figure.replace('/', ' ').replace('_', ' ')}"
+        chart = _Chart.of(name, title)
         if lines:
             yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
 
@@ -211,11 +205,7 @@ def _memory(groups: Sequence[Group]) -> Iterator[Plot]:
         ]
         short = name.removeprefix(_MEMORY).removesuffix("_gib").replace("_", " ")
         of_host = "host" in name
-        chart = _Chart(
-            name, f"Memory: {short}",
-            "Of the largest process." if of_host else "Of the fullest device.",
-            Scale(unit="GiB", from_zero=True),
-        )  # fmt: skip
+        chart = _Chart.of(name, f"Memory: {short}", from_zero=True)
         if lines:
             levels = {} if of_host else planned_levels(groups)
             yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups), levels))

@@ -7,6 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from rich.text import Text
+
+from grpo_eqx.tracking.completions_view import evenly
+from grpo_eqx.tracking.safe_text import cut_in_the_middle
+
 _SHOWN = 3
 """Completions of each kind."""
 _LONGEST = 1500
@@ -68,7 +73,8 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
     change in their mean reward; where none comes again, a typical completion of the first table is
     compared with one of the last.
     """
-    chosen = _spread(list(tables))
+    steps = list(tables)
+    chosen = [steps[i] for i in evenly(len(steps), _MOST_TABLES)]
     read = {step: _examples(tables[step], step, gaps) for step in chosen}
     rows = {step: examples for step, examples in read.items() if examples}
     if not rows:
@@ -79,14 +85,6 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
     others = [x for x in rows[last] if (x.prompt, x.completion) not in shown]
     worst = sorted(others, key=lambda x: (x.reward, x.advantage))
     return Examples(last, best, _of_different_prompts(worst), _changes(rows))
-
-
-def _spread(steps: Sequence[int]) -> list[int]:
-    """Returns at most `_MOST_TABLES` steps, the first and the last among them."""
-    if len(steps) <= _MOST_TABLES:
-        return list(steps)
-    last = len(steps) - 1
-    return [steps[round(i * last / (_MOST_TABLES - 1))] for i in range(_MOST_TABLES)]
 
 
 def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
@@ -178,8 +176,4 @@ def _typical(examples: Sequence[Example]) -> Example:
 
 def shortened(text: str) -> str:
     """Returns a text, of a long one the start and the end, where the answer is."""
-    left_out = len(text) - _LONGEST
-    if left_out <= 0:
-        return text
-    half = _LONGEST // 2
-    return f"{text[:half]}\n[... {left_out:,} characters ...]\n{text[-half:]}"
+    return cut_in_the_middle(Text(text), _LONGEST).plain

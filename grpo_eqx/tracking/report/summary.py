@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from grpo_eqx.tracking.durations import readable_seconds
 from grpo_eqx.tracking.plots.series import Course
 from grpo_eqx.tracking.report.reading import ReportedRun
 
@@ -77,7 +78,7 @@ def _cost(run: ReportedRun) -> Iterator[Fact]:
         total = float(np.nansum(times.values))
         note = f"{readable_seconds(compiled)} of compilation" if compiled else ""
         yield Fact("Time of all steps", readable_seconds(total), note)
-        yield Fact("Step time", readable_seconds(float(np.nanmedian(times.values))), "median")
+        yield Fact("Step time", f"{np.nanmedian(times.values):.3g} s", "median")
     layout = run.layout
     if "devices" in layout and "device_kind" in layout:
         hosts = layout.get("hosts", 1)
@@ -92,14 +93,6 @@ def _first_and_last(course: Course) -> tuple[float, float, int] | None:
         return None
     count = min(10, max(1, len(values) // 3))
     return float(values[:count].mean()), float(values[-count:].mean()), count
-
-
-def readable_seconds(seconds: float) -> str:
-    """Returns a duration as people say it: 0.45 s, 12 min, 3 h 5 min."""
-    if seconds < 90:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def memory_facts(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:

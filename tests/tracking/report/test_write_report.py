@@ -1,5 +1,6 @@
 """The report as a file: what it shows of runs, whole or damaged, and that it stays small."""
 
+import html
 import json
 import re
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.tracking.diagnosis import Finding
+from grpo_eqx.tracking.metric_registry import find_metric
 from grpo_eqx.tracking.report import write_report
 
 from .synthetic_run import HOSTILE, write_run
@@ -83,6 +85,16 @@ def test_every_plot_is_in_the_page_and_a_picture_beside_it(page: str, written: P
     assert len(re.findall(r"<title id", page)) == len(re.findall(r"<desc id", page)) == len(plots)
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+def test_plots_have_the_units_and_meanings_of_the_registry(page: str) -> None:
+    for name in ("kl", "completions/clipped_ratio", "eval/greedy/pass@1", "rewards/correct/mean"):
+        metric = find_metric(name)
+        assert metric is not None
+        plot = "".join(letter if letter.isalnum() else "_" for letter in name)
+        (figure,) = re.findall(rf'<figure id="plot-{plot}">.*?</figure>', page, re.DOTALL)
+        assert html.escape(metric.meaning.replace("`", ""), quote=False) in figure
+        assert f">{metric.unit}</text>" in figure
 
 
 def test_what_a_model_writes_stays_text(page: str) -> None:
