@@ -21,6 +21,7 @@ _NO_VESPO = "the vespo loss is not offered; loss_type lists those that are"
 _LORA = "use lora_rank, lora_alpha, lora_target and use_rslora"
 _PLAIN_LORA = "adapters are plain LoRA: use lora_rank, lora_alpha, lora_target and use_rslora"
 _NO_QUANTIZATION = "weights are float32 where they are trained; beneath adapters, use load_in_8bit"
+_DISPLAY = "progress is a display of five lines on a terminal, and lines elsewhere"
 _LIBRARY_LOGS = "set the level of Python's logging in your script"
 _ONE_DTYPE = "use dtype for what is computed; what is trained is float32"
 _WHOLE_TOKENS = "use micro_batch_size_per_device; completions share rows by themselves"
@@ -137,7 +138,7 @@ ADVICE: Mapping[str, str] = {
     "log_on_each_node": "the first process logs",
     "log_level": _LIBRARY_LOGS,
     "log_level_replica": _LIBRARY_LOGS,
-    "disable_tqdm": "progress is a live line on a terminal only",
+    "disable_tqdm": _DISPLAY,
     "include_num_input_tokens_seen": "it is always recorded, as num_tokens",
     "project": "use wandb_project",
     "trackio_space_id": "pass GRPOTrainer a tracker of your own",
@@ -254,7 +255,7 @@ ADVICE: Mapping[str, str] = {
     "metrics_logger_options": f"use output_dir and report_to; {_ALL_RECORDED}",
     "metrics_prefix": "use run_name",
     "profiler_options": _JAX_PROFILER,
-    "pbar_description": "progress is a live line on a terminal only",
+    "pbar_description": _DISPLAY,
     "max_inflight_computations": "steps are dispatched by themselves",
     "algo_variant": "use a recipe, as in grpo_eqx.recipes.gspo(), or --recipe gspo",
     "loss_algo": "use importance_sampling_level (token, sequence, sequence_token)",
@@ -401,7 +402,7 @@ ADVICE: Mapping[str, str] = {
     "save_freq": "use save_steps (None in place of -1)",
     "test_freq": _EVALUATE,
     "val_before_train": "use eval_on_start",
-    "val_only": "call trainer.evaluate() without fit()",
+    "val_only": "use grpo-eqx eval, or call trainer.evaluate() without fit()",
     "log_val_generations": "use log_completions_steps, for those of training",
     "rollout_data_dir": "use log_completions_steps: tables are in output_dir",
     "validation_data_dir": "call trainer.generate(prompts), and write what it returns",

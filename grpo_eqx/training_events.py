@@ -92,9 +92,9 @@ class TrainingEvents:
     def _evaluate(self) -> Mapping[str, float]:
         """Evaluates the model, and records that; returns nothing where it was interrupted."""
         step = self._step
-        made = self._evaluations.make(
-            self._trainer.state.model, self._on_progress, self._checkpoints.are_interrupted
-        )
+        model, interrupted = self._trainer.state.model, self._checkpoints.are_interrupted
+        with self._trainer._stages.lasting(self._evaluations.describe(step)):
+            made = self._evaluations.make(model, step, self._on_progress, interrupted)
         if made is None:
             return {}
         for evaluation in made.evaluations:

@@ -1,5 +1,6 @@
 """Evaluations that a run makes while it trains."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.models.base import CausalLM
+from grpo_eqx.tracking.progress import track_on_terminal
 
 SECONDS = "time/eval_s"
 """Metric of an evaluation in training: the seconds that it took."""
@@ -62,24 +64,33 @@ class TrainingEvaluations:
             return self.cfg.eval_on_start or ends
         return step % every == 0 or step >= self.cfg.steps or ends
 
+    def describe(self, step: int) -> str:
+        """Describes the evaluation of the model after a step."""
+        when = f"after step {step:,}" if step else "before training"
+        return f"evaluating on {len(self.evaluator.problems):,} problems {when}"
+
     def make(
         self,
         model: CausalLM,
+        step: int,
         on_progress: Callable[[str], None],
         interrupted: Callable[[], bool],
     ) -> Evaluated | None:
         """Evaluates a model; `None` where that was interrupted.
 
-        **Arguments:** the model; called with how far it is; says, on all processes alike, whether
-        to give up.
+        **Arguments:** the model; the step that it is of; called with how far it is; says, on all
+        processes alike, whether to give up.
         """
         began, evaluations = time.perf_counter(), list[Evaluation]()
         for number, draws in enumerate(self.draws):
             if number > 0 and interrupted():
                 return None
+            how = f"{draws.num_samples} samples each" if number > 0 else "greedy"
+            doing = f"evaluating {'after' if step else 'before'} step {step or 1:,} ({how})"
             evaluation = self.evaluator.evaluate(
-                model, draws, on_progress=on_progress, interrupted=interrupted
-            )
+                model, draws, on_progress=on_progress, interrupted=interrupted,
+                track=functools.partial(track_on_terminal, description=doing),
+            )  # fmt: skip
             if evaluation is None:
                 return None
             evaluations.append(evaluation)

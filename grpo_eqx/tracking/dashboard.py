@@ -37,7 +37,11 @@ class Dashboard:
     """Estimate from when that step ended."""
     began: float = dataclasses.field(default_factory=time.monotonic)
     stepped: float = dataclasses.field(default_factory=time.monotonic)
-    """When the last step ended."""
+    """When the last step ended, later by the time that phases have taken since."""
+    stopped: bool = False
+    """Whether no more steps are made."""
+    _looked: float = dataclasses.field(default_factory=time.monotonic)
+    """When the time left was last asked for."""
 
     def lines(self, width: int) -> list[Text]:
         """Returns five lines of at most `width` columns; the last says what takes a while."""
@@ -66,9 +70,16 @@ class Dashboard:
     def _time_left(self) -> str:
         if self.done >= self.steps:
             return "done"
+        if self.stopped:
+            return "stopped"
+        now = time.monotonic()
+        if PHASES.latest is not None:
+            # An evaluation or a compilation: no part of the steps that the estimate is of.
+            self.stepped += now - max(self.stepped, self._looked)
+        self._looked = now
         if self.seconds_left is None:
             return "time left unknown"
-        left = max(0.0, self.seconds_left - (time.monotonic() - self.stepped))
+        left = max(0.0, self.seconds_left - (now - self.stepped))
         return f"{readable_seconds(left)} left"
 
     def _reward(self, width: int) -> Text:

@@ -180,6 +180,8 @@ class RunRecord:
 
     def stopped(self, step: int, reason: str) -> None:
         """Records that the run ended before its last step, and why."""
+        if not self.only_history:
+            self._display.stopped()
         self.note(f"stopped after step {step} of {self.cfg.steps}: {reason}")
         if not self.only_history:
             with self.folder.writing():

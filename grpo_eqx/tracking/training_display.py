@@ -42,6 +42,7 @@ class TrainingDisplay:
         self._entered = contextlib.ExitStack()
         self._last_line = time.monotonic()
         self._time_left = TimeLeft()
+        self._left_out: tuple[int, Mapping[str, float]] | None = None
 
     def __enter__(self) -> "TrainingDisplay":
         if self._is_live:
@@ -59,6 +60,7 @@ class TrainingDisplay:
         trace: TracebackType | None,
     ) -> None:
         self._lines = None
+        self._dashboard.stopped = True
         self._entered.__exit__(kind, error, trace)
 
     def note(self, text: str) -> None:
@@ -83,17 +85,31 @@ class TrainingDisplay:
         elif not self._is_live:
             self._print_line(step, metrics, left)
 
+    def stopped(self) -> None:
+        """Shows that no more steps are made, and the last one's line if it was left out."""
+        self._dashboard.stopped = True
+        if self._lines is not None:
+            self._lines.refresh()
+        elif self._left_out is not None:
+            step, metrics = self._left_out
+            self._left_out = None
+            self.note(self._line(step, metrics))
+
     def _print_line(self, step: int, metrics: Mapping[str, float], left: float | None) -> None:
         """Prints a step's metrics, unless a line of another was printed a moment ago."""
         now = time.monotonic()
         if step not in (self.done + 1, self.steps) and now - self._last_line < _LINE_EVERY_S:
+            self._left_out = step, metrics
             return
-        self._last_line = now
+        self._last_line, self._left_out = now, None
+        remaining = "" if left is None else f"  {readable_seconds(left)} left"
+        self.note(self._line(step, metrics) + remaining)
+
+    def _line(self, step: int, metrics: Mapping[str, float]) -> str:
         compiled = metrics["compile/num_programs"] > 0
         share = f" ({metrics['compile/seconds']:.0f} s of them compiling)" if compiled else ""
-        self.note(
+        return (
             f"step {step}/{self.steps}  reward {metrics['reward']:.3f}  "
             f"length {metrics['completions/mean_length']:.1f}  "
             f"{metrics['step_time']:.2f} s{share}"
-            + ("" if left is None else f"  {readable_seconds(left)} left")
         )

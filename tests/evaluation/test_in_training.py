@@ -12,8 +12,10 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.saved import complete_steps
+from grpo_eqx.evaluation import in_training
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE
+from grpo_eqx.tracking.stages import Stages
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 NAME = "eval/temperature_1/words"
@@ -101,6 +103,36 @@ def test_they_are_made_when_they_are_due_and_change_nothing(
     plain.fit()
     assert rows(plain) == [row for row in rows(evaluated) if "reward" in row]
     assert eqx.tree_equal(*jax.device_get((plain.state, evaluated.state)))
+
+
+def test_they_say_how_far_they_are(
+    make: Callable[..., GRPOTrainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As phases of a live display; elsewhere, in a line where they take long."""
+    said = list[str]()
+
+    def tracked(items: Any, description: str) -> Any:
+        said.append(description)
+        return items
+
+    monkeypatch.setattr(in_training, "track_on_terminal", tracked)
+    trainer = make("run", steps=2, eval_problems=8)
+    lasting, stages = Stages.lasting, list[str]()
+
+    def noted(self: Stages, text: str) -> Any:
+        stages.append(text)
+        return lasting(self, text)
+
+    monkeypatch.setattr(Stages, "lasting", noted)
+    trainer.fit()
+    kinds = "greedy", "3 samples each"
+    assert said == [
+        f"evaluating {when} ({how})" for when in ("before step 1", "after step 2") for how in kinds
+    ]
+    assert stages == [
+        "evaluating on 8 problems before training",
+        "evaluating on 8 problems after step 2",
+    ]
 
 
 @pytest.mark.slow

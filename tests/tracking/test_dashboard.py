@@ -44,6 +44,21 @@ def test_at_80_columns_it_says_all_that_is_known(board: Dashboard) -> None:
     assert phase == ""
 
 
+def test_the_time_left_stands_still_during_an_evaluation(
+    board: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    board.seconds_left, board.stepped = 80.0, now
+    with monkeypatch.context() as patched:
+        patched.setattr(dashboard.time, "monotonic", lambda: now + 20)
+        assert lines(board, 79)[0].endswith("  60 s left")
+        with PHASES.lasting(Phase("evaluating after step 37", total=9)):
+            patched.setattr(dashboard.time, "monotonic", lambda: now + 320)
+            assert lines(board, 79)[0].endswith("  60 s left")
+        patched.setattr(dashboard.time, "monotonic", lambda: now + 330)
+        assert lines(board, 79)[0].endswith("  50 s left")
+
+
 def test_the_kl_is_shown_where_it_is_logged(board: Dashboard) -> None:
     board.metrics = {**METRICS, "kl": 0.00213}
     assert lines(board, 79)[2].endswith("entropy 0.412      KL 0.0021")

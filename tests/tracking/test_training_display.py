@@ -100,6 +100,27 @@ def test_what_is_last_shown_stays_and_the_cursor_is_shown_below_it() -> None:
     assert reward.startswith("reward 0.750")
 
 
+def test_the_last_line_of_a_run_that_is_stopped_is_printed_once() -> None:
+    shown = io.StringIO()
+    with TrainingDisplay(9, Console(file=shown, width=200)) as display:
+        for step in (1, 2, 3):
+            display.step(step, metrics())
+        display.stopped()
+        display.stopped()
+    first, last = shown.getvalue().splitlines()
+    assert first.startswith("step 1/9")
+    assert last == "step 3/9  reward 0.500  length 7.0  1.00 s"
+
+
+def test_a_display_of_a_run_that_is_stopped_has_no_time_left() -> None:
+    shown = io.StringIO()
+    with TrainingDisplay(900, terminal(shown)) as display:
+        display.step(1, metrics())
+        assert last_frame(shown.getvalue())[0].endswith("  15 min left")
+        display.stopped()
+    assert last_frame(shown.getvalue())[0].endswith("  stopped")
+
+
 def test_an_error_leaves_the_terminal_as_it_was() -> None:
     shown, before = io.StringIO(), (sys.stdout, sys.stderr)
     with pytest.raises(KeyboardInterrupt), TrainingDisplay(2, terminal(shown)):

@@ -144,8 +144,8 @@ ENTROPY_COLLAPSED = Rule(
     name="entropy_collapse",
     metric="entropy",
     symptom="The entropy of ten steps (their median) is below a tenth of that at the start, and "
-    "the problems are not solved: the reward is below its best, or its standard deviation above half "
-    "of that at the start.",
+    "the problems are not solved: the reward is below its best, or its standard deviation above "
+    "half of that at the start.",
     cause="The policy is pushed to a few answers faster than it finds better ones.",
     advice="Lower learning_rate, or raise epsilon_high (DAPO: 0.28) with several updates per "
     "rollout; entropy_coef or beta hold the entropy as well.",
