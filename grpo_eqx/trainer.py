@@ -376,7 +376,7 @@ class GRPOTrainer:
                     ),
                     token_columns(groups.completions),
                 )
-            profiler.end()
+            clock.skip(profiler.end())
             # Last, so that a checkpoint's step has all of its records.
             clock.skip(events.evaluate_and_save(metrics))
             compiled = CompilationCounter()

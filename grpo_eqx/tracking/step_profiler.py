@@ -69,8 +69,7 @@ class StepProfiler:
     def begin(self, step: int) -> float:
         """Ends the step before `step`, which is counted from 1, and begins that.
 
-        **Returns:** the seconds that this took: writing a trace takes some, which are no part of
-        the step.
+        **Returns:** the seconds that this took: starting and writing a trace are no part of steps.
         """
         began = time.perf_counter()
         self._begin(step)
@@ -94,11 +93,16 @@ class StepProfiler:
             self._annotation = jax.profiler.StepTraceAnnotation(_STEP, step_num=step)
             self._annotation.__enter__()
 
-    def end(self) -> None:
-        """Ends the step, before what comes in between, and the trace if the next is not in it."""
+    def end(self) -> float:
+        """Ends the step, before what comes in between, and the trace if the next is not in it.
+
+        **Returns:** the seconds that this took, as `begin` does.
+        """
+        began = time.perf_counter()
         self._end_step()
         if self._current + 1 not in self.steps:
             self._stop()
+        return time.perf_counter() - began
 
     def _start(self) -> None:
         options = jax.profiler.ProfileOptions()

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.tracking.metrics import StepClock
 from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 
 
@@ -97,7 +99,7 @@ def test_a_run_that_is_past_the_steps_says_so(tmp_path: Path) -> None:
     notes = list[str]()
     with StepProfiler("2:3", tmp_path, notes.append) as profiler:
         for step in (5, 6):
-            assert profiler.begin(step) >= 0
+            profiler.begin(step)
     (note,) = notes
     assert note.startswith("note: profile_steps 2:3 are done already, and are not profiled")
     assert not list(tmp_path.iterdir())
@@ -134,3 +136,16 @@ def test_a_run_traces_its_phases(small_model: Path, tmp_path: Path) -> None:
     traced = names(tmp_path / "run" / "profile")
     assert {"rollout", "reward", "score", "update", "record", "checkpoint"} <= set(traced)
     assert sum(name.startswith("train step") for name in traced) == 2
+
+
+def test_starting_and_writing_a_trace_are_no_part_of_steps(tmp_path: Path) -> None:
+    with StepProfiler("1:1", tmp_path, print) as profiler:
+        clock = StepClock()
+        before = time.perf_counter()
+        clock.skip(profiler.begin(1))
+        clock.lap("rollout")
+        clock.skip(profiler.end())
+        clock.lap("update")
+        elapsed = time.perf_counter() - before
+    assert (tmp_path / "plugins").exists()  # which takes most of the time
+    assert clock.metrics()["step_time"] < elapsed / 2
