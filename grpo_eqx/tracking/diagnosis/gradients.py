@@ -101,8 +101,8 @@ LOSS_NEAR_0 = Rule(
     "term.",
     cause="It is right so. With one update per rollout each ratio `p / p_old` is 1, and advantages "
     "average about 0, so that the loss does. Its gradient does not vanish with it. With "
-    "`loss_type` dapo or bnpo and advantages `A` that add up to 0 in each group, for example, the loss is "
-    "`-sum(A L) / sum(L)`, where lengths `L` differ little, and the gradient "
+    "`loss_type` dapo or bnpo and advantages `A` that add up to 0 in each group, for example, the "
+    "loss is `-sum(A L) / sum(L)`, where lengths `L` differ little, and the gradient "
     "`-sum(A grad log p) / sum(L)`.",
     advice="Watch the reward, evaluations and the entropy; the loss says nothing here.",
     look=loss_near_0,
