@@ -329,7 +329,7 @@ class GRPOTrainer:
         for step, metrics in self._early_evaluations:
             record.evaluation(step, metrics)
         events = TrainingEvents(
-            self, self._evaluations, record, checkpoints, self._watchdog.progress
+            self, self._evaluations, record, checkpoints, self._stages, self._watchdog.progress
         )
         if not events.ends:
             self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))

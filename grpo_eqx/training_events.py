@@ -10,6 +10,7 @@ from grpo_eqx.checkpoint.checkpoints import Checkpoints
 from grpo_eqx.distributed.exchange import from_main
 from grpo_eqx.evaluation.in_training import SECONDS, TrainingEvaluations
 from grpo_eqx.tracking.run_record import RunRecord
+from grpo_eqx.tracking.stages import Stages
 
 if TYPE_CHECKING:
     import grpo_eqx.trainer
@@ -28,16 +29,17 @@ class TrainingEvents:
         evaluations: TrainingEvaluations,
         record: RunRecord,
         checkpoints: Checkpoints,
+        stages: Stages,
         on_progress: Callable[[str], None],
     ):
-        """**Arguments:** the trainer, for its state; its evaluations, record and checkpoints;
-        called with what has been done.
+        """**Arguments:** the trainer, for its state; its evaluations, record and checkpoints; says
+        what takes long; called with what has been done.
         """
         self._trainer = trainer
         self._evaluations = evaluations
         self._record = record
         self._checkpoints = checkpoints
-        self._on_progress = on_progress
+        self._stages, self._on_progress = stages, on_progress
         self._callbacks = CallbackCalls(trainer.callbacks)
         self._stopped: str | None = None
 
@@ -93,7 +95,7 @@ class TrainingEvents:
         """Evaluates the model, and records that; returns nothing where it was interrupted."""
         step = self._step
         model, interrupted = self._trainer.state.model, self._checkpoints.are_interrupted
-        with self._trainer._stages.lasting(self._evaluations.describe(step)):
+        with self._stages.lasting(self._evaluations.describe(step)):
             made = self._evaluations.make(model, step, self._on_progress, interrupted)
         if made is None:
             return {}
