@@ -203,7 +203,9 @@ class Calls:
         for name in ("score", "share", "update"):
             monkeypatch.setattr(Programs, name, getattr(self, f"_{name}"))
 
-    def _score(self, model: Any, rollout: Any, packing: Any) -> TokenScores:
+    def _score(
+        self, model: Any, rollout: Any, packing: Any, *, is_reference: bool = False
+    ) -> TokenScores:
         self.scored.append(model)
         return TokenScores(rollout.sampler_logps, rollout.sampler_logps)
 
