@@ -14,7 +14,7 @@ _MANY = 0.5
 """Share of completions cut off. With most of them cut off, the reward says whether a completion was
 short, not whether it was right; DAPO (arXiv 2503.14476, section 3.4) calls that reward noise."""
 _MANY_WITHOUT_REWARD = 0.25
-"""The same where no completion has a reward: that they are cut off then suffices as a cause."""
+"""Share that is many where no completion has a reward: it then suffices as the cause."""
 _FEW = 0.1
 """Share cut off at a run's start, up to which the limit was long enough."""
 _GROWTH = 2.0

@@ -25,8 +25,8 @@ _MOST_GAP = 0.03
 0.04 (docs/adding-new-models.md); here both are one model: float32 has 4e-7, int8 weights have 1e-3,
 and top_p 0.5 has 0.04."""
 _MOST_GAP_CORRECTED = 0.1
-"""The same with importance_sampling_mode, which corrects for the difference: from here on, weights
-of single tokens vary so much that they are capped, or noise."""
+"""Gap that is much with importance_sampling_mode, which corrects for the difference: from here on,
+weights of single tokens vary so much that they are capped, or noise."""
 _GAP_WINDOW = 3
 _MOST_KL = 0.5
 """KL divergence in nats per token, as if the reference gave each token 0.6 times the probability.
