@@ -64,9 +64,8 @@ def main(cfg: LoadMemory) -> None:
 
 
 def _write_model(folder: Path, cfg: LoadMemory) -> None:
-    import jax
-
     from grpo_eqx.models import Decoder, Qwen2Config, save_pretrained
+    from grpo_eqx.prng import make_key
 
     config = Qwen2Config(
         vocab_size=32768,
@@ -76,7 +75,7 @@ def _write_model(folder: Path, cfg: LoadMemory) -> None:
         num_attention_heads=16,
         num_key_value_heads=8,
     )
-    save_pretrained(Decoder.init(config, jax.random.key(0)), folder, "bfloat16")
+    save_pretrained(Decoder.init(config, make_key(0)), folder, "bfloat16")
 
 
 def _load(folder: str, dtype: str, devices: int, processes: int) -> list[dict[str, object]]:

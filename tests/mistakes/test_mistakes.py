@@ -230,7 +230,8 @@ COMMANDS = {
     "train --reward-funcs mine.py:brief": "functions of your own are passed in a script",
     "train --reward-funcs right": "no reward function named 'right'",
     "train --chat-template nowhere": "chat_template is 'nowhere', which cannot be read",
-    "trian": "use one of train, plan, compile, export, doctor, launch (did you mean train?)",
+    "trian": "use one of train, plan, compile, eval, report, export, check, inspect, doctor, "
+    "launch (did you mean train?)",
     "": "a subcommand is missing: use one of train",
     "--steps 2 train": "--steps comes before the subcommand (train",
     "train config.yaml": "'config.yaml' is no flag: flags start with --, or use --config",
