@@ -1,68 +1,90 @@
-"""What recording a step costs: metrics, trackers, completions, diagnosis and display.
+"""What seeing a run costs: metrics, trackers, completions, memory, diagnosis and display.
 
-    python examples/gsm8k.py --steps 30 --output-dir runs/recorded
-    python benchmarks/tracking_cost.py runs/recorded --report-to tensorboard wandb
+    python benchmarks/tracking_cost.py --report-to tensorboard wandb
 
-Records the steps of a run again, with their tables of completions, and compares the seconds with
-those of the run's steps. In a terminal the live display is on. Run it alone on the machine.
+Trains the embedded model as examples/gsm8k.py does, and times every call in which the trainer
+records a step. The next rollout is generated meanwhile, so the share of a step that it takes longer
+for them is at most what is printed. In a terminal the live display is on. Run it alone on the
+machine.
 """
 
+import collections
 import dataclasses
-import json
+import functools
 import statistics
 import tempfile
 import time
-from pathlib import Path
-from typing import Annotated
+from collections.abc import Callable
+from typing import Any
 
-import pyarrow.parquet as pq
 import tyro
 
-from grpo_eqx import GRPOConfig
-from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.tracking.recorded_completions import TOKEN_COLUMNS
-from grpo_eqx.tracking.recorded_run import RecordedRun
+import grpo_eqx.trainer
+from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.tracking.memory import MemoryGauge
 from grpo_eqx.tracking.run_record import RunRecord
+from grpo_eqx.training_events import TrainingEvents
+
+RECORDING = (
+    (RunRecord, "step"),
+    (RunRecord, "completions"),
+    (grpo_eqx.trainer, "completion_columns"),
+    (grpo_eqx.trainer, "token_columns"),
+    (MemoryGauge, "meet"),
+    (MemoryGauge, "metrics"),
+    (TrainingEvents, "step_ended"),
+)
+"""Calls of the trainer's loop that a run which recorded nothing would not make."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackingCost:
     """What to record."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """Folder of a run with tables of completions."""
     report_to: tuple[str, ...] = ()
     """Trackers besides metrics.jsonl: tensorboard, or wandb, which is offline here."""
+    steps: int = 60
+    """Number of steps."""
+    log_completions: bool = False
+    """Whether to print completions too."""
 
 
-def main(cfg: TrackingCost) -> None:
-    recorded = RecordedRun.read(cfg.run)
-    tables = {step: pq.read_table(path) for step, path in recorded.completion_tables.items()}
-    columns = {step: table.to_pydict() for step, table in tables.items()}
-    layout = LayoutReport(**json.loads(recorded.folder.layout.read_text()))
-    seconds = []
+def main(benchmark: TrackingCost) -> None:
+    seconds: dict[str, list[float]] = collections.defaultdict(list)
+    for owner, name in RECORDING:
+        setattr(owner, name, timed(getattr(owner, name), seconds[f"{owner.__name__}.{name}"]))
     with tempfile.TemporaryDirectory() as folder:
-        settings = {**recorded.settings, "output_dir": folder, "log_completions": False}
-        offline = "offline" if "wandb" in cfg.report_to else None
-        settings |= {"report_to": cfg.report_to, "wandb": offline, "wandb_project": None}
-        settings |= {"num_completions_to_print": None}
-        run = GRPOConfig(**settings).resolved()
-        with RunRecord(run, layout) as record:
-            for metrics in recorded.steps:
-                step = int(metrics["step"])
-                logged = {name: value for name, value in metrics.items() if name != "step"}
-                table = columns.get(step, {})
-                of_tokens = {name: table.pop(name) for name in TOKEN_COLUMNS if name in table}
-                start = time.perf_counter()
-                record.step(step, logged)
-                if table:
-                    record.completions(table, of_tokens)
-                seconds.append(time.perf_counter() - start)
-    own, whole = statistics.median(seconds), statistics.median(recorded.values("step_time"))
+        cfg = GRPOConfig(
+            steps=benchmark.steps,
+            output_dir=folder,
+            report_to=benchmark.report_to,
+            wandb="offline" if "wandb" in benchmark.report_to else None,
+            log_completions=benchmark.log_completions,
+        )
+        result = GRPOTrainer(cfg).fit()
+    # Programs are compiled in the first steps, which are longer.
+    steps = [metrics["step_time"] for metrics in result.history]
+    middle = statistics.median(steps)
+    for name, each in seconds.items():
+        print(f"{name:40s} median {1e3 * statistics.median(each):7.2f} ms")
+    own, whole = sum(sum(each) for each in seconds.values()), sum(steps)
     print(
-        f"recording a step: median {1e3 * own:.1f} ms, longest {1e3 * max(seconds):.1f} ms; the "
-        f"run's steps: median {whole:.2f} s; share {own / whole:.2%}"
+        f"{benchmark.steps} steps, median {middle:.3f} s: recording takes {own:.2f} s of "
+        f"{whole:.1f} s, {own / whole:.2%}; per step {1e3 * own / len(steps):.1f} ms, "
+        f"{own / len(steps) / middle:.2%} of the median one"
     )
+
+
+def timed(function: Callable[..., Any], seconds: list[float]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        start = time.perf_counter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            seconds.append(time.perf_counter() - start)
+
+    return call
 
 
 if __name__ == "__main__":

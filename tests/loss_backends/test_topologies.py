@@ -131,10 +131,10 @@ def test_kernels_compile_with_a_soft_cap(tpu: str) -> None:
     ("tpu", "blocks"),
     [
         ("v4-16", (128, 128, 128)),
-        ("v4-16", (512, 512, 1024)),
-        ("v4-16", (128, 2048, 512)),
+        pytest.param("v4-16", (512, 512, 1024), marks=pytest.mark.long),
+        pytest.param("v4-16", (128, 2048, 512), marks=pytest.mark.long),
         ("v4-16", (1024, 384, 256)),
-        ("v6e-8", (128, 4096, 2048)),
+        pytest.param("v6e-8", (128, 4096, 2048), marks=pytest.mark.long),
         ("v6e-8", (2048, 2048, 512)),
         ("v6e-8", (384, 640, 896)),
     ],
@@ -157,7 +157,10 @@ def test_others_are_refused_with_the_valid_ones() -> None:
 
 
 @pytest.mark.parametrize("backend", [ChunkedLoss(), PallasLoss()], ids=repr)
-@pytest.mark.parametrize(("vocabulary", "hidden_size"), [(151_643, 896), (151_936, 3584)])
+@pytest.mark.parametrize(
+    ("vocabulary", "hidden_size"),
+    [(151_643, 896), pytest.param(151_936, 3584, marks=pytest.mark.long)],
+)
 def test_programs_hold_no_logits_and_little_else(
     vocabulary: int, hidden_size: int, backend: LossBackend
 ) -> None:

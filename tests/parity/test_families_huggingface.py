@@ -187,8 +187,15 @@ def their_completions(model: Any, max_length: int) -> np.ndarray:
     return result[:, WIDTH:].numpy()
 
 
-@pytest.mark.parametrize("unrolled", [False, True])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    ("side", "unrolled"),
+    [
+        ("left", False),
+        ("right", True),
+        pytest.param("left", True, marks=pytest.mark.long),
+        pytest.param("right", False, marks=pytest.mark.long),
+    ],
+)
 def test_greedy_completions_are_theirs(pair: Pair, side: str, unrolled: bool):
     theirs = their_completions(pair.theirs, max_length=12)
     rollout, _ = jitted_generate(

@@ -212,6 +212,8 @@ CASES = {
         clips=True,
     ),
 }
+OFTEN = "grpo", "dapo", "cispo", "gspo", "masks"
+"""Runs that together have most of the terms; `long` has the others."""
 
 OTHERWISE: dict[str, Any] = {
     "advantage_estimator": "grpo",
@@ -461,7 +463,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Path]:
 # Tests.
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name",
+    [name if name in OFTEN else pytest.param(name, marks=pytest.mark.long) for name in CASES],
+)
 def test_every_step_of_a_run_is_that_of_float64(
     name: str, reference: ModuleType, models: dict[bool, Path], tmp_path: Path
 ) -> None:

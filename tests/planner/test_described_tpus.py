@@ -16,9 +16,15 @@ def _needs_the_compiler() -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
 
 
-@pytest.mark.parametrize("rollout_sharding", ["legacy", "maxtext"])
-@pytest.mark.parametrize("loss_backend", ["chunked", "pallas"])
-@pytest.mark.parametrize(("topology", "hosts"), [("v6e:2x4", 1), ("v6e:4x4", 4)])
+@pytest.mark.parametrize(
+    ("topology", "hosts", "loss_backend", "rollout_sharding"),
+    [
+        ("v6e:2x4", 1, "pallas", "maxtext"),
+        ("v6e:4x4", 4, "chunked", "legacy"),
+        pytest.param("v6e:2x4", 1, "chunked", "maxtext", marks=pytest.mark.long),
+        pytest.param("v6e:4x4", 4, "pallas", "legacy", marks=pytest.mark.long),
+    ],
+)
 def test_a_small_model_fits(
     tiny_run, said, topology, hosts, loss_backend, rollout_sharding
 ) -> None:

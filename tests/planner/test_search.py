@@ -67,6 +67,10 @@ def growing(weighed, monkeypatch: pytest.MonkeyPatch) -> None:
 
     plan = weighed(update=trained, generate=generated)
     monkeypatch.setattr("grpo_eqx.planner.search.make_plan", plan)
+    # A config is made for each value, which takes long where types are checked.
+    monkeypatch.setattr(
+        "grpo_eqx.planner.search._MOST", {"num_generations": 64, "prompts_per_step": 64}
+    )
 
 
 @pytest.mark.slow

@@ -147,6 +147,7 @@ def test_no_table_of_embeddings_nor_its_gradient_is_ever_whole() -> None:
 
 
 @pytest.mark.topology
+@pytest.mark.long
 def test_an_update_gathers_no_more_than_a_matrix_of_one_layer_at_a_time() -> None:
     found = on_v6e_16("update", "auto")
     gathers = [x for x in found if x.kind == "all-gather"]
@@ -156,6 +157,7 @@ def test_an_update_gathers_no_more_than_a_matrix_of_one_layer_at_a_time() -> Non
 
 
 @pytest.mark.topology
+@pytest.mark.long
 def test_maxtext_leaves_the_weights_where_they_are_while_it_decodes() -> None:
     """And legacy brings them to the completions, but for the head."""
     decoding = {
@@ -172,8 +174,15 @@ def test_maxtext_leaves_the_weights_where_they_are_while_it_decodes() -> None:
 
 
 @pytest.mark.topology
-@pytest.mark.parametrize("mesh", ["auto", "host_local"])
-@pytest.mark.parametrize(("rollout_dtype", "itemsize"), [(None, 2), ("int8", 1)])
+@pytest.mark.parametrize(
+    ("mesh", "rollout_dtype", "itemsize"),
+    [
+        ("host_local", None, 2),
+        ("auto", "int8", 1),
+        pytest.param("auto", None, 2, marks=pytest.mark.long),
+        pytest.param("host_local", "int8", 1, marks=pytest.mark.long),
+    ],
+)
 def test_replicated_sends_weights_once_and_nothing_while_it_decodes(
     mesh: str, rollout_dtype: str | None, itemsize: int
 ) -> None:
