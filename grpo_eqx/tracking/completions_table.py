@@ -1,6 +1,8 @@
 """Table of a step's prompts, completions and rewards."""
 
 import hashlib
+import io
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,13 +62,14 @@ def token_columns(completions: Completions) -> dict[str, list[Any]]:
     if completions.sampler_logps is None:
         return {}
     texts = completions.tokenizer.token_texts
+    ids = [ids for group in completions.ids for ids in group]
+    every = iter(texts([token for each in ids for token in each]))
+    logps = np.concatenate([row for group in completions.sampler_logps for row in group])
+    rounded = logps.astype(np.float16).astype(np.float32)
+    ends = np.cumsum([len(each) for each in ids])
     return {
-        "tokens": [texts(ids) for group in completions.ids for ids in group],
-        _LOGPS: [
-            row.astype(np.float16).astype(np.float32)
-            for group in completions.sampler_logps
-            for row in group
-        ],
+        "tokens": [list(itertools.islice(every, len(each))) for each in ids],
+        _LOGPS: np.split(rounded, ends[:-1]),
     }
 
 
@@ -81,10 +84,20 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     }
     # The two of a log-prob's four bytes that rounding leaves 0 compress to nothing.
     split = {name for name in leaves if name.startswith(_LOGPS)}
+    # Not to the path itself: one with a colon would be taken for an address.
+    content = io.BytesIO()
+    pq.write_table(
+        table, content, compression="zstd", write_statistics=False,
+        use_dictionary=sorted(leaves - split), use_byte_stream_split=sorted(split),
+    )  # fmt: skip
     beside = path.with_name(f"{path.name}.tmp")
-    with beside.open("wb") as file:  # a path with a colon would be taken for an address
-        pq.write_table(
-            table, file, compression="zstd",
-            use_dictionary=sorted(leaves - split), use_byte_stream_split=sorted(split),
-        )  # fmt: skip
+    beside.write_bytes(content.getbuffer())
     beside.replace(path)
+
+
+def import_writers() -> None:
+    """Imports what `write_completions` needs, which takes about a second."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.array([0])  # imports pandas where it is installed

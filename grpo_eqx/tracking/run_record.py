@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
@@ -13,7 +14,7 @@ from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.tracking.completions_table import write_completions
+from grpo_eqx.tracking.completions_table import import_writers, write_completions
 from grpo_eqx.tracking.diagnosis import Doctor, Finding
 from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
@@ -22,9 +23,9 @@ from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.tracking.training_display import TrainingDisplay
 
-_SHARE_OF_PLOTS = 0.01
+_SHARE_OF_PLOTS = 0.002
 """Share of the time that drawing the learning curve may take before the run ends."""
-_FIRST_PLOT_S = 20.0
+_FIRST_PLOT_S = 300.0
 
 
 class RunRecord:
@@ -76,6 +77,8 @@ class RunRecord:
         self._trackers = self._open_trackers(
             self._resumed_after, self._passed_trackers, started=self._continued
         )
+        if cfg.log_completions_steps:  # meanwhile, the first programs are compiled
+            threading.Thread(target=import_writers, daemon=True).start()
         self._display.__enter__()
         if kept is not None:
             self.note(f"an earlier run in {self.folder.path} is kept in {kept}")

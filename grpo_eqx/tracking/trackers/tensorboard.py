@@ -58,13 +58,12 @@ class TensorBoardTracker(Tracker):
 
 def _blocks(table: CompletionsTable) -> Iterator[str]:
     """Yields the first prompt of a table and its completions, as Markdown that shows all text."""
-    rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-    prompt = rows[0]["prompt"]
-    of_prompt = itertools.takewhile(lambda row: row["prompt"] == prompt, rows)
-    yield _as_code(prompt)
-    for row in itertools.islice(of_prompt, _MOST_SHOWN):
-        yield f"**reward {row['reward']:g}**, {row['length']} tokens"
-        yield _as_code(row["completion"])
+    prompts = table["prompt"]
+    of_prompt = itertools.takewhile(lambda i: prompts[i] == prompts[0], range(len(prompts)))
+    yield _as_code(prompts[0])
+    for i in itertools.islice(of_prompt, _MOST_SHOWN):
+        yield f"**reward {table['reward'][i]:g}**, {table['length'][i]} tokens"
+        yield _as_code(table["completion"][i])
 
 
 def _as_code(text: str) -> str:
