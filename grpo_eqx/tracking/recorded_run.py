@@ -9,11 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.tracking.run_folder import RunFolder
-
-_LOGGED_BY_STEPS = "step_time"
-"""Metric of every step, and of no evaluation."""
-
+from grpo_eqx.tracking.run_folder import RunFolder, is_of_step
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
@@ -49,8 +45,8 @@ class RecordedRun:
     def of(cls, folder: RunFolder, settings: Mapping[str, Any]) -> "RecordedRun":
         """Reads the metrics of a folder, whose settings are given."""
         rows, damaged = folder.read_metrics()
-        steps = [row for row in rows if _LOGGED_BY_STEPS in row]
-        evaluations = [row for row in rows if _LOGGED_BY_STEPS not in row]
+        steps = [row for row in rows if is_of_step(row)]
+        evaluations = [row for row in rows if not is_of_step(row)]
         return cls(folder, settings, steps, evaluations, damaged)
 
     @property

@@ -15,6 +15,11 @@ SIGN_SECONDS = 20.0
 """Seconds between two signs of life that a run gives through the time of its lock's file."""
 
 
+def is_of_step(metrics: Mapping[str, float]) -> bool:
+    """Returns whether a line of a metrics file is of a training step, not of an evaluation."""
+    return "step_time" in metrics
+
+
 class MetricRows(NamedTuple):
     """Lines of a metrics file that can be read, and the numbers of those that cannot."""
 
@@ -149,11 +154,11 @@ class RunFolder:
 
     def history(self, last: int) -> list[dict[str, float]]:
         """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
-        return [row for row in self.rows(last) if "step_time" in row]  # else an evaluation
+        return [row for row in self.rows(last) if is_of_step(row)]
 
     def evaluations(self, last: int) -> list[dict[str, float]]:
         """Returns the metrics of the evaluations after steps up to `last`, oldest first."""
-        return [row for row in self.rows(last) if "step_time" not in row]
+        return [row for row in self.rows(last) if not is_of_step(row)]
 
     def run_id(self) -> str:
         """Returns the id of the run at its trackers, made when it is first asked for."""

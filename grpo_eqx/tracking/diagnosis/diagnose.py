@@ -15,6 +15,7 @@ from grpo_eqx.tracking.diagnosis import (
 )
 from grpo_eqx.tracking.diagnosis.history import History, Row
 from grpo_eqx.tracking.diagnosis.rule import Finding, Rule
+from grpo_eqx.tracking.run_folder import is_of_step
 
 RULES: tuple[Rule, ...] = (
     rewards.NONE, rewards.NEVER_FIRES, rewards.ALWAYS_FIRES, rewards.SUM_IS_CONSTANT,
@@ -38,7 +39,7 @@ class Doctor:
         """
         self._history = History(settings)
         for metrics in past:
-            if "step_time" in metrics:
+            if is_of_step(metrics):
                 self._history.append(metrics)
             else:
                 self._history.evaluations.append(metrics)
