@@ -11,6 +11,7 @@ from typing import Any
 from grpo_eqx.errors import UserError
 from grpo_eqx.tracking.run_folder import RunFolder, is_of_step
 
+
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
     """Settings and metrics that a run folder has, read without JAX and without the model."""
