@@ -20,10 +20,11 @@ INTRODUCTION = """\
 
 <!-- Made by scripts/settings_page.py from grpo_eqx/config.py: change it there. -->
 
-The fields of [`GRPOConfig`][grpo_eqx.GRPOConfig], with their defaults, the values that they may have,
-and their meaning. On the command line, `num_generations` is `--num-generations`; in a file, it is a key
-of YAML or JSON. Fields that TRL has too keep TRL's names. Where `None` stands for a rule, the `config.json` in
-a run's folder has what the run used. A setting that would have no effect is refused.
+The fields of [`GRPOConfig`][grpo_eqx.GRPOConfig], with their defaults, their values and their
+meaning. On the command line, `num_generations` is `--num-generations`; in a file, it is a key of
+YAML or JSON. Fields that TRL has too keep TRL's names. Where `None` stands for a rule, the
+`config.json` in a run's folder has what the run used. A setting that would have no effect is
+refused.
 """
 NAMES = sorted((x.name for x in dataclasses.fields(GRPOConfig)), key=len, reverse=True)
 
