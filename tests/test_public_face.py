@@ -51,6 +51,23 @@ def test_every_public_name_can_be_imported() -> None:
         exec(f"from {package} import {own}", {})
 
 
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_home_page_agrees_with_the_readme() -> None:
+    home, readme = ROOT / "docs" / "index.md", ROOT / "README.md"
+    install, test, plan, *real = blocks(home, "console")
+    assert set(blocks(readme, "console")) >= {install, test, *real}
+    opening = home.read_text().partition("<div markdown>")[2].split("\n\n")[1]
+    assert " ".join(opening.split()) in " ".join(readme.read_text().split())
+
+    planning = ROOT / "docs" / "guides" / "planning.md"
+    assert plan in blocks(planning, "console")
+    (shown,) = blocks(home, "text")
+    assert set(shown.splitlines()) <= set(planning.read_text().splitlines())
+
+
 @pytest.mark.parametrize("path", documents(), ids=lambda path: path.name)
 def test_documents_import_only_public_names(path: Path) -> None:
     text = path.read_text()

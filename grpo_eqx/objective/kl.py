@@ -13,13 +13,14 @@ def kl_estimates(
     estimator: KLEstimator = "k3",
     clamp: float | None = None,
 ) -> Float[Array, "P G Tc"]:
-    """Estimates KL(policy || reference) for each token (http://joschu.net/blog/kl-approx.html).
+    r"""Estimates KL(policy || reference) for each token (http://joschu.net/blog/kl-approx.html).
 
-    With d = logps - ref_logps: `k1` is d, `k2` is d^2 / 2, and `k3` is exp(-d) + d - 1, which GRPO
-    uses (arXiv 2402.03300, eq. 4). As a loss, `k1` by itself has a gradient of mean zero, the
-    gradient of `k2` is that of the divergence, and the gradient of `k3` approximates it near d = 0.
+    With $d$ = `logps - ref_logps`: `k1` is $d$, `k2` is $\frac{1}{2} d^2$, and `k3` is
+    $e^{-d} + d - 1$, which GRPO uses (arXiv 2402.03300, eq. 4). As a loss, `k1` by itself has a
+    gradient of mean zero, the gradient of `k2` is that of the divergence, and the gradient of `k3`
+    approximates it near $d = 0$.
 
-    For `k3`, d is clamped to at least -20, which keeps the exponential finite; `clamp` bounds all
+    For `k3`, $d$ is clamped to at least -20, which keeps the exponential finite; `clamp` bounds all
     estimates to [-clamp, clamp] (as verl does for `k3`, with 10). No gradient flows past a bound.
     """
     difference = logps - ref_logps

@@ -26,11 +26,14 @@ def clipped_loss(
     delta: float | None = None,
     dual_clip: float | None = None,
 ) -> PolicyLoss:
-    """Computes -min(min(r, delta) A, clip(r, 1 - epsilon, 1 + epsilon_high) A).
+    r"""Computes PPO's clipped objective, with up to two more bounds:
 
-    PPO's clipped objective (arXiv 1707.06347, eq. 7), with DAPO's separate upper bound
+    $$-\min\bigl(\min(r, \delta)\, A,\ \operatorname{clip}(r, 1 - \epsilon,
+    1 + \epsilon_{\text{high}})\, A\bigr)$$
+
+    PPO's own (arXiv 1707.06347, eq. 7), with DAPO's separate upper bound
     (arXiv 2503.14476, eq. 10) and INTELLECT-2's cap on large ratios (`delta`, arXiv 2505.07291,
-    eq. 3). `dual_clip` (c) bounds the loss at negative advantages by -c A (dual-clip PPO,
+    eq. 3). `dual_clip` (c) bounds the loss at negative advantages by $-c A$ (dual-clip PPO,
     arXiv 1912.09729, eq. 5; verl's `clip_ratio_c`), which is the same as `delta` where the clipping
     range lies below c.
     """
@@ -55,10 +58,13 @@ def cispo_loss(
     *,
     epsilon_high: float,
 ) -> PolicyLoss:
-    """Computes -stop_gradient(min(r, epsilon_high)) A logps: every token keeps its gradient.
+    r"""Computes log-probs weighted by ratios that are capped and have no gradient of their own:
 
-    CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5), without the lower bound, as the authors ran
-    it. `epsilon_high` is TRL's: the cap on the ratio itself, written 1 + epsilon_high in the paper.
+    $$-\operatorname{sg}(\min(r, \epsilon_{\text{high}}))\, A\, \ell$$
+
+    Every token keeps its gradient. CISPO (MiniMax-M1, arXiv 2506.13585, eq. 4 and 5), without the
+    lower bound, as the authors ran it. `epsilon_high` is TRL's: the cap on the ratio itself,
+    written $1 + \epsilon_{\text{high}}$ in the paper.
     """
     advantage = advantages[..., None]
     capped = jax.lax.stop_gradient(jnp.minimum(ratios, epsilon_high))
@@ -73,9 +79,12 @@ def sapo_loss(
     temperature_pos: float,
     temperature_neg: float,
 ) -> PolicyLoss:
-    """Computes -(4 / tau) sigmoid(tau (r - 1)) A: a soft gate in place of clipping.
+    r"""Computes the loss with a soft gate in place of clipping:
 
-    SAPO (arXiv 2511.20347, eq. 6), with one `tau` for positive advantages and another for the rest.
+    $$-\frac{4}{\tau}\, \sigma(\tau (r - 1))\, A$$
+
+    SAPO (arXiv 2511.20347, eq. 6), with one $\tau$ for positive advantages and another for the
+    rest.
     """
     advantage = advantages[..., None]
     tau = jnp.where(advantage > 0, temperature_pos, temperature_neg)

@@ -52,11 +52,12 @@ def sampler_weights(
     clip_min: float | None,
     clip_max: float | None,
 ) -> Float[Array, "P G W"]:
-    """Returns weights for tokens the sampler drew from a distribution other than the trainer's.
+    r"""Returns weights for tokens the sampler drew from a distribution other than the trainer's.
 
-    A weight is exp(old_logps - sampler_logps) of the token, or of the whole sequence (the product
-    over its tokens; `W` is then 1). `*_truncate` clamps it to [clip_min, clip_max], `*_mask` sets
-    it to 0 outside (truncated and masked importance sampling, as in TRL). No gradient flows.
+    A weight is $e^{\ell_{\text{old}} - \ell_{\text{sampler}}}$ of the token, or of the whole
+    sequence (the product over its tokens; `W` is then 1). `*_truncate` clamps it to
+    [clip_min, clip_max], `*_mask` sets it to 0 outside (truncated and masked importance sampling,
+    as in TRL). No gradient flows.
     """
     level, how = correction.split("_")
     log_ratios = jnp.where(mask, old_logps - sampler_logps, 0.0)

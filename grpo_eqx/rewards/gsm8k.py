@@ -43,7 +43,7 @@ def correct(
     - `prompts`: unused; part of the reward signature.
     - `completions`: the model's texts, one per row, or its messages.
     - `answer`: the gold answers, one per row, as `gold_number` reads them.
-    - `columns`: the other dataset columns; unused.
+    - `columns`: the other columns of the data; unused.
 
     **Returns:** one score per completion, 0.0 or 1.0.
 
@@ -124,7 +124,7 @@ def marked_number(text: str) -> Fraction | None:
 
 
 def gold_number(answer: object) -> Fraction:
-    """Reads the number of a dataset's gold answer.
+    """Reads the number of a data set's gold answer.
 
     **Arguments:**
 
