@@ -315,7 +315,7 @@ def _same(peer: Peer) -> str:
 def _differing(peer: Peer) -> str:
     rows = [f"| `{x}` | {peer.differs[_last(x)]} |" for x in peer.settings if _differs(x, peer)]
     head = "| setting | here |\n|---|---|"
-    return "\n".join(["## Same name, but", "", head, *rows]) if rows else ""
+    return "\n".join(["## Same name, with a difference", "", head, *rows]) if rows else ""
 
 
 def _differs(name: str, peer: Peer) -> bool:
@@ -337,7 +337,7 @@ def _answers(names: Iterable[str], level: int = 2) -> list[str]:
     tables = []
     for title, head, answers in (
         ("Another name, or another way", "| there | here |", other),
-        ("Not here", "| there | why |", missing),
+        ("Not here", "| there | why, or what instead |", missing),
     ):
         rows = [f"| {_joined(of)} | {_code(text)} |" for text, of in answers.items()]
         tables.append("\n".join([f"{marks} {title}", "", head, "|---|---|", *rows]))
