@@ -68,10 +68,10 @@ class Drawing:
         svg = (
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" role="img" '
             f'aria-label="{html.escape(label)}" fill="currentColor" '
-            f'style="width: 100%; max-width: 34rem; font-family: sans-serif">'
+            f'style="width: 100%; max-width: 26rem; font-family: sans-serif">'
         )
         lines = [
-            '<figure style="width: 100%; margin-left: 0">',
+            '<figure style="width: 100%">',
             svg,
             *self.elements,
             "</svg>",
@@ -151,8 +151,8 @@ def house(page: str) -> str:
     return draw.figure(
         y,
         "The package's layers, from shapes and errors to the command line.",
-        "Each row may import from itself and from the rows above it. What users import is at the "
-        "bottom, and what it stands on at the top.",
+        "Each row may import from itself and from the rows above it: what all need is at the "
+        "top, and the command line at the bottom.",
     )
 
 
