@@ -1,4 +1,4 @@
-"""Settings that people know from TRL, Tunix and verl: what to use instead, or why nothing."""
+"""Settings that people know from other libraries: what to use instead, or why nothing."""
 
 import difflib
 from collections.abc import Collection, Iterable, Mapping
@@ -25,8 +25,10 @@ _DISPLAY = "progress is a display of five lines on a terminal, and lines elsewhe
 _LIBRARY_LOGS = "set the level of Python's logging in your script"
 _ONE_DTYPE = "use dtype for what is computed; what is trained is float32"
 _WHOLE_TOKENS = "use micro_batch_size_per_device; completions share rows by themselves"
+_TILES = "pass GRPOTrainer a loss_backend, which has the sizes of its tiles"
 _NO_CRITIC = "there is no critic: advantages are relative to a group or a batch"
 _ALWAYS_SHUFFLED = "prompts are reshuffled every epoch, in an order set by seed"
+_ONE_SEED = "use seed: data order and sampling follow from it"
 _JAX_PROFILER = "use profile_steps, as in 5:7"
 _OF_PLAN = "it belongs to grpo-eqx plan: leave it out, or use that"
 _OF_LAUNCH = "it belongs to grpo-eqx launch local, before the --"
@@ -172,7 +174,7 @@ ADVICE: Mapping[str, str] = {
     "overwrite_output_dir": "use resume never",
     "resume_from_checkpoint": "use resume, or trainer.fit(resume_from_checkpoint=...)",
     "ignore_data_skip": "data are addressed by step, so that resuming skips nothing",
-    "restore_callback_states_from_checkpoint": "there are no callbacks; trackers continue theirs",
+    "restore_callback_states_from_checkpoint": "callbacks keep their own state",
     "push_to_hub": _PUSH,
     "hub_token": "set HF_TOKEN in the environment",
     "hub_private_repo": _PUSH,
@@ -181,7 +183,7 @@ ADVICE: Mapping[str, str] = {
     "hub_always_push": _PUSH,
     "hub_revision": _PUSH,
     # draws
-    "data_seed": "use seed: data order and sampling follow from it",
+    "data_seed": _ONE_SEED,
     "full_determinism": "draws are functions of seed, step and prompt; see XLA_FLAGS for GPUs",
     "shuffle_dataset": _ALWAYS_SHUFFLED,
     "train_sampling_strategy": _ALWAYS_SHUFFLED,
@@ -268,8 +270,24 @@ ADVICE: Mapping[str, str] = {
     "degenerate_group_masking": "groups of equal rewards have no advantage; dynamic_sampling "
     "replaces them",
     "critic_optimizer": _NO_CRITIC,
+    "kl_clamp_value": "use kl_clamp",
+    "kl_loss_mode": "use kl_estimator: kl is k1, mse_kl is k2, low_var_kl is k3",
+    "perf_metrics_options": "times and throughput of every step are recorded in metrics.jsonl",
+    "max_seq_token_per_tpu": _WHOLE_TOKENS,
+    "data_shuffle_seed": _ONE_SEED,
+    "metric_fns": "pass GRPOTrainer eval_metrics",
+    "reward_fns": "use reward_funcs",
+    "sampler_is": "use importance_sampling_mode (token_truncate and others)",
+    "sampler_is_threshold": "use importance_sampling_clip_max",
+    "use_rollout_logps": "ratios are relative to log-probs that the trainer computes",
+    "force_compute_kl": "the divergence is computed where beta is above 0",
     # verl: the model and its update
     "path": "use model",
+    "tokenizer_path": "it is the model's; in Python, GRPOTrainer(tokenizer=...)",
+    "lora_adapter_path": "use model, with the adapter's folder, and its lora_rank",
+    "use_prefix_grouper": "a group always shares its prompt, in the update too",
+    "data_loader_seed": _ONE_SEED,
+    "qat": _NO_QUANTIZATION,
     "override_config": "write them into the model's config.json",
     "custom_chat_template": "use chat_template",
     "external_lib": "import it in your script",
@@ -357,12 +375,18 @@ ADVICE: Mapping[str, str] = {
     "expert_parallel_size": "experts are not spread over devices: set fsdp and tp in mesh",
     "enable_rollout_routing_replay": "use router_replay",
     "use_rollout_routing_replay": "use router_replay",
+    "quantization": "use rollout_dtype (int8)",
+    "logprobs_mode": "log-probs are those of the distribution that tokens were drawn from",
+    "scheduling_policy": _ONE_ENGINE,
     "multi_turn": _NO_TOOLS,
     "agent": _NO_TOOLS,
     "rollout_is": "use importance_sampling_mode (token_truncate, sequence_truncate and others)",
     "rollout_is_level": "use importance_sampling_mode (token_truncate, sequence_truncate)",
     "rollout_rs": "use importance_sampling_mode (token_mask, sequence_mask)",
     "rollout_is_threshold": "use importance_sampling_clip_max",
+    "rollout_rs_threshold": "use importance_sampling_clip_min and importance_sampling_clip_max",
+    "rollout_is_batch_normalize": "weights are not normalized",
+    "bypass_mode": "ratios are relative to log-probs that the trainer computes",
     "tis_imp_ratio_cap": "use importance_sampling_mode token_truncate and "
     "importance_sampling_clip_max",
     "rollout_correction": "use importance_sampling_mode and importance_sampling_clip_max",
@@ -382,7 +406,10 @@ ADVICE: Mapping[str, str] = {
     "sandbox_fusion": "call it in a reward function, with reward_workers and reward_timeout",
     "launch_reward_fn_async": "write the reward function as async def, or use reward_workers",
     "prompt_key": "name the column question or prompt",
+    "reward.num_workers": "use reward_workers",
     "image_key": "prompts are text",
+    "audio_key": "prompts are text",
+    "mm_processor_kwargs": "prompts are text",
     "video_key": "prompts are text",
     "train_max_samples": "pass fewer rows to GRPOTrainer(train_data=...)",
     "val_max_samples": "use eval_problems",
@@ -424,6 +451,45 @@ ADVICE: Mapping[str, str] = {
     "profiler": _JAX_PROFILER,
     "global_profiler": _JAX_PROFILER,
     "use_legacy_worker_impl": _ONE_ENGINE,
+    # MLLM-JAX
+    "model_path": "use model",
+    "backend": _ONE_ENGINE,
+    "num_pre_q": "use num_generations",
+    "global_length": "use max_prompt_length",
+    "max_length_sample": "use max_completion_length",
+    "max_length_total": "use max_prompt_length and max_completion_length",
+    "fast_generate": "there is one way to decode, for all models",
+    "fast_qwen2_decode_attention": "there is one way to decode, for all models",
+    "sharding_style": "use rollout_sharding, which has legacy, maxtext and faster ones",
+    "max_extra_roll_rounds": "use max_generation_batches, which counts the first rollout too",
+    "grad_accum_steps": "use micro_batch_size_per_device, which accumulates gradients",
+    "policy_loss_impl": "use loss_backend (chunked, pallas), which never hold all logits",
+    "pallas_time_block": _TILES,
+    "pallas_block_size": _TILES,
+    "pallas_compute_dtype": _ONE_DTYPE,
+    "log_tpu_memory": "peak memory is recorded where the device reports it",
+    "optimizer.name": "use optimizer (adamw, lion)",
+    "clip_norm": "use max_grad_norm",
+    "peak_value": "use learning_rate",
+    "init_value": "warm-up starts at 0",
+    "end_value": "decay ends at 0; for another end, pass GRPOTrainer an optimizer",
+    "lr_schedule.type": "use lr_scheduler_type (constant, linear, cosine)",
+    "lr_schedule.name": "use lr_scheduler_type (constant, linear, cosine)",
+    "algo.name": "use advantage_estimator, or a recipe, as in --recipe rloo",
+    "estimator.name": "use advantage_estimator (grpo, rloo, reinforce and others)",
+    "estimator.kwargs": "use scale_rewards; advantages have no more settings",
+    "update.name": "use loss_type; ppo's critic is not offered",
+    "mesh_shape": "use mesh, with the same values",
+    "wandb_mode": "use wandb (online, offline, disabled)",
+    "wandb_name": "use run_name",
+    "eval_every_steps": _EVALUATE,
+    "eval_full_every_epochs": _EVALUATE,
+    "eval_batches_per_process": "use eval_problems",
+    "eval_split": "use eval_data NAME:SPLIT",
+    "eval_full_num_pre_q": "use num_generations_eval",
+    "eval_full_greedy": "every evaluation has a greedy completion of each problem",
+    "train_steps_per_epoch": "use num_train_epochs",
+    "require_jax_process_count": "use require_processes",
     # flags of other commands
     "topology": _OF_PLAN,
     "search": _OF_PLAN,
@@ -490,11 +556,16 @@ _OF_PREFIX: Mapping[str, str] = {
 
 def advice(name: str) -> str | None:
     """Returns what to do instead of a setting that another library has, if that is known."""
+    key = _key(name)
+    if key in ADVICE:
+        return ADVICE[key]
+    return next((text for start, text in _OF_PREFIX.items() if key.startswith(start)), None)
+
+
+def _key(name: str) -> str:
+    """Returns the longest end of a dotted name that has advice of its own, else its last part."""
     *_, section, last = ["", *name.split(".")]  # as in rollout.name
-    for each in (name, f"{section}.{last}", last):
-        if each in ADVICE:
-            return ADVICE[each]
-    return next((text for start, text in _OF_PREFIX.items() if name.startswith(start)), None)
+    return next((key for key in (name, f"{section}.{last}") if key in ADVICE), last)
 
 
 def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
@@ -529,7 +600,7 @@ def refuse_sections(settings: Mapping[str, Any], known: Collection[str]) -> None
     left = list(settings.items())
     while left:
         path, value = left.pop(0)
-        name = path if path in ADVICE else path.rpartition(".")[2]
+        name = _key(path)
         if isinstance(value, Mapping) and _is_section(name, value, known):
             sections.append(name)
             left += [(f"{name}.{inner}", x) for inner, x in value.items()]

@@ -19,7 +19,7 @@ NO_SETTINGS = {
     "loss_type", "grpo_eqx", "train_data", "adam_beta",
     "dr_grpo", "low_var_kl", "sequence_token", "sequence_truncate", "token_truncate",
     "sequence_mask", "token_mask",
-    "truncate_left", "q_proj", "v_proj", "load_in",
+    "truncate_left", "q_proj", "v_proj", "load_in", "mse_kl",
 }  # fmt: skip
 """Words of advice with an underscore that are arguments, methods, values and names of others."""
 

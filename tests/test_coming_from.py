@@ -1,0 +1,84 @@
+"""The pages for people who come from other libraries: their tables, files and scripts."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import pytest
+
+from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.config_files import read_settings
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs" / "coming_from"
+
+
+@pytest.fixture
+def tables() -> ModuleType:
+    script = ROOT / "scripts" / "coming_from_tables.py"
+    spec = importlib.util.spec_from_file_location("coming_from_tables", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page, but for those that are marked as not run."""
+    found = re.findall(
+        rf"(<!-- .*? -->)?\n\n```{language}\n(.*?)```", (PAGES / page).read_text(), re.S
+    )
+    return [code for mark, code in found if not mark]
+
+
+def test_the_tables_are_those_of_the_script(tables: ModuleType) -> None:
+    for peer in tables.PEERS:
+        page = (PAGES / peer.page).read_text()
+        assert tables.with_tables(page, peer) == page, "run python scripts/coming_from_tables.py"
+
+
+def test_what_is_said_to_differ_is_a_setting(tables: ModuleType) -> None:
+    for peer in tables.PEERS:
+        names = {name.rpartition(".")[2] for name in peer.settings}
+        assert peer.differs.keys() <= names & tables.OURS.keys()
+        assert len(set(peer.settings)) == len(peer.settings)
+
+
+def test_an_old_file_is_answered_in_every_setting(tmp_path: Path) -> None:
+    old, new = blocks("seed_yaml.md", "yaml")
+    (tmp_path / "old.yaml").write_text(old)
+    with pytest.raises(UserError) as caught:
+        read_settings(tmp_path / "old.yaml")
+    assert "--help-all" not in str(caught.value)  # what an unknown setting is answered with
+    ours = {*GRPOConfig.__dataclass_fields__, "rollout", "train"}  # and sections
+    others = set(re.findall(r"^ *(\w+): ", old, re.M)) - ours
+    assert others <= set(re.findall(r"(?:\w+\.)?(\w+) is no setting: ", str(caught.value)))
+    (tmp_path / "new.yaml").write_text(new)
+    GRPOConfig(**read_settings(tmp_path / "new.yaml"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["trl.md", "tunix.md", "verl.md"])
+def test_the_script_runs(
+    page: str, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As written, but for a model that this machine has, and for one step."""
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "data_source": "sums",
+            "prompt": [{"role": "user", "content": f"What is {a} plus {a}?"}],
+            "reward_model": {"style": "rule", "ground_truth": str(2 * a)},
+        }
+        for a in range(64)
+    ]
+    for name in ("train", "test"):
+        datasets.Dataset.from_list(rows).to_parquet(f"{name}.parquet")
+    (code,) = blocks(page, "python")
+    code = re.sub(r'"Qwen/[^"]*"', repr(str(small_model)), code)
+    code = re.sub(r"\bsteps=\d+", "steps=1", code)
+    code = re.sub(r"max_completion_length=\d+", "max_completion_length=4", code)
+    exec(code, {"__name__": "script"})
