@@ -56,7 +56,8 @@ def main(page: Path) -> None:
                     commands += 1
         elif language == "python" and NEEDS_TORCH not in text:
             print(text, flush=True)
-            exec(compile(text.replace(LAST_STEP, f"(1, {STEPS})"), f"<{page.name}>", "exec"), namespace)
+            shorter = text.replace(LAST_STEP, f"(1, {STEPS})")
+            exec(compile(shorter, f"<{page.name}>", "exec"), namespace)
     assert commands > 1, f"{page} has no commands"
     assert "trainer" in namespace, f"{page} has no Python that trains"
 
