@@ -3,9 +3,9 @@
     python scripts/first_tutorial.py docs/tutorials/first_run.md
 
 The folder must have `examples/gsm8k.py`. Python blocks run as they are, one after the other, in one
-namespace. The first command that trains runs too; of the others, which train again with other
-settings, the settings are checked and printed. Runs are of few steps and evaluations of few
-problems, so that all of it takes about a minute. The first error ends it.
+namespace, but for the one that needs torch. The first command that trains runs too; of the others,
+which train again with other settings, the settings are checked. Runs are of few steps, evaluations
+of few problems. The first error ends it.
 """
 
 import argparse
@@ -35,12 +35,12 @@ FLAGS = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in SHORT.
 
 
 def run_command(line: str, *, trains: bool) -> None:
-    """Runs a command of the page; without `trains`, it prints the settings that it would use."""
+    """Runs a command of the page; without `trains`, it only checks and prints its settings."""
     print(f"$ {line}", flush=True)
     extra = f"{FLAGS} --output-dir {OUTPUT}" if trains else "--print-config"
     if "--print-config" not in line:
         line = TRAINS.sub(lambda match: f"{match[0]} {extra}", line)
-    subprocess.run(["bash", "-ec", line], check=True)
+    subprocess.run(["bash", "-ec", line], check=True, stdout=None if trains else subprocess.DEVNULL)
 
 
 def main(page: Path) -> None:
