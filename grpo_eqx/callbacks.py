@@ -95,6 +95,9 @@ class EarlyStop(Callback):
         """**Arguments:** a metric of steps or of evaluations, such as `eval/greedy/pass@1`; how
         many values in a row that are no better than the best before them end the run; whether more
         is better; by how much a value must exceed the best to be better.
+
+        Raises `UserError` for a patience below 1, and for an improvement below 0. A metric that
+        the run does not log ends it with one, at its first step or evaluation.
         """
         if patience != int(patience) or patience < 1:
             raise UserError(f"patience is {patience!r}: use a whole number that is at least 1.")

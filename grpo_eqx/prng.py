@@ -37,7 +37,11 @@ def sample_keys(
     prompt_indices: Int[Array, " P"],
     num_generations: int,
 ) -> Key[Array, "P G"]:
-    """Derives the key of every completion: a pure function of (seed, step, prompt, sample)."""
+    """Derives the key of every completion: a pure function of (seed, step, prompt, sample).
+
+    **Arguments:** the seed and the step; the row of each prompt in the step's batch; the samples
+    per prompt. Raises `ValueError` for a seed that `make_key` refuses.
+    """
     step_key = jax.random.fold_in(make_key(seed), step)
 
     def of_prompt(index: Int[Array, ""]) -> Key[Array, " G"]:

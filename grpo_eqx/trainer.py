@@ -427,7 +427,8 @@ class GRPOTrainer:
     ) -> list[str]:
         """Completes each user message, or conversation, once, by default greedily.
 
-        They are rendered as problems are: by the chat template, unless there is none.
+        They are rendered as problems are: by the chat template, unless there is none. Raises
+        `UserError` for a prompt that has more than `max_prompt_length` tokens.
         """
         refuse_arguments("generate", others)
         messages = as_prompts(prompts)
@@ -493,7 +494,10 @@ class GRPOTrainer:
             self.tokenizer.save_pretrained(folder)
 
     def save_model(self, output_dir: str | Path | None = None, **others: Any) -> None:
-        """Writes the model: `save_pretrained`, by default to `model/` in the run's folder."""
+        """Writes the model: `save_pretrained`, by default to `model/` in the run's folder.
+
+        Raises `UserError` where there is no run yet, and no folder is given.
+        """
         refuse_arguments("save_model", others)
         assert self.cfg.output_dir is not None  # resolved
         run = RunFolder(self.cfg.output_dir)
@@ -514,7 +518,8 @@ class GRPOTrainer:
         **Arguments:** `owner/name`, or a name of your own; whether a new repository is private; the
         branch, by default `main`.
 
-        **Returns:** the address of the commit. Raises `RunError` where the hub refuses.
+        **Returns:** the address of the commit. Raises `RunError` where the hub refuses, and
+        `UserError` without a name.
         """
         refuse_arguments("push_to_hub", others)
         if not repo_id:

@@ -11,7 +11,9 @@ import textwrap
 from pathlib import Path
 from typing import Literal
 
-PAGE = Path(__file__).parents[1] / "docs" / "guides" / "how_it_works.md"
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = DOCS / "guides" / "how_it_works.md"
+ARCHITECTURE = DOCS / "project" / "architecture.md"
 WIDTH = 400  # of a narrow phone's column, where it is drawn about one to one
 LINE = 16
 Where = Literal["devices", "host"]
@@ -130,8 +132,9 @@ def step() -> str:
     )
 
 
-def house(page: str) -> str:
-    """Draws the package's layers, from the page's table."""
+def house() -> str:
+    """Draws the package's layers, from the table of the page on the architecture."""
+    page = ARCHITECTURE.read_text(encoding="utf-8")
     rows = page.partition("| path | role |\n|---|---|\n")[2].partition("\n\n")[0].splitlines()
     draw, y = Drawing(), 4.0
     for row in rows:
@@ -158,7 +161,7 @@ def house(page: str) -> str:
 
 def with_pictures(page: str) -> str:
     """Returns the page with its pictures between their marks."""
-    for name, picture in (("a step", step()), ("the house", house(page))):
+    for name, picture in (("a step", step()), ("the house", house())):
         begin = f"<!-- {name}: scripts/how_it_works_pictures.py draws what follows -->"
         end = f"<!-- end of {name} -->"
         head, mark, rest = page.partition(begin)

@@ -16,6 +16,6 @@ def test_the_pictures_are_those_of_the_script() -> None:
     spec.loader.exec_module(script)
     page = script.PAGE.read_text()
     assert script.with_pictures(page) == page, "run python scripts/how_it_works_pictures.py"
-    for figure in (script.step(), script.house(page)):
+    for figure in (script.step(), script.house()):
         assert "\n\n" not in figure  # Markdown would end it there
         ElementTree.fromstring(figure)

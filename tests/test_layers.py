@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "grpo_eqx"
-TABLE = Path(__file__).parents[1] / "docs" / "guides" / "how_it_works.md"
+PAGE = Path(__file__).parents[1] / "docs" / "project" / "architecture.md"
+TABLE = PAGE.read_text().partition("| path | role |\n")[2].partition("\n\n")[0]
 LAYERS = [
     {
         name.strip(" `").removesuffix("/").removesuffix(".py")
         for name in row.split("|")[1].split(",")
     }
-    for row in TABLE.read_text().partition("| path | role |\n")[2].splitlines()[1:]
+    for row in TABLE.splitlines()[1:]
 ]
 """The rows of the documentation's table, top to bottom."""
 
@@ -39,6 +40,18 @@ def test_imports_point_downwards(path: Path) -> None:
     own = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
     above = {part for part in imported(path) if layer(part) > layer(own)}
     assert not above, f"{path.name} (layer {layer(own)}) imports from {above}"
+
+
+def test_the_table_has_every_module_once_and_no_others() -> None:
+    listed = sorted(name for names in LAYERS for name in names)
+    files = (path.relative_to(PACKAGE).parts[0] for path in PACKAGE.rglob("*.py"))
+    assert listed == sorted({name.removesuffix(".py") for name in files})
+
+
+def test_the_page_names_files_that_exist() -> None:
+    folders = "grpo_eqx|tests|scripts|docs|devdocs"
+    for name in re.findall(rf"`((?:{folders})/[\w/.]*)`", PAGE.read_text()):
+        assert (PACKAGE.parent / name).exists(), name
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:

@@ -35,6 +35,9 @@ class ChatTokenizer:
         """**Arguments:** a transformers tokenizer; the ids that end a completion, by default the
         tokenizer's own; the text of a system message before every prompt; whether to leave the
         chat template out, so that the model continues a problem's text.
+
+        Raises `UserError` for a tokenizer that is not one of transformers, or has no id that ends a
+        completion, and for a system message without a chat template.
         """
         if plain and system_prompt is not None:
             raise UserError(
@@ -76,7 +79,8 @@ class ChatTokenizer:
         """Loads the tokenizer in a model's folder; the other arguments are `__init__`'s.
 
         A completion ends with the `eos_token_id` (one or several) of `generation_config.json`; if
-        that names none, with those of `config.json` and the tokenizer's own.
+        that names none, with those of `config.json` and the tokenizer's own. Raises `UserError`
+        where the folder has no tokenizer, or one that cannot be read.
         """
         # transformers would advise every user to install torch, which nothing here needs.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")

@@ -63,6 +63,7 @@ class WordProblem:
 
     @property
     def answer(self) -> int:
+        """The number that the last step yields."""
         return int(self.solve()[-1].rsplit("=", 1)[1])
 
     @property
@@ -72,6 +73,7 @@ class WordProblem:
 
     @property
     def is_heldout(self) -> bool:
+        """Whether the problem is for evaluation: a function of its numbers, not of its names."""
         numbers = repr((self.template, self.steps)).encode()
         return hashlib.blake2b(numbers, digest_size=8).digest()[0] % _HELDOUT_SHARE == 0
 

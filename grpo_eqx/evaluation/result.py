@@ -74,6 +74,7 @@ class Evaluation:
         return self.pass_at(1)
 
     def __getitem__(self, name: str) -> None:
+        """Raises `UserError`, which says what an evaluation has: it is no dict, as TRL's is."""
         raise UserError(
             f"an evaluation has no {name!r}: it has accuracy, pass_at(k) and metrics()."
         )
@@ -81,7 +82,8 @@ class Evaluation:
     def pass_at(self, k: int) -> float:
         """Estimates pass@k without bias (arXiv 2107.03374, eq. 1).
 
-        pass@k is the probability that at least one of `k` completions is correct.
+        pass@k is the probability that at least one of `k` completions is correct. Raises
+        `UserError` for a `k` below 1, or above the completions per problem.
         """
         samples = self.solved.shape[1]
         if k != int(k) or not 1 <= k <= samples:

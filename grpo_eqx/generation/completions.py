@@ -28,6 +28,7 @@ class Completions:
 
     @classmethod
     def of(cls, rollout: Rollout, tokenizer: ChatTokenizer) -> "Completions":
+        """Fetches the completions of a rollout from the devices, those of all hosts."""
         ids, mask, written, finished, logps = fetch(
             (
                 rollout.completion_ids,
@@ -44,6 +45,7 @@ class Completions:
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
+        """Number of tokens in each completion."""
         return np.array([[len(ids) for ids in group] for group in self.ids])
 
     @functools.cached_property

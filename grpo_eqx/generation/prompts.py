@@ -22,6 +22,7 @@ class Prompts(eqx.Module):
     """Experts that the sampler's routers chose for each token; see `Rollout.routes`."""
 
     def __len__(self) -> int:
+        """Returns the number of prompts."""
         return len(self.ids)
 
     def with_width(self, width: int, pad_id: int) -> "Prompts":

@@ -202,6 +202,7 @@ class SlotCounts(NamedTuple):
 
     @classmethod
     def of_nothing(cls) -> "SlotCounts":
+        """Returns the counts before the first step."""
         return cls(jnp.int32(0), jnp.int32(0), jnp.float32(0))
 
     def after(self, slots: Slots, num_written: Int[Array, ""]) -> "SlotCounts":

@@ -35,7 +35,10 @@ class Stopping(eqx.Module):
     def of_strings(
         cls, eos_ids: Sequence[int], stop: Sequence[str], token_bytes: Sequence[bytes]
     ) -> "Stopping":
-        """Creates one that ends at stop strings too, given the bytes that each token adds."""
+        """Creates one that ends at stop strings too, given the bytes that each token adds.
+
+        Raises `UserError` for an empty stop string, and for an id outside the vocabulary.
+        """
         if "" in stop:
             raise UserError("a stop string is empty: every completion would end at once.")
         vocab_size = len(token_bytes)

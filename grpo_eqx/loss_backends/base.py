@@ -90,7 +90,12 @@ class LossBackend(eqx.Module):
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:
-        """Computes what a call returns, for ids that are all in the vocabulary."""
+        """Computes what a call returns, for ids that are all in the vocabulary.
+
+        **Arguments:** as in a call: final hidden states, in the dtype of the products; the head,
+        float32 where it is trained; the tokens whose statistics are computed; the positive number
+        that divides the logits; the mesh, if any, and the soft cap, if any.
+        """
 
 
 def in_vocabulary(ids: Int[Array, "*batch T"], vocabulary: int) -> Bool[Array, "*batch T"]:

@@ -143,6 +143,9 @@ class ModelConfig(abc.ABC):
         values: a group's prompt once while any of its completions is live, and each live
         completion's own so far. Of experts, all are counted, as if the tokens of each step reached
         every one. The prompts' prefill is not counted: it is compute-bound.
+
+        **Arguments:** the tokens of each prompt and completion; the steps of decoding; how many
+        groups of devices hold all weights; the bytes of a weight, and of a key's or value's number.
         """
         prompts, completions = _floats(prompt_lengths, completion_lengths)
         weights = self.num_layer_parameters + self.num_head_parameters

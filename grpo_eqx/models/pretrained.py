@@ -195,7 +195,8 @@ def from_pretrained(
     **Arguments:** a folder or hub name; a mesh of (dp, fsdp, tp), by default all devices on fsdp;
     the dtype of the arrays.
 
-    Raises `WeightsError`, naming the tensor, where one is missing, unexpected, truncated or not of
+    Raises `UserError` for a model that cannot be found or a dtype that there is not, and
+    `WeightsError`, naming the tensor, where one is missing, unexpected, truncated or not of
     the shape that `config.json` implies. A stored head must equal the embedding if tied to it;
     stored rotary frequencies are ignored.
     """
@@ -283,7 +284,7 @@ def save_pretrained(
     **Arguments:** the dtype of the tensors, by default that of the model; the name or folder of the
     model beneath adapters. Files hold at most 5 GB each, and one of them is in host memory at a
     time. All processes must call this; only the first one writes. Raises `OSError` where the folder
-    cannot be written.
+    cannot be written, and `UserError` for adapters without `base`, or in the folder of it.
     """
     refuse_unknown("save_pretrained", others, _ARGUMENT_ADVICE)
     folder = Path(folder)

@@ -80,7 +80,10 @@ def informative_groups(
     """Returns True for groups whose rewards differ; the others do not tell which sample is better.
 
     Compares the weighted sums of the rewards or, where these are summed after normalizing, the
-    rewards of every function with a nonzero weight, of which one must differ.
+    rewards of every function with a nonzero weight, of which one must differ. DAPO samples until
+    a batch has no others (arXiv 2503.14476, section 3.2).
+
+    **Arguments:** as in `compute_advantages`.
     """
     if aggregation == "normalize_then_sum":
         weighted = each[np.asarray(weights) != 0]

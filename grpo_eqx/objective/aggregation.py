@@ -59,6 +59,9 @@ def token_weights(
       nothing depends on how an update is split.
     - `dr_grpo`: the sum over tokens, divided by the number of sequences times
       `max_completion_length` (arXiv 2503.20783).
+
+    **Arguments:** the tokens that count; one of the names above; the counts of the whole batch of
+    the optimizer step; the limit of a completion's tokens, which `dr_grpo` alone needs.
     """
     weights = mask.astype(jnp.float32)
     if loss_type in ("grpo", "sapo"):

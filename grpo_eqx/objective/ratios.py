@@ -48,7 +48,7 @@ def sampler_weights(
     old_logps: Float[Array, "P G Tc"],
     sampler_logps: Float[Array, "P G Tc"],
     mask: Bool[Array, "P G Tc"],
-    correction: SamplerCorrection,
+    mode: SamplerCorrection,
     clip_min: float | None,
     clip_max: float | None,
 ) -> Float[Array, "P G W"]:
@@ -59,7 +59,7 @@ def sampler_weights(
     [clip_min, clip_max], `*_mask` sets it to 0 outside (truncated and masked importance sampling,
     as in TRL). No gradient flows.
     """
-    level, how = correction.split("_")
+    level, how = mode.split("_")
     log_ratios = jnp.where(mask, old_logps - sampler_logps, 0.0)
     if level == "sequence":
         log_ratios = log_ratios.sum(axis=-1, keepdims=True)

@@ -148,7 +148,7 @@ def gold_number(answer: object) -> Fraction:
 def check_answers(
     prompts: Sequence[Prompt], instead: str = "reward_funcs and eval_func", kind: str = "problem"
 ) -> None:
-    """Refuses problems that `correct` cannot score, before anything is generated.
+    """Raises `UserError` for problems that `correct` cannot score, before anything is generated.
 
     **Arguments:** the problems; what to pass for problems without numbers, and what to call a
     problem, for messages.

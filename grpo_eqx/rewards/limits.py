@@ -33,7 +33,10 @@ class RewardLimits:
         return min((x for x in (self.timeout, self.batch_timeout) if x is not None), default=None)
 
     def check_enforceable(self, funcs: Mapping[str, Callable[..., Any]]) -> None:
-        """Refuses timeouts of plain functions in this process: nothing can stop such a call."""
+        """Raises `UserError` for timeouts of plain functions in this process.
+
+        Nothing can stop such a call.
+        """
         plain = [name for name, func in funcs.items() if is_plain(func)]
         if self.shortest is None or self.workers or not plain:
             return
@@ -44,7 +47,10 @@ class RewardLimits:
         )
 
     def check_used(self, funcs: Mapping[str, Callable[..., Any]]) -> None:
-        """Refuses limits that would do nothing, because all functions are of another kind."""
+        """Raises `UserError` for limits that would do nothing.
+
+        All functions are then of another kind.
+        """
         if self.workers and not any(is_plain(func) for func in funcs.values()):
             raise UserError(
                 f"reward_workers is {self.workers} and there is no plain function of your own to "

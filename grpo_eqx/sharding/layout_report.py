@@ -42,6 +42,11 @@ class LayoutReport:
         optimizer_state: Any,
         reference: Any,
     ) -> "LayoutReport":
+        """Counts the bytes that each device holds.
+
+        **Arguments:** the mesh and the layout of a rollout; the trees of arrays that are resident:
+        the model, the optimizer's state, and the reference model, if any.
+        """
         devices: Sequence[jax.Device] = mesh.devices.reshape(-1).tolist()
         return cls(
             hosts=len({device.process_index for device in devices}),

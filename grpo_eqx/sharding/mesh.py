@@ -40,7 +40,8 @@ class Mesh(eqx.Module):
         """Builds the mesh over `devices`, by default all that JAX sees.
 
         On a TPU, neighbors along a mesh axis are neighbors in the interconnect, unless each part
-        of `dp` is one host. Otherwise, devices are ordered by process and id.
+        of `dp` is one host. Otherwise, devices are ordered by process and id. Raises `UserError`
+        where `shape` returns anything but three numbers whose product is that of the devices.
         """
         devices = jax.devices() if devices is None else devices
         shape = self.shape(devices)
@@ -119,7 +120,10 @@ class HostLocalMesh(Mesh):
 
 
 def parse_mesh(text: str) -> Mesh:
-    """Parses a mesh option: `auto`, `host_local`, `1,-1,1` or `dp:2,fsdp:-1,tp:1`."""
+    """Parses a mesh option: `auto`, `host_local`, `1,-1,1` or `dp:2,fsdp:-1,tp:1`.
+
+    Raises `UserError` for anything else.
+    """
     named: dict[str, type[Mesh]] = {"auto": AutoMesh, "host_local": HostLocalMesh}
     if text in named:
         return named[text]()

@@ -30,6 +30,7 @@ class RolloutLayout(NamedTuple):
 
     @property
     def num_prompt_shards(self) -> int:
+        """Number of parts that prompts are split into."""
         return num_shards(self.mesh, self.prompts)
 
     @property

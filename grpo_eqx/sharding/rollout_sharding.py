@@ -26,8 +26,10 @@ class RolloutSharding(eqx.Module):
     ) -> RolloutLayout:
         """Returns the layout of `num_generations` completions of each prompt.
 
-        They are decoded `num_slots` at a time; `None`: all at once. Raises `UserError`, with the
-        reason, where this layout is impossible.
+        **Arguments:** the mesh of training; the prompts of a step, and the completions of each;
+        how many completions are decoded at a time, `None` for all at once.
+
+        Raises `UserError`, with the reason, where this layout is impossible.
         """
 
 
@@ -125,7 +127,10 @@ _TENSOR = re.compile(r"tensor:(\d+)")
 
 
 def parse_rollout_sharding(name: str) -> RolloutSharding:
-    """Returns the strategy by name: `legacy`, `maxtext`, `replicated`, or `tensor:4`."""
+    """Returns the strategy by name: `legacy`, `maxtext`, `replicated`, or `tensor:4`.
+
+    Raises `UserError` for anything else.
+    """
     named: dict[str, type[RolloutSharding]] = {
         "legacy": LegacySharding,
         "maxtext": MaxTextSharding,

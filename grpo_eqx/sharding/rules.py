@@ -49,6 +49,9 @@ def parameter_sharding(
 
     Each dimension takes its `dividing_axes`, without those that an earlier dimension has taken.
     Heads, of `head_size` elements each, are never cut.
+
+    **Arguments:** the mesh; the names of the dimensions, and their sizes; the mesh axes that each
+    name may take, in order; the elements of a head.
     """
     spec, taken = [], set[str]()
     for name, size in zip(dims, shape, strict=True):

@@ -158,6 +158,9 @@ class Programs:
 
         The draws are a pure function of (seed, step, prompt's row, sample's row); prompts' rows
         are counted from `first_row`.
+
+        **Arguments:** the model on the mesh; the prompts; the step; how to sample, by default as in
+        training.
         """
         sampling = sampling or self.options.sampling
         num_prompts, width = prompts.ids.shape
@@ -178,7 +181,11 @@ class Programs:
         prompt_width: int,
         sampling: Sampling | None = None,
     ) -> GenerateKey:
-        """Returns the key in `ahead` of the program that `generate` calls."""
+        """Returns the key in `ahead` of the program that `generate` calls.
+
+        **Arguments:** the prompts, and their padded width; the completions of each; how to sample,
+        by default as in training.
+        """
         sampling = sampling or self.options.sampling
         return GenerateKey(num_prompts, num_generations, prompt_width, sampling)
 
@@ -228,6 +235,9 @@ class Programs:
 
         The policy uses the rollout's routes, if there are some; the reference, another model,
         chooses its own.
+
+        **Arguments:** the model; the rollout; the rows for its completions, by `packing`; whether
+        the model is the reference.
         """
         for key in (SCORE, SCORE_REFERENCE, SCORE_SHARE):
             self.ahead.wait(key)
@@ -263,6 +273,9 @@ class Programs:
         they are, and `skipped_updates` of the metrics is 1. Everything is counted over the whole
         batch, so the step is the same for any rows, micro-batches and devices. A share of a rollout
         comes with the rollout's `tokens_per_update`.
+
+        **Arguments:** the state; the batch; the rows for its completions, by `packing`; of a share,
+        the tokens that its weights are relative to.
         """
         self.ahead.wait(UPDATE)
         batch, packing = jax.tree.map(self._on_devices, (batch, packing))

@@ -51,7 +51,11 @@ class PallasLoss(LossBackend):
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:
-        """Implements `LossBackend`; raises `UserError` for blocks that the device cannot run."""
+        """Computes what a call returns, for ids that are all in the vocabulary.
+
+        **Arguments:** those of `LossBackend.token_stats`. Raises `UserError` for blocks that the
+        device cannot run.
+        """
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         tiles = self.tiles(device, hidden.shape[-1], hidden.dtype, softcap)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
@@ -63,7 +67,10 @@ class PallasLoss(LossBackend):
         dtype: jnp.dtype,
         softcap: float | None = None,
     ) -> KernelTiles:
-        """Returns a device's kernels; raises `UserError` for blocks that it cannot run."""
+        """Returns a device's kernels; raises `UserError` for blocks that it cannot run.
+
+        **Arguments:** the device; the size and dtype of hidden states; the soft cap, if any.
+        """
         interpret = device.platform == "cpu"
         platform = (self.kernels or "tpu") if interpret else device.platform
         if platform not in KERNELS:

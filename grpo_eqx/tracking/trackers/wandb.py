@@ -22,6 +22,8 @@ class WandbTracker(Tracker):
     ):
         """**Arguments:** mode and project; the run's settings; its folder; its id at Weights &
         Biases, which a run that is resumed keeps. Its name is `run_name`, or that of the folder.
+
+        Raises `UserError` where Weights & Biases does not start.
         """
         import wandb
 
