@@ -14,20 +14,22 @@ from grpo_eqx.models.rounding import rounded_rows
 
 
 class LowRank(eqx.Module):
-    """`scale * b @ a`, which LoRA (arXiv 2106.09685) adds to a frozen weight."""
+    """`scale * b.T @ a`, which LoRA (arXiv 2106.09685) adds to a frozen weight."""
 
     a: Float[Array, "*stack rank in"]
-    b: Float[Array, "*stack out rank"]
+    b: Float[Array, "*stack rank out"]
+    """Transposed: a TPU pads the last dimension to 128, and ranks are smaller."""
     scale: float = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """Computes what is added to the outputs."""
-        return _project(_project(x, self.a), self.b) * jnp.asarray(self.scale, x.dtype)
+        inner = _project(x, self.a)
+        return _project(inner, self.b.swapaxes(-1, -2)) * jnp.asarray(self.scale, x.dtype)
 
     def delta(self) -> Float[Array, "*stack out in"]:
         """Computes what is added to the weight, float32."""
         a, b = self.a.astype(jnp.float32), self.b.astype(jnp.float32)
-        return self.scale * product("...or,...ri->...oi", b, a)
+        return self.scale * product("...ro,...ri->...oi", b, a)
 
 
 class Linear(eqx.Module):

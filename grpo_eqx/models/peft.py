@@ -104,8 +104,8 @@ class SavedAdapter:
         except UserError as error:
             raise UserError(f"{self.folder / CONFIG} is of another model: {error}") from error
         expected = {
-            _tensor_name(adapted, parameter_name(path), layer): stack.shape[1:]
-            for path, stack in jax.tree.leaves_with_path(eqx.filter(adapted, adapted.trainable))
+            _tensor_name(adapted, name, layer): _turned(name, np.empty(stack.shape[1:])).shape
+            for name, stack in _stacks(adapted)
             for layer in range(stack.shape[0])
         }
         tensors = self._read_tensors()
@@ -130,7 +130,7 @@ class SavedAdapter:
             if not is_adapter:
                 return frozen[name]
             names = [_tensor_name(adapted, name, i) for i in range(leaf.shape[0])]
-            stacked = np.stack([tensors[each] for each in names]).astype(np.float32)
+            stacked = np.stack([_turned(name, tensors[each]) for each in names]).astype(np.float32)
             return jax.make_array_from_callback(leaf.shape, sharding, lambda i: stacked[i])
 
         return jax.tree.map_with_path(load, adapted, adapted.trainable, adapted.shardings(mesh))
@@ -155,7 +155,11 @@ def save_adapter(model: CausalLM, folder: Path, base: str) -> None:
 
     **Arguments:** the model; the folder; the name or folder of the model beneath.
     """
-    tensors = {name: np.ascontiguousarray(fetch(x)) for name, x in _tensors(model)}
+    tensors = {
+        _tensor_name(model, name, layer): np.ascontiguousarray(_turned(name, fetch(stack[layer])))
+        for name, stack in _stacks(model)
+        for layer in range(len(stack))
+    }
     if not is_main():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -197,12 +201,15 @@ def _adapted(model: CausalLM) -> dict[str, Linear]:
     return found
 
 
-def _tensors(model: CausalLM) -> Iterator[tuple[str, jax.Array]]:
-    """Yields the tensors of a folder: each layer's part of the adapters, by name."""
-    adapters = eqx.filter(model, model.trainable)
-    for path, stack in jax.tree.leaves_with_path(adapters):
-        for layer in range(len(stack)):
-            yield _tensor_name(model, parameter_name(path), layer), stack[layer]
+def _stacks(model: CausalLM) -> Iterator[tuple[str, jax.Array]]:
+    """Yields the adapters' parameters by name, each of all layers."""
+    for path, stack in jax.tree.leaves_with_path(eqx.filter(model, model.trainable)):
+        yield parameter_name(path), stack
+
+
+def _turned(name: str, matrix: np.ndarray) -> np.ndarray:
+    """Returns a layer's matrix as PEFT has it, given ours, and the other way around."""
+    return matrix.T if name.endswith(".b") else matrix
 
 
 def _tensor_name(model: CausalLM, name: str, layer: int) -> str:

@@ -7,7 +7,7 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsFloat
 
 from grpo_eqx.errors import RunError, UserError
 
@@ -15,7 +15,7 @@ SIGN_SECONDS = 20.0
 """Seconds between two signs of life that a run gives through the time of its lock's file."""
 
 
-def is_of_step(metrics: Mapping[str, float]) -> bool:
+def is_of_step(metrics: Mapping[str, SupportsFloat]) -> bool:
     """Returns whether a line of a metrics file is of a training step, not of an evaluation."""
     return "step_time" in metrics
 

@@ -128,7 +128,7 @@ def test_only_adapters_are_trained():
     model = trained(random_model(), Lora(rank=2, alpha=1.0, target=("v_proj",)))
     params = eqx.filter(model, model.trainable)
     shapes = sorted(x.shape for x in jax.tree.leaves(params))
-    assert shapes == [(2, 2, 32), (2, 16, 2)]
+    assert shapes == [(2, 2, 16), (2, 2, 32)]
 
 
 def test_gradients_are_those_of_full_training_through_the_adapter():
@@ -146,8 +146,8 @@ def test_gradients_are_those_of_full_training_through_the_adapter():
         adapter, dw = getattr(model.layers, name).adapter, getattr(full.layers, name).weight
         found = getattr(ours.layers, name).adapter
         for mine, theirs in (
-            (found.a, jnp.einsum("lor,loi->lri", adapter.b, dw)),
-            (found.b, jnp.einsum("loi,lri->lor", dw, adapter.a)),
+            (found.a, jnp.einsum("lro,loi->lri", adapter.b, dw)),
+            (found.b, jnp.einsum("loi,lri->lro", dw, adapter.a)),
         ):
             expected = LORA.scale * theirs
             np.testing.assert_allclose(mine, expected, atol=1e-5 * np.abs(expected).max())
@@ -160,7 +160,7 @@ def test_adapters_are_sharded_as_what_they_are_added_to(mesh: str):
     placed = jax.device_put(model, model.shardings(built))
     np.testing.assert_allclose(logits(placed, IDS), logits(model, IDS), atol=1e-5)
     q_proj, tp = placed.layers.q_proj, built.shape["tp"]
-    assert q_proj.adapter.b.sharding.shard_shape((2, 32, 3)) == (2, 32 // tp, 3)
+    assert q_proj.adapter.b.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // tp)
     assert q_proj.adapter.a.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // built.shape["fsdp"])
 
 
