@@ -4,7 +4,7 @@
 #
 #     scripts/check_wheel.sh [WHEEL]     # without a wheel, one is built from the tree
 #
-# PYTHON names another interpreter than python3.
+# With ONCE=1 it leaves out what of the tutorial trains again, which takes minutes. PYTHON names another interpreter than python3.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -46,7 +46,7 @@ assert (package / "py.typed").is_file(), "the wheel lacks py.typed"
 assert grpo_eqx.__version__ == version("grpo_eqx"), "versions differ"
 print("grpo_eqx", grpo_eqx.__version__, "in", package)
 PYTHON
-python first_tutorial.py first_run.md
+python first_tutorial.py first_run.md ${ONCE:+--once}
 echo "the tutorial is done (after $SECONDS s)"
 grpo-eqx report runs/tiny_qwen2-word_problems-seed0 >/dev/null
 
