@@ -4,7 +4,8 @@
 #
 #     scripts/check_wheel.sh [WHEEL]     # without a wheel, one is built from the tree
 #
-# With ONCE=1 it leaves out what of the tutorial trains again, which takes minutes. PYTHON names another interpreter than python3.
+# With ONCE=1 it leaves out what of the tutorial trains again, which takes minutes. PYTHON names
+# another interpreter than python3.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 export PIP_DISABLE_PIP_VERSION_CHECK=1
