@@ -42,10 +42,10 @@ def test_on_a_simulated_pod(pod: Any, tmp_path: Path, mesh: str, mode: str, divi
 @pytest.mark.parametrize(
     ("mesh", "mode", "divisor"),
     [
-        ("auto", "sharded", 16),
         ("auto", "gather", 1),
         ("host_local", "sharded", 4),
-        ("host_local", "gather", 1),
+        pytest.param("auto", "sharded", 16, marks=pytest.mark.long),
+        pytest.param("host_local", "gather", 1, marks=pytest.mark.long),
     ],
 )
 def test_compiled_for_a_pod(tmp_path: Path, mesh: str, mode: str, divisor: int) -> None:

@@ -106,7 +106,7 @@ def assert_golden(case: Case, loss: Array, gradients: tuple[Array, Array]) -> No
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=() if case.name.endswith(MIXED) else pytest.mark.slow)
+        pytest.param(case, marks=() if case.name.endswith(MIXED) else pytest.mark.long)
         for case in CASES
     ],
     ids=case_name,

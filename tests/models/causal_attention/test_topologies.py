@@ -56,7 +56,16 @@ def compiled(
 
 @pytest.mark.parametrize(
     ("tpu", "model"),
-    [*[("v6e-8", model) for model in HEADS], *[(t, "3B") for t in ("v4-16", "v5e-8", "v5p-16")]],
+    [
+        *[(tpu, "3B") for tpu in ("v4-16", "v6e-8")],
+        ("v6e-8", "7B"),
+        *[pytest.param(tpu, "3B", marks=pytest.mark.long) for tpu in ("v5e-8", "v5p-16")],
+        *[
+            pytest.param("v6e-8", model, marks=pytest.mark.long)
+            for model in HEADS
+            if model not in ("3B", "7B")
+        ],
+    ],
 )
 def test_kernels_compile_for_every_model(model: str, tpu: str) -> None:
     """The softmax, the gradient of queries, and that of keys and values."""
