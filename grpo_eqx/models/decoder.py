@@ -496,7 +496,8 @@ def _dims(name: str) -> tuple[str, ...]:
         return _DIMS[f"{owner}.weight" if owner.startswith("layers") else owner][:-1]
     if owner.endswith(".adapter"):
         layers, rows, columns = _DIMS[owner.replace(".adapter", ".weight")]
-        return layers, "rank", columns if kind == "a" else rows
+        other = columns if kind == "a" else rows
+        return layers, "rank", other if other == "hidden" else "adapter"
     return _DIMS[owner if kind == "values" else name]
 
 

@@ -133,7 +133,8 @@ class RolloutLayout(NamedTuple):
             cut = (*self.sharing, "tp")
             parts = {name: cut for name in ("vocab", "heads", "kv_heads", "mlp")}
             shared = {name: self.sharing for name in parts}
-            return [{**PARAMETER_RULES, **parts}, {**PARAMETER_RULES, **shared, "hidden": ()}]
+            whole = {"hidden": (), "adapter": ()}
+            return [{**PARAMETER_RULES, **parts}, {**PARAMETER_RULES, **shared, **whole}]
         rules = {**PARAMETER_RULES, "vocab": VOCAB_AXES}
         if not self.head_axes:
             rules |= {"heads": (), "kv_heads": (), "mlp": (), "hidden": ("fsdp", "tp")}

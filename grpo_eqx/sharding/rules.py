@@ -22,7 +22,10 @@ PARAMETER_RULES: Rules = {
     "norm": (),  # a split scale would force activations to be split like it, and gathered
     "layers": (),
     "experts": (),
+    # Of an adapter's two dimensions the long one is split, by all axes. Were it the rank, merging
+    # would add up whole matrices over devices instead of gathering the adapter.
     "rank": (),
+    "adapter": ("tp", "fsdp"),
 }
 BATCH_AXES = ("dp", "fsdp")
 

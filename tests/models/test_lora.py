@@ -154,14 +154,14 @@ def test_gradients_are_those_of_full_training_through_the_adapter():
 
 
 @pytest.mark.parametrize("mesh", ["1,4,1", "1,2,2", "2,2,2"])
-def test_adapters_are_sharded_as_what_they_are_added_to(mesh: str):
+def test_adapters_are_split_over_the_devices(mesh: str):
     model = trained(random_model())
     built = parse_mesh(mesh).build(jax.devices()[: np.prod([int(x) for x in mesh.split(",")])])
     placed = jax.device_put(model, model.shardings(built))
     np.testing.assert_allclose(logits(placed, IDS), logits(model, IDS), atol=1e-5)
-    q_proj, tp = placed.layers.q_proj, built.shape["tp"]
-    assert q_proj.adapter.b.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // tp)
-    assert q_proj.adapter.a.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // built.shape["fsdp"])
+    q_proj, tp, fsdp = placed.layers.q_proj, built.shape["tp"], built.shape["fsdp"]
+    assert q_proj.adapter.a.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // fsdp)
+    assert q_proj.adapter.b.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // (tp * fsdp))
 
 
 @pytest.mark.parametrize(
