@@ -41,10 +41,10 @@ ADVICE: Mapping[str, str] = {
         f"{_FROM_PROMPTS}"
     ),
     "per_device_eval_batch_size": "evaluations choose their batches by themselves",
-    "gradient_accumulation_steps": "use micro_batch_size_per_device, which accumulates gradients",
+    "gradient_accumulation_steps": f"leave it out: {_FROM_PROMPTS}",
     "generation_batch_size": "use prompts_per_step x num_generations",
     "auto_find_batch_size": "use micro_batch_size_per_device auto",
-    "max_steps": "use steps",
+    "max_steps": "use steps, which counts rollouts",
     "recipe": "start from grpo_eqx.recipes.NAME(...); on the command line it is --recipe NAME",
     "config": "it is a flag of grpo-eqx train",
     "print_config": "it is a flag of grpo-eqx train",
@@ -113,7 +113,7 @@ ADVICE: Mapping[str, str] = {
     "label_smoothing_factor": "GRPO's loss has no labels to smooth",
     "neftune_noise_alpha": "noise on embeddings is not offered: ratios must be exact",
     # precision and memory
-    "bf16": "use dtype bfloat16 (auto uses it on TPU and GPU)",
+    "bf16": "leave it out: dtype auto is bfloat16 on TPU and GPU",
     "fp16": "use dtype bfloat16: float16 would need loss scaling",
     "bf16_full_eval": "evaluations use dtype, as training does",
     "fp16_full_eval": "evaluations use dtype, as training does",

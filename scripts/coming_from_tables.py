@@ -113,8 +113,8 @@ TRL = Peer(
         "max_grad_norm": "must be above 0; a large one never clips",
         "report_to": "`wandb`, `tensorboard`, or nothing, by leaving it out. `metrics.jsonl` is "
         "always written",
-        "eval_steps": "turns evaluations on; there, `eval_strategy` does",
-        "save_steps": "beside `save_minutes`, 10 by default; there, 500 steps",
+        "eval_steps": "rollouts, and turns evaluations on; there updates, and `eval_strategy` does",
+        "save_steps": "rollouts, beside `save_minutes`, 10 by default; there updates, 500",
         "metric_for_best_model": "a metric by its name [here](../guides/metrics.md), such as "
         "`eval/greedy/pass@1`",
     },

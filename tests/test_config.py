@@ -212,7 +212,7 @@ def test_values_as_files_have_them_are_converted() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("max_steps", "max_steps is no setting: use steps."),
+        ("max_steps", "max_steps is no setting: use steps, which counts rollouts."),
         ("vllm_mode", "vllm_mode is no setting: there is no second engine"),
         ("dataloader_seed", "problems are tokenized once"),
         ("learning_rat", "learning_rat is no setting: did you mean learning_rate?"),

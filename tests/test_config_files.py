@@ -38,7 +38,7 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_steps: 3", "max_steps is no setting: use steps"),
+        ("max_steps: 3", "max_steps is no setting: use steps, which counts rollouts"),
         ("steps: x", "steps is 'x': use a whole number"),
         ("steps: x\nseed: -1", "steps is 'x': use .*seed is -1: it must be"),
         ("training:\n  max_steps: 3", "write what is in training at the top level. max_steps is"),

@@ -29,7 +29,7 @@ def test_only_the_users_frames_are_shown(script: Path) -> None:
     lines = run(script).splitlines()
     places = [line.rpartition(" in ")[2] for line in lines if line.startswith("  File")]
     assert places == ["<module>", "make"]
-    assert lines[-1] == "UserError: max_steps is no setting: use steps."
+    assert lines[-1] == "UserError: max_steps is no setting: use steps, which counts rollouts."
 
 
 def test_all_frames_can_be_asked_for(script: Path) -> None:

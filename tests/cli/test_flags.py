@@ -137,7 +137,7 @@ def test_a_flag_of_another_library_is_answered_by_ours(
     assert stop.value.code == 2
     assert capsys.readouterr().err == (
         "error: max_completion_tokens is no setting: did you mean max_completion_length? "
-        "max_steps is no setting: use steps.\n"
+        "max_steps is no setting: use steps, which counts rollouts.\n"
     )
 
 

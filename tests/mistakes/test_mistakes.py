@@ -124,11 +124,11 @@ CONFIGS = {
 # Settings of TRL, Tunix and verl: what to use instead.
 OF_OTHERS = {
     "per_device_train_batch_size": "use prompts_per_step, which counts prompts, not completions",
-    "gradient_accumulation_steps": "use micro_batch_size_per_device",
+    "gradient_accumulation_steps": "leave it out: batches are set by prompts_per_step",
     "max_steps": "use steps",
     "max_prompt_tokens": "use max_prompt_length",
     "logging_steps": "every step is recorded in metrics.jsonl",
-    "bf16": "use dtype bfloat16",
+    "bf16": "leave it out: dtype auto is bfloat16",
     "use_vllm": "there is no second engine",
     "vllm_mode": "there is no second engine",
     "vllm_gpu_memory_utilization": "there is no second engine",
@@ -169,7 +169,7 @@ OF_OTHERS = {
 
 # Lines as they are typed after grpo-eqx.
 COMMANDS = {
-    "train --max_steps 3": "max_steps is no setting: use steps.",
+    "train --max_steps 3": "max_steps is no setting: use steps, which counts rollouts.",
     "train --per-device-train-batch-size=4": "use prompts_per_step",
     "train --learning-rat 1": "learning_rat is no setting: did you mean learning_rate?",
     "train --steps x": "steps is 'x': use a whole number (at least 1); leave it out beside num",
@@ -313,7 +313,7 @@ SCRIPTS = {
     ),
     "GRPOConfig(training={'max_steps': 2}, seed='x')": (
         "there are no sections: write what is in training at the top level. max_steps is no "
-        "setting: use steps."
+        "setting: use steps, which counts rollouts."
     ),
     "trainer(train_data=[{'question': 'a\\ud83d', 'answer': 1}])": "character 2, half of a",
     "trainer(train_data=[{'prompt': json.dumps(TALK[:1])}])": (

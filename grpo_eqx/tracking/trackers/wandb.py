@@ -35,7 +35,7 @@ class WandbTracker(Tracker):
             )  # fmt: skip
         except wandb.Error as error:
             raise UserError(
-                f"Weights & Biases did not start ({error}): run `wandb login`, or use --wandb "
+                f"Weights & Biases did not start ({error}): run `wandb login`, or set wandb to "
                 f"offline."
             ) from error
 
