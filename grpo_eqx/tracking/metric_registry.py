@@ -344,7 +344,8 @@ _SPEED = (
     ),
     Metric(
         "perf/padding_share", "share",
-        "Share of the positions of the updates' rows that hold no token.",
+        "Share of the positions of the updates' rows that hold no token. Small batches cannot fill "
+        "their rows.",
         "below 1/3",
     ),
     Metric(

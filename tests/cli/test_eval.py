@@ -190,6 +190,9 @@ def test_of_a_run_it_gives_the_number_that_training_gave(
         output = tmp_path / f"{step}.json"
         assert evaluate(model, output=output, **flags).code == 0
         assert metrics(output) == own[step]
+    missing = evaluate(run / "checkpoints" / "step_7", output=tmp_path / "none.json")
+    assert missing.code == 2
+    assert "has no step_7, but step_2, step_1: use one of these." in " ".join(missing.err.split())
     if "load_in_8bit" not in settings:  # which a folder does not say
         output = tmp_path / "folder.json"
         more = {"eval_problems": 24, "max_completion_length": 40, "seed": 3}

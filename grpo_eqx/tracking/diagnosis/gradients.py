@@ -60,7 +60,7 @@ def loss_near_0(history: History) -> Iterator[Seen]:
     ):
         return
     losses, norms = history.last("loss", _AFTER), history.last("grad_norm", _AFTER)
-    if losses and norms and max(map(abs, losses)) < _NEAR_0 and max(norms) > 0:
+    if losses and norms and max(map(abs, losses)) < _NEAR_0 and norms[-1] > 0:
         of_tokens = history.setting("loss_type", None) in _MEANS_OF_TOKENS
         why = (
             "so that it is -sum(A L) / sum(L), for the advantages A, which add up to 0 in each "

@@ -1,0 +1,117 @@
+"""A tutorial as its reader works through it: files are written, commands run, output compared."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
+_BLOCK = re.compile(
+    r'(?:^<!-- (?P<mark>[\w ]+) -->\n)?^```(?P<language>\w+)(?: title="(?P<file>[\w./]+)")?\n'
+    r"(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_NEXT = "==== next command ===="
+_PROGRESS = re.compile(r"^(\[\w\] )?\[ *\d+ \w+\] ")
+_TIMES = re.compile(r" \(\d+ \w+ of them compiling\)|  \d+ \w+ left")
+_NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?")
+_HEX = re.compile(r"\b[0-9a-f]{12}\b")
+
+
+class Block(NamedTuple):
+    """A fenced block: a file where it has a name, else commands with their output."""
+
+    mark: str | None
+    """Comment before it: why it is not run, or only in the long tests."""
+    language: str
+    file: str | None
+    text: str
+
+
+class Command(NamedTuple):
+    """A command of a page, and the output that the page shows."""
+
+    line: str
+    shown: list[str]
+
+
+def blocks(name: str) -> list[Block]:
+    """Returns the fenced blocks of a tutorial."""
+    text = (TUTORIALS / name).read_text()
+    found = [Block(**block.groupdict()) for block in _BLOCK.finditer(text)]
+    assert len(found) == len(re.findall("^```", text, re.MULTILINE)) / 2, "a fence is not read"
+    return found
+
+
+def commands(block: Block) -> list[Command]:
+    """Splits a console block at its prompts; `> ` begins the further lines of a command."""
+    parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
+    assert not parts[0], "output before the first command"
+    found = []
+    for part in parts[1:]:
+        first, *rest = part.splitlines()
+        number = next((i for i, line in enumerate(rest) if not line.startswith("> ")), len(rest))
+        further = [line.removeprefix("> ") for line in rest[:number]]
+        found.append(Command("\n".join([first, *further]), rest[number:]))
+    return found
+
+
+def work_through(name: str, folder: Path, cache: Path, marks: set[str | None]) -> None:
+    """Writes the files of a page, and runs its commands in one shell.
+
+    **Arguments:** the page; an empty folder; where compiled programs are kept; the marks of the
+    blocks that are run, `None` for those without.
+    """
+    chosen = [block for block in blocks(name) if block.mark in marks]
+    for block in chosen:
+        if block.file is not None:
+            (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / block.file).write_text(block.text)
+    listed = [c for b in chosen if b.language == "console" for c in commands(b)]
+    outputs = run([command.line for command in listed], folder, cache)
+    for command, output in zip(listed, outputs, strict=True):
+        shown = "\n".join(command.shown)
+        message = f"$ {command.line}\nprinted\n{output}\nwhere the page has\n{shown}"
+        assert as_shown(command.shown, output), message
+
+
+def run(lines: list[str], folder: Path, cache: Path) -> list[str]:
+    """Returns what each command prints, one after the other in one shell."""
+    # So that `echo $?` is the exit code of the command before, as in a terminal.
+    script = [f"echo '{_NEXT}'\n(exit $code)\n{line}\ncode=$?" for line in lines]
+    flags = [x for x in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in x]
+    done = subprocess.run(
+        ["bash", "-c", "\n".join(["exec 2>&1", "code=0", *script])],
+        cwd=folder, text=True, stdout=subprocess.PIPE, timeout=1500, check=False,
+        env=os.environ | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XLA_FLAGS": " ".join(flags),
+            "JAX_ENABLE_COMPILATION_CACHE": "true",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "100",
+        },
+    )  # fmt: skip
+    _, *outputs = done.stdout.split(f"{_NEXT}\n")
+    return outputs
+
+
+def as_shown(shown: list[str], output: str) -> bool:
+    """Returns whether this is the output, but for its numbers, its folds and its progress.
+
+    `...` in what is shown stands for anything, as in doctest.
+    """
+    printed = [line for line in output.splitlines() if not _PROGRESS.match(line)]
+    pattern = re.escape(_plain(shown)).replace(r"\.\.\.", ".*?")
+    return re.fullmatch(pattern.replace(r".*?\ ", r".*? ?"), _plain(printed)) is not None
+
+
+def _plain(lines: list[str]) -> str:
+    """Joins lines to words between single spaces, with one number in place of all."""
+    text = "\n".join(lines)
+    for pattern, name in ((_TIMES, ""), (_HEX, "0"), (_NUMBER, "0")):
+        text = pattern.sub(name, text)
+    return " ".join(text.split())
