@@ -57,7 +57,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Run:
     "setting",
     [
         jax.default_prng_impl("rbg"),
-        jax.default_prng_impl("unsafe_rbg"),
+        pytest.param(jax.default_prng_impl("unsafe_rbg"), marks=pytest.mark.long),
         jax.threefry_partitionable(False),
         jax.enable_x64(True),
     ],

@@ -53,13 +53,14 @@ class Subject:
         run = RunFolder(path)
         if run.metrics.exists():
             return cls._of_run(name, run)
-        if re.fullmatch(r"step_\d+", path.name) and path.is_dir():
-            return cls._of_checkpoint(name, path.parent, int(path.name.removeprefix("step_")))
-        if not path.exists() and (saved := complete_steps(path.parent)):
-            named = ", ".join(f"step_{step}" for step in saved)
-            raise UserError(
-                f"{str(path.parent)!r} has no {path.name}, but {named}: use one of these."
-            )
+        if re.fullmatch(r"step_\d+", path.name):
+            if path.is_dir():
+                return cls._of_checkpoint(name, path.parent, int(path.name.removeprefix("step_")))
+            if saved := [f"step_{step}" for step in complete_steps(path.parent)]:
+                raise UserError(
+                    f"{str(path.parent)!r} has no {path.name}, but {', '.join(saved)}: use one of "
+                    f"these."
+                )
         model = name if name == EMBEDDED_MODEL else str(path) if path.exists() else name
         model_folder(model)
         adapter = saved_adapter(model)

@@ -22,8 +22,9 @@ PARAMETER_RULES: Rules = {
     "norm": (),  # a split scale would force activations to be split like it, and gathered
     "layers": (),
     "experts": (),
-    # Of an adapter's two dimensions the long one is split, by all axes. Were it the rank, merging
-    # would add up whole matrices over devices instead of gathering the adapter.
+    # Of an adapter's dimensions the long one is split: as in weights where it is the hidden size,
+    # else by tp and fsdp. Were the rank split, merging would add up whole matrices over devices
+    # instead of gathering the adapter.
     "rank": (),
     "adapter": ("tp", "fsdp"),
 }

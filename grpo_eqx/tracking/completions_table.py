@@ -1,5 +1,6 @@
 """Table of a step's prompts, completions and rewards."""
 
+import contextlib
 import hashlib
 import io
 import itertools
@@ -62,15 +63,14 @@ def token_columns(completions: Completions) -> dict[str, list[Any]]:
     if completions.sampler_logps is None:
         return {}
     texts = completions.tokenizer.token_texts
+    # All at once: a call for each completion takes longer than what it computes.
     ids = [ids for group in completions.ids for ids in group]
-    every = iter(texts([token for each in ids for token in each]))
-    logps = np.concatenate([row for group in completions.sampler_logps for row in group])
-    rounded = logps.astype(np.float16).astype(np.float32)
-    ends = np.cumsum([len(each) for each in ids])
-    return {
-        "tokens": [list(itertools.islice(every, len(each))) for each in ids],
-        _LOGPS: np.split(rounded, ends[:-1]),
-    }
+    rows = [row for group in completions.sampler_logps for row in group]
+    words = texts([token for each in ids for token in each])
+    logps = np.concatenate(rows).astype(np.float16).astype(np.float32)
+    ends = list(itertools.accumulate(map(len, ids)))
+    parts = [slice(end - len(each), end) for end, each in zip(ends, ids, strict=True)]
+    return {"tokens": [words[part] for part in parts], _LOGPS: [logps[part] for part in parts]}
 
 
 def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -96,8 +96,12 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def import_writers() -> None:
-    """Imports what `write_completions` needs, which takes about a second."""
-    import pyarrow as pa
-    import pyarrow.parquet
+    """Imports what `write_completions` needs, which takes about a second.
 
-    pa.array([0])  # imports pandas where it is installed
+    What cannot be imported is left to `write_completions`, which then says so.
+    """
+    with contextlib.suppress(Exception):
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        pa.array([0])  # imports pandas where it is installed

@@ -58,6 +58,7 @@ class RunRecord:
         self._resumed_after, self._continued = step, continued
         self._passed_trackers = trackers
         self._trackers: RunTrackers | None = None  # while the run goes on
+        self._imports: threading.Thread | None = None
         rewards = [metrics["reward"] for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._doctor = Doctor(dataclasses.asdict(cfg), self.folder.rows(step) if continued else ())
@@ -78,7 +79,8 @@ class RunRecord:
             self._resumed_after, self._passed_trackers, started=self._continued
         )
         if cfg.log_completions_steps:  # meanwhile, the first programs are compiled
-            threading.Thread(target=import_writers, daemon=True).start()
+            self._imports = threading.Thread(target=import_writers)
+            self._imports.start()
         self._display.__enter__()
         if kept is not None:
             self.note(f"an earlier run in {self.folder.path} is kept in {kept}")
@@ -100,6 +102,8 @@ class RunRecord:
         if self.only_history:
             return
         self._display.__exit__(kind, error, trace)
+        if self._imports is not None:
+            self._imports.join()  # Python must not end within an import
         # A record that cannot be written must not hide why the run ends.
         with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
             # A process that was asked to end has seconds, and a plot takes some.

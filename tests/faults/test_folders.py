@@ -43,6 +43,7 @@ def test_of_two_equal_runs_one_trains_and_one_is_refused(
     assert len(list((tmp_path / "runs").iterdir())) == 1
 
 
+@pytest.mark.long
 def test_a_sweep_in_parallel_has_a_folder_for_each(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -159,9 +159,14 @@ def test_adapters_are_split_over_the_devices(mesh: str):
     built = parse_mesh(mesh).build(jax.devices()[: np.prod([int(x) for x in mesh.split(",")])])
     placed = jax.device_put(model, model.shardings(built))
     np.testing.assert_allclose(logits(placed, IDS), logits(model, IDS), atol=1e-5)
-    q_proj, tp, fsdp = placed.layers.q_proj, built.shape["tp"], built.shape["fsdp"]
-    assert q_proj.adapter.a.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // fsdp)
-    assert q_proj.adapter.b.sharding.shard_shape((2, 3, 32)) == (2, 3, 32 // (tp * fsdp))
+    tp, fsdp = built.shape["tp"], built.shape["fsdp"]
+    for name in linear_names(placed):
+        adapter = getattr(placed.layers, name).adapter
+        writes_hidden = name in ("o_proj", "down_proj")
+        for matrix, is_of_hidden in ((adapter.a, not writes_hidden), (adapter.b, writes_hidden)):
+            parts = fsdp if is_of_hidden else tp * fsdp
+            *same, long = matrix.shape
+            assert matrix.sharding.shard_shape(matrix.shape) == (*same, long // parts), name
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def on_one_device(
         # Each compiles for minutes: on one host, every mesh with every rollout sharding is compared
         # program by program in tests/training.
         ([4, 4], {"beta": 0.05}, ["auto/tensor:2"]),
-        ([4, 4], {"beta": 0.05, "lora_rank": 4}, ["auto/auto"]),
+        ([4, 4], {"beta": 0.05, "lora_rank": 4}, ["2,2,2/legacy"]),
         ([2] * 4, {}, ["host_local/replicated"]),
         pytest.param(
             [8],
@@ -58,11 +58,19 @@ def on_one_device(
             ["auto/legacy", "2,4,1/maxtext", "1,4,2/legacy", "1,4,2/tensor:4", "1,1,2 of 2/legacy"],
             marks=pytest.mark.long,
         ),
+        pytest.param([4, 4], {"beta": 0.05, "lora_rank": 4}, ["auto/auto"], marks=pytest.mark.long),
         pytest.param(
             [4] * 4, {}, ["host_local/tensor:4", "host_local/maxtext"], marks=pytest.mark.long
         ),
     ],
-    ids=["2 hosts", "2 hosts, adapters", "4 hosts", "1 host", "4 hosts, more"],
+    ids=[
+        "2 hosts",
+        "2 hosts, adapters",
+        "4 hosts",
+        "1 host",
+        "2 hosts, adapters, more",
+        "4 hosts, more",
+    ],
 )
 def test_devices_and_hosts_leave_a_run_unchanged(
     pod: Any,

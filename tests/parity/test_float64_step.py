@@ -212,7 +212,7 @@ CASES = {
         clips=True,
     ),
 }
-OFTEN = "grpo", "dapo", "cispo", "gspo", "masks"
+OFTEN = "grpo", "dapo", "gspo"
 """Runs that together have most of the terms; `long` has the others."""
 
 OTHERWISE: dict[str, Any] = {

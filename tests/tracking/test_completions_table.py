@@ -60,6 +60,7 @@ def test_tokens_have_their_texts_and_log_probs(completions: Completions) -> None
     table = token_columns(completions)
     end = completions.tokenizer.tokenizer.convert_ids_to_tokens(completions.tokenizer.eos_ids[0])
     assert table["tokens"] == [["a"], ["a", end]]
+    assert [len(row) for row in table["token_logps"]] == [1, 2]
     read = np.concatenate(table["token_logps"])
     np.testing.assert_allclose(read, LOGPS, rtol=2**-11)  # half a unit in float16's last place
 

@@ -545,7 +545,13 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "num_prompts"),
-    [("auto", 8, P), ("2,2,2", 8, P), ("2,2,2", 8, 2), ("1,1,2", 2, P), ("1,1,4", 4, P)],
+    [
+        ("auto", 8, P),
+        ("2,2,2", 8, P),
+        ("1,1,2", 2, P),
+        pytest.param("2,2,2", 8, 2, marks=pytest.mark.long),
+        pytest.param("1,1,4", 4, P, marks=pytest.mark.long),
+    ],
 )
 def test_the_same_tokens_on_one_device_and_on_many(
     rollout: Rollout, sharding: RolloutSharding, mesh: str, num_devices: int, num_prompts: int
