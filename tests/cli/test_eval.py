@@ -164,7 +164,9 @@ LEARNS = {"learning_rate": 3e-3, "lr_scheduler_type": "constant"}
     [
         {},
         {"lora_rank": 4, "learning_rate": 3e-2, "eval_temperature": 0.8},
-        {"lora_rank": 4, "learning_rate": 3e-2, "load_in_8bit": True},
+        pytest.param(
+            {"lora_rank": 4, "learning_rate": 3e-2, "load_in_8bit": True}, marks=pytest.mark.long
+        ),
     ],
     ids=["all parameters", "adapters", "adapters on int8"],
 )
