@@ -1,6 +1,5 @@
 """The pages for people who come from other libraries: their tables, files and scripts."""
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
@@ -11,19 +10,15 @@ import pytest
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.config_files import read_settings
 
+from .scripts import load_script
+
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "coming_from"
 
 
 @pytest.fixture
 def tables() -> ModuleType:
-    script = ROOT / "scripts" / "coming_from_tables.py"
-    spec = importlib.util.spec_from_file_location("coming_from_tables", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("coming_from_tables")
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -1,7 +1,6 @@
 """The page for people who come from TRL, against TRL."""
 
 import dataclasses
-import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -9,6 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from ..scripts import load_script
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.parity
@@ -18,13 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def tables() -> ModuleType:
-    script = ROOT / "scripts" / "coming_from_tables.py"
-    spec = importlib.util.spec_from_file_location("coming_from_tables", script)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("coming_from_tables")
 
 
 def test_the_tables_have_every_field_of_trl_and_no_other(tables: ModuleType) -> None:

@@ -1,16 +1,9 @@
 """The page on sick runs has the table of the rules as they are."""
 
-import importlib.util
-from pathlib import Path
-
-SCRIPT = Path(__file__).parents[3] / "scripts" / "table_of_rules.py"
+from ...scripts import load_script
 
 
 def test_the_table_is_that_of_the_rules() -> None:
-    spec = importlib.util.spec_from_file_location("table_of_rules", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("table_of_rules")
     page = script.PAGE.read_text()
     assert script.with_table(page) == page, "run: python scripts/table_of_rules.py"
