@@ -78,6 +78,8 @@ class TrainingEvents:
             evaluated = self._evaluate()
         if self._stopped is not None:
             self._checkpoints.save_next()
+        if self._checkpoints.saves:  # a run that continues from here lacks no record
+            self._record.flush()
         saved = self._checkpoints.after_step(self._trainer.state, {**metrics, **evaluated})
         if saved is not None and self._callbacks.wants("on_save"):
             self._checkpoints.wait()

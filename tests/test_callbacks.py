@@ -56,6 +56,8 @@ class Told(Callback):
     def on_save(self, event: Event) -> None:
         assert event.checkpoint is not None
         assert (event.checkpoint / "state").is_dir()
+        tables = event.checkpoint.parents[1] / "completions"
+        assert (tables / f"step_{event.step:06d}.parquet").exists()
         self.note("save", event)
 
     def on_train_end(self, event: Event) -> None:

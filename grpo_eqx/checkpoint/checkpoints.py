@@ -242,6 +242,11 @@ class Checkpoints:
         return self._saves
 
     @property
+    def saves(self) -> bool:
+        """Whether `after_step` will save."""
+        return self._saves
+
+    @property
     def stops(self) -> bool:
         """Whether `after_step` will stop the run."""
         return self._stops

@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 import json
-import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -58,7 +58,8 @@ class RunRecord:
         self._resumed_after, self._continued = step, continued
         self._passed_trackers = trackers
         self._trackers: RunTrackers | None = None  # while the run goes on
-        self._imports: threading.Thread | None = None
+        self._table_writer = ThreadPoolExecutor(1, thread_name_prefix="completions_table")
+        self._table: Future[None] | None = None  # that is being written
         rewards = [metrics["reward"] for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._doctor = Doctor(dataclasses.asdict(cfg), self.folder.rows(step) if continued else ())
@@ -79,8 +80,7 @@ class RunRecord:
             self._resumed_after, self._passed_trackers, started=self._continued
         )
         if cfg.log_completions_steps:  # meanwhile, the first programs are compiled
-            self._imports = threading.Thread(target=import_writers)
-            self._imports.start()
+            self._table_writer.submit(import_writers)
         self._display.__enter__()
         if kept is not None:
             self.note(f"an earlier run in {self.folder.path} is kept in {kept}")
@@ -102,8 +102,7 @@ class RunRecord:
         if self.only_history:
             return
         self._display.__exit__(kind, error, trace)
-        if self._imports is not None:
-            self._imports.join()  # Python must not end within an import
+        self._table_writer.shutdown()  # Python must not end within an import
         # A record that cannot be written must not hide why the run ends.
         with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
             # A process that was asked to end has seconds, and a plot takes some.
@@ -117,6 +116,7 @@ class RunRecord:
                 trackers.finish()
             if self.history and plots:
                 self._plot()
+        self.flush()
 
     def _plot(self) -> None:
         """Draws the learning curve, and decides when the next is due."""
@@ -139,6 +139,7 @@ class RunRecord:
         if self.only_history:
             return
         assert self._trackers is not None  # entered
+        self.flush()
         with self.folder.writing():
             self._trackers.log(step, metrics)
             if time.monotonic() > self._plot_due:
@@ -149,17 +150,25 @@ class RunRecord:
     def completions(
         self, columns: Mapping[str, Sequence[Any]], of_tokens: Mapping[str, Sequence[Any]]
     ) -> None:
-        """Records a step's table of completions.
+        """Records a step's table of completions, which is written while the run goes on.
 
         **Arguments:** its columns, an entry for each completion; more columns, of their tokens.
         """
         step = columns["step"][0]
         assert self._trackers is not None  # entered
-        with self.folder.writing():
-            write_completions(self.folder.completions_of(step), {**columns, **of_tokens})
+        self.flush()
+        path = self.folder.completions_of(step)
+        self._table = self._table_writer.submit(write_completions, path, {**columns, **of_tokens})
         self._trackers.completions(step, columns)
         if self.cfg.num_completions_to_print is not None:
             self._display.completions(columns, self.cfg.num_completions_to_print)
+
+    def flush(self) -> None:
+        """Waits until all is written; raises `RunError` if the table of completions was not."""
+        table, self._table = self._table, None
+        if table is not None:
+            with self.folder.writing():
+                table.result()
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an evaluation of the model after `step` steps, unless it is recorded already.

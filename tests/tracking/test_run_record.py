@@ -1,12 +1,15 @@
 """The record of a run: evaluations beside steps, the curve on the way, and warnings in words."""
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from grpo_eqx import GRPOConfig
+from grpo_eqx.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking import Tracker, run_record
 from grpo_eqx.tracking.run_record import RunRecord
@@ -169,3 +172,41 @@ def test_completions_are_a_table_and_some_of_them_are_printed_where_asked(
     said = capsys.readouterr().out
     assert "step 7: 2 of 3 completions, from the best to the worst" in said
     assert said.index("  2  ") < said.index("  two  ")
+
+
+def in_thread(write: Callable[[], None]) -> Callable[..., None]:
+    return lambda path, columns: write()
+
+
+def test_a_run_goes_on_while_a_table_is_written_and_a_checkpoint_waits_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, ended = threading.Event(), threading.Event()
+
+    def write() -> None:
+        assert may_end.wait(60)
+        ended.set()
+
+    monkeypatch.setattr(run_record, "write_completions", in_thread(write))
+    with record(folder) as run:
+        run.step(1, metrics())
+        run.completions({"step": [1], "reward": [0.5]}, {})
+        assert not ended.is_set()
+        may_end.set()
+        run.flush()
+        assert ended.is_set()
+
+
+def test_a_table_that_cannot_be_written_ends_the_run_at_its_next_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write() -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(run_record, "write_completions", in_thread(write))
+    with record(folder) as run:
+        run.completions({"step": [1], "reward": [0.5]}, {})
+        with pytest.raises(RunError, match=r"No space left on device\): free space"):
+            run.step(2, metrics())
+    with pytest.raises(RunError, match="No space left"), record(folder) as run:
+        run.completions({"step": [1], "reward": [0.5]}, {})

@@ -52,8 +52,11 @@ class WandbTracker(Tracker):
     def completions(self, step: int, table: CompletionsTable) -> None:
         if step < self._first_new_step:
             return
-        rows = [[_finite_or_none(x) for x in row] for row in zip(*table.values(), strict=True)]
-        shown = self._wandb.Table(columns=list(table), data=rows)
+        columns = [[_finite_or_none(x) for x in column] for column in table.values()]
+        # Columns that may lack a value take Weights & Biases several times as long.
+        lacks_some = [any(x is None for x in column) for column in columns]
+        rows = list(zip(*columns, strict=True))
+        shown = self._wandb.Table(columns=list(table), data=rows, optional=lacks_some)
         self._run.log({"completions": shown}, step=step)  # TRL's name
 
     def finish(self) -> None:
