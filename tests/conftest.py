@@ -20,7 +20,13 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # no process writes to the home folder
+# Many tests compile the same programs, in all of pytest's workers and in processes that they start.
+# The folder goes with the process that pytest was started in.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _compiled = tempfile.TemporaryDirectory(prefix="grpo_eqx_tests_")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "disabled"
 os.environ["WANDB_DATA_DIR"] = tempfile.mkdtemp(prefix="grpo_eqx_tests_wandb_")
@@ -34,6 +40,7 @@ with ExitStack() as hook:
 import datasets
 import huggingface_hub
 import jax
+import jaxtyping
 import pytest
 from hypothesis import settings
 
@@ -42,18 +49,22 @@ from grpo_eqx.models import hub
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
 
-# Many tests compile the same programs. The folder is this process' own, and goes with it.
-_COMPILED = tempfile.TemporaryDirectory(prefix="grpo_eqx_tests_")
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Shares compiled programs, except those for described TPUs: JAX cannot read these back."""
     if config.option.markexpr.startswith("topology"):
-        return
-    jax.config.update("jax_enable_compilation_cache", True)
-    jax.config.update("jax_compilation_cache_dir", _COMPILED.name)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+        jax.config.update("jax_enable_compilation_cache", False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leaves out the check of types in slow tests, of whose time it takes a quarter.
+
+    They call the same functions with the same kinds of arguments as the others.
+    """
+    is_slow = item.get_closest_marker("slow") is not None
+    jaxtyping.config.update("jaxtyping_disable", is_slow)
 
 
 settings.register_profile("grpo_eqx", deadline=None, derandomize=True)
