@@ -81,9 +81,15 @@ class RecordedCompletions:
                 Match(step, int(row), float(table["reward"][row]), table["prompt_id"][row])
                 for row in _matching(table, wanted)
             ]
-            seen.add(table)
+            seen.add(table, wanted)
         if not found:
-            raise UserError(f"no completion matches in {_steps_in_words(tables)}: {seen}.")
+            where = _steps_in_words(tables)
+            if wanted.prompt is not None and not seen.of_prompt:
+                raise UserError(
+                    f"--prompt {wanted.prompt!r} is in no prompt of {where}, and no id begins with "
+                    f"it: leave out --prompt to see which there are."
+                )
+            raise UserError(f"no completion matches in {where}: {seen}.")
         return found
 
     def rows(self, matches: Sequence[Match], *, with_tokens: bool) -> Iterator[dict[str, Any]]:
@@ -108,7 +114,7 @@ class _Seen:
     """Ranges of what was looked through, for the answer that nothing matched."""
 
     def __init__(self) -> None:
-        self.num_truncated = self.number = 0
+        self.num_truncated = self.of_prompt = self.number = 0
         self.low, self.high = np.inf, -np.inf
 
     def columns(self, wanted: Wanted) -> list[str]:
@@ -120,11 +126,12 @@ class _Seen:
             + ["completion"] * (wanted.text is not None)
         )
 
-    def add(self, table: Mapping[str, Any]) -> None:
+    def add(self, table: Mapping[str, Any], wanted: Wanted) -> None:
         finite = table["reward"][np.isfinite(table["reward"])]
         self.low = min(self.low, finite.min(initial=np.inf))
         self.high = max(self.high, finite.max(initial=-np.inf))
         self.num_truncated += int(table["truncated"].sum())
+        self.of_prompt += int(_are_of_prompt(table, wanted.prompt).sum())
         self.number += len(table["reward"])
 
     def __str__(self) -> str:
@@ -147,17 +154,21 @@ def _matching(table: Mapping[str, Any], wanted: Wanted) -> np.ndarray:
         met &= table["reward"] <= wanted.max_reward
     if wanted.truncated:
         met &= table["truncated"]
-    if wanted.prompt is not None:
-        pairs = zip(table["prompt_id"], table["prompt"], strict=True)
-        met &= np.fromiter((_is_of(wanted.prompt, *pair) for pair in pairs), bool, len(met))
+    met &= _are_of_prompt(table, wanted.prompt)
     if wanted.text is not None:
         hits = (wanted.text.search(text) is not None for text in table["completion"])
         met &= np.fromiter(hits, bool, len(met))
     return np.flatnonzero(met)
 
 
-def _is_of(prompt: str, id_: str, text: str) -> bool:
-    return prompt in text or (len(prompt) >= _LEAST_OF_AN_ID and id_.startswith(prompt.lower()))
+def _are_of_prompt(table: Mapping[str, Any], prompt: str | None) -> np.ndarray:
+    if prompt is None:
+        return np.ones(len(table["reward"]), bool)
+    is_id = len(prompt) >= _LEAST_OF_AN_ID
+    pairs = zip(table["prompt_id"], table["prompt"], strict=True)
+    return np.array(
+        [prompt in text or (is_id and id_.startswith(prompt.lower())) for id_, text in pairs], bool
+    )
 
 
 def _is_within(step: int, wanted: Wanted) -> bool:

@@ -11,6 +11,8 @@ from typing import Any
 from grpo_eqx.errors import UserError
 from grpo_eqx.tracking.run_folder import RunFolder, is_of_step
 
+_MOST_NAMED = 3
+
 
 @dataclasses.dataclass(frozen=True)
 class RecordedRun:
@@ -32,10 +34,7 @@ class RecordedRun:
         """Reads the folder of a run. Raises `UserError` where it is not one, or cannot be read."""
         folder = RunFolder(Path(path).expanduser())
         if not folder.metrics.is_file():
-            raise UserError(
-                f"{str(path)!r} is not a run folder: it has no {folder.metrics.name}. Name the "
-                f"output_dir of a run."
-            )
+            raise _not_a_run(folder)
         try:
             settings = json.loads(folder.config.read_text(encoding="utf-8"))
             return cls.of(folder, settings)
@@ -63,3 +62,15 @@ class RecordedRun:
     def values(self, name: str) -> list[float]:
         """Returns a metric of every step, NaN where a step has none."""
         return [step.get(name, math.nan) for step in self.steps]
+
+
+def _not_a_run(folder: RunFolder) -> UserError:
+    """Says why a folder is not that of a run, and names those nearby that are."""
+    path, name = folder.path, folder.metrics.name
+    if not path.exists():
+        return UserError(f"{str(path)!r} does not exist: name the output_dir of a run.")
+    around = [path.resolve().parent / name, *sorted(path.glob(f"*/{name}"))]
+    runs = [str(metrics.parent) for metrics in around if metrics.is_file()]
+    known = ", ".join(map(repr, runs[:_MOST_NAMED])) + ", ..." * (len(runs) > _MOST_NAMED)
+    advice = f"Runs nearby: {known}." if runs else "Name the output_dir of a run."
+    return UserError(f"{str(path)!r} is not a run folder: it has no {name}. {advice}")

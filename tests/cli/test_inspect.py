@@ -161,6 +161,7 @@ def test_json_has_a_line_for_each_completion(inspect: Inspect) -> None:
             "rewards are from 0 to 1",
         ),
         (["--text", "absent", "--steps", "2"], "no completion matches in step 2: of 4"),
+        (["--prompt", "absent"], "--prompt 'absent' is in no prompt of steps 1 to 4"),
         (["--steps", "7:9"], "the run has those of steps 1 to 4"),
         (["--steps", "9:7"], "use 7:9"),
         (["--steps", "ten"], "use 10:50, 10: (from 10 on), :50 or 50"),

@@ -76,3 +76,16 @@ def test_reading_a_run_does_not_import_jax() -> None:
     """Commands that read runs start in half a second, and beside a run that has the devices."""
     code = "import sys, grpo_eqx.tracking.recorded_run; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_what_is_not_a_run_is_refused_with_the_runs_nearby(folder: Path) -> None:
+    def refused(path: Path) -> str:
+        with pytest.raises(UserError) as error:
+            RecordedRun.read(path)
+        return str(error.value)
+
+    assert refused(folder / "absent").endswith("does not exist: name the output_dir of a run.")
+    assert refused(folder / "completions").endswith(f"Runs nearby: {str(folder)!r}.")
+    assert f"Runs nearby: '{folder.parent}" in refused(folder.parent)
+    (folder / "completions" / "empty").mkdir()
+    assert refused(folder / "completions" / "empty").endswith("Name the output_dir of a run.")

@@ -79,7 +79,7 @@ _POLICY = (
 def draw_sections(groups: Sequence[Group]) -> dict[str, list[Plot]]:
     """Draws all plots whose metrics the runs have. To be called within `plotting`."""
     return {
-        "learning": [*_rewards(groups), *_evaluations(groups)],
+        "learning": [*_rewards(groups), *_evaluations(groups), *_of_callbacks(groups)],
         "length": [plot for chart in _LENGTH for plot in _plot(chart, groups)],
         "policy": [plot for chart in _POLICY for plot in _plot(chart, groups)],
         "time": list(_times(groups)),
@@ -149,6 +149,15 @@ def _evaluation(group: Group, name: str) -> Line | None:
     ends = [Course(course.steps, run.evaluations(f"{name}{end}").at(course.steps)) for end in _ENDS]
     intervals = None if any(each.is_empty for each in ends) else Intervals(*ends)
     return Line(group.name, group.index, course, intervals, points=True)
+
+
+def _of_callbacks(groups: Sequence[Group]) -> Iterator[Plot]:
+    """Draws metrics of steps that callbacks of the runs have added."""
+    steps = [step for group in groups for run in group.runs for step in run.run.steps]
+    for name in sorted(set().union(*steps)):
+        if find_metric(name) is None:
+            chart = dataclasses.replace(_Chart.of(name, name), about="Logged by a callback.")
+            yield from _plot(chart, groups)
 
 
 def _times(groups: Sequence[Group]) -> Iterator[Plot]:
