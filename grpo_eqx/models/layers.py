@@ -23,8 +23,9 @@ class LowRank(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """Computes what is added to the outputs."""
-        inner = _project(x, self.a)
-        return _project(inner, self.b.swapaxes(-1, -2)) * jnp.asarray(self.scale, x.dtype)
+        # Scaled where it is small: in the backward pass, too, which would scale all outputs.
+        inner = _project(x, self.a) * jnp.asarray(self.scale, x.dtype)
+        return _project(inner, self.b.swapaxes(-1, -2))
 
     def delta(self) -> Float[Array, "*stack out in"]:
         """Computes what is added to the weight, float32."""
