@@ -416,7 +416,7 @@ class GRPOConfig:
     """Whether more of that metric is better. None: True."""
     hang_timeout: PositiveFloat | None = 1800.0
     """Seconds without any progress, compilation included, after which a run ends itself, with the
-    stacks of all threads in its output. None: it waits for ever."""
+    stacks of all threads in its output. None: it waits forever."""
     preemption_deadline: PositiveFloat = 25.0
     """Seconds after SIGTERM within which the process ends, with or without a new checkpoint."""
     stop_after: str | None = None

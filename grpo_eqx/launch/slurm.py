@@ -15,7 +15,7 @@ _REQUEUE = f"""\
 # A run that is asked to stop saves its step; its exit code, or that of a task which ended with it.
 case $code in
     {EXIT_PREEMPTED} | 137 | 143)
-        # Not for ever: a host without enough memory is killed each time.
+        # Not forever: a host without enough memory is killed each time.
         ((${{SLURM_RESTART_COUNT:-0}} >= {_MOST_REQUEUES})) || scontrol requeue "$SLURM_JOB_ID"
         ;;
 esac
