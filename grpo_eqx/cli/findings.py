@@ -29,9 +29,14 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
         _print(console, Text(finding.text), indent=_INDENT)
         _print(console, Text.assemble(("To do: ", "bold"), finding.advice), indent=_INDENT)
     if all(finding.kind == "note" for finding in findings):
-        checked = [rule.name for rule in RULES if rule.kind == "sickness" and _can_see(rule, run)]
-        words = f"{len(checked)} rules found nothing: {', '.join(checked)}"
+        rules = [rule for rule in RULES if rule.kind == "sickness" and _can_see(rule, run)]
+        checked = [rule.name for rule in rules if rule.steps <= steps]
+        words = f"{_counted(len(checked), 'rule')} found nothing: {', '.join(checked)}"
         _print(console, Text.assemble(("healthy  ", "bold green"), words))
+        waiting = [f"{rule.name} ({rule.steps})" for rule in rules if rule.steps > steps]
+        if waiting:
+            words = f"rules that look at more steps: {', '.join(waiting)}"
+            _print(console, Text.assemble(("unknown  ", "bold yellow"), words))
 
 
 def _print(console: Console, text: Text, indent: int = 0) -> None:

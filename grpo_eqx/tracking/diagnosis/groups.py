@@ -86,4 +86,5 @@ WITHOUT_VARIANCE = Rule(
     advice="Choose problems that the model solves sometimes; raise num_generations; or turn "
     "dynamic_sampling on, which replaces such groups.",
     look=without_variance,
+    steps=_STEPS[0],
 )

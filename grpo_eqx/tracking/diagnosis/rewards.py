@@ -137,6 +137,7 @@ NONE = Rule(
     advice="Look at what the function returns for a completion of the table in completions/, and "
     "at the columns that it reads.",
     look=none,
+    steps=_IN_A_ROW,
 )
 NEVER_FIRES = Rule(
     name="reward_never_fires",
@@ -148,6 +149,7 @@ NEVER_FIRES = Rule(
     advice="Call the function on a few completions of the table in completions/; where it is "
     "right, begin with easier problems, more num_generations, or a reward for parts of the way.",
     look=never_fires,
+    steps=_IN_A_ROW,
 )
 ALWAYS_FIRES = Rule(
     name="reward_always_fires",
@@ -158,6 +160,7 @@ ALWAYS_FIRES = Rule(
     advice="Call the function on a completion that it should not reward; where it is right, "
     "leave it out, or choose harder problems.",
     look=always_fires,
+    steps=_IN_A_ROW,
 )
 SUM_IS_CONSTANT = Rule(
     name="rewards_cancel",
@@ -167,6 +170,7 @@ SUM_IS_CONSTANT = Rule(
     cause="`reward_weights` are 0 for the functions that differ, or make them cancel.",
     advice="Change reward_weights.",
     look=sum_is_constant,
+    steps=_IN_A_ROW,
 )
 TOO_LARGE = Rule(
     name="rewards_too_large",
@@ -175,6 +179,7 @@ TOO_LARGE = Rule(
     cause="A reward function returns numbers such as 1e30.",
     advice="Scale the rewards to about -1 to 1.",
     look=too_large,
+    steps=_IN_A_ROW,
 )
 FELL = Rule(
     name="reward_fell",
@@ -185,4 +190,5 @@ FELL = Rule(
     advice="Go back to a checkpoint from before, with a third of the learning_rate; a KL term "
     "(beta) or fewer updates per rollout hold the policy as well.",
     look=fell,
+    steps=2 * _WINDOW,
 )

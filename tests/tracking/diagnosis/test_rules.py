@@ -211,6 +211,8 @@ def test_a_rule_fires_above_its_threshold(case: Case) -> None:
     assert len(found) == 1
     assert case.said in found[0].text
     assert found[0].advice.endswith(".")
+    (rule,) = [rule for rule in RULES if rule.name == case.rule]
+    assert found[0].step >= rule.steps
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
