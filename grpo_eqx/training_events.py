@@ -78,7 +78,7 @@ class TrainingEvents:
             evaluated = self._evaluate()
         if self._stopped is not None:
             self._checkpoints.save_next()
-        if self._checkpoints.saves:  # a run that continues from here lacks no record
+        if self._checkpoints.saves:  # whose step has all of its records
             self._record.flush()
         saved = self._checkpoints.after_step(self._trainer.state, {**metrics, **evaluated})
         if saved is not None and self._callbacks.wants("on_save"):

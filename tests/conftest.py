@@ -1,4 +1,4 @@
-"""Test set-up: eight CPU devices, and shapes and types checked at every call."""
+"""Test set-up: eight CPU devices, and shapes and types checked at every call of fast tests."""
 
 import os
 import shutil
@@ -59,10 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leaves out the check of types in slow tests, of whose time it takes a quarter.
-
-    They call the same functions with the same kinds of arguments as the others.
-    """
+    """Leaves out the check of shapes and types in slow tests, of whose time it takes a fifth."""
     is_slow = item.get_closest_marker("slow") is not None
     jaxtyping.config.update("jaxtyping_disable", is_slow)
 

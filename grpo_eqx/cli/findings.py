@@ -7,6 +7,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from grpo_eqx.tracking.diagnosis import RULES, Finding, Rule
+from grpo_eqx.tracking.diagnosis.history import History
 from grpo_eqx.tracking.recorded_run import RecordedRun
 
 _INDENT = 6
@@ -30,10 +31,13 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
         _print(console, Text.assemble(("To do: ", "bold"), finding.advice), indent=_INDENT)
     if all(finding.kind == "note" for finding in findings):
         rules = [rule for rule in RULES if rule.kind == "sickness" and _can_see(rule, run)]
-        checked = [rule.name for rule in rules if rule.steps <= steps]
+        history = History(run.settings)
+        checked = [rule.name for rule in rules if rule.steps(history) <= steps]
         words = f"{_counted(len(checked), 'rule')} found nothing: {', '.join(checked)}"
         _print(console, Text.assemble(("healthy  ", "bold green"), words))
-        waiting = [f"{rule.name} ({rule.steps})" for rule in rules if rule.steps > steps]
+        waiting = [
+            f"{rule.name} ({needed})" for rule in rules if (needed := rule.steps(history)) > steps
+        ]
         if waiting:
             words = f"rules that look at more steps: {', '.join(waiting)}"
             _print(console, Text.assemble(("unknown  ", "bold yellow"), words))

@@ -23,7 +23,7 @@ class LowRank(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """Computes what is added to the outputs."""
-        # Scaled where it is small: in the backward pass, too, which would scale all outputs.
+        # In both passes, the inner product is scaled, which is smaller than the outputs.
         inner = _project(x, self.a) * jnp.asarray(self.scale, x.dtype)
         return _project(inner, self.b.swapaxes(-1, -2))
 

@@ -87,7 +87,8 @@ class RecordedCompletions:
             if wanted.prompt is not None and not seen.of_prompt:
                 raise UserError(
                     f"--prompt {wanted.prompt!r} is in no prompt of {where}, and no id begins with "
-                    f"it: leave out --prompt to see which there are."
+                    f"it ({_LEAST_OF_AN_ID} digits or more): leave out --prompt to see what there "
+                    f"is."
                 )
             raise UserError(f"no completion matches in {where}: {seen}.")
         return found

@@ -59,7 +59,7 @@ class RunRecord:
         self._passed_trackers = trackers
         self._trackers: RunTrackers | None = None  # while the run goes on
         self._table_writer = ThreadPoolExecutor(1, thread_name_prefix="completions_table")
-        self._table: Future[None] | None = None  # that is being written
+        self._table: Future[None] | None = None  # the one being written
         rewards = [metrics["reward"] for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._doctor = Doctor(dataclasses.asdict(cfg), self.folder.rows(step) if continued else ())
@@ -102,12 +102,16 @@ class RunRecord:
         if self.only_history:
             return
         self._display.__exit__(kind, error, trace)
-        self._table_writer.shutdown()  # Python must not end within an import
+        self._table_writer.shutdown()  # Python must not end within an import, or half a table
         # A record that cannot be written must not hide why the run ends.
-        with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
-            # A process that was asked to end has seconds, and a plot takes some.
-            in_haste = kind is not None and issubclass(kind, SystemExit)
-            self._finish(plots=not in_haste)
+        try:
+            with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
+                self.flush()
+        finally:
+            with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
+                # A process that was asked to end has seconds, and a plot takes some.
+                in_haste = kind is not None and issubclass(kind, SystemExit)
+                self._finish(plots=not in_haste)
 
     def _finish(self, *, plots: bool) -> None:
         with self.folder.writing():
@@ -116,7 +120,6 @@ class RunRecord:
                 trackers.finish()
             if self.history and plots:
                 self._plot()
-        self.flush()
 
     def _plot(self) -> None:
         """Draws the learning curve, and decides when the next is due."""
@@ -153,18 +156,22 @@ class RunRecord:
         """Records a step's table of completions, which is written while the run goes on.
 
         **Arguments:** its columns, an entry for each completion; more columns, of their tokens.
+
+        Raises `RunError` if the table before it could not be written.
         """
         step = columns["step"][0]
         assert self._trackers is not None  # entered
         self.flush()
         path = self.folder.completions_of(step)
-        self._table = self._table_writer.submit(write_completions, path, {**columns, **of_tokens})
+        # Of its own, as trackers may change theirs meanwhile.
+        table = {name: list(column) for name, column in columns.items()} | dict(of_tokens)
+        self._table = self._table_writer.submit(write_completions, path, table)
         self._trackers.completions(step, columns)
         if self.cfg.num_completions_to_print is not None:
             self._display.completions(columns, self.cfg.num_completions_to_print)
 
     def flush(self) -> None:
-        """Waits until all is written; raises `RunError` if the table of completions was not."""
+        """Waits for the table of completions; raises `RunError` if it could not be written."""
         table, self._table = self._table, None
         if table is not None:
             with self.folder.writing():

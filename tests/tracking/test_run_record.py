@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from grpo_eqx import GRPOConfig
@@ -174,11 +175,11 @@ def test_completions_are_a_table_and_some_of_them_are_printed_where_asked(
     assert said.index("  2  ") < said.index("  two  ")
 
 
-def in_thread(write: Callable[[], None]) -> Callable[..., None]:
+def writer(write: Callable[[], None]) -> Callable[..., None]:
     return lambda path, columns: write()
 
 
-def test_a_run_goes_on_while_a_table_is_written_and_a_checkpoint_waits_for_it(
+def test_a_run_goes_on_while_a_table_is_written(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_end, ended = threading.Event(), threading.Event()
@@ -187,7 +188,7 @@ def test_a_run_goes_on_while_a_table_is_written_and_a_checkpoint_waits_for_it(
         assert may_end.wait(60)
         ended.set()
 
-    monkeypatch.setattr(run_record, "write_completions", in_thread(write))
+    monkeypatch.setattr(run_record, "write_completions", writer(write))
     with record(folder) as run:
         run.step(1, metrics())
         run.completions({"step": [1], "reward": [0.5]}, {})
@@ -203,10 +204,38 @@ def test_a_table_that_cannot_be_written_ends_the_run_at_its_next_step(
     def write() -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(run_record, "write_completions", in_thread(write))
+    monkeypatch.setattr(run_record, "write_completions", writer(write))
     with record(folder) as run:
         run.completions({"step": [1], "reward": [0.5]}, {})
         with pytest.raises(RunError, match=r"No space left on device\): free space"):
             run.step(2, metrics())
     with pytest.raises(RunError, match="No space left"), record(folder) as run:
         run.completions({"step": [1], "reward": [0.5]}, {})
+
+
+def test_a_table_that_cannot_be_written_does_not_hide_why_the_run_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write() -> None:
+        raise ValueError("a lone surrogate")
+
+    monkeypatch.setattr(run_record, "write_completions", writer(write))
+
+    def stop(run: RunRecord) -> None:
+        run.completions({"step": [1], "reward": [0.5]}, {})
+        raise SystemExit(75)
+
+    with pytest.raises(SystemExit), record(folder) as run:
+        stop(run)
+
+
+def test_a_tracker_that_changes_the_table_changes_its_own(folder: Path) -> None:
+    class Reversing(Recorder):
+        def completions(self, step: int, table: Any) -> None:
+            table["reward"].reverse()
+
+    columns = {"step": [1, 1], "prompt": ["a", "b"], "reward": [0.0, 1.0]}
+    with record(folder, Reversing()) as run:
+        run.completions(columns, {})
+    (path,) = (folder / "completions").iterdir()
+    assert pq.read_table(path)["reward"].to_pylist() == [0.0, 1.0]

@@ -52,9 +52,10 @@ def run(cache_home: Path, **variables: str) -> tuple[str | None, dict[str, float
     JAX only warns where it cannot keep or load a program; here that is an error.
     """
     own = {"JAX_ENABLE_COMPILATION_CACHE": "true", LEAST_SECONDS: "0"}
+    inherited = {name: x for name, x in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
     result = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", "-c", SCRIPT],
-        env={**os.environ, "XDG_CACHE_HOME": str(cache_home), **own, **variables},
+        env={**inherited, "XDG_CACHE_HOME": str(cache_home), **own, **variables},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

@@ -85,7 +85,7 @@ SPIKES = Rule(
     advice="Lower learning_rate or max_grad_norm, and look for rewards of another size than the "
     "others.",
     look=spikes,
-    steps=_LEAST_STEPS,
+    steps=lambda history: _LEAST_STEPS,
 )
 SKIPPED = Rule(
     name="skipped_updates",

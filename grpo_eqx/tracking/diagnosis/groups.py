@@ -30,8 +30,7 @@ _COLD = 0.5
 def without_variance(history: History) -> Iterator[Seen]:
     if not history.newest("frac_reward_zero_std") >= _MOST:
         return
-    least, most = _STEPS
-    count = min(most, history.window_of(_GROUPS, history.prompts, least))
+    count = _steps(history)
     shares = history.last("frac_reward_zero_std", count)
     if len(shares) < count or (share := fmean(shares)) < _MOST:
         return
@@ -54,6 +53,11 @@ def without_variance(history: History) -> Iterator[Seen]:
         f"reward was {reward:.3g}{before}): they have advantage 0, and teach nothing.",
         _advice(history) if not before else _COLLAPSED,
     )
+
+
+def _steps(history: History) -> int:
+    least, most = _STEPS
+    return min(most, history.window_of(_GROUPS, history.prompts, least))
 
 
 def _before(history: History) -> str:
@@ -86,5 +90,5 @@ WITHOUT_VARIANCE = Rule(
     advice="Choose problems that the model solves sometimes; raise num_generations; or turn "
     "dynamic_sampling on, which replaces such groups.",
     look=without_variance,
-    steps=_STEPS[0],
+    steps=_steps,
 )

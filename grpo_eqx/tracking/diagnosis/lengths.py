@@ -100,7 +100,7 @@ TRUNCATED = Rule(
     advice="Raise max_completion_length, ask for shorter answers in the system_prompt, or leave "
     "what is cut off out of the loss (mask_truncated_completions).",
     look=truncated,
-    steps=_WINDOW,
+    steps=lambda history: history.window(_WINDOW),
 )
 EXPLODED = Rule(
     name="length_explosion",
@@ -114,5 +114,5 @@ EXPLODED = Rule(
     "pays for length; overlong_buffer takes reward from what is too long, and loss_type dr_grpo "
     "does not favor long wrong answers.",
     look=exploded,
-    steps=_WINDOW,
+    steps=lambda history: history.window(_WINDOW),
 )

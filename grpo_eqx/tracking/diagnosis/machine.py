@@ -119,7 +119,7 @@ PADDING = Rule(
     "`max_completion_length`, which rows are made for.",
     advice="Lower micro_batch_size_per_device or max_completion_length, or raise prompts_per_step.",
     look=padding,
-    steps=_WINDOW,
+    steps=lambda history: history.window(_WINDOW),
 )
 IDLE_SLOTS = Rule(
     name="idle_slots",
@@ -130,7 +130,7 @@ IDLE_SLOTS = Rule(
     advice="Set max_num_seqs to a quarter of the completions, so that slots are refilled as they "
     "end; or lower max_completion_length.",
     look=idle_slots,
-    steps=_WINDOW,
+    steps=lambda history: history.window(_WINDOW),
 )
 IMBALANCE = Rule(
     name="imbalance",
@@ -141,7 +141,7 @@ IMBALANCE = Rule(
     advice="Raise prompts_per_step to a multiple of the devices, or lower "
     "micro_batch_size_per_device.",
     look=imbalance,
-    steps=_WINDOW,
+    steps=lambda history: history.window(_WINDOW),
 )
 COMPILES = Rule(
     name="compiles_in_every_step",
@@ -153,5 +153,5 @@ COMPILES = Rule(
     advice="Jit such functions once, outside, and pad their inputs to one shape; "
     "JAX_LOG_COMPILES=1 names what is compiled.",
     look=compiles,
-    steps=_STARTED + _WINDOW,
+    steps=lambda history: _STARTED + _WINDOW,
 )

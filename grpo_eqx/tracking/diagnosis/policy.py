@@ -150,7 +150,7 @@ ENTROPY_COLLAPSED = Rule(
     advice="Lower learning_rate, or raise epsilon_high (DAPO: 0.28) with several updates per "
     "rollout; entropy_coef or beta hold the entropy as well.",
     look=entropy_collapsed,
-    steps=_AT_START + _ENTROPY_WINDOW,
+    steps=lambda history: _AT_START + _ENTROPY_WINDOW,
 )
 ENTROPY_EXPLODED = Rule(
     name="entropy_explosion",
@@ -161,7 +161,7 @@ ENTROPY_EXPLODED = Rule(
     advice="Start again, or from a checkpoint before it, with a learning_rate ten times lower; "
     "warmup_steps and beta help as well.",
     look=entropy_exploded,
-    steps=_AT_START + _KL_WINDOW,
+    steps=lambda history: _AT_START + _KL_WINDOW,
 )
 SAMPLER_GAP = Rule(
     name="sampler_gap",
@@ -174,7 +174,7 @@ SAMPLER_GAP = Rule(
     advice="Sample with the trained weights (rollout_dtype and kv_cache_dtype auto), or correct "
     "with importance_sampling_mode.",
     look=sampler_gap,
-    steps=_GAP_WINDOW,
+    steps=lambda history: history.window(_GAP_WINDOW),
 )
 KL_BLEW_UP = Rule(
     name="kl_blow_up",
@@ -183,7 +183,7 @@ KL_BLEW_UP = Rule(
     cause="The steps are too large, or `beta` is too small for the reward.",
     advice="Lower learning_rate, or raise beta; kl_clamp bounds single tokens.",
     look=kl_blew_up,
-    steps=_KL_WINDOW,
+    steps=lambda history: history.window(_KL_WINDOW),
 )
 RATIOS_CLIPPED = Rule(
     name="ratios_clipped",
@@ -194,5 +194,5 @@ RATIOS_CLIPPED = Rule(
     "each rollout.",
     advice="Lower learning_rate, num_iterations or steps_per_generation.",
     look=ratios_clipped,
-    steps=_KL_WINDOW,
+    steps=lambda history: history.window(_KL_WINDOW),
 )

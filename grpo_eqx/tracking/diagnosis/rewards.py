@@ -48,7 +48,7 @@ def always_fires(history: History) -> Iterator[Seen]:
 
 
 def _constant(history: History, *, zero: bool) -> Iterator[Seen]:
-    count = history.window_of(_EVIDENCE, history.completions, _IN_A_ROW)
+    count = _steps_of_evidence(history)
     for func in history.reward_funcs:
         value = constant(history, f"rewards/{func}", count)
         if value is not None and (value == 0) == zero:
@@ -57,6 +57,10 @@ def _constant(history: History, *, zero: bool) -> Iterator[Seen]:
                 f"{history.span(count)} that it scored: from equal rewards nothing is learned.",
                 subject=func,
             )
+
+
+def _steps_of_evidence(history: History) -> int:
+    return history.window_of(_EVIDENCE, history.completions, _IN_A_ROW)
 
 
 def constant(history: History, name: str, count: int) -> float | None:
@@ -137,7 +141,7 @@ NONE = Rule(
     advice="Look at what the function returns for a completion of the table in completions/, and "
     "at the columns that it reads.",
     look=none,
-    steps=_IN_A_ROW,
+    steps=lambda history: history.window(_IN_A_ROW),
 )
 NEVER_FIRES = Rule(
     name="reward_never_fires",
@@ -149,7 +153,7 @@ NEVER_FIRES = Rule(
     advice="Call the function on a few completions of the table in completions/; where it is "
     "right, begin with easier problems, more num_generations, or a reward for parts of the way.",
     look=never_fires,
-    steps=_IN_A_ROW,
+    steps=_steps_of_evidence,
 )
 ALWAYS_FIRES = Rule(
     name="reward_always_fires",
@@ -160,7 +164,7 @@ ALWAYS_FIRES = Rule(
     advice="Call the function on a completion that it should not reward; where it is right, "
     "leave it out, or choose harder problems.",
     look=always_fires,
-    steps=_IN_A_ROW,
+    steps=_steps_of_evidence,
 )
 SUM_IS_CONSTANT = Rule(
     name="rewards_cancel",
@@ -170,7 +174,7 @@ SUM_IS_CONSTANT = Rule(
     cause="`reward_weights` are 0 for the functions that differ, or make them cancel.",
     advice="Change reward_weights.",
     look=sum_is_constant,
-    steps=_IN_A_ROW,
+    steps=lambda history: history.window(_IN_A_ROW),
 )
 TOO_LARGE = Rule(
     name="rewards_too_large",
@@ -179,7 +183,7 @@ TOO_LARGE = Rule(
     cause="A reward function returns numbers such as 1e30.",
     advice="Scale the rewards to about -1 to 1.",
     look=too_large,
-    steps=_IN_A_ROW,
+    steps=lambda history: history.window(_IN_A_ROW),
 )
 FELL = Rule(
     name="reward_fell",
@@ -190,5 +194,5 @@ FELL = Rule(
     advice="Go back to a checkpoint from before, with a third of the learning_rate; a KL term "
     "(beta) or fewer updates per rollout hold the policy as well.",
     look=fell,
-    steps=2 * _WINDOW,
+    steps=lambda history: 2 * _WINDOW,
 )

@@ -67,6 +67,5 @@ class Rule:
     """Yields what is seen after the newest step or evaluation. It is called after every step: it
     reads a few values from the start and the end of the history, and returns early."""
     kind: Kind = "sickness"
-    steps: int = 1
-    """Steps that it looks at together: before these it finds nothing, except in a run that has no
-    more."""
+    steps: Callable[[History], int] = lambda history: 1
+    """Returns how many steps of a run the rule looks at together: with fewer it finds nothing."""

@@ -129,12 +129,16 @@ def _evaluations(groups: Sequence[Group]) -> Iterator[Plot]:
     for name in _names(groups):
         if not name.startswith("eval/") or name.endswith((*_ENDS, "eval/num_problems")):
             continue
-        lines = [line for group in groups if (line := _evaluation(group, name)) is not None]
         figure = name.removeprefix("eval/")
         title = f"Held out: {figure.replace('/', ' ').replace('_', ' ')}"
-        chart = _Chart.of(name, title)
-        if lines:
-            yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
+        yield from _plot_evaluations(_Chart.of(name, title), groups)
+
+
+def _plot_evaluations(chart: _Chart, groups: Sequence[Group]) -> Iterator[Plot]:
+    """Draws a metric of evaluations, unless no run has it."""
+    lines = [line for group in groups if (line := _evaluation(group, chart.metric)) is not None]
+    if lines:
+        yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
 
 
 def _evaluation(group: Group, name: str) -> Line | None:
@@ -152,12 +156,12 @@ def _evaluation(group: Group, name: str) -> Line | None:
 
 
 def _of_callbacks(groups: Sequence[Group]) -> Iterator[Plot]:
-    """Draws metrics of steps that callbacks of the runs have added."""
-    steps = [step for group in groups for run in group.runs for step in run.run.steps]
-    for name in sorted(set().union(*steps)):
-        if find_metric(name) is None:
+    """Draws metrics that callbacks of the runs have added to steps or evaluations."""
+    for name in _names(groups):
+        if find_metric(name) is None and not name.startswith("eval/"):
             chart = dataclasses.replace(_Chart.of(name, name), about="Logged by a callback.")
             yield from _plot(chart, groups)
+            yield from _plot_evaluations(chart, groups)
 
 
 def _times(groups: Sequence[Group]) -> Iterator[Plot]:

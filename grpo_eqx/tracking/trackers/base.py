@@ -22,7 +22,9 @@ class Tracker(abc.ABC):
         """
 
     def completions(self, step: int, table: CompletionsTable) -> None:  # noqa: B027  # optional
-        """Shows the completions of `step`, when their table is written; by default nothing.
+        """Shows the completions of `step`, if it has a table of them; by default nothing.
+
+        The table's file may still be being written.
 
         Called after the step's metrics. A group's completions are consecutive.
         """

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from grpo_eqx.tracking.diagnosis import RULES, Doctor, Finding, diagnose
+from grpo_eqx.tracking.diagnosis.history import History
 
 from .histories import SETTINGS, Value, evaluated, steps_of
 
@@ -211,8 +212,20 @@ def test_a_rule_fires_above_its_threshold(case: Case) -> None:
     assert len(found) == 1
     assert case.said in found[0].text
     assert found[0].advice.endswith(".")
+
+
+@pytest.mark.parametrize("run", [{}, {"steps": 4}, {"prompts_per_step": 8, "num_generations": 5}])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)
+def test_it_waits_for_the_steps_that_it_looks_at(case: Case, run: Mapping[str, int]) -> None:
+    settings = {**SETTINGS, **case.settings, **run}
     (rule,) = [rule for rule in RULES if rule.name == case.rule]
-    assert found[0].step >= rule.steps
+    needed = rule.steps(History(settings))
+    steps = steps_of(settings["steps"], **case.sick)
+    found = [x.step for x in diagnose(settings, steps, ()) if x.rule == case.rule]
+    assert all(step >= needed for step in found)
+    is_sick_at_once = not any(callable(value) for value in case.sick.values())
+    if is_sick_at_once and needed <= settings["steps"]:
+        assert found == [needed]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.rule)

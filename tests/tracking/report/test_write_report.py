@@ -71,10 +71,12 @@ def test_what_callbacks_logged_is_plotted(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", steps=3, plain=True)
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows[2]["price in $"] = 0.5
+    rows[-1]["style"] = 0.75  # of an evaluation
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     page = report(tmp_path, run)
     assert '<figure id="plot-price_in__">' in page
     assert "Logged by a callback. 0.5 after step 2." in page
+    assert "Logged by a callback. 0.75 after step 3." in page
 
 
 def test_findings_are_those_of_the_rules(tmp_path: Path) -> None:
