@@ -22,7 +22,7 @@ FLAGS = (
 )  # fmt: skip
 PAGES = (
     "", "tutorials/first_run/", "guides/planning/", "guides/recipes/", "guides/settings/",
-    "api/trainer/", "api/objective/",
+    "how_to/serving/", "how_to/reproducibility/", "api/trainer/", "api/objective/",
 )  # fmt: skip
 FOUND_AT = {
     "epsilon_high": "guides/settings/",
