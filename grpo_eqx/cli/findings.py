@@ -32,12 +32,11 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
     if all(finding.kind == "note" for finding in findings):
         rules = [rule for rule in RULES if rule.kind == "sickness" and _can_see(rule, run)]
         history = History(run.settings)
-        checked = [rule.name for rule in rules if rule.steps(history) <= steps]
+        needed = {rule.name: rule.steps(history) for rule in rules}
+        checked = [name for name, number in needed.items() if number <= steps]
         words = f"{_counted(len(checked), 'rule')} found nothing: {', '.join(checked)}"
         _print(console, Text.assemble(("healthy  ", "bold green"), words))
-        waiting = [
-            f"{rule.name} ({needed})" for rule in rules if (needed := rule.steps(history)) > steps
-        ]
+        waiting = [f"{name} ({number})" for name, number in needed.items() if number > steps]
         if waiting:
             words = f"rules that look at more steps: {', '.join(waiting)}"
             _print(console, Text.assemble(("unknown  ", "bold yellow"), words))

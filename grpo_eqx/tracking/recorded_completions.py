@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,10 +81,10 @@ class RecordedCompletions:
                 Match(step, int(row), float(table["reward"][row]), table["prompt_id"][row])
                 for row in _matching(table, wanted)
             ]
-            seen.add(table, wanted)
+            seen.add(table)
         if not found:
             where = _steps_in_words(tables)
-            if wanted.prompt is not None and not seen.of_prompt:
+            if wanted.prompt is not None and not _has_prompt(tables.values(), wanted.prompt):
                 raise UserError(
                     f"--prompt {wanted.prompt!r} is in no prompt of {where}, and no id begins with "
                     f"it ({_LEAST_OF_AN_ID} digits or more): leave out --prompt to see what there "
@@ -115,7 +115,7 @@ class _Seen:
     """Ranges of what was looked through, for the answer that nothing matched."""
 
     def __init__(self) -> None:
-        self.num_truncated = self.of_prompt = self.number = 0
+        self.num_truncated = self.number = 0
         self.low, self.high = np.inf, -np.inf
 
     def columns(self, wanted: Wanted) -> list[str]:
@@ -127,12 +127,11 @@ class _Seen:
             + ["completion"] * (wanted.text is not None)
         )
 
-    def add(self, table: Mapping[str, Any], wanted: Wanted) -> None:
+    def add(self, table: Mapping[str, Any]) -> None:
         finite = table["reward"][np.isfinite(table["reward"])]
         self.low = min(self.low, finite.min(initial=np.inf))
         self.high = max(self.high, finite.max(initial=-np.inf))
         self.num_truncated += int(table["truncated"].sum())
-        self.of_prompt += int(_are_of_prompt(table, wanted.prompt).sum())
         self.number += len(table["reward"])
 
     def __str__(self) -> str:
@@ -155,16 +154,20 @@ def _matching(table: Mapping[str, Any], wanted: Wanted) -> np.ndarray:
         met &= table["reward"] <= wanted.max_reward
     if wanted.truncated:
         met &= table["truncated"]
-    met &= _are_of_prompt(table, wanted.prompt)
+    if wanted.prompt is not None:
+        met &= _are_of_prompt(table, wanted.prompt)
     if wanted.text is not None:
         hits = (wanted.text.search(text) is not None for text in table["completion"])
         met &= np.fromiter(hits, bool, len(met))
     return np.flatnonzero(met)
 
 
-def _are_of_prompt(table: Mapping[str, Any], prompt: str | None) -> np.ndarray:
-    if prompt is None:
-        return np.ones(len(table["reward"]), bool)
+def _has_prompt(paths: Iterable[Path], prompt: str) -> bool:
+    columns = ["prompt_id", "prompt"]
+    return any(_are_of_prompt(_read(path, columns), prompt).any() for path in paths)
+
+
+def _are_of_prompt(table: Mapping[str, Any], prompt: str) -> np.ndarray:
     is_id = len(prompt) >= _LEAST_OF_AN_ID
     pairs = zip(table["prompt_id"], table["prompt"], strict=True)
     return np.array(

@@ -19,8 +19,9 @@ def commands(page: Path) -> list[str]:
     Without what belongs to the shell, settings' files, which do not exist here, and commands with
     variables and loops.
     """
-    blocks = re.findall(r"^```console\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    lines = re.findall(r"^\$ ((?:.*\\\n)*.*)$", "\n".join(blocks), re.MULTILINE)
+    # Blocks in lists are indented.
+    blocks = re.findall(r"^ *```console\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^ *\$ ((?:.*\\\n)*.*)$", "\n".join(blocks), re.MULTILINE)
     found = [re.fullmatch(r"(?:\w+=\S+ )*grpo-eqx (.*)", x.replace("\\\n", "")) for x in lines]
     ours = [each[1] for each in found if each is not None and "$VM" not in each[1]]
     return [re.sub(r" --config \S+| > \S+| \| .*", "", each) for each in ours]
