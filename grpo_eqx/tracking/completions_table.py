@@ -87,7 +87,7 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     # Not to the path itself: one with a colon would be taken for an address.
     content = io.BytesIO()
     pq.write_table(
-        table, content, compression="zstd", write_statistics=False,
+        table, content, compression="zstd", write_statistics=False, store_schema=False,
         use_dictionary=sorted(leaves - split), use_byte_stream_split=sorted(split),
     )  # fmt: skip
     beside = path.with_name(f"{path.name}.tmp")

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -20,10 +19,11 @@ from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_trackers import RunTrackers
 from grpo_eqx.tracking.step_profiler import phase
+from grpo_eqx.tracking.time_share import TimeShare
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.tracking.training_display import TrainingDisplay
 
-_SHARE_OF_PLOTS = 0.002
+_SHARE_OF_PLOTS = 0.001
 """Share of the time that drawing the learning curve may take before the run ends."""
 _FIRST_PLOT_S = 300.0
 
@@ -64,7 +64,7 @@ class RunRecord:
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._doctor = Doctor(dataclasses.asdict(cfg), self.folder.rows(step) if continued else ())
         self._warned = False
-        self._plot_due = time.monotonic() + _FIRST_PLOT_S
+        self._plots = TimeShare(_SHARE_OF_PLOTS, first_after_s=_FIRST_PLOT_S)
 
     def __enter__(self) -> "RunRecord":
         raise_on_all_hosts(self._open)
@@ -122,13 +122,10 @@ class RunRecord:
                 self._plot()
 
     def _plot(self) -> None:
-        """Draws the learning curve, and decides when the next is due."""
-        started = time.monotonic()
         title = f"GRPO: {self.cfg.model} on {self.cfg.data}"
         first = 1 if self._continued else self._resumed_after + 1
-        plot_learning_curve(self.history, title, self.folder.learning_curve, first)
-        ended = time.monotonic()
-        self._plot_due = ended + (ended - started) / _SHARE_OF_PLOTS
+        with self._plots.spent():
+            plot_learning_curve(self.history, title, self.folder.learning_curve, first)
 
     def note(self, text: str) -> None:
         """Shows the user a message, from one process only."""
@@ -145,7 +142,7 @@ class RunRecord:
         self.flush()
         with self.folder.writing():
             self._trackers.log(step, metrics)
-            if time.monotonic() > self._plot_due:
+            if self._plots.is_due():
                 self._plot()
         self._display.step(step, metrics)
         self._tell(self._doctor.step(self.history[-1]))
@@ -165,10 +162,11 @@ class RunRecord:
         path = self.folder.completions_of(step)
         # Of its own, as trackers may change theirs meanwhile.
         table = {name: list(column) for name, column in columns.items()} | dict(of_tokens)
-        self._table = self._table_writer.submit(write_completions, path, table)
         self._trackers.completions(step, columns)
         if self.cfg.num_completions_to_print is not None:
             self._display.completions(columns, self.cfg.num_completions_to_print)
+        # Last, as this thread would share Python's interpreter with the other.
+        self._table = self._table_writer.submit(write_completions, path, table)
 
     def flush(self) -> None:
         """Waits for the table of completions; raises `RunError` if it could not be written."""

@@ -24,7 +24,7 @@ class Tracker(abc.ABC):
     def completions(self, step: int, table: CompletionsTable) -> None:  # noqa: B027  # optional
         """Shows the completions of `step`, if it has a table of them; by default nothing.
 
-        The table's file may still be being written.
+        The table's file is written afterwards.
 
         Called after the step's metrics. A group's completions are consecutive.
         """

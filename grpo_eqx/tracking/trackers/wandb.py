@@ -6,11 +6,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.time_share import TimeShare
 from grpo_eqx.tracking.trackers.base import CompletionsTable, Tracker
+
+_SHARE_OF_TABLES = 0.0005
+"""Share of the time that tables may take: `wandb` needs 30 ms for one of 128 completions."""
 
 
 class WandbTracker(Tracker):
-    """Tracker for a Weights & Biases run; `wandb` is imported and contacted only here."""
+    """Tracker for a Weights & Biases run; `wandb` is imported and contacted only here.
+
+    Where steps are short, it gets the table of completions of some, the first and the last of them.
+    """
 
     def __init__(
         self,
@@ -41,6 +48,8 @@ class WandbTracker(Tracker):
 
         self._first_new_step = self._run.step
         """The first step that Weights & Biases lacks; more than 0 where it had this run online."""
+        self._tables = TimeShare(_SHARE_OF_TABLES)
+        self._left_out: CompletionsTable | None = None  # the last step's
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         is_evaluation = any(name.startswith("eval/") for name in metrics)
@@ -52,15 +61,28 @@ class WandbTracker(Tracker):
     def completions(self, step: int, table: CompletionsTable) -> None:
         if step < self._first_new_step:
             return
-        columns = [[_finite_or_none(x) for x in column] for column in table.values()]
-        # Columns that may lack a value take Weights & Biases several times as long.
-        lacks_some = [any(x is None for x in column) for column in columns]
-        rows = list(zip(*columns, strict=True))
-        shown = self._wandb.Table(columns=list(table), data=rows, optional=lacks_some)
-        self._run.log({"completions": shown}, step=step)  # TRL's name
+        self._left_out = table
+        if self._tables.is_due():
+            self._send_table(step)
+
+    def _send_table(self, step: int) -> None:
+        """Sends the last step's table, unless it is there already."""
+        table, self._left_out = self._left_out, None
+        if table is None:
+            return
+        with self._tables.spent():
+            columns = [[_finite_or_none(x) for x in column] for column in table.values()]
+            # Columns that may lack a value take Weights & Biases several times as long.
+            lacks_some = [any(x is None for x in column) for column in columns]
+            rows = list(zip(*columns, strict=True))
+            shown = self._wandb.Table(columns=list(table), data=rows, optional=lacks_some)
+            self._run.log({"completions": shown}, step=step)  # TRL's name
 
     def finish(self) -> None:
-        self._run.finish()
+        try:
+            self._send_table(self._run.step)
+        finally:
+            self._run.finish()
 
 
 def _finite_or_none(value: Any) -> Any:

@@ -11,7 +11,7 @@ import pytest
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from grpo_eqx.tracking import WandbTracker
+from grpo_eqx.tracking import WandbTracker, time_share
 
 _BLOCK, _HEADER = 32768, 7
 TABLE = {
@@ -162,6 +162,42 @@ class Online:
         assert step >= self.step, "Weights & Biases would drop it"
         self.step = step
         self.rows.append((step, list(row)))
+
+    def finish(self) -> None:
+        self.rows.append((self.step, ["finished"]))
+
+
+def test_short_steps_send_the_tables_that_time_allows_and_the_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    clock = [100.0]
+    run = Online()
+
+    def make_table(**settings: Any) -> dict[str, Any]:
+        clock[0] += 0.01  # for 20 s of steps
+        return settings
+
+    monkeypatch.setattr(wandb, "init", lambda **settings: run)
+    monkeypatch.setattr(wandb, "Table", make_table)
+    monkeypatch.setattr(time_share.time, "monotonic", lambda: clock[0])
+    tracker = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    for step in range(5, 15):
+        tracker.completions(step, TABLE)
+        clock[0] += 9.0
+    tracker.finish()
+    assert [step for step, _ in run.rows] == [5, 8, 11, 14, 14]
+    assert run.rows[-2:] == [(14, ["completions"]), (14, ["finished"])]
+
+
+def test_a_table_that_was_sent_is_not_sent_again_at_the_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    run = Online()
+    monkeypatch.setattr(wandb, "init", lambda **settings: run)
+    tracker = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    tracker.completions(5, TABLE)
+    tracker.finish()
+    assert run.rows == [(5, ["completions"]), (5, ["finished"])]
 
 
 def test_steps_that_are_made_again_are_not_taken_for_later_ones(
