@@ -434,8 +434,8 @@ class GRPOConfig:
     """Trackers besides metrics.jsonl: tensorboard, whose files are in the run's folder, and wandb
     (Weights & Biases), which a mode in the next setting turns on by itself."""
     wandb: Literal["online", "offline", "disabled"] | None = None
-    """Weights & Biases: stream, write locally, or off. None: online if report_to has wandb, else
-    disabled."""
+    """Weights & Biases: stream, write locally, or off. None: if report_to has wandb, offline where
+    WANDB_MODE is, else online; without it, disabled."""
     wandb_project: str | None = None
     """Project of the Weights & Biases run. None: that of WANDB_PROJECT, else grpo_eqx."""
     seed: Seed = 0
@@ -647,7 +647,8 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
         defaults["num_completions_to_print"] = 4
     if cfg.num_generations_eval is not None:
         defaults["eval_temperature"] = cfg.temperature
-    defaults["wandb"] = "online" if "wandb" in cfg.report_to else "disabled"
+    mode = "offline" if os.environ.get("WANDB_MODE") == "offline" else "online"
+    defaults["wandb"] = mode if "wandb" in cfg.report_to else "disabled"
     if (cfg.wandb or defaults["wandb"]) != "disabled":
         defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"
     return defaults

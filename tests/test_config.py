@@ -71,7 +71,11 @@ def test_the_wandb_project_is_that_of_the_environment(monkeypatch: pytest.Monkey
     assert GRPOConfig(wandb="offline").resolved().wandb_project == "grpo_eqx"
 
 
-def test_a_tracker_is_named_and_weights_and_biases_may_have_a_mode() -> None:
+def test_a_tracker_is_named_and_weights_and_biases_may_have_a_mode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+
     def wandb(**settings: Any) -> tuple[str | None, str | None]:
         cfg = GRPOConfig(**settings).resolved()
         assert cfg == GRPOConfig(**dataclasses.asdict(cfg))  # as a run's config.json has it
@@ -81,6 +85,10 @@ def test_a_tracker_is_named_and_weights_and_biases_may_have_a_mode() -> None:
     assert wandb(report_to=("wandb",), wandb_project="mine") == ("online", "mine")
     assert wandb(report_to=("wandb", "tensorboard"), wandb="offline")[0] == "offline"
     assert wandb(wandb="offline")[0] == "offline"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert wandb(report_to=("wandb",))[0] == "offline"
+    assert wandb(report_to=("wandb",), wandb="online")[0] == "online"
+    assert wandb()[0] == "disabled"
     assert of_any_type(report_to="wandb").report_to == ("wandb",)  # as TRL's scripts have it
 
 

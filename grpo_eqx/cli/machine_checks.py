@@ -198,8 +198,8 @@ def weights_and_biases() -> Check:
     """Checks that Weights & Biases answers and has a key, which `--wandb online` needs."""
     if _version("wandb") is None:
         return Check("ok", "not installed")
-    if (mode := os.environ.get("WANDB_MODE", "online")) != "online":
-        return Check("ok", f"{mode} (WANDB_MODE)")
+    if os.environ.get("WANDB_MODE") == "offline":
+        return Check("ok", "offline (WANDB_MODE)")
     url = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")
     if not os.environ.get("WANDB_API_KEY") and not _netrc_has(urlsplit(url).hostname or ""):
         return Check(

@@ -160,7 +160,7 @@ def test_a_key_in_a_netrc_file_counts_and_a_broken_file_is_not_quoted(
     path = tmp_path / "netrc"
     monkeypatch.setenv("NETRC", str(path))
     monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{closed_port}")
-    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     assert machine_checks.weights_and_biases().found.startswith("not logged in")
     path.write_text("machine 127.0.0.1 login user password canary\n")
