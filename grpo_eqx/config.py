@@ -426,8 +426,8 @@ class GRPOConfig:
     """Checkpoint to continue from: the newest in output_dir, if there is one (auto), none (never),
     or a run folder or checkpoint by its path."""
     profile_steps: str | None = None
-    """Steps whose work a JAX trace in the run's folder shows, such as 5:7, the last included. None:
-    no trace."""
+    """Steps whose work a JAX trace in the run's folder shows, such as 5:7, the last included, or 7.
+    None: no trace."""
     profile_memory: bool = False
     """Write what is in the devices' memory after each of these steps, too."""
     report_to: tuple[str, ...] = ()
@@ -460,6 +460,8 @@ class GRPOConfig:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        if self.report_to in ("none", ["none"], ("none",)):  # as TRL's scripts have it
+            object.__setattr__(self, "report_to", ())
         convert_settings(self, HINTS)
         self._check_values()
         for check in CHECKS:

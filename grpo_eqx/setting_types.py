@@ -59,15 +59,16 @@ def parse_duration(name: str, text: str) -> float:
 
 
 def parse_steps(name: str, text: str) -> range:
-    """Returns the steps of a range such as `5:7`, which has the last too.
+    """Returns the steps of a range such as `5:7`, which has the last too, or of one as in `5`.
 
     **Arguments:** its name in messages.
     """
-    match = re.fullmatch(r"(\d+):(\d+)", text)
-    first, last = (int(part) for part in match.groups()) if match else (0, 0)
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    first, last = (int(part or match[1]) for part in match.groups()) if match else (0, 0)
     if not 1 <= first <= last:
         raise UserError(
-            f"{name} is {text!r}: give the first and the last step, counted from 1, as in 5:7."
+            f"{name} is {text!r}: give one step, or the first and the last, as in 5:7, counted "
+            f"from 1."
         )
     return range(first, last + 1)
 

@@ -90,6 +90,8 @@ def test_a_tracker_is_named_and_weights_and_biases_may_have_a_mode(
     assert wandb(report_to=("wandb",), wandb="online")[0] == "online"
     assert wandb()[0] == "disabled"
     assert of_any_type(report_to="wandb").report_to == ("wandb",)  # as TRL's scripts have it
+    for none in ("none", ["none"], ("none",)):
+        assert of_any_type(report_to=none).report_to == ()
 
 
 def test_given_values_are_kept() -> None:

@@ -18,18 +18,20 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
     """Prints what was found, each with its steps, numbers and advice, or what was checked."""
     console = Console()
     steps, evaluations = len(run.steps), len(run.evaluations)
-    heading = f"{run.name}: {_counted(steps, 'step')} and {_counted(evaluations, 'evaluation')}"
-    _print(console, Text(heading, "bold"))
     if not run.steps:
-        _print(console, Text("no step is recorded yet"))
+        _print(console, Text(f"{run.name}: no step is recorded yet", "bold"))
         return
+    is_healthy = all(finding.kind == "note" for finding in findings)
+    done = f"{_counted(steps, 'step')} and {_counted(evaluations, 'evaluation')}"
+    heading = f"{run.name}: {'healthy' if is_healthy else 'sick'} after {done}"
+    _print(console, Text(heading, "bold"))
     last = int(run.steps[-1]["step"])
     for finding in findings:
         title = Text(f"{finding.rule}, {finding.span(last)}", "bold")
         _print(console, _LABELS[finding.kind] + title)
         _print(console, Text(finding.text), indent=_INDENT)
         _print(console, Text.assemble(("To do: ", "bold"), finding.advice), indent=_INDENT)
-    if all(finding.kind == "note" for finding in findings):
+    if is_healthy:
         rules = [rule for rule in RULES if rule.kind == "sickness" and _can_see(rule, run)]
         history = History(run.settings)
         needed = {rule.name: rule.steps(history) for rule in rules}

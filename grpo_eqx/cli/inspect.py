@@ -95,6 +95,11 @@ class Inspect(Subcommand):
         if self.limit is not None and (self.best or self.worst):
             flag = "best" if self.best else "worst"
             raise UserError(f"--{flag} and --limit both say how many: leave out one of them.")
+        low, high = self.min_reward, self.max_reward
+        if low is not None and high is not None and low > high:
+            raise UserError(
+                f"--min-reward {low:g} is above --max-reward {high:g}: no reward is both."
+            )
         first, last = _range_of(self.steps)
         return Wanted(
             first=first,
@@ -151,7 +156,9 @@ class Inspect(Subcommand):
         if len(chosen) == len(found):
             return f"{len(found):,} completion{'s' if len(found) > 1 else ''}"
         how = "--limit 0 shows all"
-        where = f", spread evenly over steps {found[0].step} to {found[-1].step}"
+        first, last = found[0].step, found[-1].step
+        steps = f"step {first}" if first == last else f"steps {first} to {last}"
+        where = f", spread evenly over {steps}"
         if self.best or self.worst:
             where, how = "", f"--{'best' if self.best else 'worst'} {len(found)} shows all"
         return f"{len(chosen):,} of {len(found):,} completions that match{where}; {how}"

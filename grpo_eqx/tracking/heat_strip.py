@@ -13,7 +13,7 @@ _LEVELS = (
     (0.5, "50 %", "black on #fff3b0"),
     (0.1, "10 %", "black on #ffd27f"),
     (0.01, "1 %", "black on #ff9d6c"),
-    (0.0, "less", "black on #f2606b"),
+    (0.0, "less", "white on #b02a4a"),
 )
 """Least probability, its words and its style, from likely to unlikely."""
 
@@ -22,7 +22,7 @@ def legend(*, colored: bool) -> Text:
     """Returns what the colors, or the digits, stand for."""
     if not colored:
         return Text("digits: tenths of a token's probability, when it was drawn", "dim")
-    shown = Text("probability of a token, at least: ", "dim")
+    shown = Text().append("probability of a token: ", "dim")
     for _, words, style in _LEVELS:
         shown.append(f" {words} ", style).append(" ")
     return shown

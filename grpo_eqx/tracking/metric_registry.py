@@ -247,8 +247,9 @@ _EXPERTS = (
 _EVALUATIONS = (
     Metric(
         "eval/{sampling}/pass@{k}", "share",
-        "Probability that at least one of `k` completions of a held-out problem is correct; "
-        "`sampling` is `greedy`, or the temperature as in `temperature_0.8`.",
+        "Share of completions of held-out problems that are correct; for `k` above 1, probability "
+        "that at least one of `k` is. `sampling` is `greedy`, or the temperature as in "
+        "`temperature_0.8`.",
         "rises with the reward; if it falls while the reward rises, the reward is gamed",
     ),
     Metric(

@@ -81,7 +81,7 @@ class RecordedCompletions:
                 Match(step, int(row), float(table["reward"][row]), table["prompt_id"][row])
                 for row in _matching(table, wanted)
             ]
-            seen.add(table)
+            seen.add(table, wanted.text)
         if not found:
             where = _steps_in_words(tables)
             if wanted.prompt is not None and not _has_prompt(tables.values(), wanted.prompt):
@@ -116,6 +116,7 @@ class _Seen:
 
     def __init__(self) -> None:
         self.num_truncated = self.number = 0
+        self.num_with_text: int | None = None
         self.low, self.high = np.inf, -np.inf
 
     def columns(self, wanted: Wanted) -> list[str]:
@@ -127,12 +128,14 @@ class _Seen:
             + ["completion"] * (wanted.text is not None)
         )
 
-    def add(self, table: Mapping[str, Any]) -> None:
+    def add(self, table: Mapping[str, Any], text: re.Pattern[str] | None) -> None:
         finite = table["reward"][np.isfinite(table["reward"])]
         self.low = min(self.low, finite.min(initial=np.inf))
         self.high = max(self.high, finite.max(initial=-np.inf))
         self.num_truncated += int(table["truncated"].sum())
         self.number += len(table["reward"])
+        if text is not None:
+            self.num_with_text = (self.num_with_text or 0) + int(_have(table, text).sum())
 
     def __str__(self) -> str:
         rewards = (
@@ -140,8 +143,10 @@ class _Seen:
             if self.low <= self.high
             else "none has a reward"
         )
+        have = "" if self.num_with_text is None else f"{self.num_with_text:,} have the text, "
         return (
-            f"of {self.number:,} completions, {self.num_truncated:,} are truncated, and {rewards}"
+            f"of {self.number:,} completions, {have}{self.num_truncated:,} are truncated, and "
+            f"{rewards}"
         )
 
 
@@ -157,9 +162,12 @@ def _matching(table: Mapping[str, Any], wanted: Wanted) -> np.ndarray:
     if wanted.prompt is not None:
         met &= _are_of_prompt(table, wanted.prompt)
     if wanted.text is not None:
-        hits = (wanted.text.search(text) is not None for text in table["completion"])
-        met &= np.fromiter(hits, bool, len(met))
+        met &= _have(table, wanted.text)
     return np.flatnonzero(met)
+
+
+def _have(table: Mapping[str, Any], text: re.Pattern[str]) -> np.ndarray:
+    return np.array([text.search(each) is not None for each in table["completion"]], bool)
 
 
 def _has_prompt(paths: Iterable[Path], prompt: str) -> bool:

@@ -45,7 +45,7 @@ def test_a_sick_run_is_told_with_numbers_and_advice_and_exits_with_1(
 ) -> None:
     code, said = check(written(tmp_path / "run", **{"completions/clipped_ratio": 0.75}))
     assert code == 1
-    assert said.splitlines()[0] == "run: 40 steps and 1 evaluation"
+    assert said.splitlines()[0] == "run: sick after 40 steps and 1 evaluation"
     assert "sick  truncated, since step 3\n" in said
     assert "75% of the completions of steps 1 to 3 were cut off at max_completion_length" in said
     assert "To do: Raise max_completion_length" in said
@@ -65,6 +65,7 @@ def test_what_is_over_is_told_with_its_end(check: Check, tmp_path: Path) -> None
 def test_a_healthy_run_says_what_was_checked_and_exits_with_0(check: Check, tmp_path: Path) -> None:
     code, said = check(written(tmp_path / "run"))
     assert code == 0
+    assert said.startswith("run: healthy after 40 steps")
     (line,) = [line for line in said.splitlines() if line.startswith("healthy")]
     assert "rules found nothing: reward_none, " in line
     assert "kl_blow_up" in line
@@ -74,12 +75,12 @@ def test_a_healthy_run_says_what_was_checked_and_exits_with_0(check: Check, tmp_
 def test_a_run_that_goes_on_is_read_up_to_its_last_whole_line(check: Check, tmp_path: Path) -> None:
     run = written(tmp_path / "run", number=0)
     (run / "metrics.jsonl").write_text("")
-    assert check(run) == (0, "run: 0 steps and 0 evaluations\nno step is recorded yet\n")
+    assert check(run) == (0, "run: no step is recorded yet\n")
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps(steps_of(1)[0]) + '\n{"step": 2, "rew')
     code, said = check(run)
     assert code == 0
-    assert "run: 1 step and 0 evaluations" in said
+    assert "run: healthy after 1 step and 0 evaluations" in said
     assert "healthy  1 rule found nothing: skipped_updates" in said
     assert "unknown  rules that look at more steps: reward_none (2), " in said
 

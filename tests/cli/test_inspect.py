@@ -160,7 +160,11 @@ def test_json_has_a_line_for_each_completion(inspect: Inspect) -> None:
             "no completion matches in steps 1 to 4: of 12 completions, 3 are truncated, and "
             "rewards are from 0 to 1",
         ),
-        (["--text", "absent", "--steps", "2"], "no completion matches in step 2: of 4"),
+        (
+            ["--text", "absent", "--steps", "2"],
+            "no completion matches in step 2: of 4 completions, 0 have the text",
+        ),
+        (["--min-reward", "1", "--max-reward", "0.5"], "--min-reward 1 is above --max-reward 0.5"),
         (["--prompt", "absent"], "--prompt 'absent' is in no prompt of steps 1 to 4"),
         (["--steps", "7:9"], "the run has those of steps 1 to 4"),
         (["--steps", "9:7"], "use 7:9"),

@@ -68,10 +68,10 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
 
     **Arguments:** its tables by step, oldest first; a list for what cannot be read, in sentences.
 
-    The best and worst are of the last table, by reward and then by advantage: right where others of
-    the group were wrong, or the reverse. The most changed are prompts of several tables, by the
-    change in their mean reward; where none comes again, a typical completion of the first table is
-    compared with one of the last.
+    The best and worst are of the last table, one of each prompt, by reward and then by advantage:
+    right where others of the group were wrong, or the reverse. The most changed are prompts of
+    several tables, by the change in their mean reward; where none comes again, a typical completion
+    of the first table is compared with one of the last.
     """
     steps = list(tables)
     chosen = [steps[i] for i in evenly(len(steps), _MOST_TABLES)]
@@ -82,7 +82,10 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
     last = max(rows)
     best = _of_different_prompts(sorted(rows[last], key=lambda x: (-x.reward, -x.advantage)))
     shown = {(each.prompt, each.completion) for each in best}
-    others = [x for x in rows[last] if (x.prompt, x.completion) not in shown]
+    others = [
+        x for x in rows[last]
+        if x.reward < best[0].reward and (x.prompt, x.completion) not in shown
+    ]  # fmt: skip
     worst = sorted(others, key=lambda x: (x.reward, x.advantage))
     return Examples(last, best, _of_different_prompts(worst), _changes(rows))
 
