@@ -13,7 +13,7 @@ EventName = Literal["on_train_begin", "on_step_end", "on_evaluate", "on_save", "
 EVENTS: tuple[EventName, ...] = get_args(EventName)
 _LOGGING = "on_step_end", "on_evaluate"
 _OF_ROWS = "step", "step_time"
-"""Names that say what a line of metrics is of."""
+"""Names by which a line of metrics is known as a step's."""
 
 
 class Heard(NamedTuple):
@@ -61,10 +61,11 @@ class CallbackCalls:
                     f"them with: return them from {' or '.join(_LOGGING)}."
                 )
             for metric, value in response.metrics.items():
+                metric = str(metric)
                 if metric in _OF_ROWS or (name == "on_step_end" and metric.startswith("eval/")):
                     raise UserError(
-                        f"callback {called} logs {metric!r} in {name}, by which steps and "
-                        f"evaluations are told apart: choose another name."
+                        f"callback {called} logs {metric!r} in {name}, a name by which lines of "
+                        f"steps and of evaluations are told apart: choose another."
                     )
                 if metric in now.metrics:
                     raise UserError(
@@ -99,7 +100,7 @@ def _response(callback: Callback, name: EventName, event: Event) -> Response | N
 def _number(called: str, metric: str, value: SupportsFloat) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise UserError(
             f"callback {called} logs {metric!r} as {value!r}: metrics are numbers."
         ) from error

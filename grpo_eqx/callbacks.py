@@ -109,20 +109,32 @@ class EarlyStop(Callback):
         self.min_improvement = min_improvement
 
     def on_train_begin(self, event: Event) -> Response | None:
-        names = event.trainer.evaluation_names
-        if self.metric.startswith("eval/") and self.metric not in names:
+        if self.metric.startswith("eval/") and not self._may_be_of_evaluations(event):
+            names = event.trainer.evaluation_names
             raise _unknown(self.metric, "which no evaluation of this run logs", names)
         return self._response(event)
 
     def on_step_end(self, event: Event) -> Response | None:
-        if self.metric.startswith("eval/"):
-            return None
-        if self.metric not in event.metrics:
+        if self.metric in event.metrics:
+            return self._response(event)
+        if not self._may_be_of_evaluations(event):
             raise _unknown(self.metric, "which steps do not log", event.metrics)
-        return self._response(event)
+        return None
 
     def on_evaluate(self, event: Event) -> Response | None:
-        return self._response(event) if self.metric in event.metrics else None
+        if self.metric in event.metrics:
+            return self._response(event)
+        if event.history and not any(
+            self.metric in row for row in (*event.history, *event.evaluations)
+        ):
+            known = {**event.history[-1], **event.metrics}
+            raise _unknown(self.metric, "which neither steps nor evaluations log", known)
+        return None
+
+    def _may_be_of_evaluations(self, event: Event) -> bool:
+        names = event.trainer.evaluation_names
+        has_others = len(event.trainer.callbacks) > 1  # which may log it
+        return self.metric in names or (bool(names) and has_others)
 
     def _response(self, event: Event) -> Response | None:
         rows = (*event.history, *event.evaluations, event.metrics)

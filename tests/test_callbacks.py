@@ -195,7 +195,7 @@ def test_an_error_ends_the_run_by_the_callbacks_name(
 
 def event(step: int = 1, **metrics: float) -> Event:
     """An event of a run without a trainer."""
-    nobody: Any = SimpleNamespace(evaluation_names=["eval/greedy/pass@1"])
+    nobody: Any = SimpleNamespace(evaluation_names=["eval/greedy/pass@1"], callbacks=[None])
     return object_event(step=step, metrics=metrics, history=(), evaluations=(), trainer=nobody)
 
 
@@ -214,8 +214,11 @@ def told(callback: Callback, **metrics: float) -> Any:
     ("response", "message"),
     [
         (Response(metrics={"reward": 1.0}), "Told logs 'reward', which the run logs already"),
-        (Response(metrics={"step": 7.0}), "Told logs 'step' in on_step_end, by which steps and"),
-        (Response(metrics={"eval/mine": 1.0}), "Told logs 'eval/mine' in on_step_end, by which"),
+        (Response(metrics={"step": 7.0}), "Told logs 'step' in on_step_end, a name by which"),
+        (
+            Response(metrics={"eval/mine": 1.0}),
+            "Told logs 'eval/mine' in on_step_end, a name by which",
+        ),
         ("stop", "on_step_end returned a str: return a grpo_eqx.Response"),
     ],
 )
@@ -272,6 +275,23 @@ def test_early_stop_waits_for_something_better(
     arguments: dict[str, Any], values: list[float], step: int | None
 ) -> None:
     assert stops_at(EarlyStop("m", 2, **arguments), [float(x) for x in values]) == step
+
+
+def test_early_stop_may_watch_what_another_callback_adds_to_evaluations() -> None:
+    stop = EarlyStop("eval/judge", 1)
+
+    def now(name: str, **fields: Any) -> Any:
+        trainer: Any = SimpleNamespace(evaluation_names=["eval/greedy/pass@1"], callbacks=[1, 2])
+        known = {"step": 1, "metrics": {}, "history": (), "evaluations": (), "trainer": trainer}
+        return getattr(stop, name)(object_event(**{**known, **fields}))
+
+    assert now("on_train_begin") is None
+    assert now("on_step_end", metrics={"reward": 0.5}) is None
+    assert now("on_evaluate", metrics={"eval/judge": 0.5}) is None
+    before = {"history": ({"reward": 0.5},), "evaluations": ({"eval/judge": 0.5},)}
+    assert "eval/judge was 0.5" in now("on_evaluate", metrics={"eval/judge": 0.4}, **before).stop
+    with pytest.raises(UserError, match="'eval/judge', which neither steps nor evaluations log"):
+        now("on_evaluate", metrics={"eval/greedy/pass@1": 0.5}, history=({"reward": 0.5},))
 
 
 def test_early_stop_refuses_a_metric_that_there_is_not() -> None:

@@ -32,7 +32,11 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
         _print(console, Text(finding.text), indent=_INDENT)
         _print(console, Text.assemble(("To do: ", "bold"), finding.advice), indent=_INDENT)
     if is_healthy:
-        rules = [rule for rule in RULES if rule.kind == "sickness" and _can_see(rule, run)]
+        found = {finding.rule for finding in findings}
+        rules = [
+            rule for rule in RULES
+            if rule.kind == "sickness" and rule.name not in found and _can_see(rule, run)
+        ]  # fmt: skip
         history = History(run.settings)
         needed = {rule.name: rule.steps(history) for rule in rules}
         checked = [name for name, number in needed.items() if number <= steps]

@@ -119,8 +119,7 @@ class Inspect(Subcommand):
         if number is None:
             return [found[i] for i in evenly(len(found), most or len(found))]
         sign = -1 if self.best else 1
-        rewarded = [each for each in found if not math.isnan(each.reward)]
-        return sorted(rewarded, key=lambda x: (sign * x.reward, -x.step, x.row))[:number]
+        return sorted(_rewarded(found), key=lambda x: (sign * x.reward, -x.step, x.row))[:number]
 
     def _print_blocks(
         self, recorded: "RecordedCompletions", found: "Sequence[Match]", console: "Console"
@@ -153,15 +152,20 @@ class Inspect(Subcommand):
 
     def _count(self, chosen: "Sequence[Match]", found: "Sequence[Match]") -> str:
         """Says how many match, and how to see those that are not shown."""
+        without = ""
+        if self.best or self.worst:
+            number = len(found) - len(_rewarded(found))
+            without = f"; {number:,} without a reward" if number else ""
+            found = _rewarded(found)
         if len(chosen) == len(found):
-            return f"{len(found):,} completion{'s' if len(found) > 1 else ''}"
+            return f"{len(found):,} completion{'' if len(found) == 1 else 's'}{without}"
         how = "--limit 0 shows all"
         first, last = found[0].step, found[-1].step
         steps = f"step {first}" if first == last else f"steps {first} to {last}"
         where = f", spread evenly over {steps}"
         if self.best or self.worst:
             where, how = "", f"--{'best' if self.best else 'worst'} {len(found)} shows all"
-        return f"{len(chosen):,} of {len(found):,} completions that match{where}; {how}"
+        return f"{len(chosen):,} of {len(found):,} completions that match{where}; {how}{without}"
 
     def _print_side_by_side(
         self, recorded: "RecordedCompletions", found: "Sequence[Match]", console: "Console"
@@ -185,6 +189,10 @@ class Inspect(Subcommand):
     def _print_json(self, recorded: "RecordedCompletions", chosen: "Sequence[Match]") -> None:
         for row in recorded.rows(chosen, with_tokens=self.logps):
             print(json.dumps({name: _finite(x) for name, x in row.items()}))
+
+
+def _rewarded(found: "Sequence[Match]") -> "list[Match]":
+    return [each for each in found if not math.isnan(each.reward)]
 
 
 def _range_of(steps: str | None) -> tuple[int | None, int | None]:

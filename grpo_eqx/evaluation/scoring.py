@@ -58,9 +58,10 @@ class Scorer:
             )
         self._metrics = {name: make_eval_reward(cfg, func) for name, func in named.items()}
         self.highest = -math.inf
-        """Highest value that the function of `solved` has returned."""
+        """Highest value that the function of `solved` has returned in this evaluation."""
 
     def __enter__(self) -> "Scorer":
+        self.highest = -math.inf
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,6 +1,7 @@
 """Completions as a person reads them: in a table, one after the other, or side by side."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -57,8 +58,9 @@ def as_table(
         table.add_row()
         texts = [
             cut_in_the_middle(
-                literal(columns[name][row], newlines=False, encoding=encoding),
+                columns[name][row],
                 int(size * _LINES_OF_A_CELL * _FILLED),
+                functools.partial(literal, newlines=False, encoding=encoding),
             )
             for name, size in zip(("prompt", "completion"), widths, strict=True)
         ]
@@ -89,11 +91,12 @@ def as_block(
         (f"  {row['length']:,} tokens", _LABEL),
         (", truncated" if row["truncated"] else "", "yellow"),
     )  # fmt: skip
-    prompt = cut_in_the_middle(literal(row["prompt"], encoding=encoding), longest)
+    show = functools.partial(literal, encoding=encoding)
+    prompt = cut_in_the_middle(row["prompt"], longest, show)
     prompt.stylize(_LABEL)
     completion = heat
     if completion is None:
-        completion = cut_in_the_middle(literal(row["completion"], encoding=encoding), longest)
+        completion = cut_in_the_middle(row["completion"], longest, show)
     return Group(_Unpadded(header), _Unpadded(prompt, 2), _Unpadded(completion, 4), Text())
 
 
@@ -139,7 +142,7 @@ def side_by_side(
         rewards = [row["reward"] for row in steps[step]]
         known = [x for x in rewards if not math.isnan(x)]
         mean = f"mean reward {sum(known) / len(known):.3g}" if known else "no rewards"
-        about = Text.assemble((f"step {step}", "bold"), (f"  {mean} of {len(rewards)}", _LABEL))
+        about = Text.assemble((f"step {step}", "bold"), (f"  {mean} of {len(known)}", _LABEL))
         table.add_column(about, width=size, overflow="fold")
     shown = {
         step: [steps[step][i] for i in spread([row["reward"] for row in steps[step]], per_step)]
@@ -157,12 +160,16 @@ def side_by_side(
     note = Text(f"{are} no room: narrow them down with --steps", _LABEL)
     first = steps[chosen[0]][0]
     id_ = Text.assemble(("prompt ", _LABEL), first["prompt_id"])
-    prompt = cut_in_the_middle(literal(first["prompt"], encoding=encoding), longest)
+    prompt = cut_in_the_middle(
+        first["prompt"], longest, functools.partial(literal, encoding=encoding)
+    )
     return _Unpadded(Group(id_, prompt, Text(), table, *([Text(), note] if left_out else [])))
 
 
 def _cell(row: Mapping[str, Any], longest: int, encoding: str) -> Text:
-    text = cut_in_the_middle(literal(row["completion"], encoding=encoding), longest)
+    text = cut_in_the_middle(
+        row["completion"], longest, functools.partial(literal, encoding=encoding)
+    )
     return Text.assemble((f"{_number(row['reward'])}  ", "bold"), text)
 
 

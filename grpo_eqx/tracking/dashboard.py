@@ -133,7 +133,7 @@ def _row(width: int, cells: Sequence[tuple[str, str, str]]) -> Text:
     count = max(1, min(_CELLS, width // _NARROWEST_CELL))
     line, size = Text(), width // count
     for number, (label, value, style) in enumerate(cells[:count]):
-        line.pad_right(max(0, number * size - line.cell_len))
+        line.pad_right(max(1 if number else 0, number * size - line.cell_len))
         line.append(f"{label} ", _LABEL).append(value, style)
     return line
 

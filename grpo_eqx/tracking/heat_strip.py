@@ -41,7 +41,7 @@ def heat_strip(
     **Arguments:** the texts of the tokens; their log-probs; whether there are colors; the columns
     to use, for digits; the encoding of the output.
     """
-    probabilities = [math.exp(min(0.0, x)) for x in logps]
+    probabilities = [0.0 if math.isnan(x) else math.exp(min(0.0, x)) for x in logps]
     texts = [literal(token, newlines=False, encoding=encoding).plain for token in tokens]
     if not colored:
         return _over_digits(texts, probabilities, width)

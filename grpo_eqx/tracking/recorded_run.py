@@ -37,6 +37,8 @@ class RecordedRun:
             raise _not_a_run(folder)
         try:
             settings = json.loads(folder.config.read_text(encoding="utf-8"))
+            if not isinstance(settings, dict):
+                raise ValueError(f"{folder.config.name} holds no JSON object")
             return cls.of(folder, settings)
         except (OSError, ValueError) as error:
             raise UserError(f"the run in {str(path)!r} cannot be read: {error}") from error

@@ -4,6 +4,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -182,8 +183,11 @@ class RunFolder:
 
     def completion_tables(self) -> dict[int, Path]:
         """Returns the tables of completions by step, oldest first."""
-        tables = sorted(self.completions.glob("step_*.parquet"))
-        return {int(table.stem.removeprefix("step_")): table for table in tables}
+        matches = [
+            (re.fullmatch(r"step_(\d+)\.parquet", path.name), path)
+            for path in self.completions.glob("step_*.parquet")
+        ]
+        return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
     def _lines(self) -> tuple[list[dict[str, Any]], list[int]]:
         """Returns the lines that can be read, as JSON has them, and the numbers of the others."""

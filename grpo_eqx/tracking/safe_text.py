@@ -1,5 +1,7 @@
 """Texts of models, made safe to print: a terminal shows what is in them, and obeys nothing."""
 
+from collections.abc import Callable
+
 from rich.text import Text
 
 _ESCAPED, _CUT = "magenta", "cyan"
@@ -23,17 +25,22 @@ def literal(text: str, *, newlines: bool = True, encoding: str = "utf-8") -> Tex
     return shown
 
 
-def cut_in_the_middle(text: Text, most: int) -> Text:
+def cut_in_the_middle(text: str, most: int, show: Callable[[str], Text] = Text) -> Text:
     """Returns a text of at most `most` characters: where there are more, its start and its end.
 
     What was cut is counted in between.
+
+    **Arguments:** the text; the limit; spells the text out, of which only the ends are asked for.
     """
-    if len(text) <= most:
-        return text
-    kept = max(2, most - len(_note(len(text))))
+    unread = max(0, len(text) - 2 * most)
+    shown = Text.assemble(show(text[:most]), show(text[most + unread :]))
+    number = len(shown) + unread
+    if number <= most:
+        return shown
+    kept = max(2, most - len(_note(number)))
     tail = kept // 2
     return Text.assemble(
-        text[: kept - tail], (_note(len(text) - kept), _CUT), text[len(text) - tail :]
+        shown[: kept - tail], (_note(number - kept), _CUT), shown[len(shown) - tail :]
     )
 
 

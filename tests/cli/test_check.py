@@ -72,6 +72,20 @@ def test_a_healthy_run_says_what_was_checked_and_exits_with_0(check: Check, tmp_
     assert "evaluation_falls" not in line  # one evaluation is no fall
 
 
+def test_what_was_found_is_not_among_what_was_not(check: Check, tmp_path: Path) -> None:
+    solved: Mapping[str, Value] = {
+        "reward": lambda step: min(1.0, 0.3 + 0.05 * step),
+        "reward_std": lambda step: 0.48 if step < 14 else 0.0,
+        "rewards/correct/std": lambda step: 0.48 if step < 14 else 0.0,
+        "frac_reward_zero_std": lambda step: 0.3 if step < 14 else 1.0,
+    }
+    code, said = check(written(tmp_path / "run", **solved))
+    assert code == 0
+    assert "note  groups_without_variance" in said
+    (line,) = [line for line in said.splitlines() if line.startswith("healthy")]
+    assert "groups_without_variance" not in line
+
+
 def test_a_run_that_goes_on_is_read_up_to_its_last_whole_line(check: Check, tmp_path: Path) -> None:
     run = written(tmp_path / "run", number=0)
     (run / "metrics.jsonl").write_text("")

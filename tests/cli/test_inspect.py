@@ -96,6 +96,11 @@ def test_without_flags_it_shows_an_even_spread_over_the_steps(inspect: Inspect) 
     ]
 
 
+def test_the_best_are_counted_among_those_with_a_reward(inspect: Inspect) -> None:
+    last = inspect("--best", "9", "--steps", "4").out.splitlines()[-1]
+    assert last == "3 completions; 1 without a reward"
+
+
 @pytest.mark.parametrize(
     ("flags", "texts"),
     [

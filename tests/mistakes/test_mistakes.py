@@ -74,7 +74,7 @@ CONFIGS = {
     "greater_is_better=True": "greater_is_better is True without metric_for_best_model",
     "wandb_project='x'": "wandb_project is x while wandb is disabled",
     "wandb=True": "wandb is True: use online, offline, disabled or None",
-    "report_to='none'": "report_to has 'none': use wandb or tensorboard; leave it out for metrics",
+    "report_to='csv'": "report_to has 'csv': use wandb or tensorboard; leave it out for metrics",
     "report_to=['mlflow']": "pass others to GRPOTrainer(trackers=[...]).",
     "report_to='tensorbord'": "(did you mean tensorboard?)",
     "report_to=['wandb'], wandb='disabled'": "report_to has wandb while wandb is disabled: leave",

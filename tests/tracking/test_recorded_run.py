@@ -61,6 +61,19 @@ def test_tables_of_completions_come_in_the_order_of_steps(folder: Path) -> None:
     assert list(RecordedRun.read(folder).completion_tables) == [1, 10]
 
 
+def test_a_copy_beside_the_tables_is_none_of_them(folder: Path) -> None:
+    table = folder / "completions" / "step_000001.parquet"
+    table.with_name("step_000001 (1).parquet").write_bytes(table.read_bytes())
+    table.with_name("step_1000000.parquet").write_bytes(table.read_bytes())
+    assert list(RecordedRun.read(folder).completion_tables) == [1, 10, 1_000_000]
+
+
+def test_settings_that_are_no_object_are_refused(folder: Path) -> None:
+    (folder / "config.json").write_text("[]")
+    with pytest.raises(UserError, match=r"cannot be read: config\.json holds no JSON object"):
+        RecordedRun.read(folder)
+
+
 def test_another_folder_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"it has no metrics\.jsonl"):
         RecordedRun.read(tmp_path)

@@ -1,8 +1,11 @@
 """Texts of models on a terminal: shown, and not obeyed."""
 
+import functools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.text import Text
 
 from grpo_eqx.tracking.safe_text import cut_in_the_middle, literal
 
@@ -36,15 +39,25 @@ def test_nothing_else_reaches_the_output(text: str) -> None:
 
 @given(st.text(min_size=1), st.integers(20, 60))
 def test_a_long_text_keeps_its_start_and_its_end(text: str, most: int) -> None:
-    whole = literal("start" + text * 20 + "end", newlines=False)
-    cut = cut_in_the_middle(whole, most).plain
+    whole = "start" + text * 20 + "end"
+    cut = cut_in_the_middle(whole, most, functools.partial(literal, newlines=False)).plain
     assert len(cut) <= most
     assert cut[0] == "s"
     assert cut[-1] == "d"
 
 
 def test_what_was_cut_is_counted() -> None:
-    assert cut_in_the_middle(literal("a" * 50 + "b" * 50), 30).plain == (
-        "aaaaaaa ...86 more... bbbbbbb"
-    )
-    assert cut_in_the_middle(literal("short"), 30).plain == "short"
+    assert cut_in_the_middle("a" * 50 + "b" * 50, 30).plain == "aaaaaaa ...86 more... bbbbbbb"
+    assert cut_in_the_middle("a" * 5000 + "b" * 5000, 30).plain == ("aaaaaa ...9,989 more... bbbbb")
+    assert cut_in_the_middle("short", 30).plain == "short"
+
+
+def test_of_a_long_text_only_the_ends_are_spelled_out() -> None:
+    spelled: list[str] = []
+
+    def spell(text: str) -> Text:
+        spelled.append(text)
+        return literal(text)
+
+    cut_in_the_middle("x" * 1_000_000, 40, spell)
+    assert sum(map(len, spelled)) <= 80

@@ -8,14 +8,15 @@ from typing import NamedTuple
 from grpo_eqx.tracking.diagnosis.history import History, finite
 from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
-_NOISE = 2.5
-"""Fall in standard errors of the difference of two evaluations, as if they were on different
-problems. They are on the same, so that chance explains less; but the best of several is high by
-luck."""
+_NOISE = 3.0
+"""Fall in standard errors of the difference of two evaluations. They are counted as if of other
+problems each: of the same ones, chance explains less, also for the best of twenty."""
 _LEAST_FALL = 0.05
 """Fall that matters, on however many problems."""
 _FEW_PROBLEMS = 100
 """Problems of an evaluation that does not say how many it had."""
+_LEAST_PROBLEMS = 8
+"""Problems without which an evaluation says nothing: three of three are all right by luck."""
 _WINDOW = 5
 _OF_BOTH = (
     "Go back to the checkpoint of the best evaluation, and lower learning_rate: the reward fell as "
@@ -41,7 +42,9 @@ class _Accuracy(NamedTuple):
 
     @property
     def variance(self) -> float:
-        return self.value * (1 - self.value) / self.problems
+        """Variance of the share, with one more right and one more wrong: few may be all right."""
+        share = (self.value * self.problems + 1) / (self.problems + 2)
+        return share * (1 - share) / (self.problems + 2)
 
 
 def _fall(history: History, name: str) -> Seen | None:
@@ -56,7 +59,9 @@ def _fall(history: History, name: str) -> Seen | None:
     if len(all_of_it) < 2:
         return None
     best, newest = max(all_of_it), all_of_it[-1]
-    error = math.sqrt(max(best.variance + newest.variance, 0.0))
+    error = math.sqrt(best.variance + newest.variance)
+    if newest.problems < _LEAST_PROBLEMS:
+        return None
     if best.value - newest.value < max(_LEAST_FALL, _NOISE * error):
         return None
     early, late = _reward_until(history, best.step), history.last("reward", _WINDOW)
@@ -81,8 +86,8 @@ def _reward_until(history: History, step: int) -> float | None:
 EVALUATION_FALLS = Rule(
     name="evaluation_falls",
     metric="eval/{how}/pass@1",
-    symptom="pass@1 of an evaluation is below its best by 0.05 and by two and a half standard "
-    "errors.",
+    symptom="pass@1 of an evaluation is below its best by 0.05 and by three standard errors, on at "
+    "least 8 problems.",
     cause="If the reward goes up meanwhile, the policy has found a way to earn it that is not "
     "what you want (reward hacking), or the training problems are learned by heart. If it falls "
     "as well, the policy is being destroyed.",

@@ -1,5 +1,6 @@
 """Rule on groups whose rewards are all equal."""
 
+import math
 from collections.abc import Iterator
 from statistics import fmean
 
@@ -12,9 +13,11 @@ _MOST = 0.9
 because only the others have a gradient: above this share, a step learns from less than a tenth of
 its batch. Healthy runs on problems that are half solved have 0.3 to 0.6."""
 _GROUPS = 80
-"""Groups that the share is of: enough that 0.75, as pairs of completions may have, is no 0.9."""
-_STEPS = 5, 20
-"""Fewest and most steps that these groups are from."""
+"""Groups that the share is of, at least."""
+_NOISE = 1.5
+"""Standard errors above it: pairs of completions may well be equal in 0.8 of all groups."""
+_STEPS = 5
+"""Fewest steps that these groups are from."""
 _AT_START = 3
 """Steps that say what the reward was, and as many that say what it is."""
 _FALL = 0.5
@@ -32,7 +35,8 @@ def without_variance(history: History) -> Iterator[Seen]:
         return
     count = _steps(history)
     shares = history.last("frac_reward_zero_std", count)
-    if len(shares) < count or (share := fmean(shares)) < _MOST:
+    noise = _NOISE * math.sqrt(_MOST * (1 - _MOST) / (count * max(history.prompts, 1)))
+    if len(shares) < count or (share := fmean(shares)) < _MOST + noise:
         return
     if constant(history, "reward", min(count, len(history.steps))) is not None:
         return  # a reward that never or always fires says more
@@ -56,8 +60,7 @@ def without_variance(history: History) -> Iterator[Seen]:
 
 
 def _steps(history: History) -> int:
-    least, most = _STEPS
-    return min(most, history.window_of(_GROUPS, history.prompts, least))
+    return history.window_of(_GROUPS, history.prompts, _STEPS)
 
 
 def _before(history: History) -> str:
@@ -82,9 +85,10 @@ def _advice(history: History) -> str | None:
 WITHOUT_VARIANCE = Rule(
     name="groups_without_variance",
     metric="frac_reward_zero_std",
-    symptom="In 90 % of the groups all rewards are equal (`frac_reward_zero_std`), over 80 "
-    "groups and at least five steps. It is only noted where the reward is at its best, and its "
-    "standard deviation at most half of that at the start: nearly all problems are solved.",
+    symptom="In more than 90 % of the groups, beyond chance, all rewards are equal "
+    "(`frac_reward_zero_std`), over 80 groups and at least five steps. It is only noted where the "
+    "reward is at its best, and its standard deviation at most half of that at the start: nearly "
+    "all problems are solved.",
     cause="The problems are too easy or too hard, groups are too small, the temperature is low, "
     "or the policy has collapsed.",
     advice="Choose problems that the model solves sometimes; raise num_generations; or turn "

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from typing import Any, SupportsFloat
 
 from grpo_eqx.choices import SOFT_OVERLONG
@@ -36,7 +36,7 @@ class History:
         self.best_reward_step = 0
         """The last of these steps."""
         self.best_reward_std = 0.0
-        """Mean standard deviation of single rewards in these steps."""
+        """Standard deviation of single rewards, within these steps and between them."""
 
     def append(self, metrics: Row) -> None:
         """Adds a step, with its number as `step`."""
@@ -44,7 +44,9 @@ class History:
         rewards = self.last("reward", _PEAK_WINDOW)
         if len(rewards) == _PEAK_WINDOW and (middle := median(rewards)) > self.best_reward:
             self.best_reward, self.best_reward_step = middle, self.step
-            self.best_reward_std = fmean(self.last("reward_std", _PEAK_WINDOW) or [0.0])
+            # The few groups of a step may be as good or as bad, which says nothing of the others.
+            within = fmean(x * x for x in self.last("reward_std", _PEAK_WINDOW) or [0.0])
+            self.best_reward_std = math.sqrt(within + variance(rewards))
 
     @property
     def step(self) -> int:

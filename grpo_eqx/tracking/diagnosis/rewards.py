@@ -10,14 +10,16 @@ from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 _EVIDENCE = 256
 """Completions that must have been scored alike: of problems that one completion in fifty solves, so
 many are all wrong in 1 of 200 cases."""
+_EVIDENCE_OF_SHORT_RUNS = 32
+"""The same of runs that are to have fewer than that."""
 _IN_A_ROW = 2
 """Steps before a state of all completions is no accident of one batch."""
 _FALL = 0.5
 """Fall of the mean reward, in standard deviations of single rewards. Of right and wrong answers,
 that is from 70 % to 47 % right."""
-_NOISE = 5.0
+_NOISE = 7.0
 """Fall in standard errors of a window's mean, counting each prompt's group as one reward: enough
-for the best of many windows, which is above the mean by luck."""
+for medians, and for the best of many windows, which is above the mean by luck."""
 _WINDOW = 10
 
 
@@ -49,6 +51,8 @@ def always_fires(history: History) -> Iterator[Seen]:
 
 def _constant(history: History, *, zero: bool) -> Iterator[Seen]:
     count = _steps_of_evidence(history)
+    if count * history.completions < _EVIDENCE_OF_SHORT_RUNS:
+        return
     for func in history.reward_funcs:
         value = constant(history, f"rewards/{func}", count)
         if value is not None and (value == 0) == zero:
@@ -147,7 +151,7 @@ NEVER_FIRES = Rule(
     name="reward_never_fires",
     metric="rewards/{func}/mean",
     symptom="A function's reward is 0 for all completions, from the first step on, for at least "
-    "256 of them.",
+    "256 of them, or all that a shorter run has (32 at least).",
     cause="The function does not find the answer where the model writes it, or the problems are "
     "too hard for the model.",
     advice="Call the function on a few completions of the table in completions/; where it is "
@@ -159,7 +163,7 @@ ALWAYS_FIRES = Rule(
     name="reward_always_fires",
     metric="rewards/{func}/mean",
     symptom="A function's reward is the same number, other than 0, for all completions, from the "
-    "first step on, for at least 256 of them.",
+    "first step on, for at least 256 of them, or all that a shorter run has (32 at least).",
     cause="The function tests something that the model always does, or returns a default.",
     advice="Call the function on a completion that it should not reward; where it is right, "
     "leave it out, or choose harder problems.",

@@ -2,7 +2,8 @@
 
 import dataclasses
 import io
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -14,6 +15,7 @@ from grpo_eqx.tracking.plots.stack import StepTimes, draw_step_times
 from grpo_eqx.tracking.plots.svg import inline_svg
 from grpo_eqx.tracking.report.groups import Group
 from grpo_eqx.tracking.report.reading import ReportedRun
+from grpo_eqx.tracking.safe_text import literal
 
 _PNG_DPI = 144
 _TIMES, _TOTALS = "time/train/", ("step_s", "step_avg")
@@ -44,6 +46,8 @@ class _Chart:
     title: str
     about: str
     scale: Scale
+    file: str
+    """Name of its picture."""
 
     @classmethod
     def of(
@@ -56,7 +60,8 @@ class _Chart:
             unit=unit or title.lower(), share=unit == "share", from_zero=from_zero,
             logarithmic=logarithmic,
         )  # fmt: skip
-        return cls(metric, title, about.replace("`", ""), scale)  # the page has no Markdown
+        file = "".join(letter if letter.isalnum() else "_" for letter in metric)
+        return cls(metric, title, about.replace("`", ""), scale, file)  # the page has no Markdown
 
 
 _LENGTH = (
@@ -157,11 +162,23 @@ def _evaluation(group: Group, name: str) -> Line | None:
 
 def _of_callbacks(groups: Sequence[Group]) -> Iterator[Plot]:
     """Draws metrics that callbacks of the runs have added to steps or evaluations."""
+    taken = {_Chart.of(name, "").file for name in _names(groups) if find_metric(name) is not None}
     for name in _names(groups):
         if find_metric(name) is None and not name.startswith("eval/"):
-            chart = dataclasses.replace(_Chart.of(name, name), about="Logged by a callback.")
-            yield from _plot(chart, groups)
-            yield from _plot_evaluations(chart, groups)
+            shown = literal(name, newlines=False).plain
+            for title, plot in ((shown, _plot), (f"{shown}, evaluations", _plot_evaluations)):
+                chart = _Chart.of(name, title)
+                file = _unused(chart.file, taken)
+                chart = dataclasses.replace(chart, about="Logged by a callback.", file=file)
+                for drawn in plot(chart, groups):
+                    taken.add(file)
+                    yield drawn
+
+
+def _unused(file: str, taken: Collection[str]) -> str:
+    """Returns a name of a file, with a number where another metric's has the same letters."""
+    others = (f"{file}_{number}" for number in itertools.count(2))
+    return next(x for x in itertools.chain([file], others) if x not in taken)
 
 
 def _times(groups: Sequence[Group]) -> Iterator[Plot]:
@@ -190,7 +207,9 @@ def step_times(run: ReportedRun) -> StepTimes | None:
     names = [
         name
         for name in run.metric_names()
-        if name.startswith(_TIMES) and not name.removeprefix(_TIMES).startswith(_TOTALS)
+        if name.startswith(_TIMES)
+        and not name.removeprefix(_TIMES).startswith(_TOTALS)
+        and find_metric(name) is not None  # else it is a callback's, and may be in another
     ]
     total = run.course("step_time")
     if total.is_empty or not names:
@@ -209,7 +228,11 @@ def step_times(run: ReportedRun) -> StepTimes | None:
 
 
 def _memory(groups: Sequence[Group]) -> Iterator[Plot]:
-    names = [name for name in _names(groups) if name.startswith(_MEMORY)]
+    names = [
+        name
+        for name in _names(groups)
+        if name.startswith(_MEMORY) and find_metric(name) is not None
+    ]
     for name in names:
         lines = [
             Line(group.name, group.index, course)
@@ -233,11 +256,10 @@ def planned_levels(groups: Sequence[Group]) -> dict[str, float]:
 
 def _drawn(chart: _Chart, lines: Sequence[Line], figure: Figure) -> Plot:
     described = " ".join(_described(line, chart.scale) for line in lines)
-    name = "".join(letter if letter.isalnum() else "_" for letter in chart.metric)
     about = f"{chart.about} {_course_in_words(lines[0], chart.scale)}" if len(lines) == 1 else (
         chart.about
     )  # fmt: skip
-    return _finished(name, chart.title, about, f"{chart.about} {described}", figure)
+    return _finished(chart.file, chart.title, about, f"{chart.about} {described}", figure)
 
 
 def _finished(name: str, title: str, about: str, description: str, figure: Figure) -> Plot:

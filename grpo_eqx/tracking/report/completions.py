@@ -7,8 +7,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.text import Text
-
 from grpo_eqx.tracking.completions_view import evenly
 from grpo_eqx.tracking.safe_text import cut_in_the_middle
 
@@ -19,7 +17,7 @@ _LONGEST = 1500
 _MOST_TABLES = 40
 """Tables that are searched for prompts that come again, evenly chosen: enough for any run."""
 
-_COLUMNS = "prompt", "completion", "reward", "advantage", "length", "truncated"
+_COLUMNS = "prompt", "reward", "advantage", "length", "truncated"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +25,11 @@ class Example:
     """Completion of a prompt, and what it earned."""
 
     step: int
+    row: int
+    """Place in the table of its step."""
     prompt: str
     completion: str
+    """Its text; empty while it is not chosen."""
     reward: float
     advantage: float
     length: int | None
@@ -75,11 +76,14 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
     """
     steps = list(tables)
     chosen = [steps[i] for i in evenly(len(steps), _MOST_TABLES)]
+    # Without their texts, which may be gigabytes.
     read = {step: _examples(tables[step], step, gaps) for step in chosen}
     rows = {step: examples for step, examples in read.items() if examples}
     if not rows:
         return Examples(None)
     last = max(rows)
+    texts = _texts(tables[last])
+    rows[last] = [dataclasses.replace(x, completion=texts[x.row]) for x in rows[last]]
     best = _of_different_prompts(sorted(rows[last], key=lambda x: (-x.reward, -x.advantage)))
     shown = {(each.prompt, each.completion) for each in best}
     others = [
@@ -87,20 +91,23 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
         if x.reward < best[0].reward and (x.prompt, x.completion) not in shown
     ]  # fmt: skip
     worst = sorted(others, key=lambda x: (x.reward, x.advantage))
-    return Examples(last, best, _of_different_prompts(worst), _changes(rows))
+    changes = [_with_texts(change, tables) for change in _changes(rows)]
+    return Examples(last, best, _of_different_prompts(worst), changes)
 
 
 def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
-    """Reads the completions of a table that have a reward."""
+    """Reads the completions of a table that have a reward, without their texts."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
         with path.open("rb") as file:
             table = pq.ParquetFile(file)
-            names = [name for name in table.schema_arrow.names if _is_shown(name)]
-            rows = table.read(names).to_pylist()
-        examples = [_example(row, step) for row in rows]
+            names = table.schema_arrow.names
+            if "completion" not in names:
+                raise KeyError("completion")
+            rows = table.read([name for name in names if _is_shown(name)]).to_pylist()
+        examples = [_example(row, step, number) for number, row in enumerate(rows)]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         gaps.append(f"{path.name} cannot be read ({reason}): its completions are not shown.")
@@ -108,16 +115,33 @@ def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
     return [example for example in examples if math.isfinite(example.reward)]
 
 
+def _texts(path: Path) -> list[str]:
+    """Reads the completions of a table."""
+    import pyarrow.parquet as pq
+
+    with path.open("rb") as file:
+        return [str(x) for x in pq.ParquetFile(file).read(["completion"])["completion"].to_pylist()]
+
+
+def _with_texts(change: Change, tables: Mapping[int, Path]) -> Change:
+    before, after = (
+        dataclasses.replace(x, completion=_texts(tables[x.step])[x.row])
+        for x in (change.before, change.after)
+    )
+    return dataclasses.replace(change, before=before, after=after)
+
+
 def _is_shown(column: str) -> bool:
     """Returns whether a column is read: others, such as tokens, may be large."""
     return column in _COLUMNS or column.startswith("rewards/")
 
 
-def _example(row: Mapping[str, Any], step: int) -> Example:
+def _example(row: Mapping[str, Any], step: int, number: int) -> Example:
     return Example(
         step=step,
+        row=number,
         prompt=str(row["prompt"]),
-        completion=str(row["completion"]),
+        completion="",
         reward=_number(row["reward"]),
         advantage=0.0 if row.get("advantage") is None else float(row["advantage"]),
         length=row.get("length"),
@@ -173,10 +197,10 @@ def _mean(examples: Sequence[Example]) -> float:
 
 def _typical(examples: Sequence[Example]) -> Example:
     """Returns the completion whose reward, and then length, is nearest to the means."""
-    reward, length = _mean(examples), fmean(len(x.completion) for x in examples)
-    return min(examples, key=lambda x: (abs(x.reward - reward), abs(len(x.completion) - length)))
+    reward, length = _mean(examples), fmean(x.length or 0 for x in examples)
+    return min(examples, key=lambda x: (abs(x.reward - reward), abs((x.length or 0) - length)))
 
 
 def shortened(text: str) -> str:
     """Returns a text, of a long one the start and the end, where the answer is."""
-    return cut_in_the_middle(Text(text), _LONGEST).plain
+    return cut_in_the_middle(text, _LONGEST).plain

@@ -30,6 +30,7 @@ def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
     asked to stop saves a checkpoint of its last step; one that finishes writes its model.
     """
     progress = f"step {done:,}" if steps is None else f"step {done:,} of {steps:,}"
+    counted = f"{done:,} step{'' if done == 1 else 's'}"
     holder, silence = _holder(folder), _seconds_since_sign(folder)
     saved = saved_steps(folder)
     resumes = f"its newest checkpoint is of step {saved[-1]:,}" if saved else "it has no checkpoint"
@@ -41,7 +42,7 @@ def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
     if reason is not None:
         return Ending("stopped", f"A callback stopped it after {progress}: {reason}.")
     if folder.is_complete and (steps is None or done >= steps):
-        return Ending("finished", f"It finished its {done:,} steps and wrote its model.")
+        return Ending("finished", f"It finished its {counted} and wrote its model.")
     if done == 0:
         return Ending("not begun", "It recorded no step.")
     if done in saved and (steps is None or done < steps):

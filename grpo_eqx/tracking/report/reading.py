@@ -1,5 +1,6 @@
 """Runs as a report shows them: whatever of a folder can be read, and what cannot."""
 
+import collections
 import dataclasses
 import json
 import math
@@ -14,6 +15,7 @@ from grpo_eqx.tracking.plots.series import Course
 from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.report.ending import Ending, find_ending
 from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.safe_text import literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +29,13 @@ class ReportedRun:
     """The fields of `plan.json`, where there is one."""
     gaps: Sequence[str]
     """Sentences on parts that could not be read."""
+    folder_shown: bool = False
+    """Whether the name has the folder that the run's is in, as another run has the same name."""
 
     @property
     def name(self) -> str:
-        return self.run.name
+        folder = f"{self.run.folder.path.resolve().parent.name}/" if self.folder_shown else ""
+        return literal(f"{folder}{self.run.name}", newlines=False).plain
 
     @property
     def settings(self) -> Mapping[str, Any]:
@@ -44,7 +49,9 @@ class ReportedRun:
     @cached_property
     def ending(self) -> Ending:
         steps = self.settings.get("steps")
-        return find_ending(self.run.folder, self.last_step, steps)
+        return find_ending(
+            self.run.folder, self.last_step, steps if isinstance(steps, int) else None
+        )
 
     def course(self, name: str) -> Course:
         """Returns a metric over the steps."""
@@ -64,6 +71,16 @@ def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
         np.array([row["step"] for row in rows], float),
         np.array([row.get(name, math.nan) for row in rows], float),
     ).one_per_step()
+
+
+def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
+    """Reads what can be read of runs, and tells those of one name apart by their folders.
+
+    Raises `UserError` where a path is no folder of a run.
+    """
+    runs = [read_run(path) for path in paths]
+    names = collections.Counter(run.name for run in runs)
+    return [dataclasses.replace(run, folder_shown=names[run.name] > 1) for run in runs]
 
 
 def read_run(path: Path) -> ReportedRun:

@@ -14,7 +14,7 @@ from grpo_eqx.tracking.plots.style import plotting
 from grpo_eqx.tracking.report.charts import Plot, draw_sections
 from grpo_eqx.tracking.report.completions import Examples, choose_examples, shortened
 from grpo_eqx.tracking.report.groups import Group, grouped
-from grpo_eqx.tracking.report.reading import ReportedRun, read_run
+from grpo_eqx.tracking.report.reading import ReportedRun, read_runs
 from grpo_eqx.tracking.report.settings import special_settings
 from grpo_eqx.tracking.report.summary import facts_of, memory_facts
 
@@ -54,7 +54,7 @@ def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
     **Returns:** the files that were written, the page first. Raises `UserError` where a path is no
     run's folder, or the file cannot be written.
     """
-    runs = [read_run(path) for path in paths]
+    runs = read_runs(paths)
     pictures = output.with_name(f"{output.stem}_plots")
     try:
         pictures.mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
     with plotting():
         sections = draw_sections(groups)
     page = _page(groups, sections)
-    files = {output: page.encode()}
+    files = {output: page.encode(errors="replace")}
     for plots in sections.values():
         files |= {pictures / f"{plot.name}.png": plot.png for plot in plots}
     try:
@@ -72,6 +72,9 @@ def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
             written = path.with_name(f"{path.name}.tmp")
             written.write_bytes(content)
             written.replace(path)
+        for path in pictures.glob("*.png"):
+            if path not in files:
+                path.unlink()  # of a report that was here before
     except OSError as error:
         raise _unwritable(output, error) from error
     return list(files)

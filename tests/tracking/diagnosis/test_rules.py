@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from grpo_eqx.tracking.diagnosis import RULES, Doctor, Finding, diagnose
@@ -87,9 +88,9 @@ CASES = [
     ),
     Case(
         "groups_without_variance",
-        {"frac_reward_zero_std": 0.92},
-        {"frac_reward_zero_std": 0.88},
-        "In 92% of the groups of steps 1 to 5 all rewards were equal",
+        {"frac_reward_zero_std": 0.96},
+        {"frac_reward_zero_std": 0.94},
+        "In 96% of the groups of steps 1 to 5 all rewards were equal",
     ),
     Case(
         "truncated",
@@ -254,6 +255,43 @@ def test_a_fall_of_evaluations_is_judged_by_their_number_of_problems() -> None:
     assert sicknesses(steps_of(), evaluated((0, 0.6), (20, 0.64), (40, 0.6), problems=10**6)) == []
 
 
+def test_few_problems_that_were_all_right_once_may_be_wrong_by_chance() -> None:
+    for problems in (1, 3):
+        assert sicknesses(steps_of(), evaluated((20, 1.0), (40, 0.0), problems=problems)) == []
+
+
+@pytest.mark.parametrize(("prompts", "generations"), [(2, 8), (4, 8), (8, 2), (16, 8)])
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_small_batches_of_problems_that_differ_are_no_sickness(
+    prompts: int, generations: int, spread: float
+) -> None:
+    """Of a policy that slowly learns; some problems are easy, some hard, and batches vary."""
+    settings = {
+        **SETTINGS, "steps": 200, "prompts_per_step": prompts, "num_generations": generations
+    }  # fmt: skip
+    for seed in range(3):
+        draws = np.random.default_rng([seed, prompts])
+        rows = [
+            {**row, **rewards_of(draws, prompts, generations, spread, gain=0.2 * place / 200)}
+            for place, row in enumerate(steps_of(200, entropy=0.2))
+        ]
+        assert [x for x in diagnose(settings, rows, []) if x.kind == "sickness"] == []
+
+
+def rewards_of(
+    draws: np.random.Generator, prompts: int, generations: int, spread: float, gain: float
+) -> dict[str, float]:
+    """The metrics of right and wrong answers to problems that are solved with other chances."""
+    chances = np.clip(draws.beta(spread, spread, prompts) + gain, 0, 1)
+    rewards = (draws.random((prompts, generations)) < chances[:, None]).astype(float)
+    mean, std = float(rewards.mean()), float(rewards.std(ddof=1))
+    return {
+        "reward": mean, "reward_std": std,
+        "rewards/correct/mean": mean, "rewards/correct/std": std,
+        "frac_reward_zero_std": float((rewards.max(1) == rewards.min(1)).mean()),
+    }  # fmt: skip
+
+
 def test_a_fall_with_the_reward_is_no_hacking() -> None:
     steps = steps_of(reward=from_step(30, 0.45, 0.6))
     (found,) = sicknesses(steps, evaluated((20, 0.7), (40, 0.4)))
@@ -356,7 +394,8 @@ def test_a_formula_of_the_loss_is_told_where_it_holds(
 def test_a_short_run_is_judged_by_the_steps_that_it_has(number: int) -> None:
     never: Mapping[str, Value] = {"rewards/correct/mean": 0.0, "rewards/correct/std": 0.0}
     found = sicknesses(steps_of(number, **never), steps=number, prompts_per_step=2)
-    assert [x.rule for x in found] == (["reward_never_fires"] if number else [])
+    is_enough = 16 * number >= 32  # completions
+    assert [x.rule for x in found] == (["reward_never_fires"] if is_enough else [])
     assert sicknesses(steps_of(number), steps=number) == []
 
 

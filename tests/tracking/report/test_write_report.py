@@ -79,6 +79,36 @@ def test_what_callbacks_logged_is_plotted(tmp_path: Path) -> None:
     assert "Logged by a callback. 0.75 after step 3." in page
 
 
+def test_metrics_that_differ_in_punctuation_have_pictures_of_their_own(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3, plain=True)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        row |= {"my/len": 1.0, "my_len": 2.0, "time/train/mine_s": 9.0, "bell\a": 3.0}
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = report(tmp_path, run)
+    ids = re.findall(r'<figure id="(plot-[^"]*)">', page)
+    assert {"plot-my_len", "plot-my_len_2"} <= set(ids)
+    assert len(ids) == len(set(ids))
+    times = page[page.index('<figure id="plot-step_time">') :]
+    assert "mine" not in times[: times.index("</figure>")]  # it is no phase that the loop times
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / folder / "run", steps=3) for folder in ("a", "b")]
+    page = report(tmp_path, *runs)
+    assert "a/run" in page
+    assert "b/run" in page
+
+
+def test_pictures_of_an_earlier_report_go(tmp_path: Path) -> None:
+    output = tmp_path / "report.html"
+    write_report([write_run(tmp_path / "run", steps=3)], output)
+    plots = tmp_path / "report_plots"
+    (plots / "of_another_run.png").write_bytes(b"")
+    written = write_report([tmp_path / "run"], output)
+    assert sorted(plots.iterdir()) == sorted(written[1:])
+
+
 def test_findings_are_those_of_the_rules(tmp_path: Path) -> None:
     page = report(tmp_path, write_run(tmp_path / "run", steps=40, plain=True), rules=diagnose)
     assert "entropy collapse" in page
