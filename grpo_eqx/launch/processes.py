@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import select
 import signal
 import subprocess
@@ -27,8 +28,12 @@ _KILL_SECONDS = 1.0
 _COPY_SECONDS = 5.0
 """Time to wait for the last lines to be written, if the reader of the output stalls."""
 _POLL_SECONDS = 0.05
-_NOISE = b"[Gloo] Rank "
-"""Start of lines that JAX's collectives on CPUs print, for nobody to act on."""
+_NOISE = re.compile(
+    rb"[ \d]*((\[Gloo\] Rank|is connected to|peer ranks\.|"
+    rb"Expected number of connected peer ranks is :)[ \d]*)+"
+)
+"""Lines that JAX's collectives on CPUs print, for nobody to act on. Threads print them piece by
+piece and at once, so the pieces come in any order."""
 _PIPE_BYTES = 2**20
 """Maximum bytes in a pipe."""
 
@@ -169,7 +174,7 @@ def _copy_lines(
             chunk = os.read(source.fileno(), _PIPE_BYTES)
             last = last or not chunk
             *lines, rest = (rest + chunk).split(b"\n")
-            shown = [line for line in lines if not line.startswith(_NOISE)]
+            shown = [line for line in lines if not _NOISE.fullmatch(line)]
             _write(b"".join(prefix + line + b"\n" for line in shown), stream, events)
     if rest:
         _write(prefix + rest + b"\n", stream, events)

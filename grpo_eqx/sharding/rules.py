@@ -93,10 +93,18 @@ def batch_sharding(
     if prompts is not None and groups is not None:
         return NamedSharding(mesh, PartitionSpec(prompts, groups))
     dp, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
+    if dp == 1:
+        fix = f"prompts_per_step or num_generations a multiple of {fsdp}"
+    elif fsdp == 1:
+        fix = f"prompts_per_step a multiple of {dp}"
+    else:
+        fix = (
+            f"prompts_per_step a multiple of {dp * fsdp}, or of {dp} with num_generations a "
+            f"multiple of {fsdp}"
+        )
     raise UserError(
         f"{num_prompts} prompts with {num_generations} completions each cannot be split evenly "
-        f"over dp={dp} x fsdp={fsdp} devices: make prompts_per_step a multiple of {dp * fsdp}, or "
-        f"of {dp} with num_generations a multiple of {fsdp}."
+        f"over dp={dp} x fsdp={fsdp} devices: make {fix}."
     )
 
 

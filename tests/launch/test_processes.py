@@ -57,6 +57,18 @@ def test_lines_come_whole_with_the_name_of_their_process(
     assert out.endswith(b"\n")
 
 
+def test_what_collectives_print_is_left_out_however_its_pieces_come(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rest = "peer ranks. Expected number of connected peer ranks is : 3"
+    whole = f"[Gloo] Rank 0 is connected to 3 {rest}"
+    pieces = f"[Gloo] Rank [Gloo] Rank 13 is connected to 3 {rest}", f" is connected to 3 {rest}"
+    own = "step 1[Gloo] Rank 0", "13"
+    script = "; ".join(f"echo '{line}'" for line in (whole, *pieces, *own))
+    assert together(script) == 0
+    assert capsys.readouterr().out == "[0] step 1[Gloo] Rank 0\n[0] 13\n"
+
+
 def test_much_output_is_not_lost(capsys: pytest.CaptureFixture[str]) -> None:
     assert together("seq 100000") == 0
     assert len(capsys.readouterr().out.splitlines()) == 100_000

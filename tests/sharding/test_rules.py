@@ -24,11 +24,17 @@ def test_few_prompts_split_their_groups_over_fsdp() -> None:
     assert batch_sharding(mesh, 2, 8).spec == PartitionSpec("dp", "fsdp")
 
 
-def test_a_batch_that_does_not_divide_is_refused_with_what_would() -> None:
-    with pytest.raises(
-        UserError, match=r"make prompts_per_step a multiple of 8, or of 2 with num_gen"
-    ):
-        batch_sharding(parse_mesh("2,4,1").build(), 6, 6)
+@pytest.mark.parametrize(
+    ("mesh", "fix"),
+    [
+        ("2,4,1", "prompts_per_step a multiple of 8, or of 2 with num_generations a multiple of 4"),
+        ("1,8,1", "prompts_per_step or num_generations a multiple of 8"),
+        ("8,1,1", "prompts_per_step a multiple of 8"),
+    ],
+)
+def test_a_batch_that_does_not_divide_is_refused_with_what_would(mesh: str, fix: str) -> None:
+    with pytest.raises(UserError, match=rf"make {fix}\.$"):
+        batch_sharding(parse_mesh(mesh).build(), 6, 6)
 
 
 def test_dimensions_that_do_not_divide_stay_whole() -> None:

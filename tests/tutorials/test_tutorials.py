@@ -10,6 +10,12 @@ FIRST_FILES = "own_reward.md"
 """The page whose files all others go on with."""
 PAGES = sorted(path.name for path in TUTORIALS.glob("*.md") if path.name != "first_run.md")
 MARKS = {None, "long"}
+PLANS = "needs the plan extra"
+"""Mark of blocks that are run where that is installed, and nothing else of their page."""
+
+
+def pages_with(mark: str) -> list[str]:
+    return [page for page in PAGES if any(block.mark == mark for block in blocks(page))]
 
 
 @pytest.fixture(scope="session")
@@ -36,11 +42,16 @@ def test_its_commands_print_what_it_shows(page: str, folder: Path, programs: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(block.mark == "long" for block in blocks(page))]
-)
+@pytest.mark.parametrize("page", pages_with("long"))
 def test_so_do_those_that_take_minutes(page: str, folder: Path, programs: Path) -> None:
     work_through(page, folder, programs, MARKS)
+
+
+@pytest.mark.topology
+@pytest.mark.parametrize("page", pages_with(PLANS))
+def test_so_do_its_plans(page: str, folder: Path, programs: Path) -> None:
+    pytest.importorskip("libtpu", reason=PLANS)
+    work_through(page, folder, programs, {PLANS})
 
 
 @pytest.mark.parametrize("page", PAGES)
