@@ -9,7 +9,8 @@ from .page import TUTORIALS, Block, Command, as_shown, blocks, commands, run, wo
 FIRST_FILES = "own_reward.md"
 """The page whose files all others go on with."""
 PAGES = sorted(path.name for path in TUTORIALS.glob("*.md") if path.name != "first_run.md")
-MARKS = {None, "long"}
+MARKS = {None, "long", "topology"}
+"""`topology` is for plans that need the compiler for TPUs."""
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +36,21 @@ def test_its_commands_print_what_it_shows(page: str, folder: Path, programs: Pat
     work_through(page, folder, programs, {None})
 
 
+def pages_with(mark: str) -> list[str]:
+    return [page for page in PAGES if any(block.mark == mark for block in blocks(page))]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(block.mark == "long" for block in blocks(page))]
-)
+@pytest.mark.parametrize("page", pages_with("long"))
 def test_so_do_those_that_take_minutes(page: str, folder: Path, programs: Path) -> None:
-    work_through(page, folder, programs, MARKS)
+    work_through(page, folder, programs, {None, "long"})
+
+
+@pytest.mark.long
+@pytest.mark.topology
+@pytest.mark.parametrize("page", pages_with("topology"))
+def test_so_do_plans_for_described_tpus(page: str, folder: Path, programs: Path) -> None:
+    work_through(page, folder, programs, {"topology"})
 
 
 @pytest.mark.parametrize("page", PAGES)
