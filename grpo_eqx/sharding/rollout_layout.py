@@ -130,7 +130,7 @@ class RolloutLayout(NamedTuple):
         gather the whole.
         """
         if self.sharing is not None:
-            cut = (*self.sharing, "tp")
+            cut = tuple(dict.fromkeys((*self.sharing, "tp")))  # tp may be one of them
             parts = {name: cut for name in ("vocab", "heads", "kv_heads", "mlp")}
             shared = {name: self.sharing for name in parts}
             whole = {"hidden": (), "adapter": ()}

@@ -5,6 +5,7 @@ from jax.sharding import PartitionSpec
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.sharding import RolloutLayout, parse_mesh, parse_rollout_sharding
+from grpo_eqx.sharding.rules import parameter_sharding
 
 
 def layout(name: str, mesh: str, *batch: int) -> RolloutLayout:
@@ -124,6 +125,17 @@ def test_weights_are_cut_before_they_are_gathered() -> None:
     assert (shared["mlp"], shared["hidden"]) == (("tp_1",), ())
     *_, whole = layout("replicated", "1,4,2", 8, 8).parameter_rules
     assert set(whole.values()) == {()}
+
+
+def test_devices_along_tp_may_share_the_weights() -> None:
+    """A layout that someone writes can so keep the mesh of training."""
+    mesh = parse_mesh("1,4,2").build()
+    own = RolloutLayout(mesh, ("dp", "fsdp"), (), "heads over tp", sharing=("tp",))
+    specs = [
+        parameter_sharding(mesh, ("mlp", "hidden"), (8, 8), rules).spec
+        for rules in own.parameter_rules
+    ]
+    assert specs == [PartitionSpec("tp", "fsdp"), PartitionSpec("tp", None)]
 
 
 def test_logits_are_computed_by_vocabulary_and_drawn_from_by_slot() -> None:

@@ -65,7 +65,7 @@ def work_through(name: str, folder: Path, cache: Path, marks: set[str | None]) -
     blocks that are run, `None` for those without.
     """
     chosen = [block for block in blocks(name) if block.mark in marks]
-    for block in chosen:
+    for block in blocks(name):
         if block.file is not None:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)
@@ -91,6 +91,7 @@ def run(lines: list[str], folder: Path, cache: Path) -> list[str]:
             "JAX_ENABLE_COMPILATION_CACHE": "true",
             "JAX_COMPILATION_CACHE_DIR": str(cache),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "XDG_CACHE_HOME": str(cache),  # where plans are kept
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "100",
         },

@@ -9,9 +9,8 @@ from .page import TUTORIALS, Block, Command, as_shown, blocks, commands, run, wo
 FIRST_FILES = "own_reward.md"
 """The page whose files all others go on with."""
 PAGES = sorted(path.name for path in TUTORIALS.glob("*.md") if path.name != "first_run.md")
-MARKS = {None, "long"}
-PLANS = "needs the plan extra"
-"""Mark of blocks that are run where that is installed, and nothing else of their page."""
+MARKS = {None, "long", "topology", "long topology"}
+"""Marks of blocks that a test runs. `topology` is for plans, which need the compiler for TPUs."""
 
 
 def pages_with(mark: str) -> list[str]:
@@ -44,14 +43,22 @@ def test_its_commands_print_what_it_shows(page: str, folder: Path, programs: Pat
 @pytest.mark.long
 @pytest.mark.parametrize("page", pages_with("long"))
 def test_so_do_those_that_take_minutes(page: str, folder: Path, programs: Path) -> None:
-    work_through(page, folder, programs, MARKS)
+    work_through(page, folder, programs, {None, "long"})
 
 
 @pytest.mark.topology
-@pytest.mark.parametrize("page", pages_with(PLANS))
-def test_so_do_its_plans(page: str, folder: Path, programs: Path) -> None:
-    pytest.importorskip("libtpu", reason=PLANS)
-    work_through(page, folder, programs, {PLANS})
+@pytest.mark.parametrize("page", pages_with("topology"))
+def test_so_do_plans_for_described_tpus(page: str, folder: Path, programs: Path) -> None:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    work_through(page, folder, programs, {"topology"})
+
+
+@pytest.mark.long
+@pytest.mark.topology
+@pytest.mark.parametrize("page", pages_with("long topology"))
+def test_so_do_those_that_take_minutes_to_compile(page: str, folder: Path, programs: Path) -> None:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    work_through(page, folder, programs, {"long topology"})
 
 
 @pytest.mark.parametrize("page", PAGES)
