@@ -53,6 +53,8 @@ class TrackingCost:
 
 
 def main(benchmark: TrackingCost) -> None:
+    if benchmark.steps < 2:
+        raise SystemExit("error: steps must be at least 2: the first is not counted.")
     calls: dict[str, list[Call]] = collections.defaultdict(list)
     for owner, name in (*RECORDING, BESIDE):
         setattr(owner, name, timed(getattr(owner, name), calls[name_of(owner, name)]))
