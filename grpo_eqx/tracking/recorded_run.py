@@ -37,11 +37,12 @@ class RecordedRun:
             raise _not_a_run(folder)
         try:
             settings = json.loads(folder.config.read_text(encoding="utf-8"))
-            if not isinstance(settings, dict):
-                raise ValueError(f"{folder.config.name} holds no JSON object")
-            return cls.of(folder, settings)
+            if isinstance(settings, dict):
+                return cls.of(folder, settings)
+            why = f"{folder.config.name} holds no JSON object"
         except (OSError, ValueError) as error:
-            raise UserError(f"the run in {str(path)!r} cannot be read: {error}") from error
+            why = str(error)
+        raise UserError(f"the run in {str(path)!r} cannot be read: {why}")
 
     @classmethod
     def of(cls, folder: RunFolder, settings: Mapping[str, Any]) -> "RecordedRun":

@@ -22,7 +22,9 @@ def commands(page: Path) -> list[str]:
     # Blocks in lists are indented.
     blocks = re.findall(r"^ *```console\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
     lines = re.findall(r"^ *\$ ((?:.*\\\n)*.*)$", "\n".join(blocks), re.MULTILINE)
-    found = [re.fullmatch(r"(?:\w+=\S+ )*grpo-eqx (.*)", x.replace("\\\n", "")) for x in lines]
+    # Further lines of a command have a prompt of their own in tutorials.
+    joined = [re.sub(r"\\\n *(?:> )?", "", line) for line in lines]
+    found = [re.fullmatch(r"(?:\w+=\S+ )*grpo-eqx (.*)", line) for line in joined]
     ours = [each[1] for each in found if each is not None and "$VM" not in each[1]]
     return [re.sub(r" --config \S+| > \S+| \| .*", "", each) for each in ours]
 
