@@ -111,14 +111,15 @@ def test_without_steps_nothing_is_written(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("steps", ["", "5", "0:1", "3:2", "a:b", "1:2:3", "-1:2"])
+@pytest.mark.parametrize("steps", ["", "0", "5:", "0:1", "3:2", "a:b", "1:2:3", "-1:2"])
 def test_ranges_that_are_none_are_refused(steps: str) -> None:
-    with pytest.raises(UserError, match="give the first and the last step, counted from 1"):
+    with pytest.raises(UserError, match="give one step, or the first and the last"):
         GRPOConfig(profile_steps=steps)
 
 
 def test_the_range_is_in_the_run() -> None:
     assert GRPOConfig(steps=7, profile_steps="5:7").profile_steps == "5:7"
+    assert GRPOConfig(steps=7, profile_steps="7").profile_steps == "7"
     with pytest.raises(UserError, match="profile_steps is 5:7, and the run has 6 steps"):
         GRPOConfig(steps=6, profile_steps="5:7")
     epochs = GRPOConfig(num_train_epochs=1.0, prompts_per_step=2, profile_steps="200:300")
