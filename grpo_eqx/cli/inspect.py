@@ -152,6 +152,8 @@ class Inspect(Subcommand):
 
     def _count(self, chosen: "Sequence[Match]", found: "Sequence[Match]") -> str:
         """Says how many match, and how to see those that are not shown."""
+        from grpo_eqx.tracking.recorded_completions import steps_in_words
+
         without = ""
         if self.best or self.worst:
             number = len(found) - len(_rewarded(found))
@@ -160,9 +162,7 @@ class Inspect(Subcommand):
         if len(chosen) == len(found):
             return f"{len(found):,} completion{'' if len(found) == 1 else 's'}{without}"
         how = "--limit 0 shows all"
-        first, last = found[0].step, found[-1].step
-        steps = f"step {first}" if first == last else f"steps {first} to {last}"
-        where = f", spread evenly over {steps}"
+        where = f", spread evenly over {steps_in_words(match.step for match in found)}"
         if self.best or self.worst:
             where, how = "", f"--{'best' if self.best else 'worst'} {len(found)} shows all"
         return f"{len(chosen):,} of {len(found):,} completions that match{where}; {how}{without}"

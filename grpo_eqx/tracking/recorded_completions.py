@@ -72,7 +72,7 @@ class RecordedCompletions:
         if not tables:
             raise UserError(
                 f"there is no table of completions of these steps: the run has those of "
-                f"{_steps_in_words(self.tables)}."
+                f"{steps_in_words(self.tables)}."
             )
         found, seen = [], _Seen()
         for step, path in tables.items():
@@ -83,7 +83,7 @@ class RecordedCompletions:
             ]
             seen.add(table, wanted.text)
         if not found:
-            where = _steps_in_words(tables)
+            where = steps_in_words(tables)
             if wanted.prompt is not None and not _has_prompt(tables.values(), wanted.prompt):
                 raise UserError(
                     f"--prompt {wanted.prompt!r} is in no prompt of {where}, and no id begins with "
@@ -232,6 +232,8 @@ def _readable(path: Path) -> Path:
     return path
 
 
-def _steps_in_words(tables: Mapping[int, Path]) -> str:
-    steps = list(tables)
-    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+def steps_in_words(steps: Iterable[int]) -> str:
+    """Names steps, which are in ascending order, by the first and the last."""
+    numbers = list(steps)
+    first, last = numbers[0], numbers[-1]
+    return f"step {first}" if first == last else f"steps {first} to {last}"

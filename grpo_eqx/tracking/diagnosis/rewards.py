@@ -11,7 +11,7 @@ _EVIDENCE = 256
 """Completions that must have been scored alike: of problems that one completion in fifty solves, so
 many are all wrong in 1 of 200 cases."""
 _EVIDENCE_OF_SHORT_RUNS = 32
-"""The same of runs that are to have fewer than that."""
+"""Completions that are enough in runs that are to have fewer than that."""
 _IN_A_ROW = 2
 """Steps before a state of all completions is no accident of one batch."""
 _FALL = 0.5

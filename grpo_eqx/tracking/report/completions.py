@@ -82,8 +82,8 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
     if not rows:
         return Examples(None)
     last = max(rows)
-    texts = _texts(tables[last])
-    rows[last] = [dataclasses.replace(x, completion=texts[x.row]) for x in rows[last]]
+    texts = _Texts(tables, gaps)
+    rows[last] = [texts.filled(x) for x in rows[last]]
     best = _of_different_prompts(sorted(rows[last], key=lambda x: (-x.reward, -x.advantage)))
     shown = {(each.prompt, each.completion) for each in best}
     others = [
@@ -91,7 +91,10 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
         if x.reward < best[0].reward and (x.prompt, x.completion) not in shown
     ]  # fmt: skip
     worst = sorted(others, key=lambda x: (x.reward, x.advantage))
-    changes = [_with_texts(change, tables) for change in _changes(rows)]
+    changes = [
+        dataclasses.replace(x, before=texts.filled(x.before), after=texts.filled(x.after))
+        for x in _changes(rows)
+    ]
     return Examples(last, best, _of_different_prompts(worst), changes)
 
 
@@ -109,26 +112,40 @@ def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
             rows = table.read([name for name in names if _is_shown(name)]).to_pylist()
         examples = [_example(row, step, number) for number, row in enumerate(rows)]
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        gaps.append(f"{path.name} cannot be read ({reason}): its completions are not shown.")
+        gaps.append(_gap(path, error))
         return []
     return [example for example in examples if math.isfinite(example.reward)]
 
 
-def _texts(path: Path) -> list[str]:
-    """Reads the completions of a table."""
-    import pyarrow.parquet as pq
+class _Texts:
+    """Texts of completions, of which each table is read once, when the first is asked for."""
 
-    with path.open("rb") as file:
-        return [str(x) for x in pq.ParquetFile(file).read(["completion"])["completion"].to_pylist()]
+    def __init__(self, tables: Mapping[int, Path], gaps: list[str]):
+        self._tables, self._gaps = tables, gaps
+        self._read: dict[int, list[str]] = {}
+
+    def filled(self, example: Example) -> Example:
+        """Returns an example with its text, which is empty where it cannot be read."""
+        if example.step not in self._read:
+            self._read[example.step] = self._of(self._tables[example.step])
+        texts = self._read[example.step]
+        return dataclasses.replace(example, completion=texts[example.row] if texts else "")
+
+    def _of(self, path: Path) -> list[str]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            with path.open("rb") as file:
+                return list(map(str, pq.read_table(file, columns=["completion"])[0].to_pylist()))
+        except (OSError, pa.ArrowException) as error:
+            self._gaps.append(_gap(path, error))
+            return []
 
 
-def _with_texts(change: Change, tables: Mapping[int, Path]) -> Change:
-    before, after = (
-        dataclasses.replace(x, completion=_texts(tables[x.step])[x.row])
-        for x in (change.before, change.after)
-    )
-    return dataclasses.replace(change, before=before, after=after)
+def _gap(path: Path, error: Exception) -> str:
+    reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return f"{path.name} cannot be read ({reason}): its completions are not shown."
 
 
 def _is_shown(column: str) -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from grpo_eqx.tracking.report.completions import Examples, choose_examples, shortened
 
@@ -52,6 +53,19 @@ def test_where_no_prompt_comes_again_typical_completions_are_compared(tmp_path: 
     (change,) = chosen.changes
     assert not change.same_prompt
     assert (change.before.step, change.after.step) == (1, 2)
+
+
+def test_texts_that_cannot_be_read_are_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(file: object, columns: Sequence[str]) -> pa.Table:
+        raise pa.ArrowInvalid("a page is damaged")
+
+    monkeypatch.setattr(pq, "read_table", fail)
+    chosen, gaps = choose(tmp_path, s1=[("a", "a1", 1.0, 0.0), ("b", "b1", 0.0, 0.0)])
+    assert [x.completion for x in chosen.best] == ["", ""]
+    reason = "ArrowInvalid: a page is damaged"
+    assert gaps == [f"s1.parquet cannot be read ({reason}): its completions are not shown."]
 
 
 def test_a_table_that_cannot_be_read_is_named_and_the_others_count(tmp_path: Path) -> None:

@@ -167,6 +167,11 @@ class Online:
         self.rows.append((self.step, ["finished"]))
 
 
+def online(monkeypatch: pytest.MonkeyPatch, folder: Path, run: Online) -> WandbTracker:
+    monkeypatch.setattr(wandb, "init", lambda **settings: run)
+    return WandbTracker("online", "arithmetic", {"run_name": None}, folder, "bbbb1111")
+
+
 def test_short_steps_send_the_tables_that_time_allows_and_the_last(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -177,10 +182,9 @@ def test_short_steps_send_the_tables_that_time_allows_and_the_last(
         clock[0] += 0.01  # for 20 s of steps
         return settings
 
-    monkeypatch.setattr(wandb, "init", lambda **settings: run)
     monkeypatch.setattr(wandb, "Table", make_table)
     monkeypatch.setattr(time_share.time, "monotonic", lambda: clock[0])
-    tracker = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    tracker = online(monkeypatch, tmp_path, run)
     for step in range(5, 15):
         tracker.completions(step, TABLE)
         clock[0] += 9.0
@@ -193,8 +197,7 @@ def test_a_table_that_was_sent_is_not_sent_again_at_the_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = Online()
-    monkeypatch.setattr(wandb, "init", lambda **settings: run)
-    tracker = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    tracker = online(monkeypatch, tmp_path, run)
     tracker.completions(5, TABLE)
     tracker.finish()
     assert run.rows == [(5, ["completions"]), (5, ["finished"])]
@@ -204,13 +207,12 @@ def test_steps_that_are_made_again_are_not_taken_for_later_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     run = Online()
-    monkeypatch.setattr(wandb, "init", lambda **settings: run)
-    tracker = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    tracker = online(monkeypatch, tmp_path, run)
     for step in (3, 4, 5):
         tracker.log(step, metrics(1, step))
         tracker.completions(step, TABLE)
     tracker.log(5, {"eval/greedy/pass@1": 0.5})
-    again = WandbTracker("online", "arithmetic", {"run_name": None}, tmp_path, "bbbb1111")
+    again = online(monkeypatch, tmp_path, run)
     run.step = 6  # of a run that goes on, the next one
     again.log(5, {"eval/temperature_1/pass@8": 0.5})
     again.log(3, {"eval/greedy/pass@1": 0.5})  # of a step that is made again
