@@ -111,8 +111,8 @@ TRL = Peer(
         "warmup_steps": "updates; a share of them is `warmup_ratio`. There, a number below 1 is a "
         "share",
         "max_grad_norm": "must be above 0; a large one never clips",
-        "report_to": "`wandb`, `tensorboard`, or nothing, by leaving it out. `metrics.jsonl` is "
-        "always written",
+        "report_to": "`wandb`, `tensorboard`, several, or `none`, which is the default. "
+        "`metrics.jsonl` is always written",
         "eval_steps": "rollouts, and turns evaluations on; there updates, and `eval_strategy` does",
         "save_steps": "rollouts, beside `save_minutes`, 10 by default; there updates, 500",
         "metric_for_best_model": "a metric by its name [here](../guides/metrics.md), such as "
