@@ -51,6 +51,9 @@ from grpo_eqx.training.state import TrainState
 _TOKENS = 8192
 """Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
 _TOKENS_ON_CPU = 1024
+_LANES = 128
+"""Elements of a TPU's vectors. Stored heads fill them: of smaller ones, XLA's compiler lays the
+cache out by positions, and copies all of it in every layer to write a single one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -484,6 +487,7 @@ def _program_options(
         dtype=jnp.dtype(dtype),
         rollout_dtype=None if cfg.rollout_dtype == "auto" else jnp.dtype(cfg.rollout_dtype),
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
+        kv_head_multiple=_LANES if _platform(mesh) == "tpu" else 1,
         max_num_seqs=cfg.max_num_seqs,
         decodes_on_cpu=on_cpu,
         router_replay=cfg.router_replay,
@@ -499,7 +503,11 @@ def _program_options(
 
 
 def _on_cpu(mesh: jax.sharding.Mesh) -> bool:
-    return mesh.devices.flat[0].platform == "cpu"
+    return _platform(mesh) == "cpu"
+
+
+def _platform(mesh: jax.sharding.Mesh) -> str:
+    return mesh.devices.flat[0].platform
 
 
 def _tokens_per_micro_batch(mesh: jax.sharding.Mesh) -> int:

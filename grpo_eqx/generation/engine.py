@@ -53,6 +53,7 @@ def generate(
     refill_at: int | None = None,
     layout: RolloutLayout | None = None,
     kv_cache_dtype: jnp.dtype | None = None,
+    kv_head_multiple: int = 1,
     attention: CausalAttention = BlockedAttention(),
     unrolled: bool = False,
     records_routes: bool = False,
@@ -66,9 +67,10 @@ def generate(
     drawn with `fold_in(key, t)`; the number of completions to decode at a time (`None`: all); the
     number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
     layout over devices (`None`: a single one), where each shard refills its slots from its own
-    prompts; the dtype of keys and values (`None`: the model's); the attention of the prefill;
-    whether the layers are unrolled, which CPUs decode faster, and which takes longer to compile;
-    whether the rollout holds the experts that the model's routers chose.
+    prompts; the dtype of keys and values (`None`: the model's); the multiple up to which zeros
+    follow each stored head; the attention of the prefill; whether the layers are unrolled, which
+    CPUs decode faster, and which takes longer to compile; whether the rollout holds the experts
+    that the model's routers chose.
 
     Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
     `num_slots` or `refill_at` is below 1.
@@ -86,7 +88,7 @@ def generate(
     if records_routes:
         prompts = dataclasses.replace(prompts, routes=cache.routes)
     routes = model.config.routes if records_routes else None
-    cache = cache.stored(kv_cache_dtype)
+    cache = cache.stored(kv_cache_dtype, kv_head_multiple)
     if layout is not None:
         cache = laid_out_prompts(cache, layout)
     if unrolled:

@@ -15,6 +15,7 @@ from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache, positions_
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import soft_capped
+from grpo_eqx.models.tiles import filled
 
 
 class Segment(NamedTuple):
@@ -56,7 +57,8 @@ class OwnKeys(NamedTuple):
         kv = jax.tree.map(cut, self.kv).loaded(dtype)
         if self.kv.keys.dtype != dtype:
             is_own = (positions == own)[:, :, None, :, None]
-            kv = jax.tree.map(lambda new, rounded: jnp.where(is_own, new, rounded), self.new, kv)
+            exact = self.new.filled(self.kv.keys.shape[-1])
+            kv = jax.tree.map(lambda new, rounded: jnp.where(is_own, new, rounded), exact, kv)
         visible = positions <= own
         if self.window is not None:
             visible &= positions > own - self.window
@@ -77,36 +79,39 @@ def attend(
 
     Blocks of keys are merged by their softmax statistics, which equals one softmax over all of
     them. A query that sees nothing of a block has the same result without it, to the last bit.
+
+    Queries of heads that the caches hold with zeros after them get the same zeros.
     """
     P, G, N, D = queries.shape
-    K = prompt.kv.keys.shape[2]
-    by_key = queries.reshape(P, G, K, N // K, D)
+    K, stored = prompt.kv.keys.shape[2], prompt.kv.keys.shape[-1]
+    by_key, scale = filled(queries.reshape(P, G, K, N // K, D), -1, stored), D**-0.5
 
     def add(number: Int[Array, ""], part: RunningSoftmax) -> RunningSoftmax:
         block = own.block(number, queries.dtype)
-        return _updated(part, by_key, block.kv, block.visible[:, :, None, None], softcap)
+        return _updated(part, by_key, block.kv, block.visible[:, :, None, None], scale, softcap)
 
-    part = _attend_prompt(by_key, prompt, softcap)
+    part = _attend_prompt(by_key, prompt, scale, softcap)
     if own.kv.keys.shape[-2] <= CACHE_BLOCK:
         part = add(jnp.int32(0), part)
     else:
         part = jax.lax.fori_loop(0, own.num_blocks(), add, part)
-    return part.attended(queries.dtype).reshape(P, G, N, D)
+    return part.attended(queries.dtype)[..., :D].reshape(P, G, N, D)
 
 
 def _attend_prompt(
-    queries: Float[Array, "P G K r D"], prompt: Segment, softcap: float | None
+    queries: Float[Array, "P G K r D"], prompt: Segment, scale: float, softcap: float | None
 ) -> RunningSoftmax:
     P, G, K, repeats, D = queries.shape
     kv, visible = prompt
     if kv.keys.shape[1] == G:
         nothing = RunningSoftmax.over_nothing(queries)
-        return _updated(nothing, queries, kv, visible[:, :, None, None], softcap)
+        return _updated(nothing, queries, kv, visible[:, :, None, None], scale, softcap)
     # A group that shares its prompt is one long run of queries: one larger product per prompt.
     # Heads before completions: devices that share heads then have a part of the run each.
     run = queries.transpose(0, 2, 3, 1, 4).reshape(P, 1, K, repeats * G, D)
     by_query = visible if visible.shape[1] == 1 else jnp.tile(visible, (1, repeats, 1))
-    part = _updated(RunningSoftmax.over_nothing(run), run, kv, by_query[:, None, None], softcap)
+    nothing = RunningSoftmax.over_nothing(run)
+    part = _updated(nothing, run, kv, by_query[:, None, None], scale, softcap)
     return RunningSoftmax(*(x.reshape(P, K, repeats, G, -1).transpose(0, 3, 1, 2, 4) for x in part))
 
 
@@ -115,10 +120,11 @@ def _updated(
     queries: Float[Array, "P J K r D"],
     kv: KeyValues,
     visible: Bool[Array, "#P #J #K #r S"],
+    scale: float,
     softcap: float | None,
 ) -> RunningSoftmax:
     """Adds keys and values, of which each of the `J` rows has its own."""
-    scores = soft_capped(_scores(queries, kv.keys) * queries.shape[-1] ** -0.5, softcap)
+    scores = soft_capped(_scores(queries, kv.keys) * scale, softcap)
     scores = jnp.where(visible, scores, MASKED)
     return part.updated(scores, kv.values, "pjkrs,pjksd->pjkrd")
 

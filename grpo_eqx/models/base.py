@@ -178,14 +178,15 @@ class PromptCache(NamedTuple):
     routes: Integer[Array, "P Tp Lk"] | None = None
     """Experts that routers chose for each token, of models with experts."""
 
-    def stored(self, dtype: jnp.dtype | None = None) -> "PromptCache":
+    def stored(self, dtype: jnp.dtype | None = None, head_multiple: int = 1) -> "PromptCache":
         """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own).
 
-        It has no routes: decoding does not read them.
+        Heads have zeros after them up to a multiple of `head_multiple` elements. It has no routes:
+        decoding does not read them.
         """
         assert isinstance(self.kv, KeyValues)
         dtype = self.kv.keys.dtype if dtype is None else dtype
-        return self._replace(kv=[KVCache.of(self.kv, dtype)], routes=None)
+        return self._replace(kv=[KVCache.of(self.kv.filled(head_multiple), dtype)], routes=None)
 
     def unstacked(self) -> "PromptCache":
         """Returns the cache for decoding with a model that is `unstacked` too."""

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8
 
 from grpo_eqx.models.rounding import rounded_rows
+from grpo_eqx.models.tiles import filled
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 CACHE_BLOCK = 128
@@ -22,6 +23,10 @@ class KeyValues(NamedTuple):
     keys: Float[Array, "*rows K S D"]
     values: Float[Array, "*rows K S D"]
 
+    def filled(self, multiple: int) -> "KeyValues":
+        """Returns them with zeros after each head, up to a multiple of so many elements."""
+        return KeyValues(*(filled(x, -1, multiple) for x in self))
+
 
 def positions_read(num_written: Int[Array, ""], cache_length: int) -> Int[Array, ""]:
     """Returns how many of a growing cache's positions attention reads: whole blocks."""
@@ -31,7 +36,10 @@ def positions_read(num_written: Int[Array, ""], cache_length: int) -> Int[Array,
 
 
 class KVCache(NamedTuple):
-    """Stored keys and values: in a float dtype, or as int8 with a scale per head and position."""
+    """Stored keys and values: in a float dtype, or as int8 with a scale per head and position.
+
+    Heads may be stored with zeros after them (`KeyValues.filled`).
+    """
 
     keys: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
     values: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
@@ -55,8 +63,8 @@ class KVCache(NamedTuple):
     ) -> "KVCache":
         """Returns the cache of all layers with one position of each row replaced, in one layer.
 
-        **Arguments:** keys and values of single positions, `[P, J, K, 1, D]`; the layer; where each
-        row's is written; the layout over devices.
+        **Arguments:** keys and values of single positions, `[P, J, K, 1, D]`, filled here as the
+        cache is; the layer; where each row's is written; the layout over devices.
         """
 
         def write(cache: Array, token: Array, layer: Array, position: Array) -> Array:
@@ -73,7 +81,7 @@ class KVCache(NamedTuple):
         return jax.tree.map(
             lambda cache, token: write(cache, token, layer, position),
             self,
-            KVCache.of(new, self.keys.dtype),
+            KVCache.of(new.filled(self.keys.shape[-1]), self.keys.dtype),
         )
 
     def unstacked(self) -> "list[KVCache]":

@@ -27,6 +27,8 @@ class ProgramOptions:
     """Dtype of the weights in `generate`. `None`: `dtype`, in which int8 ones compute too."""
     kv_cache_dtype: jnp.dtype | None = None
     """Dtype of keys and values in `generate`. `None`: the one in which it computes."""
+    kv_head_multiple: int = 1
+    """Multiple up to which zeros follow each head of stored keys and values."""
     max_num_seqs: int | None = None
     """Completions that `generate` decodes at a time, across all devices. `None`: all."""
     decodes_on_cpu: bool = False
@@ -56,6 +58,11 @@ class ProgramOptions:
         return (self.rollout_dtype or self.dtype).itemsize
 
     def kv_itemsize(self, head_size: int) -> float:
-        """Returns the bytes of an element of the KV cache; int8 adds a float32 scale per head."""
+        """Returns the bytes in the KV cache for each element of a head.
+
+        They include the zeros after the head, and for int8 its float32 scale.
+        """
         dtype = self.sampling_dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
-        return dtype.itemsize + (4 / head_size if dtype == jnp.int8 else 0.0)
+        stored = -(-head_size // self.kv_head_multiple) * self.kv_head_multiple
+        scale_bytes = 4 if dtype == jnp.int8 else 0
+        return (dtype.itemsize * stored + scale_bytes) / head_size

@@ -349,6 +349,7 @@ class Programs:
             num_slots=options.max_num_seqs,
             layout=layout,
             kv_cache_dtype=options.kv_cache_dtype,
+            kv_head_multiple=options.kv_head_multiple,
             attention=options.attention.over(layout),
             unrolled=options.decodes_on_cpu,
             records_routes=options.router_replay,

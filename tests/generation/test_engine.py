@@ -54,7 +54,7 @@ def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
     jax.jit,
     static_argnames=(
         "sampling", "group", "max_length", "num_slots", "refill_at", "layout", "kv_cache_dtype",
-        "unrolled",
+        "kv_head_multiple", "unrolled",
     ),
 )  # fmt: skip
 def _run(
@@ -290,6 +290,14 @@ def test_a_rounded_cache_samples_nearly_the_same_distribution(dtype: str, most: 
     mask = np.asarray(rollout.completion_mask)
     gap = np.abs(np.asarray(rollout.sampler_logps) - trainers_logps(rollout))[mask]
     assert 1e-4 < gap.max() < most
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_zeros_after_the_heads_of_a_cache_change_no_token(dtype: str) -> None:
+    every = {"group": 8, "kv_cache_dtype": jnp.dtype(dtype), "num_slots": 5}
+    expected, found = run(*prompts(), **every), run(*prompts(), **every, kv_head_multiple=16)
+    np.testing.assert_array_equal(found.completion_ids, expected.completion_ids)
+    np.testing.assert_allclose(found.sampler_logps, expected.sampler_logps, atol=1e-5)
 
 
 def test_the_first_sampled_tokens_are_those_of_the_model() -> None:

@@ -45,16 +45,17 @@ def softmax_attention(
     return result
 
 
+@pytest.mark.parametrize("head_multiple", [1, 16], ids=["as_computed", "filled"])
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
 @pytest.mark.parametrize("length", [7, 2 * CACHE_BLOCK], ids=["one_block", "two_blocks"])
 @pytest.mark.parametrize("is_rounded", [False, True], ids=["exact", "rounded"])
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["mild", "sharp"])
 def test_attention_over_prompt_and_completion_is_attention_over_their_concatenation(
-    scale: float, is_rounded: bool, length: int, shares_prompt: bool
+    scale: float, is_rounded: bool, length: int, shares_prompt: bool, head_multiple: int
 ) -> None:
     """Also for a query that sees nothing of its prompt; the cache has two layers.
 
-    Where the cache is rounded, a query's own key is not.
+    Where the cache is rounded, a query's own key is not. Zeros after the heads change nothing.
     """
     P, G, N, K, D, Tp = 2, 3, 6, 2, 8, 5
     rng = np.random.default_rng(0)
@@ -65,13 +66,17 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
     position = np.array([[0, 3, length // 2], [length // 2 + 1, length - 2, 4]])
     new = rng.normal(size=(2, P, G, K, 1, D)).astype(np.float32)
     stored = KVCache.of(
-        KeyValues(*jnp.asarray(cache)), jnp.dtype("bfloat16" if is_rounded else "f4")
+        KeyValues(*jnp.asarray(cache)).filled(head_multiple),
+        jnp.dtype("bfloat16" if is_rounded else "f4"),
     )
     stored = stored.written(KeyValues(*jnp.asarray(new)), jnp.int32(1), jnp.asarray(position))
-    cache = np.stack(stored.loaded(jnp.dtype("float32")))
+    cache = np.stack(stored.loaded(jnp.dtype("float32")))[..., :D]
     attended = jitted_attend(
         jnp.asarray(queries),
-        Segment(KeyValues(*map(jnp.asarray, prompt)), jnp.asarray(visible)[:, None]),
+        Segment(
+            KeyValues(*map(jnp.asarray, prompt)).filled(head_multiple),
+            jnp.asarray(visible)[:, None],
+        ),
         OwnKeys(
             stored,
             jnp.int32(1),

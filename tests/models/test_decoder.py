@@ -232,13 +232,17 @@ def test_a_prompt_cache_leaves_the_last_token_to_the_completions(side: str):
 
 
 @pytest.mark.parametrize("side", SIDES)
-def test_decoding_step_by_step_is_the_grouped_pass(side: str):
+@pytest.mark.parametrize("head_multiple", [1, 16], ids=["as_computed", "filled"])
+def test_decoding_step_by_step_is_the_grouped_pass(side: str, head_multiple: int):
+    """Also from a cache that holds zeros after each head."""
     model = random_model()
     completions = random_ids(len(LENGTHS), GROUP, 5)
     P, G, Tc = completions.shape
-    cache = prefill(model, *prompts(side)).stored(jnp.dtype("float32"))
+    cache = prefill(model, *prompts(side)).stored(jnp.dtype("float32"), head_multiple)
     # Rubbish where nothing is written yet: no step may look at it.
-    shape = (CONFIG.num_hidden_layers, P, G, CONFIG.num_key_value_heads, Tc, CONFIG.head_size)
+    head_size = cache.kv[0].keys.shape[-1]
+    assert head_size == max(CONFIG.head_size, head_multiple)
+    shape = (CONFIG.num_hidden_layers, P, G, CONFIG.num_key_value_heads, Tc, head_size)
     own = [KVCache(jnp.full(shape, 1e3), jnp.full(shape, 1e3))]
     inputs, steps = jnp.broadcast_to(cache.last_ids[:, None], (P, G)), []
     for index in range(Tc):

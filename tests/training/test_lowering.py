@@ -15,7 +15,7 @@ from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.objective import Objective
-from grpo_eqx.planner.hlo import Collective, collectives
+from grpo_eqx.planner.hlo import Collective, Program, collectives
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.batch import Batch
@@ -205,3 +205,21 @@ def test_tensor_adds_up_twice_a_layer() -> None:
     of_group = f"bf16[4,4,1,{config.hidden_size}]"  # 16 x 4 completions over 4 groups
     assert [(x.kind, x.shapes) for x in of_layer] == [("all-reduce", of_group)] * 2
     assert max(x.num_bytes for x in found if x.loops == 0) < 2 * config.num_head_parameters
+
+
+@pytest.mark.topology
+def test_decoding_copies_no_cache_of_small_heads() -> None:
+    """In a TPU's vectors of 128 elements, heads of 64 are laid out otherwise, unless filled up."""
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    mesh = parse_mesh("auto").build(described_devices("v6e-1"))
+    runner = programs(OF_0_5B, mesh, 128, 256, kv_head_multiple=128)
+    lowered = lower_generate(runner, model_shapes(OF_0_5B, mesh), 16, 4, 128)
+    program = Program(lowered.compile().as_text())
+    caches = [  # keys or values of several layers
+        array.shape
+        for each, loops, _ in program.walk(program.entry, 0, "")
+        if loops >= 2 and each.kind == "copy"
+        for array in each.arrays
+        if len(array.sizes) == 6 and array.sizes[0] > 1
+    ]
+    assert not caches

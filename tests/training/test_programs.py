@@ -666,3 +666,14 @@ def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batc
     lowered = jax.jit(program).trace(model).lower(lowering_platforms=("tpu",))
     assert "bf16" in lowered.as_text()
     assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(lowered.out_info))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "multiple", "stored"),
+    [("bfloat16", 1, 64 * 2), ("bfloat16", 128, 128 * 2), ("int8", 128, 128 + 4)],
+)
+def test_bytes_of_a_cache_include_zeros_and_scales(dtype: str, multiple: int, stored: int) -> None:
+    options = dataclasses.replace(
+        OPTIONS, kv_cache_dtype=jnp.dtype(dtype), kv_head_multiple=multiple
+    )
+    assert 64 * options.kv_itemsize(64) == stored

@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.models.product import inner_products
+from grpo_eqx.models.tiles import filled
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import batch_spec, dividing_axes
 
@@ -145,13 +146,6 @@ class Residuals(NamedTuple):
     def inner(self, slope: Float[Array, "R K r T D"]) -> Float[Array, "R K r T"]:
         """Computes inner products of slopes and results, which a softmax's gradient subtracts."""
         return inner_products(self.attended, slope)
-
-
-def filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
-    """Pads the end of an axis with `value`, so that its length is a multiple of `multiple`."""
-    pads = [(0, 0)] * x.ndim
-    pads[axis] = (0, -x.shape[axis] % multiple)
-    return jnp.pad(x, pads, constant_values=value)
 
 
 def on_each_device(

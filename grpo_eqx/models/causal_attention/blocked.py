@@ -17,12 +17,11 @@ from grpo_eqx.models.causal_attention.base import (
     Inputs,
     Residuals,
     Visible,
-    filled,
 )
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
-from grpo_eqx.models.tiles import even_tile
+from grpo_eqx.models.tiles import even_tile, filled
 
 Arrays = TypeVar("Arrays")
 _VECTOR = 16

@@ -11,10 +11,10 @@ from grpo_eqx.models.causal_attention.base import (
     CausalAttention,
     Inputs,
     Visible,
-    filled,
     on_each_device,
 )
 from grpo_eqx.models.causal_attention.blocked import BlockedAttention
+from grpo_eqx.models.tiles import filled
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _MULTIPLE = 8

@@ -21,13 +21,12 @@ from grpo_eqx.models.causal_attention.base import (
     Inputs,
     Residuals,
     Visible,
-    filled,
     on_each_device,
 )
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
-from grpo_eqx.models.tiles import even_tile
+from grpo_eqx.models.tiles import even_tile, filled
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _SUBLANES, _LANES = 16, 128
