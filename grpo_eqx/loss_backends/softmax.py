@@ -93,6 +93,39 @@ class Partial(NamedTuple):
         )
 
 
+class WeightedRows(NamedTuple):
+    """Per-token sums of the head's rows over a part of the vocabulary, float32.
+
+    Rows are weighted as in a `Partial` of the same part, and multiplied by the slope of the cap.
+    They yield the gradient of a log-prob by its hidden state, (own - E[row]) / T, without a second
+    pass. The token's own row is apart, so that nothing cancels where its probability is near 1.
+    """
+
+    others: Float[Array, "*n H"]
+    """Sum of exp((s - highest) / T) row over all but the token itself."""
+    own: Float[Array, "*n H"]
+    """Row of the token itself, or 0 if it is not in this part."""
+
+    @classmethod
+    def of_nothing(cls, num_tokens: int, size: int) -> "WeightedRows":
+        """Returns the sums over an empty part."""
+        zeros = jnp.zeros((num_tokens, size), jnp.float32)
+        return cls(zeros, zeros)
+
+    def relative_to(
+        self, before: Float[Array, "*n"], highest: Float[Array, "*n"], temperature: float
+    ) -> "WeightedRows":
+        """Rescales the sums, relative to the largest score `before`, to be so to another."""
+        factor = jnp.exp((before - highest) / temperature)
+        return WeightedRows(self.others * factor[..., None], self.own)
+
+    def slope(self, sums: Partial, temperature: float) -> Float[Array, "*n H"]:
+        """Returns the gradient of the log-probs, for sums over the whole vocabulary."""
+        rest = -jnp.expm1(sums.stats(temperature).logps)
+        own, others = rest[..., None] * self.own, self.others / sums.sums[..., None]
+        return (own - others) / temperature
+
+
 class ScoreGradient(NamedTuple):
     """Per-token coefficients of the gradient of the scores, float32.
 

@@ -10,16 +10,17 @@ import abc
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import TokenStats
-from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
+from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, WeightedRows
 from grpo_eqx.models.product import product
 from grpo_eqx.models.tiles import even_tile
 from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
@@ -37,6 +38,8 @@ class Tiles(abc.ABC):
     """Maximum rows of the head per tile."""
     softcap: float | None
     """Soft cap of the scores, before they are divided by the temperature."""
+    weighs_rows: ClassVar[bool] = False
+    """Whether `weighted_rows` is defined."""
 
     @abc.abstractmethod
     def sums(
@@ -62,6 +65,17 @@ class Tiles(abc.ABC):
         temperature: float,
     ) -> Float[Array, "v n"]:
         """Computes the gradient of the tile's scores before their cap, in the dtype of `hidden`."""
+
+    def weighted_rows(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        first: Int[Array, ""],
+        temperature: float,
+    ) -> tuple[Partial, WeightedRows]:
+        """Computes `sums`, merged into one part, and the sums of rows that go with them."""
+        raise NotImplementedError
 
 
 def check_tiles(token_tile: int, vocabulary_tile: int) -> None:
@@ -156,11 +170,36 @@ class _Slices:
         return jax.lax.dynamic_update_slice_in_dim(whole, rows, self.start(index), axis=0)
 
 
+class _Sums(NamedTuple):
+    """Sums over a part of the vocabulary."""
+
+    scores: Partial
+    rows: WeightedRows | None
+    """For the gradient of a head that is not trained."""
+
+    def plus(self, other: "_Sums", temperature: float) -> "_Sums":
+        scores = self.scores.plus(other.scores, temperature)
+        if self.rows is None or other.rows is None:
+            return _Sums(scores, None)
+        mine = self.rows.relative_to(self.scores.highest, scores.highest, temperature)
+        theirs = other.rows.relative_to(other.scores.highest, scores.highest, temperature)
+        return _Sums(scores, jax.tree.map(jnp.add, mine, theirs))
+
+    def over_axis(self, name: str, temperature: float) -> "_Sums":
+        scores = self.scores.over_axis(name, temperature)
+        if self.rows is None:
+            return _Sums(scores, None)
+        rows = self.rows.relative_to(self.scores.highest, scores.highest, temperature)
+        return _Sums(scores, jax.lax.psum(rows, name))
+
+
 class _Residuals(NamedTuple):
     hidden: Float[Array, "*batch T H"]
     head: Float[Array, "V H"]
     ids: Int[Array, "*batch T"]
     sums: Partial
+    slope: Float[Array, "*batch T H"] | None
+    """Gradient of the log-probs by the hidden states, float32, where the head is not trained."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -173,46 +212,66 @@ def tiled_stats(
     mesh: jax.sharding.Mesh | None,
 ) -> TokenStats:
     """Computes `LossBackend.token_stats` with a tile's logits as the largest array."""
-    return _forward(hidden, head, ids, temperature, tiles, mesh)[0]
+    return _sums(hidden, head, ids, temperature, tiles, mesh).scores.stats(temperature)
 
 
 def _forward(
+    hidden: CustomVJPPrimal,
+    head: CustomVJPPrimal,
+    ids: CustomVJPPrimal,
+    temperature: float,
+    tiles: Tiles,
+    mesh: jax.sharding.Mesh | None,
+) -> tuple[TokenStats, _Residuals]:
+    arguments = hidden.value, head.value, ids.value
+    sums, rows = _sums(*arguments, temperature, tiles, mesh, with_rows=not head.perturbed)
+    slope = None if rows is None else rows.slope(sums, temperature)
+    return sums.stats(temperature), _Residuals(*arguments, sums, slope)
+
+
+def _sums(
     hidden: Float[Array, "*batch T H"],
     head: Float[Array, "V H"],
     ids: Int[Array, "*batch T"],
     temperature: float,
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
-) -> tuple[TokenStats, _Residuals]:
+    *,
+    with_rows: bool = False,
+) -> _Sums:
+    """Computes the sums over the vocabulary, and where asked and possible those of rows."""
+    with_rows = with_rows and tiles.weighs_rows
     layout = _Layout.of(mesh, ids, head)
 
-    def local(hidden: Array, head: Array, ids: Array) -> Partial:
+    def local(hidden: Array, head: Array, ids: Array) -> _Sums:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
         cut = _cut_tokens((hidden, own_ids), ids.ndim, tiles.tokens)
 
-        def add(index: Array, total: Partial) -> Partial:
+        def add(index: Array, total: _Sums) -> _Sums:
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
 
-            def of_tile(tokens: tuple[Array, Array]) -> Partial:
+            def of_tile(tokens: tuple[Array, Array]) -> _Sums:
                 hidden, ids = tokens
-                ids = ids - slices.start(index)
-                first = slices.first_new(index)
-                return tiles.sums(hidden, rows, ids, first, temperature).merged(temperature)
+                arguments = hidden, rows, ids - slices.start(index), slices.first_new(index)
+                if with_rows:
+                    return _Sums(*tiles.weighted_rows(*arguments, temperature))
+                return _Sums(tiles.sums(*arguments, temperature).merged(temperature), None)
 
             of_slice = jax.lax.map(of_tile, cut)
-            of_slice = jax.tree.map(lambda x: x.reshape(-1), of_slice)
+            of_slice = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_slice)
             return total.plus(of_slice, temperature)
 
-        start = Partial.of_nothing(cut[1].size)
+        num_tokens, size = cut[1].size, hidden.shape[-1]
+        no_rows = WeightedRows.of_nothing(num_tokens, size) if with_rows else None
+        start = _Sums(Partial.of_nothing(num_tokens), no_rows)
         sums = jax.lax.fori_loop(0, slices.count, add, start)
-        sums = jax.tree.map(lambda x: x[: ids.size].reshape(ids.shape), sums)
+        sums = jax.tree.map(lambda x: x[: ids.size].reshape(*ids.shape, *x.shape[1:]), sums)
         axis = layout.head[0]
         return sums if axis is None else sums.over_axis(axis, temperature)
 
     run = layout.on_each_device(local, (layout.tokens, layout.head, layout.tokens), layout.tokens)
-    sums = run(hidden, head, ids)
-    return sums.stats(temperature), _Residuals(hidden, head, ids, sums)
+    return run(hidden, head, ids)
 
 
 def _backward(
@@ -221,8 +280,13 @@ def _backward(
     mesh: jax.sharding.Mesh | None,
     residuals: _Residuals,
     cotangents: TokenStats,
-) -> tuple[Array, Array, None]:
-    hidden, head, ids, sums = residuals
+) -> tuple[Array, Array | None, None]:
+    hidden, head, ids, sums, slope = residuals
+    others = cotangents.entropies, cotangents.logsumexps
+    if slope is not None and all(isinstance(x, SymbolicZero) for x in others):
+        of_hidden = jnp.asarray(cotangents.logps)[..., None] * slope
+        return of_hidden.astype(hidden.dtype), None, None
+    cotangents = TokenStats(*map(_instantiated, cotangents))
     layout = _Layout.of(mesh, ids, head)
 
     def local(
@@ -252,7 +316,13 @@ def _backward(
     return of_hidden, of_head, None
 
 
-tiled_stats.defvjp(_forward, _backward)
+def _instantiated(cotangent: Array | SymbolicZero) -> Array:
+    if isinstance(cotangent, SymbolicZero):
+        return jnp.zeros(cotangent.shape, cotangent.dtype)
+    return cotangent
+
+
+tiled_stats.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 class _TokenTiles(NamedTuple):

@@ -78,12 +78,15 @@ class Linear(eqx.Module):
         if self.is_transposed or (self.scales is not None and self.adapter is None):
             y = self._read_only(x)
             return y if self.bias is None else y + self.bias
+        weight, adapter = self.weight.astype(x.dtype), self.adapter
+        merges = adapter is not None and self.scales is None and x.dtype == jnp.float32
+        y = _project_adapted(x, weight, adapter) if merges else _project(x, weight)
         # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
-        y = checkpoint_name(_project(x, self.weight.astype(x.dtype)), "product")
+        y = checkpoint_name(y, "product")
         if self.scales is not None:
             y = (y * self.scales).astype(x.dtype)
-        if self.adapter is not None:
-            y = y + self.adapter(x)
+        if adapter is not None and not merges:
+            y = y + adapter(x)
         return y if self.bias is None else y + self.bias
 
     def _read_only(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
@@ -126,6 +129,40 @@ def _project_backward(
 
 
 _project.defvjp(_project_forward, _project_backward)
+
+
+@jax.custom_vjp
+def _project_adapted(
+    x: Float[Array, "*batch in"], weight: Float[Array, "out in"], adapter: LowRank
+) -> Float[Array, "*batch out"]:
+    """Computes the product with the sum of a weight and its adapter, in float32.
+
+    It takes a third of the passes over inputs and outputs less than two products that are added.
+    In fewer bits, the sum would round small changes of the adapter away.
+    """
+    return _project(x, weight + adapter.delta())
+
+
+def _project_adapted_forward(
+    x: Float[Array, "*batch in"], weight: Float[Array, "out in"], adapter: LowRank
+) -> tuple[Float[Array, "*batch out"], tuple[Array, Array, LowRank]]:
+    return _project_adapted(x, weight, adapter), (x, weight, adapter)
+
+
+def _project_adapted_backward(
+    residuals: tuple[Array, Array, LowRank], dy: Float[Array, "*batch out"]
+) -> tuple[Float[Array, "*batch in"], Float[Array, "out in"], LowRank]:
+    """Computes the usual gradients; the adapter's without that of the whole weight."""
+    x, weight, adapter = residuals
+    dx, of_weight = _project_backward((x, weight + adapter.delta()), dy)
+    flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    inner = adapter.scale * jnp.einsum("ti,ri->tr", flat_x, adapter.a)
+    of_inner = adapter.scale * jnp.einsum("to,ro->tr", flat_dy, adapter.b)
+    of_a, of_b = jnp.einsum("tr,ti->ri", of_inner, flat_x), jnp.einsum("tr,to->ro", inner, flat_dy)
+    return dx, of_weight, dataclasses.replace(adapter, a=of_a, b=of_b)
+
+
+_project_adapted.defvjp(_project_adapted_forward, _project_adapted_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

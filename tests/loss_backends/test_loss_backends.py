@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable
 
 import jax
@@ -244,6 +245,62 @@ def test_logits_have_a_soft_cap_before_the_temperature(
     devices = None if mesh is None else parse_mesh(mesh).build(jax.devices()[:8])
     for case in ("random", "logits of 80", "ignored"):
         check(backend, Inputs(case), 0.7, devices, softcap=2.0)
+
+
+@functools.cache
+def gradient_of_hidden(
+    backend: LossBackend, fields: tuple[str, ...], mesh: jax.sharding.Mesh | None, softcap: float
+) -> Callable[..., Array]:
+    """The gradient with a constant head, for cotangents of some statistics."""
+
+    @jax.jit
+    def run(hidden: Array, head: Array, ids: Array, cotangents: TokenStats) -> Array:
+        def loss(hidden: Array) -> Array:
+            stats = backend(hidden, head, ids, 0.7, mesh, softcap)
+            return sum(jnp.vdot(getattr(stats, x), getattr(cotangents, x)) for x in fields)
+
+        return jax.grad(loss)(hidden)
+
+    return run
+
+
+@pytest.mark.parametrize("mesh", [None, "2,1,4"])
+@pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_a_frozen_head_changes_no_gradient_of_the_hidden_states(
+    backend: LossBackend, dtype: jnp.dtype, mesh: str | None
+) -> None:
+    """Neither that of log-probs alone, which needs no second pass, nor that of all statistics."""
+    devices = None if mesh is None else parse_mesh(mesh).build(jax.devices()[:8])
+    for case, softcap in itertools.product(CASES, [None, 2.0]):
+        inputs = Inputs(case)
+        inputs.hidden = inputs.hidden.astype(dtype)
+        inputs.head = inputs.head.astype(dtype).astype(jnp.float32)
+        for fields in (("logps",), TokenStats._fields):
+            used = {name: getattr(inputs.cotangents, name) for name in fields}
+            zero = jnp.zeros(inputs.ids.shape, jnp.float32)
+            inputs.cotangents = TokenStats(*(used.get(x, zero) for x in TokenStats._fields))
+            run = gradient_of_hidden(backend, fields, devices, softcap)
+            found = run(inputs.hidden, inputs.head, inputs.ids, inputs.cotangents)
+            expected = inputs.reference(0.7, softcap)[1][0]
+            size = np.abs(expected).max()
+            if dtype == jnp.bfloat16:  # rounded parts of this size may add up to nothing
+                size = max(size, np.abs(inputs.head).max() * np.abs(inputs.cotangents).max())
+            assert_close(found, expected, 1e-5 if dtype == jnp.float32 else 2**-7, size)
+
+
+@pytest.mark.parametrize(("is_trained", "products"), [(True, 4), (False, 2)])
+def test_a_frozen_head_needs_no_second_pass(is_trained: bool, products: int) -> None:
+    """Trained: the logits, again in the backward pass, and two gradients."""
+    inputs = Inputs("random")
+
+    def loss(hidden: Array, head: Array) -> Array:
+        return ChunkedLoss()(hidden, head, inputs.ids, 1.0).logps.sum()
+
+    gradient = jax.grad(loss, argnums=(0, 1) if is_trained else 0)
+    assert (
+        str(jax.make_jaxpr(gradient)(inputs.hidden, inputs.head)).count("dot_general[") == products
+    )
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models import Decoder, Qwen2Config, Qwen3Config, from_pretrained, save_pretrained
 from grpo_eqx.models.decoder import DecoderLayer
-from grpo_eqx.models.layers import Linear
+from grpo_eqx.models.layers import Linear, LowRank
 from grpo_eqx.models.lora import Lora, linear_names, prepared, with_adapters
 from grpo_eqx.models.peft import CONFIG, WEIGHTS
 from grpo_eqx.models.pretrained import base_model, check_adapter, model_folder
@@ -96,6 +96,15 @@ def test_int8_weights_are_merged_and_differentiated_as_what_they_stand_for():
     unrounded = dataclasses.replace(model, layers=unrounded_layers(model))
     for found, expected in zip(gradient(model), gradient(unrounded), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_a_change_too_small_for_a_bfloat16_weight_still_counts():
+    """In float32 the adapter is added to the weight, in bfloat16 to the outputs."""
+    weight, small = jnp.asarray([[1.0, -1.0]]), 2.0**-10  # 1 + 2^-10 is 1 in bfloat16
+    adapter = LowRank(jnp.asarray([[1.0, 0.0]]), jnp.asarray([[small]]), scale=1.0)
+    for dtype in (jnp.float32, jnp.bfloat16):
+        linear = Linear(weight, adapter=adapter).astype(dtype)
+        assert linear(jnp.ones(2, dtype)) == small
 
 
 def test_weights_that_are_int8_already_stay_as_they_are():
