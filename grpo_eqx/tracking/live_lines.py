@@ -77,6 +77,11 @@ class LiveLines(RenderHook):
             if not self._is_over.is_set():
                 self._console.print(Control())
 
+    @property
+    def width(self) -> int:
+        """Columns of the terminal."""
+        return self._room()[0]
+
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
         """Adds the lines to what is printed."""
         printed = any(not isinstance(x, Control) for x in renderables)

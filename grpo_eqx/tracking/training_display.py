@@ -64,8 +64,9 @@ class TrainingDisplay:
         self._entered.__exit__(kind, error, trace)
 
     def note(self, text: str) -> None:
-        """Prints a separate line, above a live display."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Prints a separate line; above live lines it is wrapped between words."""
+        width = None if self._lines is None else self._lines.width
+        self.console.print(text, highlight=False, markup=False, width=width, soft_wrap=not width)
 
     def completions(self, columns: Mapping[str, Sequence[Any]], number: int) -> None:
         """Prints some of a step's completions, from the best to the worst."""

@@ -40,7 +40,7 @@ def wait_for(name):
 
 print("before")
 with TrainingDisplay(10) as display:
-    display.note("a note that is long enough to be wrapped by eighty columns, " * 2)
+    display.note("a note of several words, " * 8)
     for step in range(1, 7):
         display.step(step, metrics(step))
     print("a warning", file=sys.stderr)
@@ -122,6 +122,8 @@ def test_nothing_wraps_or_stays_behind(
     pane = terminal(width, "end")
     lines = pane.lines(has("ready for look"))
     assert lines[0] == "before"
+    note = " ".join(lines[1 : lines.index("a warning")])
+    assert note.split() == 8 * ["a", "note", "of", "several", "words,"]  # none in two parts
     assert lines.count("a warning") == lines.count("a line past Python") == 1
     bar, reward, completions, machine, phase = display(lines)
     assert bar.startswith("step 6 of 10  ━━━")
