@@ -7,11 +7,12 @@ import pytest
 
 
 @pytest.mark.slow
-def test_hosts_leave_the_update_unchanged(pod, tmp_path: Path) -> None:
+@pytest.mark.parametrize("trained", ["all", "adapters"])
+def test_hosts_leave_the_update_unchanged(pod, tmp_path: Path, trained: str) -> None:
     made = {}
     for num_processes in (1, 2):
         devices = [8 // num_processes] * num_processes
-        for index, outcome in pod.run("update_worker.py", devices, tmp_path).items():
+        for index, outcome in pod.run("update_worker.py", devices, tmp_path, trained).items():
             assert outcome.code == 0, outcome.output
             made[num_processes, index] = np.load(tmp_path / f"update-{num_processes}-{index}.npz")
     whole = made.pop((1, 0))

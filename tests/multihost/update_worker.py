@@ -1,8 +1,8 @@
 """One process of a run over several: makes one update and writes what came of it.
 
-    python update_worker.py FOLDER
+    python update_worker.py FOLDER all|adapters
 
-Run by `test_update.py`, on eight CPU devices in all.
+The second argument says what is trained. Run by `test_update.py`, on eight CPU devices in all.
 """
 
 import sys
@@ -18,6 +18,7 @@ from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
+from grpo_eqx.models.lora import Lora, with_adapters
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.arrays import fetch, shard
@@ -46,7 +47,7 @@ def random_batch() -> Batch:
     return Batch(rollout, advantages, logps[1], logps[2], rng.random((P, G, TC), np.float32))
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, trained: str) -> None:
     objective = Objective(
         loss_type="dapo",
         importance_sampling_level="sequence",
@@ -69,6 +70,8 @@ def main(folder: Path) -> None:
         num_attention_heads=4, num_key_value_heads=2,
     )  # fmt: skip
     model = Qwen2.init(config, jax.random.key(0), std=0.2)
+    if trained == "adapters":
+        model = with_adapters(model, Lora(rank=4, alpha=8.0), jax.random.key(1))
     model = jax.tree.map(shard, model, model.shardings(programs.mesh))
     batch = random_batch()
     packing = programs.packing(batch.rollout.prompts.mask.sum(axis=1), batch.rollout.lengths)
@@ -81,4 +84,4 @@ def main(folder: Path) -> None:
 
 if __name__ == "__main__":
     initialize({"the work": "an update"})
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
