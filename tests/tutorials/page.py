@@ -7,27 +7,15 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from ..fenced_blocks import Block
+from ..fenced_blocks import blocks as blocks_of
+
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
-_BLOCK = re.compile(
-    r'(?:^<!-- (?P<mark>[\w ]+) -->\n)?^```(?P<language>\w+)(?: title="(?P<file>[\w./]+)")?\n'
-    r"(?P<text>.*?)^```$",
-    re.MULTILINE | re.DOTALL,
-)
 _NEXT = "==== next command ===="
 _PROGRESS = re.compile(r"^(\[\w\] )?\[ *\d+ \w+\] ")
 _TIMES = re.compile(r" \(\d+ \w+ of them compiling\)|  \d+ \w+ left")
 _NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?")
 _HEX = re.compile(r"\b[0-9a-f]{12}\b")
-
-
-class Block(NamedTuple):
-    """A fenced block: a file where it has a name, else commands with their output."""
-
-    mark: str | None
-    """Comment before it: why it is not run, or only in the long tests."""
-    language: str
-    file: str | None
-    text: str
 
 
 class Command(NamedTuple):
@@ -39,9 +27,9 @@ class Command(NamedTuple):
 
 def blocks(name: str) -> list[Block]:
     """Returns the fenced blocks of a tutorial."""
-    text = (TUTORIALS / name).read_text()
-    found = [Block(**block.groupdict()) for block in _BLOCK.finditer(text)]
-    assert len(found) == len(re.findall("^```", text, re.MULTILINE)) / 2, "a fence is not read"
+    found = blocks_of(TUTORIALS / name)
+    fences = re.findall("^```", (TUTORIALS / name).read_text(), re.MULTILINE)
+    assert len(found) == len(fences) / 2, "a fence is not read"
     return found
 
 
