@@ -52,8 +52,8 @@ _TOKENS = 8192
 """Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
 _TOKENS_ON_CPU = 1024
 _LANES = 128
-"""Elements of a TPU's vectors. Stored heads fill them: of smaller ones, XLA's compiler lays the
-cache out by positions, and copies all of it in every layer to write a single one."""
+"""Elements of a TPU's vectors. Stored heads fill whole ones. Where heads of 64 did not, XLA laid
+the cache out by positions, and copied all of it in every layer to write a single one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

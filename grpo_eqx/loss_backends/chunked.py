@@ -1,21 +1,20 @@
 """Log-probs without the whole logits, in plain XLA."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
-from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, WeightedRows
-from grpo_eqx.loss_backends.tiled import Tiles, check_tiles, tiled_stats
+from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
+from grpo_eqx.loss_backends.tiled import WeighingTiles, check_tiles, tiled_stats
 from grpo_eqx.models.product import product
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 
 
 class ChunkedLoss(LossBackend):
-    """Backend that computes logits tile by tile, and recomputes each tile in the backward pass.
+    """Backend that computes logits tile by tile, and once more for the gradient of the head.
 
     At most `token_tile x vocabulary_tile` logits exist at a time on a device. A vocabulary sharded
     over `tp` stays sharded: only sums over its parts are exchanged.
@@ -43,11 +42,10 @@ class ChunkedLoss(LossBackend):
 
 
 @dataclasses.dataclass(frozen=True)
-class _XlaTiles(Tiles):
+class _XlaTiles(WeighingTiles):
     tokens: int
     vocabulary: int
     softcap: float | None
-    weighs_rows: ClassVar[bool] = True
 
     def sums(
         self,
@@ -68,18 +66,13 @@ class _XlaTiles(Tiles):
         ids: Int[Array, " n"],
         first: Int[Array, ""],
         temperature: float,
-    ) -> tuple[Partial, WeightedRows]:
+    ) -> tuple[Partial, Float[Array, "n H"]]:
         scores, own = self._scores(hidden, head, ids)
         valid = jnp.arange(len(head))[:, None] >= first
         sums = Partial.of_scores(scores, own, valid, temperature)
         weights = jnp.where(valid & ~own, jnp.exp((scores - sums.highest) / temperature), 0.0)
         weights = gradient_before_cap(weights, scores, self.softcap).astype(hidden.dtype)
-        sums = sums.merged(temperature)
-        is_here = ((ids >= first) & (ids < len(head))).astype(jnp.float32)
-        own_row = head[jnp.clip(ids, 0, len(head) - 1)].astype(jnp.float32)
-        slope = gradient_before_cap(is_here, sums.chosen, self.softcap)
-        others = product("vn,vh->nh", weights, head)
-        return sums, WeightedRows(others, slope[:, None] * own_row)
+        return sums.merged(temperature), product("vn,vh->nh", weights, head)
 
     def score_gradient(
         self,

@@ -33,9 +33,9 @@ class Partial(NamedTuple):
     """Score of the token itself, or 0 if it is not in this part."""
 
     @classmethod
-    def of_nothing(cls, num_tokens: int) -> "Partial":
-        """Returns the sums over an empty part."""
-        zeros = jnp.zeros(num_tokens, jnp.float32)
+    def of_nothing(cls, shape: tuple[int, ...]) -> "Partial":
+        """Returns the sums over an empty part, for tokens of this shape."""
+        zeros = jnp.zeros(shape, jnp.float32)
         return cls(zeros + MASKED, zeros, zeros, zeros)
 
     @classmethod
@@ -62,10 +62,13 @@ class Partial(NamedTuple):
             jnp.sum(jnp.where(own & valid, scores, 0.0), axis=axis, keepdims=True),
         )
 
+    def factor(self, highest: Float[Array, "*#n"], temperature: float) -> Float[Array, "*n"]:
+        """Returns by what the sums change where another largest score takes the place of theirs."""
+        return jnp.exp((self.highest - highest) / temperature)
+
     def relative_to(self, highest: Float[Array, "*#n"], temperature: float) -> "Partial":
         """Rescales the sums to be relative to another largest score."""
-        shift = (self.highest - highest) / temperature
-        factor = jnp.exp(shift)
+        shift, factor = (self.highest - highest) / temperature, self.factor(highest, temperature)
         moments = jnp.where(factor > 0, (self.moments + shift * self.sums) * factor, 0.0)
         return Partial(highest, self.sums * factor, moments, self.chosen)
 
@@ -91,39 +94,6 @@ class Partial(NamedTuple):
             entropies=logsums - self.moments / self.sums,
             logsumexps=self.highest / temperature + logsums,
         )
-
-
-class WeightedRows(NamedTuple):
-    """Per-token sums of the head's rows over a part of the vocabulary, float32.
-
-    Rows are weighted as in a `Partial` of the same part, and multiplied by the slope of the cap.
-    They yield the gradient of a log-prob by its hidden state, (own - E[row]) / T, without a second
-    pass. The token's own row is apart, so that nothing cancels where its probability is near 1.
-    """
-
-    others: Float[Array, "*n H"]
-    """Sum of exp((s - highest) / T) row over all but the token itself."""
-    own: Float[Array, "*n H"]
-    """Row of the token itself, or 0 if it is not in this part."""
-
-    @classmethod
-    def of_nothing(cls, num_tokens: int, size: int) -> "WeightedRows":
-        """Returns the sums over an empty part."""
-        zeros = jnp.zeros((num_tokens, size), jnp.float32)
-        return cls(zeros, zeros)
-
-    def relative_to(
-        self, before: Float[Array, "*n"], highest: Float[Array, "*n"], temperature: float
-    ) -> "WeightedRows":
-        """Rescales the sums, relative to the largest score `before`, to be so to another."""
-        factor = jnp.exp((before - highest) / temperature)
-        return WeightedRows(self.others * factor[..., None], self.own)
-
-    def slope(self, sums: Partial, temperature: float) -> Float[Array, "*n H"]:
-        """Returns the gradient of the log-probs, for sums over the whole vocabulary."""
-        rest = -jnp.expm1(sums.stats(temperature).logps)
-        own, others = rest[..., None] * self.own, self.others / sums.sums[..., None]
-        return (own - others) / temperature
 
 
 class ScoreGradient(NamedTuple):

@@ -10,7 +10,7 @@ import abc
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,16 @@ from jaxtyping import Array, Float, Int
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import TokenStats
-from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient, WeightedRows
+from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.models.product import product
+from grpo_eqx.models.softcap import gradient_before_cap
 from grpo_eqx.models.tiles import even_tile
-from grpo_eqx.sharding.rules import BATCH_AXES, batch_sharding, parameter_sharding
+from grpo_eqx.sharding.rules import (
+    BATCH_AXES,
+    batch_sharding,
+    embedding_shardings,
+    parameter_sharding,
+)
 
 STRIP = 128
 """Preferred divisor of tile sizes, to align with registers and kernels' blocks."""
@@ -38,8 +44,6 @@ class Tiles(abc.ABC):
     """Maximum rows of the head per tile."""
     softcap: float | None
     """Soft cap of the scores, before they are divided by the temperature."""
-    weighs_rows: ClassVar[bool] = False
-    """Whether `weighted_rows` is defined."""
 
     @abc.abstractmethod
     def sums(
@@ -66,6 +70,14 @@ class Tiles(abc.ABC):
     ) -> Float[Array, "v n"]:
         """Computes the gradient of the tile's scores before their cap, in the dtype of `hidden`."""
 
+
+class WeighingTiles(Tiles):
+    """Tiles that can add up rows of the head too, where these are not trained.
+
+    They yield the gradient of log-probs without a second pass.
+    """
+
+    @abc.abstractmethod
     def weighted_rows(
         self,
         hidden: Float[Array, "n H"],
@@ -73,9 +85,11 @@ class Tiles(abc.ABC):
         ids: Int[Array, " n"],
         first: Int[Array, ""],
         temperature: float,
-    ) -> tuple[Partial, WeightedRows]:
-        """Computes `sums`, merged into one part, and the sums of rows that go with them."""
-        raise NotImplementedError
+    ) -> tuple[Partial, Float[Array, "n H"]]:
+        """Computes `sums` in one part, and the rows that these weight, without the token's own.
+
+        A row is multiplied by the slope of the cap at its score. Their sum is float32.
+        """
 
 
 def check_tiles(token_tile: int, vocabulary_tile: int) -> None:
@@ -123,6 +137,14 @@ class _Layout(NamedTuple):
         """Gathers whole rows of the head from the devices' parts of them."""
         axis = self.head[1]
         return rows if axis is None else jax.lax.all_gather(rows, axis, axis=1, tiled=True)
+
+    def rows_of(self, ids: Int[Array, "*batch T"], head: Float[Array, "V H"]) -> Array:
+        """Returns the tokens' rows of the head, `[*batch, T, H]`, laid out as hidden states are."""
+        rows = head[ids]
+        # As in an embedding: each device looks up in its own part of the head.
+        for sharding in [] if self.mesh is None else embedding_shardings(self.mesh, rows.shape):
+            rows = jax.lax.with_sharding_constraint(rows, sharding)
+        return rows
 
     def sum_over_tokens(self, gradient: Float[Array, "v H"]) -> Float[Array, "v h"]:
         """Sums whole rows' gradient over all devices' tokens; returns this device's part of it."""
@@ -174,23 +196,38 @@ class _Sums(NamedTuple):
     """Sums over a part of the vocabulary."""
 
     scores: Partial
-    rows: WeightedRows | None
-    """For the gradient of a head that is not trained."""
+    rows: Float[Array, "*n H"] | None
+    """Those of `WeighingTiles.weighted_rows`, where the head is not trained."""
+
+    def relative_to(self, scores: Partial, temperature: float) -> Float[Array, "*n H"] | None:
+        """Returns the rows' sum relative to the largest of other scores."""
+        if self.rows is None:
+            return None
+        return self.rows * self.scores.factor(scores.highest, temperature)[..., None]
 
     def plus(self, other: "_Sums", temperature: float) -> "_Sums":
         scores = self.scores.plus(other.scores, temperature)
-        if self.rows is None or other.rows is None:
-            return _Sums(scores, None)
-        mine = self.rows.relative_to(self.scores.highest, scores.highest, temperature)
-        theirs = other.rows.relative_to(other.scores.highest, scores.highest, temperature)
-        return _Sums(scores, jax.tree.map(jnp.add, mine, theirs))
+        rows = (x.relative_to(scores, temperature) for x in (self, other))
+        return _Sums(scores, jax.tree.map(jnp.add, *rows))
 
     def over_axis(self, name: str, temperature: float) -> "_Sums":
         scores = self.scores.over_axis(name, temperature)
+        return _Sums(scores, jax.lax.psum(self.relative_to(scores, temperature), name))
+
+    def slope(
+        self, own_rows: Float[Array, "*n H"], temperature: float, softcap: float | None
+    ) -> Float[Array, "*n H"] | None:
+        """Returns the gradient of the log-probs by the hidden states, for the whole vocabulary.
+
+        The token's own row is apart: with its probability near 1, weights that were rounded would
+        not cancel.
+        """
         if self.rows is None:
-            return _Sums(scores, None)
-        rows = self.rows.relative_to(self.scores.highest, scores.highest, temperature)
-        return _Sums(scores, jax.lax.psum(rows, name))
+            return None
+        rest = -jnp.expm1(self.scores.stats(temperature).logps)
+        rest = gradient_before_cap(rest, self.scores.chosen, softcap)
+        others = self.rows / self.scores.sums[..., None]
+        return (rest[..., None] * own_rows - others) / temperature
 
 
 class _Residuals(NamedTuple):
@@ -224,9 +261,11 @@ def _forward(
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[TokenStats, _Residuals]:
     arguments = hidden.value, head.value, ids.value
-    sums, rows = _sums(*arguments, temperature, tiles, mesh, with_rows=not head.perturbed)
-    slope = None if rows is None else rows.slope(sums, temperature)
-    return sums.stats(temperature), _Residuals(*arguments, sums, slope)
+    sums = _sums(*arguments, temperature, tiles, mesh, with_rows=not head.perturbed)
+    own_rows = _Layout.of(mesh, ids.value, head.value).rows_of(ids.value, head.value)
+    own_rows = own_rows.astype(hidden.value.dtype).astype(jnp.float32)
+    slope = sums.slope(own_rows, temperature, tiles.softcap)
+    return sums.scores.stats(temperature), _Residuals(*arguments, sums.scores, slope)
 
 
 def _sums(
@@ -240,7 +279,6 @@ def _sums(
     with_rows: bool = False,
 ) -> _Sums:
     """Computes the sums over the vocabulary, and where asked and possible those of rows."""
-    with_rows = with_rows and tiles.weighs_rows
     layout = _Layout.of(mesh, ids, head)
 
     def local(hidden: Array, head: Array, ids: Array) -> _Sums:
@@ -248,25 +286,31 @@ def _sums(
         own_ids = ids - layout.first_row(head)
         cut = _cut_tokens((hidden, own_ids), ids.ndim, tiles.tokens)
 
-        def add(index: Array, total: _Sums) -> _Sums:
+        def add_slice(index: Array, total: _Sums) -> _Sums:
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
 
-            def of_tile(tokens: tuple[Array, Array]) -> _Sums:
-                hidden, ids = tokens
+            def add_tile(tile: Array, total: _Sums) -> _Sums:
+                hidden, ids = jax.tree.map(lambda x: x[tile], cut)
                 arguments = hidden, rows, ids - slices.start(index), slices.first_new(index)
-                if with_rows:
-                    return _Sums(*tiles.weighted_rows(*arguments, temperature))
-                return _Sums(tiles.sums(*arguments, temperature).merged(temperature), None)
+                if with_rows and isinstance(tiles, WeighingTiles):
+                    part = _Sums(*tiles.weighted_rows(*arguments, temperature))
+                else:
+                    part = _Sums(tiles.sums(*arguments, temperature).merged(temperature), None)
+                before = jax.tree.map(lambda x: x[tile], total)
+                return jax.tree.map(
+                    lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, tile, 0),
+                    total,
+                    before.plus(part, temperature),
+                )
 
-            of_slice = jax.lax.map(of_tile, cut)
-            of_slice = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), of_slice)
-            return total.plus(of_slice, temperature)
+            return jax.lax.fori_loop(0, len(cut[1]), add_tile, total)
 
-        num_tokens, size = cut[1].size, hidden.shape[-1]
-        no_rows = WeightedRows.of_nothing(num_tokens, size) if with_rows else None
-        start = _Sums(Partial.of_nothing(num_tokens), no_rows)
-        sums = jax.lax.fori_loop(0, slices.count, add, start)
-        sums = jax.tree.map(lambda x: x[: ids.size].reshape(*ids.shape, *x.shape[1:]), sums)
+        weighs = with_rows and isinstance(tiles, WeighingTiles)
+        no_rows = jnp.zeros(cut[0].shape, jnp.float32) if weighs else None
+        start = _Sums(Partial.of_nothing(cut[1].shape), no_rows)
+        sums = jax.lax.fori_loop(0, slices.count, add_slice, start)
+        sums = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: ids.size], sums)
+        sums = jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), sums)
         axis = layout.head[0]
         return sums if axis is None else sums.over_axis(axis, temperature)
 

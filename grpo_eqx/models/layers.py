@@ -27,6 +27,10 @@ class LowRank(eqx.Module):
         inner = _project(x, self.a) * jnp.asarray(self.scale, x.dtype)
         return _project(inner, self.b.swapaxes(-1, -2))
 
+    def transposed(self, dy: Float[Array, "*batch out"]) -> Float[Array, "*batch in"]:
+        """Computes what is added to the gradient of the inputs."""
+        return self.scale * (dy @ self.b.swapaxes(-1, -2)) @ self.a
+
     def delta(self) -> Float[Array, "*stack out in"]:
         """Computes what is added to the weight, float32."""
         a, b = self.a.astype(jnp.float32), self.b.astype(jnp.float32)
@@ -79,13 +83,13 @@ class Linear(eqx.Module):
             y = self._read_only(x)
             return y if self.bias is None else y + self.bias
         weight, adapter = self.weight.astype(x.dtype), self.adapter
-        merges = adapter is not None and self.scales is None and x.dtype == jnp.float32
-        y = _project_adapted(x, weight, adapter) if merges else _project(x, weight)
+        sums_weights = adapter is not None and self.scales is None and x.dtype == jnp.float32
+        y = _project_adapted(x, weight, adapter) if sums_weights else _project(x, weight)
         # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
         y = checkpoint_name(y, "product")
         if self.scales is not None:
             y = (y * self.scales).astype(x.dtype)
-        if adapter is not None and not merges:
+        if adapter is not None and not sums_weights:
             y = y + adapter(x)
         return y if self.bias is None else y + self.bias
 
@@ -137,10 +141,17 @@ def _project_adapted(
 ) -> Float[Array, "*batch out"]:
     """Computes the product with the sum of a weight and its adapter, in float32.
 
-    It takes a third of the passes over inputs and outputs less than two products that are added.
-    In fewer bits, the sum would round small changes of the adapter away.
+    On CPUs, one product with the sum reads inputs and writes outputs once; two that are added do so
+    twice. Accelerators multiply float32 in fewer bits, in which the sum would lose small changes of
+    the adapter: there, outputs are added.
     """
-    return _project(x, weight + adapter.delta())
+    return jax.lax.platform_dependent(
+        x,
+        weight,
+        adapter,
+        cpu=lambda x, weight, adapter: _project(x, weight + adapter.delta()),
+        default=lambda x, weight, adapter: _project(x, weight) + adapter(x),
+    )
 
 
 def _project_adapted_forward(
@@ -154,7 +165,14 @@ def _project_adapted_backward(
 ) -> tuple[Float[Array, "*batch in"], Float[Array, "out in"], LowRank]:
     """Computes the usual gradients; the adapter's without that of the whole weight."""
     x, weight, adapter = residuals
-    dx, of_weight = _project_backward((x, weight + adapter.delta()), dy)
+    of_weight = _project_backward((x, weight), dy)[1]
+    dx = jax.lax.platform_dependent(
+        dy,
+        weight,
+        adapter,
+        cpu=lambda dy, weight, adapter: dy @ (weight + adapter.delta()),
+        default=lambda dy, weight, adapter: dy @ weight + adapter.transposed(dy),
+    )
     flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     inner = adapter.scale * jnp.einsum("ti,ri->tr", flat_x, adapter.a)
     of_inner = adapter.scale * jnp.einsum("to,ro->tr", flat_dy, adapter.b)

@@ -51,7 +51,7 @@ def performance_metrics(
     - `num_devices`, `num_copies`: the devices, and the copies of the weights that they read for a
       token of each completion.
     - `itemsize`, `kv_itemsize`: bytes of a weight as the rollout computes with it, and of an
-      element of its cache.
+      element of a head in its cache, with its share of zeros and scales.
     """
     trained = update.prompt_lengths.sum() + update.completion_lengths.sum()
     metrics = {

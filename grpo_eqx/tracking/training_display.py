@@ -1,6 +1,7 @@
 """Display of a run's steps, live or in lines."""
 
 import contextlib
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -65,8 +66,10 @@ class TrainingDisplay:
 
     def note(self, text: str) -> None:
         """Prints a separate line; above live lines it is wrapped between words."""
-        width = None if self._lines is None else self._lines.width
-        self.console.print(text, highlight=False, markup=False, width=width, soft_wrap=not width)
+        if self._lines is not None:  # not by rich, which cuts long paths in two
+            width = self._lines.width
+            text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def completions(self, columns: Mapping[str, Sequence[Any]], number: int) -> None:
         """Prints some of a step's completions, from the best to the worst."""

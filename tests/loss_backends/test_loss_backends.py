@@ -276,8 +276,9 @@ def test_a_frozen_head_changes_no_gradient_of_the_hidden_states(
         inputs = Inputs(case)
         inputs.hidden = inputs.hidden.astype(dtype)
         inputs.head = inputs.head.astype(dtype).astype(jnp.float32)
+        given = inputs.cotangents
         for fields in (("logps",), TokenStats._fields):
-            used = {name: getattr(inputs.cotangents, name) for name in fields}
+            used = {name: getattr(given, name) for name in fields}
             zero = jnp.zeros(inputs.ids.shape, jnp.float32)
             inputs.cotangents = TokenStats(*(used.get(x, zero) for x in TokenStats._fields))
             run = gradient_of_hidden(backend, fields, devices, softcap)
@@ -285,7 +286,8 @@ def test_a_frozen_head_changes_no_gradient_of_the_hidden_states(
             expected = inputs.reference(0.7, softcap)[1][0]
             size = np.abs(expected).max()
             if dtype == jnp.bfloat16:  # rounded parts of this size may add up to nothing
-                size = max(size, np.abs(inputs.head).max() * np.abs(inputs.cotangents).max())
+                part = np.abs(inputs.head).max() * np.abs(inputs.cotangents).max()
+                size = max(size, part * (1 if len(fields) == 1 else np.log(VOCAB)))
             assert_close(found, expected, 1e-5 if dtype == jnp.float32 else 2**-7, size)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from grpo_eqx import GRPOConfig
 from grpo_eqx.generation import Prompts, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
@@ -17,6 +18,7 @@ from grpo_eqx.models.registry import init_model
 from grpo_eqx.objective import Objective
 from grpo_eqx.planner.hlo import Collective, Program, collectives
 from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
@@ -212,7 +214,8 @@ def test_decoding_copies_no_cache_of_small_heads() -> None:
     """In a TPU's vectors of 128 elements, heads of 64 are laid out otherwise, unless filled up."""
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh("auto").build(described_devices("v6e-1"))
-    runner = programs(OF_0_5B, mesh, 128, 256, kv_head_multiple=128)
+    multiple = RunSpec.describe(GRPOConfig()).programs(mesh).options.kv_head_multiple
+    runner = programs(OF_0_5B, mesh, 128, 256, kv_head_multiple=multiple)
     lowered = lower_generate(runner, model_shapes(OF_0_5B, mesh), 16, 4, 128)
     program = Program(lowered.compile().as_text())
     caches = [  # keys or values of several layers
