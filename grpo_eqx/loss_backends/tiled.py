@@ -197,7 +197,7 @@ class _Sums(NamedTuple):
 
     scores: Partial
     rows: Float[Array, "*n H"] | None
-    """Those of `WeighingTiles.weighted_rows`, where the head is not trained."""
+    """Sum of the rows that `WeighingTiles.weighted_rows` weights, where the head is not trained."""
 
     def relative_to(self, scores: Partial, temperature: float) -> Float[Array, "*n H"] | None:
         """Returns the rows' sum relative to the largest of other scores."""
