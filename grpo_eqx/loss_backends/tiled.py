@@ -214,21 +214,6 @@ class _Sums(NamedTuple):
         scores = self.scores.over_axis(name, temperature)
         return _Sums(scores, jax.lax.psum(self.relative_to(scores, temperature), name))
 
-    def slope(
-        self, own_rows: Float[Array, "*n H"], temperature: float, softcap: float | None
-    ) -> Float[Array, "*n H"] | None:
-        """Returns the gradient of the log-probs by the hidden states, for the whole vocabulary.
-
-        The token's own row is apart: with its probability near 1, weights that were rounded would
-        not cancel.
-        """
-        if self.rows is None:
-            return None
-        rest = -jnp.expm1(self.scores.stats(temperature).logps)
-        rest = gradient_before_cap(rest, self.scores.chosen, softcap)
-        others = self.rows / self.scores.sums[..., None]
-        return (rest[..., None] * own_rows - others) / temperature
-
 
 class _Residuals(NamedTuple):
     hidden: Float[Array, "*batch T H"]
@@ -262,9 +247,16 @@ def _forward(
 ) -> tuple[TokenStats, _Residuals]:
     arguments = hidden.value, head.value, ids.value
     sums = _sums(*arguments, temperature, tiles, mesh, with_rows=not head.perturbed)
-    own_rows = _Layout.of(mesh, ids.value, head.value).rows_of(ids.value, head.value)
-    own_rows = own_rows.astype(hidden.value.dtype).astype(jnp.float32)
-    slope = sums.slope(own_rows, temperature, tiles.softcap)
+    slope = None
+    if sums.rows is not None:
+        own_rows = _Layout.of(mesh, ids.value, head.value).rows_of(ids.value, head.value)
+        own_rows = own_rows.astype(hidden.value.dtype).astype(jnp.float32)
+        rest = -jnp.expm1(sums.scores.stats(temperature).logps)
+        rest = gradient_before_cap(rest, sums.scores.chosen, tiles.softcap)
+        # The token's own row is apart: with a probability near 1, its rounded weight would not
+        # cancel.
+        others = sums.rows / sums.scores.sums[..., None]
+        slope = (rest[..., None] * own_rows - others) / temperature
     return sums.scores.stats(temperature), _Residuals(*arguments, sums.scores, slope)
 
 
