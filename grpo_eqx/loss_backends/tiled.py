@@ -27,7 +27,7 @@ from grpo_eqx.models.tiles import even_tile
 from grpo_eqx.sharding.rules import (
     BATCH_AXES,
     batch_sharding,
-    embedding_shardings,
+    laid_out_embeddings,
     parameter_sharding,
 )
 
@@ -138,14 +138,6 @@ class _Layout(NamedTuple):
         axis = self.head[1]
         return rows if axis is None else jax.lax.all_gather(rows, axis, axis=1, tiled=True)
 
-    def rows_of(self, ids: Int[Array, "*batch T"], head: Float[Array, "V H"]) -> Array:
-        """Returns the tokens' rows of the head, `[*batch, T, H]`, laid out as hidden states are."""
-        rows = head[ids]
-        # As in an embedding: each device looks up in its own part of the head.
-        for sharding in [] if self.mesh is None else embedding_shardings(self.mesh, rows.shape):
-            rows = jax.lax.with_sharding_constraint(rows, sharding)
-        return rows
-
     def sum_over_tokens(self, gradient: Float[Array, "v H"]) -> Float[Array, "v h"]:
         """Sums whole rows' gradient over all devices' tokens; returns this device's part of it."""
         for axis in BATCH_AXES if self.mesh is not None else ():
@@ -249,8 +241,7 @@ def _forward(
     sums = _sums(*arguments, temperature, tiles, mesh, with_rows=not head.perturbed)
     slope = None
     if sums.rows is not None:
-        own_rows = _Layout.of(mesh, ids.value, head.value).rows_of(ids.value, head.value)
-        own_rows = own_rows.astype(hidden.value.dtype).astype(jnp.float32)
+        own_rows = laid_out_embeddings(head.value[ids.value].astype(hidden.value.dtype), mesh)
         rest = -jnp.expm1(sums.scores.stats(temperature).logps)
         rest = gradient_before_cap(rest, sums.scores.chosen, tiles.softcap)
         # The token's own row is apart: with a probability near 1, its rounded weight would not
@@ -271,6 +262,7 @@ def _sums(
     with_rows: bool = False,
 ) -> _Sums:
     """Computes the sums over the vocabulary, and where asked and possible those of rows."""
+    weighing = tiles if with_rows and isinstance(tiles, WeighingTiles) else None
     layout = _Layout.of(mesh, ids, head)
 
     def local(hidden: Array, head: Array, ids: Array) -> _Sums:
@@ -284,8 +276,8 @@ def _sums(
             def add_tile(tile: Array, total: _Sums) -> _Sums:
                 hidden, ids = jax.tree.map(lambda x: x[tile], cut)
                 arguments = hidden, rows, ids - slices.start(index), slices.first_new(index)
-                if with_rows and isinstance(tiles, WeighingTiles):
-                    part = _Sums(*tiles.weighted_rows(*arguments, temperature))
+                if weighing is not None:
+                    part = _Sums(*weighing.weighted_rows(*arguments, temperature))
                 else:
                     part = _Sums(tiles.sums(*arguments, temperature).merged(temperature), None)
                 before = jax.tree.map(lambda x: x[tile], total)
@@ -297,8 +289,7 @@ def _sums(
 
             return jax.lax.fori_loop(0, len(cut[1]), add_tile, total)
 
-        weighs = with_rows and isinstance(tiles, WeighingTiles)
-        no_rows = jnp.zeros(cut[0].shape, jnp.float32) if weighs else None
+        no_rows = None if weighing is None else jnp.zeros(cut[0].shape, jnp.float32)
         start = _Sums(Partial.of_nothing(cut[1].shape), no_rows)
         sums = jax.lax.fori_loop(0, slices.count, add_slice, start)
         sums = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: ids.size], sums)

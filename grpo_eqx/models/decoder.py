@@ -29,7 +29,7 @@ from grpo_eqx.models.layers import Linear, geglu, rms_norm, swiglu
 from grpo_eqx.models.rotary import Rotary
 from grpo_eqx.models.rounding import RoundedTable
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
-from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, embedding_shardings, parameter_sharding
+from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, laid_out_embeddings, parameter_sharding
 
 _Inputs = ParamSpec("_Inputs")
 _Output = TypeVar("_Output")
@@ -290,13 +290,7 @@ class Decoder(CausalLM):
         scale = self.config.architecture.embedding_scale
         if scale != 1:
             x = x * jnp.asarray(scale, x.dtype)
-        if mesh is None or mesh.size == 1:
-            return x
-        # In two steps: each device looks tokens up in its own part of the table, to which their
-        # gradients return. Left to itself, the compiler may gather the table, or all gradients.
-        for sharding in embedding_shardings(mesh, x.shape):
-            x = jax.lax.with_sharding_constraint(x, sharding)
-        return x
+        return laid_out_embeddings(x, mesh)
 
     def prefill(
         self,

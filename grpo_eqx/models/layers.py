@@ -27,10 +27,6 @@ class LowRank(eqx.Module):
         inner = _project(x, self.a) * jnp.asarray(self.scale, x.dtype)
         return _project(inner, self.b.swapaxes(-1, -2))
 
-    def transposed(self, dy: Float[Array, "*batch out"]) -> Float[Array, "*batch in"]:
-        """Computes what is added to the gradient of the inputs."""
-        return self.scale * (dy @ self.b.swapaxes(-1, -2)) @ self.a
-
     def delta(self) -> Float[Array, "*stack out in"]:
         """Computes what is added to the weight, float32."""
         a, b = self.a.astype(jnp.float32), self.b.astype(jnp.float32)
@@ -166,17 +162,19 @@ def _project_adapted_backward(
     """Computes the usual gradients; the adapter's without that of the whole weight."""
     x, weight, adapter = residuals
     of_weight = _project_backward((x, weight), dy)[1]
+    of_inner = adapter.scale * jnp.einsum("...o,ro->...r", dy, adapter.b)
     dx = jax.lax.platform_dependent(
         dy,
+        of_inner,
         weight,
         adapter,
-        cpu=lambda dy, weight, adapter: dy @ (weight + adapter.delta()),
-        default=lambda dy, weight, adapter: dy @ weight + adapter.transposed(dy),
+        cpu=lambda dy, of_inner, weight, adapter: dy @ (weight + adapter.delta()),
+        default=lambda dy, of_inner, weight, adapter: dy @ weight + of_inner @ adapter.a,
     )
     flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     inner = adapter.scale * jnp.einsum("ti,ri->tr", flat_x, adapter.a)
-    of_inner = adapter.scale * jnp.einsum("to,ro->tr", flat_dy, adapter.b)
-    of_a, of_b = jnp.einsum("tr,ti->ri", of_inner, flat_x), jnp.einsum("tr,to->ro", inner, flat_dy)
+    of_a = jnp.einsum("tr,ti->ri", of_inner.reshape(-1, of_inner.shape[-1]), flat_x)
+    of_b = jnp.einsum("tr,to->ro", inner, flat_dy)
     return dx, of_weight, dataclasses.replace(adapter, a=of_a, b=of_b)
 
 

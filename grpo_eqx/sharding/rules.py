@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Float
 
 from grpo_eqx.errors import UserError
 
@@ -108,7 +109,22 @@ def batch_sharding(
     )
 
 
-def embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> list[NamedSharding]:
+def laid_out_embeddings(
+    x: Float[Array, "*batch H"], mesh: jax.sharding.Mesh | None
+) -> Float[Array, "*batch H"]:
+    """Constrains rows that were looked up in a table, `[P, G, ..., H]`, to `batch_sharding`.
+
+    In two steps: each device looks tokens up in its own part of the table, to which their gradients
+    return. Left to itself, the compiler may gather the table, or all gradients.
+    """
+    if mesh is None or mesh.size == 1:
+        return x
+    for sharding in _embedding_shardings(mesh, x.shape):
+        x = jax.lax.with_sharding_constraint(x, sharding)
+    return x
+
+
+def _embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> list[NamedSharding]:
     """Returns shardings of `[P, G, ..., H]` embeddings: `H` split as the table's, then by batch."""
     prompts, groups = batch_spec(mesh, *shape[:2])
     by_batch = NamedSharding(mesh, PartitionSpec(prompts, groups))

@@ -107,6 +107,25 @@ def test_a_change_too_small_for_a_bfloat16_weight_still_counts():
         assert linear(jnp.ones(2, dtype)) == small
 
 
+def test_outputs_that_are_added_have_the_gradients_of_weights_that_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As accelerators add them in float32."""
+    rng = np.random.default_rng(0)
+    x, dy, weight, a, b = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((2, 5, 16), (2, 5, 12), (12, 16), (3, 16), (3, 12))
+    )
+    linear = Linear(weight, adapter=LowRank(a, b, scale=0.5))
+    on_cpu, of_cpu = jax.vjp(lambda linear, x: linear(x), linear, x)
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, cpu, default: default(*x))
+    added, of_added = jax.vjp(lambda linear, x: linear(x), linear, x)
+    for found, expected in zip(
+        jax.tree.leaves((added, of_added(dy))), jax.tree.leaves((on_cpu, of_cpu(dy))), strict=True
+    ):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
 def test_weights_that_are_int8_already_stay_as_they_are():
     """Those without an adapter, in a rollout with int8 weights."""
     lora = Lora(rank=3, alpha=6.0, target=("q_proj",), base_in_8bit=True)
