@@ -52,8 +52,10 @@ _TOKENS = 8192
 """Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
 _TOKENS_ON_CPU = 1024
 _LANES = 128
-"""Elements of a TPU's vectors. Stored heads fill whole ones. Where heads of 64 did not, XLA laid
-the cache out by positions, and copied all of it in every layer to write a single one."""
+"""Elements of a TPU's vectors. Stored heads fill whole ones: where heads of 64 did not, XLA laid
+the cache out by positions, and copied all of it in every layer to write a single one. So do rows of
+tokens: where rows of 4,351 did not, every change between rows and a list of all tokens shifted the
+data within its vectors, and four rows at a time took several times as long to compile as one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,6 +286,7 @@ class RunSpec:
             num_shards=num_batch_shards(mesh),
             size=size,
             most_tokens=_tokens_per_micro_batch(mesh),
+            multiple=_vector(mesh),
         )
 
     def programs(
@@ -487,7 +490,7 @@ def _program_options(
         dtype=jnp.dtype(dtype),
         rollout_dtype=None if cfg.rollout_dtype == "auto" else jnp.dtype(cfg.rollout_dtype),
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
-        kv_head_multiple=_LANES if _platform(mesh) == "tpu" else 1,
+        kv_head_multiple=_vector(mesh),
         max_num_seqs=cfg.max_num_seqs,
         decodes_on_cpu=on_cpu,
         router_replay=cfg.router_replay,
@@ -499,6 +502,7 @@ def _program_options(
         top_entropy_quantile=cfg.top_entropy_quantile,
         micro_batch_size_per_device=cfg.micro_batch_size_per_device,
         tokens_per_micro_batch=_tokens_per_micro_batch(mesh),
+        row_multiple=_vector(mesh),
     )
 
 
@@ -508,6 +512,11 @@ def _on_cpu(mesh: jax.sharding.Mesh) -> bool:
 
 def _platform(mesh: jax.sharding.Mesh) -> str:
     return mesh.devices.flat[0].platform
+
+
+def _vector(mesh: jax.sharding.Mesh) -> int:
+    """Returns the divisor of sizes that must fill whole vectors."""
+    return _LANES if _platform(mesh) == "tpu" else 1
 
 
 def _tokens_per_micro_batch(mesh: jax.sharding.Mesh) -> int:

@@ -45,6 +45,8 @@ class ProgramOptions:
     micro_batch_size_per_device: int | None = None
     tokens_per_micro_batch: int
     """Tokens that a device processes at a time where the size of micro-batches is not given."""
+    row_multiple: int = 1
+    """Divisor of the number of tokens in a row of `score` and `update`."""
 
     @property
     def sampling_dtype(self) -> jnp.dtype:

@@ -220,6 +220,7 @@ class Programs:
             num_shards=num_batch_shards(self.mesh),
             size=options.micro_batch_size_per_device,
             most_tokens=options.tokens_per_micro_batch,
+            multiple=options.row_multiple,
         )
 
     def packing(

@@ -42,12 +42,13 @@ class RowShape:
         num_shards: int,
         size: int | None,
         most_tokens: int,
+        multiple: int = 1,
     ) -> "RowShape":
         """Chooses the shape for batches of a run.
 
         **Arguments:** the longest prompt and completion; the parts that rows are split into over
         devices; the completions of full length that each processes at a time, by default as many as
-        have about `most_tokens` tokens with their prompts.
+        have about `most_tokens` tokens with their prompts; a divisor of the width.
         """
         kept = prompt_length - 1  # the last token is the first input of each completion
         full = min(num_generations, max(1, -(-_COPIES * kept // completion_length)))
@@ -55,7 +56,7 @@ class RowShape:
         if size is not None:
             full = min(full, size)
         full = even_tile(num_generations, full)
-        width = kept + full * completion_length
+        width = -(-(kept + full * completion_length) // multiple) * multiple
         needed = num_prompts * -(-num_generations // full)
         at_a_time = most_tokens // width if size is None else size // full
         rows = num_shards * max(1, min(at_a_time, -(-needed // num_shards)))

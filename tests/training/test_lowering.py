@@ -226,3 +226,12 @@ def test_decoding_copies_no_cache_of_small_heads() -> None:
         if len(array.sizes) == 6 and array.sizes[0] > 1
     ]
     assert not caches
+
+
+@pytest.mark.topology
+def test_rows_of_several_sizes_fill_whole_vectors_of_a_tpu() -> None:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    mesh = parse_mesh("auto").build(described_devices("v6e-1"))
+    for length in (48, 333, 1000):
+        run = RunSpec.describe(GRPOConfig(max_completion_length=length))
+        assert run.programs(mesh).row_shape(*run.update_shape).width % 128 == 0

@@ -1,5 +1,7 @@
 """Packing: every completion has a place of its own, after its prompt, in few rows."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -130,3 +132,17 @@ def test_the_shape_follows_from_the_longest_lengths() -> None:
     assert shape(513, 128, size=10**6).most_micro_batches == 1
     assert shape(2049, 2048).width <= MOST_WIDTH
     assert shape(2049, 10**5).width == 2048 + 10**5
+
+
+@pytest.mark.parametrize("multiple", [1, 16, 128])
+def test_a_row_is_as_wide_as_its_completions_need_and_fills_whole_vectors(multiple: int) -> None:
+    narrow, shape = (
+        RowShape.of(
+            8, 4, prompt_length=21, completion_length=50, num_shards=1, size=4, most_tokens=0,
+            multiple=each,
+        )
+        for each in (1, multiple)
+    )  # fmt: skip
+    assert shape.width % multiple == 0
+    assert 0 <= shape.width - narrow.width < multiple
+    assert dataclasses.replace(shape, width=narrow.width) == narrow
