@@ -364,8 +364,8 @@ class GRPOConfig:
     """Seconds to wait for the other processes at startup. None: the launcher's value, or 30."""
     micro_batch_size_per_device: PositiveInt | Literal["auto"] | None = None
     """Completions of full length that a device processes at a time, with their prompts; the update
-    is the same for any value. auto: as many as fit, found by compiling for the devices. None: as
-    many as have about 8,192 tokens, and 1,024 on CPUs."""
+    is the same for any value. auto: the fewest micro-batches that fit, found by compiling for the
+    devices. None: as many completions as have about 8,192 tokens, and 1,024 on CPUs."""
     loss_backend: Literal["dense", "chunked", "pallas"] = "chunked"
     """Log-probs from all logits at once (dense), from one tile of logits at a time (chunked), or in
     kernels for TPUs and GPUs (pallas; interpreted, and slow, on CPUs)."""

@@ -237,11 +237,16 @@ class RunSpec:
         _check_batches(self.cfg, mesh, self.rollout_sharding)
 
     def micro_batch_sizes(self, mesh: jax.sharding.Mesh) -> list[int]:
-        """Lists the values of `micro_batch_size_per_device` that differ in effect, ascending."""
+        """Lists the values of `micro_batch_size_per_device` worth choosing from, ascending.
+
+        Of those that split a full batch into as many micro-batches, it is the smallest: the others
+        take more memory, and leave the last micro-batch emptier.
+        """
         prompts, group = self.update_shape
         most = -(-prompts * group // num_batch_shards(mesh))
-        # Of sizes with the same rows, the smallest is kept.
-        sizes = {self._row_shape(mesh, size): size for size in range(most, 0, -1)}
+        sizes = {
+            self._row_shape(mesh, size).most_micro_batches: size for size in range(most, 0, -1)
+        }
         return sorted(sizes.values())
 
     def micro_batch_size(self, mesh: jax.sharding.Mesh) -> int:

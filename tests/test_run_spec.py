@@ -74,7 +74,7 @@ def test_a_models_tokenizer_is_used_where_it_is(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("mesh_name", ["1,1,1", "1,4,2"])
-def test_sizes_of_micro_batches_are_those_that_differ_in_effect(mesh_name: str) -> None:
+def test_sizes_of_micro_batches_are_the_smallest_for_their_number(mesh_name: str) -> None:
     cfg = GRPOConfig(
         mesh=mesh_name, prompts_per_step=8, steps_per_generation=2, num_generations=6,
         max_completion_length=40, max_prompt_length=64, eval_problems=8,
@@ -94,8 +94,11 @@ def test_sizes_of_micro_batches_are_those_that_differ_in_effect(mesh_name: str) 
     sizes = run.micro_batch_sizes(mesh)
     assert sizes[0] == 1
     shapes = [rows(size) for size in sizes]
-    assert len(set(shapes)) == len(shapes)
-    assert set(shapes) == {rows(size) for size in range(1, most + 1)} >= {rows(None)}
+    numbers = [shape.most_micro_batches for shape in shapes]
+    assert numbers == sorted(set(numbers), reverse=True)
+    assert set(numbers) == {rows(size).most_micro_batches for size in range(1, most + 1)}
+    for smaller in (size - 1 for size in sizes[1:]):
+        assert rows(smaller).most_micro_batches > min(numbers[sizes.index(smaller + 1) :])
 
 
 def objective_of(**settings: Any) -> Objective:
