@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -74,6 +75,19 @@ class Passed:
     def __post_init__(self) -> None:
         if self.model is not None and self.tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
+
+    def described(self) -> dict[str, str]:
+        """Returns the kinds of the objects, by the settings that they replace."""
+        objects = {
+            "data" if field.name == "train_data" else field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "tokenizer"  # no setting
+        }
+        return {
+            setting: f"{type(x).__name__}, passed to GRPOTrainer"
+            for setting, x in objects.items()
+            if x is not None and not isinstance(x, str | Path)  # a name becomes the setting
+        }
 
 
 class PromptLengths(NamedTuple):

@@ -54,7 +54,7 @@ from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
-from grpo_eqx.rewards.signatures import check_signatures
+from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
@@ -184,7 +184,7 @@ class GRPOTrainer:
             assert_same_on_all_hosts({"callbacks": names or "none"})
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
-        self._notes = (
+        self._notes: tuple[str | None, ...] = (
             given.without_effect(),
             note_on_replaced(
                 given,
@@ -212,6 +212,9 @@ class GRPOTrainer:
             loss_backend=loss_backend,
         )
         self.rewards = make_rewards(cfg, reward_funcs)
+        self._passed: dict[str, Any] = dict(passed.described())
+        if reward_funcs is not None:
+            self._passed["reward_funcs"] = list(self.rewards.funcs)
         scorer = Scorer(cfg, eval_func, eval_metrics)
         with self._stages.lasting("loading the tokenizer and the problems"):
             self._run, inputs = RunSpec.load(cfg, passed)
@@ -229,6 +232,7 @@ class GRPOTrainer:
             gsm8k.check_answers(data.prompts)
             scorer.check_answers(self.heldout.prompts)
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
+        self._notes += (note_on_unpassed(self.rewards.funcs),)
         scorer.check_signatures(self.heldout.prompts[0].columns)
         self.mesh = self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
@@ -298,7 +302,7 @@ class GRPOTrainer:
                 if found is not None:  # last, so that a refusal leaves everything as it was
                     self._restore(checkpoints, found)
                 self._record = record = RunRecord(
-                    cfg, self.layout(), self.trackers,
+                    cfg, self.layout(), self.trackers, passed=self._passed,
                     only_history=not is_main(), step=self.state.step, continued=continued,
                 )  # fmt: skip
                 profiler = StepProfiler(
@@ -603,7 +607,7 @@ class GRPOTrainer:
         if found is None and source is True:
             raise UserError(
                 f"resume_from_checkpoint is True, and {str(self.cfg.output_dir)!r} has no "
-                f"checkpoint to resume from: leave it out, or name one."
+                f"checkpoint of this run to resume from: leave it out, or name one."
             )
         if found is not None:
             checkpoints.check(found, self._run.state_shapes(self.programs).saved())

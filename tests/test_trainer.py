@@ -26,6 +26,7 @@ from grpo_eqx.models.pretrained import from_pretrained, model_folder, shard_mode
 from grpo_eqx.run_spec import Passes, RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
+from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.training.programs import Programs, TokenScores
 from grpo_eqx.training.state import TrainState
 
@@ -175,6 +176,14 @@ def test_everything_can_be_passed_as_an_object(tmp_path: Path) -> None:
     assert set(seen) <= set(range(15))
     assert "rewards/short/mean" in history[0]
     assert "learning_rate" not in history[0]
+    recorded = RecordedRun.read(tmp_path).settings
+    assert recorded["reward_funcs"] == ["short"]
+    for setting, kind in {
+        "model": "Decoder", "data": "Sums", "eval_data": "Sums", "mesh": "ExplicitMesh",
+        "loss_backend": "DenseLoss", "optimizer": "GradientTransformationExtraArgs",
+    }.items():  # fmt: skip
+        assert recorded[setting] == f"{kind}, passed to GRPOTrainer"
+    assert recorded["rollout_sharding"] == "auto"
     assert not eqx.tree_equal(
         *jax.device_get((model, trainer.state.model))
     )  # and the passed model still lives

@@ -20,7 +20,7 @@ class RecordedRun:
 
     folder: RunFolder
     settings: Mapping[str, Any]
-    """The fields of `config.json`."""
+    """The fields of `config.json`, and what was passed in place of some of them."""
     steps: Sequence[Mapping[str, float]]
     """The metrics of each step, oldest first, with its number as `step`; NaN where a value was not
     finite."""
@@ -38,7 +38,7 @@ class RecordedRun:
         try:
             settings = json.loads(folder.config.read_text(encoding="utf-8"))
             if isinstance(settings, dict):
-                return cls.of(folder, settings)
+                return cls.of(folder, settings | folder.read_passed())
             why = f"{folder.config.name} holds no JSON object"
         except (OSError, ValueError) as error:
             why = str(error)

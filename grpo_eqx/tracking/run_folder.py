@@ -41,6 +41,8 @@ class RunFolder:
         self.config = path / "config.json"
         self.layout = path / "layout.json"
         self.hub_commits = path / "hub_commits.json"
+        self.passed = path / "passed.json"
+        """Objects that were passed to `GRPOTrainer` in place of settings, by their names."""
         self.metrics = path / "metrics.jsonl"
         self.completions = path / "completions"
         self.learning_curve = path / "learning_curve.png"
@@ -61,13 +63,14 @@ class RunFolder:
         commits: Mapping[str, str],
         step: int = 0,
         *,
+        passed: Mapping[str, Any] | None = None,
         continued: bool = False,
     ) -> Path | None:
         """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
         **Arguments:** the settings; the layout; the commits; the step after which the run is
-        resumed; whether the run in the folder is the one: it keeps what it wrote up to that step,
-        and loses what it wrote later. Any other is put aside.
+        resumed; what was passed in place of settings; whether the run in the folder is the one: it
+        keeps what it wrote up to that step, and loses what it wrote later. Any other is put aside.
 
         **Returns:** where an earlier run was put, if there was one.
 
@@ -81,10 +84,15 @@ class RunFolder:
             self.completions.mkdir(exist_ok=True)
             self.stopped.unlink(missing_ok=True)
             self._forget_after(step)
-            files = {self.config: settings, self.layout: layout, self.hub_commits: commits}
+            files = {
+                self.config: settings, self.layout: layout, self.hub_commits: commits,
+                self.passed: passed,
+            }  # fmt: skip
             for path, facts in files.items():
-                if facts:  # nothing may be from the hub
+                if facts:
                     path.write_text(json.dumps(facts, indent=2, default=str) + "\n")
+                else:  # nothing is from the hub, or was passed
+                    path.unlink(missing_ok=True)
             return kept
         except OSError as error:
             raise self._unwritable(error.strerror) from error
@@ -171,6 +179,12 @@ class RunFolder:
         """Returns all metrics up to step `last`, of steps and evaluations; NaN for null."""
         return self.read_metrics(last).rows
 
+    def read_passed(self) -> dict[str, Any]:
+        """Reads what was passed to `GRPOTrainer` in place of settings, by their names."""
+        if not self.passed.exists():
+            return {}
+        return dict(json.loads(self.passed.read_text(encoding="utf-8")))
+
     def read_metrics(self, last: int | None = None) -> MetricRows:
         """Reads the metrics up to step `last`, and which of their lines are damaged."""
         rows, damaged = self._lines()
@@ -218,9 +232,9 @@ class RunFolder:
     def _present(self) -> list[Path]:
         """Lists the entries of a run that are there."""
         entries = [
-            self.config, self.layout, self.hub_commits, self.metrics, self.completions,
-            self.learning_curve, self.model, self.checkpoints, self.profile, self._run_id,
-            self.stopped, self.tensorboard, self.path / "wandb",
+            self.config, self.layout, self.hub_commits, self.passed, self.metrics,
+            self.completions, self.learning_curve, self.model, self.checkpoints, self.profile,
+            self._run_id, self.stopped, self.tensorboard, self.path / "wandb",
         ]  # fmt: skip
         return [entry for entry in entries if entry.exists()]
 

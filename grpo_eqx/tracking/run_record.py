@@ -37,17 +37,20 @@ class RunRecord:
         layout: LayoutReport,
         trackers: Sequence[Tracker] = (),
         *,
+        passed: Mapping[str, Any] | None = None,
         only_history: bool = False,
         step: int = 0,
         continued: bool = False,
     ):
         """**Arguments:** the run's settings; its layout on devices; trackers besides the folder's;
+        what was passed in place of settings, by their names;
         whether to write and show nothing, because another process does; the step after which the
         run is resumed, 0 for a new run; whether the run in the folder is the one that is resumed.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
         self.layout = layout
+        self.passed = passed or {}
         self.only_history = only_history
         self.folder = RunFolder(cfg.output_dir)
         self.history: list[Mapping[str, float]] = []
@@ -74,8 +77,10 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        facts = dataclasses.asdict(cfg), dataclasses.asdict(self.layout), hub_commits(cfg)
-        kept = self.folder.start(*facts, self._resumed_after, continued=self._continued)
+        kept = self.folder.start(
+            dataclasses.asdict(cfg), dataclasses.asdict(self.layout), hub_commits(cfg),
+            self._resumed_after, passed=self.passed, continued=self._continued,
+        )  # fmt: skip
         self._trackers = self._open_trackers(
             self._resumed_after, self._passed_trackers, started=self._continued
         )
@@ -90,8 +95,9 @@ class RunRecord:
             self.note(f"warning: {text}")
 
         return RunTrackers(
-            self.cfg, self.layout, self.folder, passed, warn, step=step, started=started
-        )
+            self.cfg, self.layout, self.folder, passed, warn,
+            replaced=self.passed, step=step, started=started,
+        )  # fmt: skip
 
     def __exit__(
         self,

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
@@ -32,15 +33,18 @@ class RunTrackers:
         passed: Sequence[Tracker],
         warn: Callable[[str], None],
         *,
+        replaced: Mapping[str, Any],
         step: int,
         started: bool,
     ):
         """**Arguments:** the run's settings, layout and folder; trackers that were passed; called
-        with warnings; the step after which the run goes on; whether it has started before: then,
-        a tracker that cannot be opened is a warning too, and the run goes on without it. Otherwise
-        its error is raised, as the user may still change the settings.
+        with warnings; what was passed in place of settings; the step after which the run goes on;
+        whether it has started before: then, a tracker that cannot be opened is a warning too, and
+        the run goes on without it. Otherwise its error is raised, as the user may still change the
+        settings.
         """
         self._cfg, self._layout, self._folder = cfg, layout, folder
+        self._replaced = replaced
         named: list[Tracker] = []
         for name, make in self._makers(step).items():
             try:
@@ -70,7 +74,9 @@ class RunTrackers:
         cfg = self._cfg
         assert cfg.wandb in ("online", "offline")
         assert cfg.wandb_project is not None  # resolved
-        fields = dataclasses.asdict(cfg) | {
+        fields = {
+            **dataclasses.asdict(cfg),
+            **self._replaced,
             "layout": dataclasses.asdict(self._layout),
             "hub_commits": hub_commits(cfg),
         }

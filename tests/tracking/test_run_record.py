@@ -13,6 +13,7 @@ from grpo_eqx import GRPOConfig
 from grpo_eqx.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking import Tracker, run_record
+from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.run_record import RunRecord
 
 
@@ -50,6 +51,20 @@ def record(folder: Path, *trackers: Tracker, step: int = 0, **settings: Any) -> 
     cfg = GRPOConfig(output_dir=folder, **settings).resolved()
     layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
     return RunRecord(cfg, layout, trackers, step=step, continued=step > 0)
+
+
+def test_what_was_passed_is_recorded_in_place_of_the_settings(folder: Path) -> None:
+    cfg = GRPOConfig(output_dir=folder).resolved()
+    layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
+    passed = {"data": "Dataset, passed to GRPOTrainer", "reward_funcs": ["judge"]}
+    with RunRecord(cfg, layout, passed=passed) as run:
+        run.step(1, metrics())
+    settings = RecordedRun.read(folder).settings
+    assert {name: settings[name] for name in passed} == passed
+    assert settings["seed"] == cfg.seed
+    with record(folder, step=1):  # goes on without them
+        pass
+    assert RecordedRun.read(folder).settings["reward_funcs"] == list(cfg.reward_funcs)
 
 
 def rows(folder: Path) -> list[dict[str, float]]:
