@@ -128,9 +128,9 @@ class Checkpoints:
         if done < self.cfg.steps or not from_main(run.is_complete):
             return False
         facts = self._facts_of(found)
-        if done == self.cfg.steps and (facts is None or self.facts.is_same_run(facts)):
+        differs = [] if facts is None else self.facts.differs(facts)
+        if done == self.cfg.steps and not differs:
             return False
-        differs = [] if facts is None else self.facts.refused(facts)
         how = f" ({'; '.join(differs)})" if differs else ""
         self.say(
             f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one"

@@ -18,9 +18,8 @@ def silence_orbax() -> None:
     """
     for name in ("absl", "asyncio"):
         logging.getLogger(name).addFilter(_is_of_others)
-    warnings.filterwarnings(
-        "ignore", "coroutine '_read_array_index_and_device_put' was never awaited", RuntimeWarning
-    )
+    for read in ("_read_array_index_and_device_put", r"Store\._get_array_metadatas"):
+        warnings.filterwarnings("ignore", f"coroutine '{read}' was never awaited", RuntimeWarning)
     sys.unraisablehook = functools.partial(_report_others, sys.unraisablehook)
 
 

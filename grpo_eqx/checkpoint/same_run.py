@@ -60,9 +60,11 @@ class RunFacts:
         """Reads the facts that were saved with a checkpoint."""
         return cls(*(checkpoint.facts.get(field.name, {}) for field in dataclasses.fields(cls)))
 
-    def is_same_run(self, saved: "RunFacts") -> bool:
-        """Returns whether a checkpoint's run is this one, with the same code of its rewards."""
-        return not self.refused(saved) and saved.reward_code == self.reward_code
+    def differs(self, saved: "RunFacts") -> list[str]:
+        """Lists what makes a complete run another one than this."""
+        code = self._changed(saved.reward_code, self.reward_code)
+        files = [f"the file of reward function {name} has changed" for name in code]
+        return self.refused(saved) + files
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists what has changed since a checkpoint, as `name: old -> new`.
