@@ -574,13 +574,20 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
     for name in dict.fromkeys(names):
         if name in known:
             continue
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-        answer = advice(name) or (f"did you mean {near[0]}?" if near else None)
+        answer = advice(name) or _guess(name, known)
         if answer is None:
             answer = "grpo-eqx train --help-all lists all settings"
         answers.append(f"{name} is no setting: {answer}" + ("" if answer[-1] == "?" else "."))
     if answers:
         raise UserError(" ".join(answers))
+
+
+def _guess(name: str, known: Collection[str]) -> str | None:
+    """Returns what to do instead of a name that is close to one of ours, or of another library."""
+    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.7):
+        return f"did you mean {near[0]}?"
+    near = difflib.get_close_matches(name, ADVICE, n=1, cutoff=0.85)
+    return ADVICE[near[0]] if near else None
 
 
 _ALSO_SECTIONS = frozenset({"data", "model", "optim", "optimizer"})

@@ -3,8 +3,10 @@
 import dataclasses
 import re
 
-from grpo_eqx import GRPOConfig
-from grpo_eqx.peer_settings import ADVICE
+import pytest
+
+from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.peer_settings import ADVICE, refuse_unknown
 
 OURS = {field.name for field in dataclasses.fields(GRPOConfig)}
 
@@ -27,3 +29,8 @@ NO_SETTINGS = {
 def test_settings_that_are_advised_exist() -> None:
     named = {word for text in ADVICE.values() for word in re.findall(r"[a-z]+(?:_[a-z]+)+", text)}
     assert named - NO_SETTINGS <= OURS
+
+
+def test_a_misspelled_name_of_another_library_is_answered_by_ours() -> None:
+    with pytest.raises(UserError, match="max_step is no setting: use steps, which counts rollouts"):
+        refuse_unknown(["max_step"], ["eval_steps"])

@@ -130,7 +130,7 @@ def _joined(one: np.ndarray | None, other: np.ndarray | None) -> np.ndarray | No
 
 
 def _number(estimate: Estimate) -> str:
-    return f"{estimate.value:.4g} ({estimate.low:.4g}-{estimate.high:.4g})"
+    return f"{estimate.value:.4g} ({estimate.low:.4g} to {estimate.high:.4g})"
 
 
 def _percent(estimate: Estimate) -> str:

@@ -1,5 +1,6 @@
 """Checks that reward functions can be called with the columns that the problems have."""
 
+import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -32,6 +33,19 @@ def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collectio
         except (TypeError, ValueError):  # written in C
             continue
         _check(name, list(parameters), columns)
+
+
+def note_on_unpassed(funcs: Mapping[str, Callable[..., Any]]) -> str | None:
+    """Returns a note on functions that can take what TRL passes and nobody here, or `None`."""
+    for name, func in funcs.items():
+        with contextlib.suppress(TypeError, ValueError):  # written in C
+            parameters = inspect.signature(func, follow_wrapped=False).parameters
+            if of_trl := [each for each in _OF_TRL if each in parameters]:
+                return (
+                    f"note: reward function {name} is not given {', '.join(of_trl)}, which TRL "
+                    f"passes: to log a figure, return it from a function of weight 0."
+                )
+    return None
 
 
 def _missing(wanted: str, columns: Collection[str]) -> str:

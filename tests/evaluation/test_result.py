@@ -32,7 +32,8 @@ def test_it_prints_as_a_sentence() -> None:
     assert str(evaluation) == (
         "43.8% (14.3-78.4) correct on 4 problems, 4 completions each, at temperature 0.7; "
         "pass@4 75.0% (30.1-95.4); maj@4 50.0% (15.0-85.0); "
-        "strict pass@1 43.8% (14.3-78.4); strict pass@4 75.0% (30.1-95.4); words 2 (0.8684-3.132)"
+        "strict pass@1 43.8% (14.3-78.4); strict pass@4 75.0% (30.1-95.4); "
+        "words 2 (0.8684 to 3.132)"
     )
     greedy = Evaluation(SOLVED[:, :1])
     assert str(greedy) == "50.0% (15.0-85.0) correct on 4 problems, greedy"

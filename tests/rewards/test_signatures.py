@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.rewards.signatures import check_signatures
+from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 
 
 class Judge:
@@ -57,3 +57,13 @@ def test_functions_that_can_be_called_pass(func: Callable[..., Any]) -> None:
 def test_others_are_refused(func: Callable[..., Any], columns: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         check_signatures({"f": func}, columns)
+
+
+def test_what_trl_would_pass_is_named() -> None:
+    def logs(completions: list[str], log_metric: Any = None, **columns: Any) -> list[float]:
+        raise NotImplementedError
+
+    assert note_on_unpassed({"score": score, "judge": Judge()}) is None
+    note = note_on_unpassed({"score": score, "logs": logs})
+    assert note is not None
+    assert note.startswith("note: reward function logs is not given log_metric, which TRL passes")
