@@ -1,6 +1,7 @@
 """The Python of the README, the guides and the how-tos runs as it is written, on small runs."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def _small_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         init(self, small(cfg or GRPOConfig()), **objects)
 
     monkeypatch.setattr(GRPOTrainer, "__init__", of_small_run)
+    monkeypatch.setattr(sys, "argv", ["script.py"])
     monkeypatch.chdir(tmp_path)
 
 

@@ -151,10 +151,12 @@ def run(main: Callable[[Config], None]) -> None:
     and `EXIT_FAULT`.
     """
     with ends_with_a_line(), standard_output():
-        kind = _flags_for(_config_of(main))
+        config = _config_of(main)
+        kind = _flags_for(config)
         if asks_for_help(sys.argv[1:]):
-            command = f"python {sys.argv[0]}"
-            show_help(kind, command, inspect.getdoc(main) or "", sys.argv[1:])
+            about = inspect.getdoc(main) or ""
+            own = [field.name for field in _own_fields(config)]
+            show_help(kind, f"python {sys.argv[0]}", about, sys.argv[1:], own)
         kind.check(sys.argv[1:])
         default = kind.defaults_for(sys.argv[1:])
     with AS_SETTINGS:
@@ -171,10 +173,23 @@ def _config_of(main: Callable[..., None]) -> type[GRPOConfig]:
     return kind if inspect.isclass(kind) and issubclass(kind, GRPOConfig) else GRPOConfig
 
 
+def _own_fields(config: type[GRPOConfig]) -> list[dataclasses.Field[Any]]:
+    """Returns the fields that a subclass of the config adds or changes.
+
+    Raises `UserError` for one that is no dataclass.
+    """
+    if vars(config).get("__annotations__") and "__dataclass_params__" not in vars(config):
+        raise UserError(
+            f"{config.__name__} has fields, and is no dataclass: put "
+            f"@dataclasses.dataclass(frozen=True, kw_only=True) above it."
+        )
+    inherited = GRPOConfig.__dataclass_fields__
+    return [each for each in dataclasses.fields(config) if each is not inherited.get(each.name)]
+
+
 def _flags_for(config: type[GRPOConfig]) -> type[RunFlags]:
     """Returns the flags of a config; raises `UserError` for a field that can be no flag."""
-    inherited, types = GRPOConfig.__dataclass_fields__, get_type_hints(config, include_extras=True)
-    own = [each for each in dataclasses.fields(config) if each is not inherited.get(each.name)]
+    own, types = _own_fields(config), get_type_hints(config, include_extras=True)
     for field in own:
         name = f"{config.__name__}.{field.name}"
         if not is_of_setting(types[field.name]):

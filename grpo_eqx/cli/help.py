@@ -31,12 +31,14 @@ def asks_for_help(arguments: Sequence[str]) -> bool:
     return any(each.partition("=")[0] in ("-h", "--help", "--help-all") for each in arguments)
 
 
-def show_help(flags: type, command: str, about: str, arguments: Sequence[str]) -> NoReturn:
+def show_help(
+    flags: type, command: str, about: str, arguments: Sequence[str], own: Sequence[str] = ()
+) -> NoReturn:
     """Prints the help that arguments ask for, and ends the process.
 
     **Arguments:** the dataclass of flags; the command as it is typed; what it does; the arguments:
-    `--help` for the essentials, `--help GROUP` for a group, `--help-all` for everything. Raises
-    `UserError` for an unknown group.
+    `--help` for the essentials, `--help GROUP` for a group, `--help-all` for everything; flags that
+    are essentials besides. Raises `UserError` for an unknown group.
     """
     from rich.console import Console
 
@@ -51,7 +53,8 @@ def show_help(flags: type, command: str, about: str, arguments: Sequence[str]) -
         console.print("\n\n".join([usage, *shown_about]) + "\n", markup=False)
     shown = {name: rows for name, rows in groups.items() if wanted in (None, name)}
     if wanted is None and "--help-all" not in arguments:
-        shown = {"": [name for name in ESSENTIALS if name in _all(groups)]}
+        essentials = [*own, *ESSENTIALS]
+        shown = {"": [name for name in essentials if name in _all(groups)]}
     for name, rows in shown.items():
         if name:
             console.print(name, style="bold")

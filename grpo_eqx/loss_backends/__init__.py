@@ -12,4 +12,4 @@ LOSS_BACKENDS: dict[str, type[LossBackend]] = {
     "chunked": ChunkedLoss,
     "pallas": PallasLoss,
 }
-"""Loss backends that a config can name."""
+"""Loss backends that a config can name; others are passed to `GRPOTrainer`, as objects."""

@@ -53,14 +53,15 @@ class LossBackend(eqx.Module):
 
         With a mesh, `hidden` is `[P, G, T, H]` and laid out as `batch_sharding` says, and the head
         as a parameter; without one, everything is on one device. Raises `UserError` for
-        incompatible shapes, and for a temperature that is not a positive number.
+        incompatible shapes, and for a temperature or soft cap that is not a positive number.
         """
         if hidden.shape != (*ids.shape, head.shape[1]):
             raise UserError(
                 f"hidden states {list(hidden.shape)}, ids {list(ids.shape)} and head "
                 f"{list(head.shape)} do not match: they must be [..., T, H], [..., T] and [V, H]."
             )
-        temperature = checked_temperature(temperature)
+        temperature = checked_positive("temperature", temperature)
+        softcap = None if softcap is None else checked_positive("softcap", softcap)
         counted = in_vocabulary(ids, len(head))
         hidden = jnp.where(counted[..., None], hidden, 0)
         ids = jnp.where(counted, ids, 0)
@@ -74,6 +75,11 @@ class LossBackend(eqx.Module):
         if not isinstance(stats, TokenStats):
             raise UserError(f"{name} returned a {type(stats).__name__}: return TokenStats.")
         for field, x in stats._asdict().items():
+            if not isinstance(x, jax.Array):
+                raise UserError(
+                    f"{name} returned {field} as a {type(x).__name__}: return a float32 array of "
+                    f"the shape of ids, {list(shape)}."
+                )
             if x.shape != shape or x.dtype != jnp.float32:
                 raise UserError(
                     f"{name} returned {field} of shape {list(x.shape)} and dtype {x.dtype}: they "
@@ -103,12 +109,12 @@ def in_vocabulary(ids: Int[Array, "*batch T"], vocabulary: int) -> Bool[Array, "
     return (ids >= 0) & (ids < vocabulary)
 
 
-def checked_temperature(temperature: float) -> float:
-    """Returns the temperature as a float; raises `UserError` unless it is positive and finite."""
-    if isinstance(temperature, jax.core.Tracer):
-        raise UserError("temperature is traced: it must be a Python number, fixed at compile time.")
-    if isinstance(temperature, jax.Array | numbers.Real):
-        temperature = float(temperature)
-        if 0 < temperature < math.inf:
-            return temperature
-    raise UserError(f"temperature is {temperature!r}: it must be a positive number.")
+def checked_positive(name: str, number: float) -> float:
+    """Returns a number as a float; raises `UserError` unless it is positive and finite."""
+    if isinstance(number, jax.core.Tracer):
+        raise UserError(f"{name} is traced: it must be a Python number, fixed at compile time.")
+    if isinstance(number, jax.Array | numbers.Real):
+        number = float(number)
+        if 0 < number < math.inf:
+            return number
+    raise UserError(f"{name} is {number!r}: it must be a positive number.")

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.loss_backends.base import TokenStats, checked_temperature, in_vocabulary
+from grpo_eqx.loss_backends.base import TokenStats, checked_positive, in_vocabulary
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 
 
@@ -19,7 +19,7 @@ def stats_of_logits(
     writes their gradient in their dtype; on TPUs, whose compiler fuses the arithmetic, no other
     array of that size exists. Raises `UserError` for a temperature that is not a positive number.
     """
-    return _stats(logits, ids, checked_temperature(temperature))
+    return _stats(logits, ids, checked_positive("temperature", temperature))
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -191,6 +191,25 @@ def test_a_subclass_of_the_config_has_flags_for_its_fields(
     assert "--penalty FLOAT Weight of the penalty. (default: 0.5)" in said
     assert "--style CHOICE (short, long)" in said
     assert said.count("--steps INT") == 1
+    with pytest.raises(SystemExit):
+        own_config_of(monkeypatch, "--help")
+    assert "--penalty FLOAT" in capsys.readouterr().out
+
+
+def test_a_subclass_that_is_no_dataclass_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Undecorated(GRPOConfig):
+        penalty: float = 0.5
+
+    def main(cfg: Undecorated) -> None:
+        raise NotImplementedError
+
+    main.__annotations__["cfg"] = Undecorated
+    monkeypatch.setattr(sys, "argv", ["script.py", "--penalty", "1"])
+    with pytest.raises(SystemExit):
+        cli.run(main)
+    assert "Undecorated has fields, and is no dataclass: put @" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -411,6 +411,8 @@ def test_what_cannot_be_right_is_refused(backend: LossBackend) -> None:
     for temperature in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(UserError, match=r"temperature is .*: it must be a positive number"):
             backend(hidden, head, ids, temperature)
+    with pytest.raises(UserError, match=r"softcap is 0\.0: it must be a positive number"):
+        backend(hidden, head, ids, 1.0, softcap=0.0)
 
 
 def h100() -> jax.sharding.AbstractMesh:

@@ -170,9 +170,9 @@ SAMPLER_GAP = Rule(
     "(`sampling/sampling_logp_difference/mean`) over three steps; by 0.1 with "
     "`importance_sampling_mode`.",
     cause="The sampler draws from another distribution than the one that is trained: rounded "
-    "weights or cache, `top_p`, `top_k` or `min_p`, or a bug.",
+    "weights or cache, `top_p`, `top_k` or `min_p`, or a bug, as in a loss backend of your own.",
     advice="Sample with the trained weights (rollout_dtype and kv_cache_dtype auto), or correct "
-    "with importance_sampling_mode.",
+    "with importance_sampling_mode; compare a loss backend of your own with DenseLoss.",
     look=sampler_gap,
     steps=lambda history: history.window(_GAP_WINDOW),
 )
