@@ -1,13 +1,15 @@
-"""Fenced blocks of the documentation's pages."""
+"""Fenced blocks of the documentation's pages, and the commands in them."""
 
 import re
+import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<mark>[^\n]+) -->\n)?"
-    r'^```(?P<language>\w+)(?: title="(?P<file>[\w./]+)")?\n(?P<text>.*?)^```$',
+    r"(?:^ *<!-- (?P<mark>[^\n]+) -->\n)?"
+    r'^(?P<indent> *)```(?P<language>\w+)(?: title="(?P<file>[\w./]+)")?\n'
+    r"(?P<text>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -22,6 +24,32 @@ class Block(NamedTuple):
     text: str
 
 
+class Command(NamedTuple):
+    """A command of a page, and the output that the page shows."""
+
+    line: str
+    shown: list[str]
+
+
 def blocks(page: Path) -> list[Block]:
-    """Returns the fenced blocks of a page that are not in lists."""
-    return [Block(**found.groupdict()) for found in _BLOCK.finditer(page.read_text())]
+    """Returns the fenced blocks of a page, those in lists without their indentation."""
+    return [
+        Block(found["mark"], found["language"], found["file"], textwrap.dedent(found["text"]))
+        for found in _BLOCK.finditer(page.read_text())
+    ]
+
+
+def commands(block: Block) -> list[Command]:
+    """Splits a console block at its prompts.
+
+    A further line of a command begins with `> `, or follows a backslash.
+    """
+    parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
+    assert not parts[0], "output before the first command"
+    found = []
+    for part in parts[1:]:
+        first, *rest = part.splitlines()
+        while rest and (rest[0].startswith("> ") or first.endswith("\\")):
+            first += "\n" + rest.pop(0).removeprefix("> ")
+        found.append(Command(first, rest))
+    return found

@@ -10,6 +10,7 @@ import pytest
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.config_files import read_settings
 
+from . import fenced_blocks
 from .scripts import load_script
 
 ROOT = Path(__file__).parents[1]
@@ -23,10 +24,8 @@ def tables() -> ModuleType:
 
 def blocks(page: str, language: str) -> list[str]:
     """The code blocks of a page, but for those that are marked as not run."""
-    found = re.findall(
-        rf"(<!-- .*? -->)?\n\n```{language}\n(.*?)```", (PAGES / page).read_text(), re.S
-    )
-    return [code for mark, code in found if not mark]
+    found = fenced_blocks.blocks(PAGES / page)
+    return [block.text for block in found if block.language == language and not block.mark]
 
 
 def test_the_tables_are_those_of_the_script(tables: ModuleType) -> None:

@@ -9,21 +9,19 @@ import pytest
 from grpo_eqx.cli.main import run
 from grpo_eqx.launch.subcommand import Subcommand
 
-ROOT = Path(__file__).parents[2]
+from ..fenced_blocks import ROOT, blocks, commands
+
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
 
 
-def commands(page: Path) -> list[str]:
+def own_commands(page: Path) -> list[str]:
     """What follows `grpo-eqx` in the console blocks of a page.
 
     Without what belongs to the shell, settings' files, which do not exist here, and commands with
     variables and loops.
     """
-    # Blocks in lists are indented.
-    blocks = re.findall(r"^ *```console\n(.*?)^ *```", page.read_text(), re.MULTILINE | re.DOTALL)
-    lines = re.findall(r"^ *\$ ((?:.*\\\n)*.*)$", "\n".join(blocks), re.MULTILINE)
-    # Further lines of a command have a prompt of their own in tutorials.
-    joined = [re.sub(r"\\\n *(?:> )?", "", line) for line in lines]
+    listed = [c.line for b in blocks(page) if b.language == "console" for c in commands(b)]
+    joined = [re.sub(r"\\\n *", "", line) for line in listed]
     found = [re.fullmatch(r"(?:\w+=\S+ )*grpo-eqx (.*)", line) for line in joined]
     ours = [each[1] for each in found if each is not None and "$VM" not in each[1]]
     return [re.sub(r" --config \S+| > \S+| \| .*", "", each) for each in ours]
@@ -33,7 +31,7 @@ def commands(page: Path) -> list[str]:
 def test_they_are_parsed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in subclasses(Subcommand):
         monkeypatch.setattr(kind, "run", lambda self, command: 0)
-    for command in commands(page):
+    for command in own_commands(page):
         assert run(shlex.split(command, comments=True)) == 0, command
 
 
@@ -42,4 +40,4 @@ def subclasses(kind: type) -> list[type]:
 
 
 def test_there_are_many() -> None:
-    assert sum(len(commands(page)) for page in PAGES) > 50
+    assert sum(len(own_commands(page)) for page in PAGES) > 50

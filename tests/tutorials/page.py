@@ -5,9 +5,8 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
-from ..fenced_blocks import Block
+from ..fenced_blocks import Block, commands
 from ..fenced_blocks import blocks as blocks_of
 
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
@@ -18,31 +17,11 @@ _NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?")
 _HEX = re.compile(r"\b[0-9a-f]{12}\b")
 
 
-class Command(NamedTuple):
-    """A command of a page, and the output that the page shows."""
-
-    line: str
-    shown: list[str]
-
-
 def blocks(name: str) -> list[Block]:
     """Returns the fenced blocks of a tutorial."""
     found = blocks_of(TUTORIALS / name)
     fences = re.findall("^```", (TUTORIALS / name).read_text(), re.MULTILINE)
     assert len(found) == len(fences) / 2, "a fence is not read"
-    return found
-
-
-def commands(block: Block) -> list[Command]:
-    """Splits a console block at its prompts; `> ` begins the further lines of a command."""
-    parts = re.split(r"^\$ ", block.text, flags=re.MULTILINE)
-    assert not parts[0], "output before the first command"
-    found = []
-    for part in parts[1:]:
-        first, *rest = part.splitlines()
-        number = next((i for i, line in enumerate(rest) if not line.startswith("> ")), len(rest))
-        further = [line.removeprefix("> ") for line in rest[:number]]
-        found.append(Command("\n".join([first, *further]), rest[number:]))
     return found
 
 
@@ -69,9 +48,15 @@ def run(lines: list[str], folder: Path, cache: Path) -> list[str]:
     """Returns what each command prints, one after the other in one shell."""
     # So that `echo $?` is the exit code of the command before, as in a terminal.
     script = [f"echo '{_NEXT}'\n(exit $code)\n{line}\ncode=$?" for line in lines]
+    _, *outputs = shell(["code=0", *script], folder, cache).stdout.split(f"{_NEXT}\n")
+    return outputs
+
+
+def shell(lines: list[str], folder: Path, cache: Path) -> "subprocess.CompletedProcess[str]":
+    """Runs lines in a shell, as a reader does: a CPU device, and programs compiled before."""
     flags = [x for x in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in x]
-    done = subprocess.run(
-        ["bash", "-c", "\n".join(["exec 2>&1", "code=0", *script])],
+    return subprocess.run(
+        ["bash", "-c", "\n".join(["exec 2>&1", *lines])],
         cwd=folder, text=True, stdout=subprocess.PIPE, timeout=1500, check=False,
         env=os.environ | {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -84,8 +69,6 @@ def run(lines: list[str], folder: Path, cache: Path) -> list[str]:
             "COLUMNS": "100",
         },
     )  # fmt: skip
-    _, *outputs = done.stdout.split(f"{_NEXT}\n")
-    return outputs
 
 
 def as_shown(shown: list[str], output: str) -> bool:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from .page import TUTORIALS, Block, Command, as_shown, blocks, commands, run, work_through
+from ..fenced_blocks import Block, Command, commands
+from .page import TUTORIALS, as_shown, blocks, run, work_through
 
 FIRST_FILES = "own_reward.md"
 """The page whose files all others go on with."""
