@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
+from ..fenced_blocks import ROOT, blocks
 from ..scripts import load_script
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.parity
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -40,8 +39,8 @@ def test_the_script_of_trl_runs(
 ) -> None:
     """As written, but for a model that this machine has, and for one small step on a CPU."""
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs" / "coming_from" / "trl.md").read_text()
-    (code,) = re.findall(r"<!-- run in tests/parity.*?-->\n\n```python\n(.*?)```", page, re.S)
+    marked = [block for block in blocks(ROOT / "docs" / "coming_from" / "trl.md") if block.mark]
+    (code,) = (block.text for block in marked if block.mark.startswith("run in tests/parity"))
     code = re.sub(r'"Qwen/[^"]*"', repr(str(small_model)), code)
     code = code.replace("max_steps=100,", "max_steps=1, use_cpu=True, bf16=False, report_to=[],")
     code = code.replace("gradient_accumulation_steps=8,", "gradient_accumulation_steps=1,")
