@@ -38,7 +38,8 @@ class Work:
 
 def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
     """The programs with one rollout sharding; nothing ends a completion before the limit."""
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    platform = mesh.devices.flat[0].platform
+    on_cpu, vector = platform == "cpu", 128 if platform == "tpu" else 1
     options = ProgramOptions(
         sampling=Sampling(),
         max_prompt_length=work.prompt_length,
@@ -47,12 +48,14 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
+        kv_head_multiple=vector,
         decodes_on_cpu=on_cpu,
         remat="none" if on_cpu else "full",
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),
         objective=Objective(loss_type="dapo"),
         tokens_per_micro_batch=1024 if on_cpu else 8192,
+        row_multiple=vector,
     )
     return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
 

@@ -584,10 +584,10 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
 
 def _guess(name: str, known: Collection[str]) -> str | None:
     """Returns what to do instead of a name that is close to one of ours, or of another library."""
-    if near := difflib.get_close_matches(name, known, n=1, cutoff=0.7):
-        return f"did you mean {near[0]}?"
-    near = difflib.get_close_matches(name, ADVICE, n=1, cutoff=0.85)
-    return ADVICE[near[0]] if near else None
+    near = difflib.get_close_matches(name, {*known, *ADVICE}, n=1, cutoff=0.7)
+    if not near:
+        return None
+    return f"did you mean {near[0]}?" + ("" if near[0] in known else f" {ADVICE[near[0]]}")
 
 
 _ALSO_SECTIONS = frozenset({"data", "model", "optim", "optimizer"})

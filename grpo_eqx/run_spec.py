@@ -84,7 +84,7 @@ class Passed:
             if field.name != "tokenizer"  # no setting
         }
         return {
-            setting: f"{type(x).__name__}, passed to GRPOTrainer"
+            setting: type(x).__name__
             for setting, x in objects.items()
             if x is not None and not isinstance(x, str | Path)  # a name becomes the setting
         }

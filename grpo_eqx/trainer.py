@@ -68,7 +68,7 @@ from grpo_eqx.tracking.memory import MemoryGauge
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_metrics
 from grpo_eqx.tracking.progress import track_on_terminal
-from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.stages import Stages
@@ -212,9 +212,10 @@ class GRPOTrainer:
             loss_backend=loss_backend,
         )
         self.rewards = make_rewards(cfg, reward_funcs)
-        self._passed: dict[str, Any] = dict(passed.described())
+        replaced = passed.described()
         if reward_funcs is not None:
-            self._passed["reward_funcs"] = list(self.rewards.funcs)
+            replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
+        self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
         scorer = Scorer(cfg, eval_func, eval_metrics)
         with self._stages.lasting("loading the tokenizer and the problems"):
             self._run, inputs = RunSpec.load(cfg, passed)
@@ -232,7 +233,7 @@ class GRPOTrainer:
             gsm8k.check_answers(data.prompts)
             scorer.check_answers(self.heldout.prompts)
         check_signatures(self.rewards.funcs, data.prompts[0].columns)
-        self._notes += (note_on_unpassed(self.rewards.funcs),)
+        self._notes += (note_on_unpassed(self.rewards.funcs, data.prompts[0].columns),)
         scorer.check_signatures(self.heldout.prompts[0].columns)
         self.mesh = self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)

@@ -1,7 +1,6 @@
 """Fenced blocks of the documentation's pages, and the commands in them."""
 
 import re
-import textwrap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,10 +32,12 @@ class Command(NamedTuple):
 
 def blocks(page: Path) -> list[Block]:
     """Returns the fenced blocks of a page, those in lists without their indentation."""
-    return [
-        Block(found["mark"], found["language"], found["file"], textwrap.dedent(found["text"]))
-        for found in _BLOCK.finditer(page.read_text())
-    ]
+    found = _BLOCK.finditer(page.read_text())
+    return [Block(x["mark"], x["language"], x["file"], _unindented(x)) for x in found]
+
+
+def _unindented(block: re.Match[str]) -> str:
+    return re.sub(rf"^{block['indent']}", "", block["text"], flags=re.MULTILINE)
 
 
 def commands(block: Block) -> list[Command]:

@@ -32,5 +32,7 @@ def test_settings_that_are_advised_exist() -> None:
 
 
 def test_a_misspelled_name_of_another_library_is_answered_by_ours() -> None:
-    with pytest.raises(UserError, match="max_step is no setting: use steps, which counts rollouts"):
-        refuse_unknown(["max_step"], ["eval_steps"])
+    with pytest.raises(UserError, match=r"did you mean max_steps\? use steps, which counts rollo"):
+        refuse_unknown(["max_step"], ["eval_steps", "steps"])
+    with pytest.raises(UserError, match=r"did you mean eval_steps\?$"):
+        refuse_unknown(["eval_step"], ["eval_steps", "steps"])

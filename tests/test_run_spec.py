@@ -97,8 +97,8 @@ def test_sizes_of_micro_batches_are_the_smallest_for_their_number(mesh_name: str
     numbers = [shape.most_micro_batches for shape in shapes]
     assert numbers == sorted(set(numbers), reverse=True)
     assert set(numbers) == {rows(size).most_micro_batches for size in range(1, most + 1)}
-    for smaller in (size - 1 for size in sizes[1:]):
-        assert rows(smaller).most_micro_batches > min(numbers[sizes.index(smaller + 1) :])
+    for size, number in zip(sizes, numbers, strict=True):
+        assert all(rows(smaller).most_micro_batches > number for smaller in range(1, size))
 
 
 def objective_of(**settings: Any) -> Objective:

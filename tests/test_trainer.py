@@ -176,13 +176,15 @@ def test_everything_can_be_passed_as_an_object(tmp_path: Path) -> None:
     assert set(seen) <= set(range(15))
     assert "rewards/short/mean" in history[0]
     assert "learning_rate" not in history[0]
+    kinds = {
+        "reward_funcs": "short", "model": "Decoder", "data": "Sums", "eval_data": "Sums",
+        "mesh": "ExplicitMesh", "loss_backend": "DenseLoss",
+        "optimizer": "GradientTransformationExtraArgs",
+    }  # fmt: skip
     recorded = RecordedRun.read(tmp_path).settings
-    assert recorded["reward_funcs"] == ["short"]
-    for setting, kind in {
-        "model": "Decoder", "data": "Sums", "eval_data": "Sums", "mesh": "ExplicitMesh",
-        "loss_backend": "DenseLoss", "optimizer": "GradientTransformationExtraArgs",
-    }.items():  # fmt: skip
-        assert recorded[setting] == f"{kind}, passed to GRPOTrainer"
+    assert {name: recorded[name] for name in kinds} == {
+        name: f"{kind}, passed to GRPOTrainer" for name, kind in kinds.items()
+    }
     assert recorded["rollout_sharding"] == "auto"
     assert not eqx.tree_equal(
         *jax.device_get((model, trainer.state.model))

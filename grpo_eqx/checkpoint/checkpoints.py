@@ -128,13 +128,14 @@ class Checkpoints:
         if done < self.cfg.steps or not from_main(run.is_complete):
             return False
         facts = self._facts_of(found)
-        differs = [] if facts is None else self.facts.differs(facts)
-        if done == self.cfg.steps and not differs:
+        refused = [] if facts is None else self.facts.refused(facts)
+        changed = [] if facts is None else self.facts.changed_rewards(facts)
+        if done == self.cfg.steps and not refused and not changed:
             return False
-        how = f" ({'; '.join(differs)})" if differs else ""
+        how = f" ({'; '.join(refused + changed)})" if refused or changed else ""
         self.say(
             f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one"
-            f"{how}; to continue that one, {'set these back and ' if differs else ''}raise steps"
+            f"{how}; to continue that one, {'set these back and ' if refused else ''}raise steps"
         )
         return True
 

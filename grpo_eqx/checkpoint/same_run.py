@@ -60,11 +60,10 @@ class RunFacts:
         """Reads the facts that were saved with a checkpoint."""
         return cls(*(checkpoint.facts.get(field.name, {}) for field in dataclasses.fields(cls)))
 
-    def differs(self, saved: "RunFacts") -> list[str]:
-        """Lists what makes a complete run another one than this."""
+    def changed_rewards(self, saved: "RunFacts") -> list[str]:
+        """Lists the reward functions of which the code has changed since a checkpoint."""
         code = self._changed(saved.reward_code, self.reward_code)
-        files = [f"the file of reward function {name} has changed" for name in code]
-        return self.refused(saved) + files
+        return [f"the file of reward function {name} has changed" for name in code]
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists what has changed since a checkpoint, as `name: old -> new`.

@@ -178,7 +178,7 @@ def _own_fields(config: type[GRPOConfig]) -> list[dataclasses.Field[Any]]:
 
     Raises `UserError` for one that is no dataclass.
     """
-    if vars(config).get("__annotations__") and "__dataclass_params__" not in vars(config):
+    if inspect.get_annotations(config) and "__dataclass_params__" not in vars(config):
         raise UserError(
             f"{config.__name__} has fields, and is no dataclass: put "
             f"@dataclasses.dataclass(frozen=True, kw_only=True) above it."

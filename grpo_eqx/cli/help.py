@@ -53,7 +53,7 @@ def show_help(
         console.print("\n\n".join([usage, *shown_about]) + "\n", markup=False)
     shown = {name: rows for name, rows in groups.items() if wanted in (None, name)}
     if wanted is None and "--help-all" not in arguments:
-        essentials = [*own, *ESSENTIALS]
+        essentials = dict.fromkeys([*own, *ESSENTIALS])
         shown = {"": [name for name in essentials if name in _all(groups)]}
     for name, rows in shown.items():
         if name:

@@ -77,8 +77,8 @@ class LossBackend(eqx.Module):
         for field, x in stats._asdict().items():
             if not isinstance(x, jax.Array):
                 raise UserError(
-                    f"{name} returned {field} as a {type(x).__name__}: return a float32 array of "
-                    f"the shape of ids, {list(shape)}."
+                    f"{name} returned {field} as a {type(x).__name__}: return a float32 "
+                    f"jax.Array of the shape of ids, {list(shape)}."
                 )
             if x.shape != shape or x.dtype != jnp.float32:
                 raise UserError(

@@ -15,7 +15,7 @@ _OTHERWISE = {
 }
 """Arguments that people expect, and where what they want is."""
 _OF_TRL = "trainer_state", "log_extra", "log_metric"
-"""Arguments that TRL passes, and nobody here."""
+"""Arguments that TRL passes, and grpo_eqx does not."""
 
 
 def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
@@ -35,17 +35,25 @@ def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collectio
         _check(name, list(parameters), columns)
 
 
-def note_on_unpassed(funcs: Mapping[str, Callable[..., Any]]) -> str | None:
-    """Returns a note on functions that can take what TRL passes and nobody here, or `None`."""
+def note_on_unpassed(
+    funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]
+) -> str | None:
+    """Returns a note on functions that can take what only TRL passes, or `None`.
+
+    **Arguments:** the functions by name; the columns of the problems, which are passed.
+    """
+    wanted = set(_OF_TRL) - set(columns)
+    found = []
     for name, func in funcs.items():
         with contextlib.suppress(TypeError, ValueError):  # written in C
             parameters = inspect.signature(func, follow_wrapped=False).parameters
-            if of_trl := [each for each in _OF_TRL if each in parameters]:
-                return (
-                    f"note: reward function {name} is not given {', '.join(of_trl)}, which TRL "
-                    f"passes: to log a figure, return it from a function of weight 0."
-                )
-    return None
+            found += [f"{each} to {name}" for each in parameters if each in wanted]
+    if not found:
+        return None
+    return (
+        f"note: TRL would pass {', '.join(found)}, and grpo_eqx does not: to log a figure, return "
+        f"it from a reward function of weight 0."
+    )
 
 
 def _missing(wanted: str, columns: Collection[str]) -> str:

@@ -30,6 +30,10 @@ class MetricRows(NamedTuple):
     """Numbers of damaged lines, from 1; without the last, which a run may be writing."""
 
 
+PASSED = ", passed to GRPOTrainer"
+"""End of what is recorded in place of a setting for which an object was passed."""
+
+
 class RunFolder:
     """Paths of what a run writes: config, metrics, completions, learning curve, model and others.
 
@@ -183,7 +187,10 @@ class RunFolder:
         """Reads what was passed to `GRPOTrainer` in place of settings, by their names."""
         if not self.passed.exists():
             return {}
-        return dict(json.loads(self.passed.read_text(encoding="utf-8")))
+        passed = json.loads(self.passed.read_text(encoding="utf-8"))
+        if not isinstance(passed, dict):
+            raise ValueError(f"{self.passed.name} holds no JSON object")
+        return passed
 
     def read_metrics(self, last: int | None = None) -> MetricRows:
         """Reads the metrics up to step `last`, and which of their lines are damaged."""

@@ -43,9 +43,9 @@ class RunRecord:
         continued: bool = False,
     ):
         """**Arguments:** the run's settings; its layout on devices; trackers besides the folder's;
-        what was passed in place of settings, by their names;
-        whether to write and show nothing, because another process does; the step after which the
-        run is resumed, 0 for a new run; whether the run in the folder is the one that is resumed.
+        what was passed in place of settings, by their names; whether to write and show nothing,
+        because another process does; the step after which the run is resumed, 0 for a new run;
+        whether the run in the folder is the one that is resumed.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg

@@ -260,8 +260,12 @@ def test_another_reward_function_is_refused_and_its_new_code_said() -> None:
     assert facts(distinct_words=distinct_words) == saved
     with pytest.raises(UserError, match=r"reward_funcs: \['distinct_words'\] -> \['correct'\]"):
         facts(correct=gsm8k.correct).changes_since(saved, Path("step_1"))
-    [said] = facts(distinct_words=gsm8k.correct).changes_since(saved, Path("step_1"))
+    changed = facts(distinct_words=gsm8k.correct)
+    [said] = changed.changes_since(saved, Path("step_1"))
     assert said.startswith("the code of reward distinct_words: ")
+    said_of_a_finished_run = ["the file of reward function distinct_words has changed"]
+    assert changed.changed_rewards(saved) == said_of_a_finished_run
+    assert changed.refused(saved) == []
 
 
 def spoil(checkpoint: Path) -> None:

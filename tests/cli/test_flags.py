@@ -193,7 +193,9 @@ def test_a_subclass_of_the_config_has_flags_for_its_fields(
     assert said.count("--steps INT") == 1
     with pytest.raises(SystemExit):
         own_config_of(monkeypatch, "--help")
-    assert "--penalty FLOAT" in capsys.readouterr().out
+    brief = capsys.readouterr().out
+    assert "--penalty FLOAT" in brief
+    assert brief.count("--steps INT") == 1
 
 
 def test_a_subclass_that_is_no_dataclass_is_refused(

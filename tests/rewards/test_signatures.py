@@ -63,7 +63,8 @@ def test_what_trl_would_pass_is_named() -> None:
     def logs(completions: list[str], log_metric: Any = None, **columns: Any) -> list[float]:
         raise NotImplementedError
 
-    assert note_on_unpassed({"score": score, "judge": Judge()}) is None
-    note = note_on_unpassed({"score": score, "logs": logs})
+    assert note_on_unpassed({"score": score, "judge": Judge()}, ["answer"]) is None
+    assert note_on_unpassed({"logs": logs}, ["log_metric"]) is None
+    note = note_on_unpassed({"score": score, "logs": logs}, ["answer"])
     assert note is not None
-    assert note.startswith("note: reward function logs is not given log_metric, which TRL passes")
+    assert note.startswith("note: TRL would pass log_metric to logs, and grpo_eqx does not")

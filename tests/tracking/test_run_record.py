@@ -56,7 +56,10 @@ def record(folder: Path, *trackers: Tracker, step: int = 0, **settings: Any) -> 
 def test_what_was_passed_is_recorded_in_place_of_the_settings(folder: Path) -> None:
     cfg = GRPOConfig(output_dir=folder).resolved()
     layout = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
-    passed = {"data": "Dataset, passed to GRPOTrainer", "reward_funcs": ["judge"]}
+    passed = {
+        "data": "Dataset, passed to GRPOTrainer",
+        "reward_funcs": "judge, passed to GRPOTrainer",
+    }
     with RunRecord(cfg, layout, passed=passed) as run:
         run.step(1, metrics())
     settings = RecordedRun.read(folder).settings

@@ -92,6 +92,9 @@ def read_run(path: Path) -> ReportedRun:
     if not folder.metrics.is_file():
         RecordedRun.read(path)  # which says so
     settings = _fields(folder.config, gaps, "its settings are not shown")
+    if folder.passed.exists():
+        passed = _fields(folder.passed, gaps, "what was passed in place of settings is not shown")
+        settings = {**settings, **passed}
     layout = _fields(folder.layout, gaps, "its devices are not shown")
     plan = _fields(folder.plan, gaps, "the plan is not shown") if folder.plan.exists() else {}
     run = RecordedRun.of(folder, settings)

@@ -7,6 +7,7 @@ from typing import Any
 from grpo_eqx.config import HINTS, GRPOConfig
 from grpo_eqx.errors import UserError
 from grpo_eqx.setting_types import all_converted
+from grpo_eqx.tracking.run_folder import PASSED
 
 OF_SEEDS = frozenset({"seed", "output_dir", "run_name"})
 """Settings in which runs may differ that are seeds of one another."""
@@ -56,7 +57,11 @@ def changed_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     version, have none.
     """
     fields = {x.name: x.default for x in dataclasses.fields(GRPOConfig)}
-    known = {name: value for name, value in settings.items() if name in fields}
+    known = {
+        name: value
+        for name, value in settings.items()
+        if name in fields and not str(value).endswith(PASSED)
+    }
     try:
         cfg = GRPOConfig(**all_converted(GRPOConfig, known, HINTS))
     except UserError:  # of another version

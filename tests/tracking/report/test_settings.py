@@ -47,6 +47,13 @@ def test_settings_of_another_version_are_shown_as_they_are() -> None:
     assert shown["loss_type"] == (["gone"], "dapo")
 
 
+def test_what_was_passed_is_shown_and_leaves_other_defaults() -> None:
+    config = recorded(GRPOConfig(beta=0.01)) | {"data": "Dataset, passed to GRPOTrainer"}
+    shown = {x.name: (list(x.values), x.default) for x in special_settings([config])}
+    assert shown["data"] == (["Dataset, passed to GRPOTrainer"], "word_problems")
+    assert shown.keys() == {"data", "beta"}
+
+
 def test_a_config_that_could_not_be_read_has_no_values() -> None:
     (seed,) = special_settings([recorded(GRPOConfig(seed=3)), {}])
     assert seed.values == ["3", "-"]

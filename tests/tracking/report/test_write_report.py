@@ -257,3 +257,12 @@ def test_a_folder_that_is_no_run_and_a_file_that_cannot_be_written(
         report(tmp_path, tmp_path)
     with pytest.raises(UserError, match="cannot be written"):
         write_report([run], tmp_path / "no" / "report.html")
+
+
+def test_it_shows_what_was_passed_in_place_of_settings(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", steps=3)
+    passed = {"reward_funcs": "judge, passed to GRPOTrainer"}
+    (run / "passed.json").write_text(json.dumps(passed))
+    assert "judge, passed to GRPOTrainer" in report(tmp_path, run)
+    (run / "passed.json").write_text("[]")
+    assert "passed.json holds no JSON object" in html.unescape(report(tmp_path, run))
