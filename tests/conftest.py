@@ -3,7 +3,7 @@
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -48,6 +48,7 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.models import hub
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
+from grpo_eqx.tracking.memory import peak_resident_bytes
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -105,6 +106,14 @@ def add_to_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
             (repository / "refs" / ref).write_text(commit)
 
     return add
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_programs() -> Iterator[None]:
+    """Forgets compiled programs after a module, once they are many: all would take gigabytes."""
+    yield
+    if peak_resident_bytes() > 2 * 2**30:
+        jax.clear_caches()
 
 
 @pytest.fixture

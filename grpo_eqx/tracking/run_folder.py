@@ -184,7 +184,10 @@ class RunFolder:
         return self.read_metrics(last).rows
 
     def read_passed(self) -> dict[str, Any]:
-        """Reads what was passed to `GRPOTrainer` in place of settings, by their names."""
+        """Reads what was passed to `GRPOTrainer` in place of settings, by their names.
+
+        Raises `OSError` or `ValueError` where it cannot be read.
+        """
         if not self.passed.exists():
             return {}
         passed = json.loads(self.passed.read_text(encoding="utf-8"))

@@ -571,7 +571,7 @@ SCRIPTS = {
     ),
     "trainer(system_prompt=DATA.as_posix())": "the name of a file: give its text, as in",
     "trainer().save_model()": "nothing is trained yet: name a folder",
-    "trainer().train(resume_from_checkpoint=True)": "has no checkpoint to resume from: leave it",
+    "trainer().train(resume_from_checkpoint=True)": "has no checkpoint of this run to resume fro",
     "recipes.dapo(GRPOConfig())": "settings are given by name, as in recipes.dapo(steps=100)",
     "trainer().evaluate()['eval_loss']": "no 'eval_loss': it has accuracy, pass_at(k) and metr",
     "trainer().state.log_history": "fit returns the history, which is also in metrics.jsonl",
