@@ -111,6 +111,7 @@ def test_commands_succeed_one_after_the_other(page: Path, folder: Path, programs
     runs(page, folder, programs, for_tpus=False)
 
 
+@pytest.mark.long
 @pytest.mark.topology
 @pytest.mark.parametrize("page", PAGES_WITH_PLANS, ids=lambda page: page.stem)
 def test_plans_for_described_tpus_succeed(page: Path, folder: Path, programs: Path) -> None:
