@@ -105,8 +105,14 @@ def runs(page: Path, folder: Path, programs: Path, *, for_tpus: bool) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=pytest.mark.long if page.name in BEFORE else pytest.mark.slow)
+        for page in PAGES
+    ],
+    ids=lambda page: page.stem,
+)
 def test_commands_succeed_one_after_the_other(page: Path, folder: Path, programs: Path) -> None:
     runs(page, folder, programs, for_tpus=False)
 
