@@ -2,9 +2,8 @@
 
     python benchmarks/recipes.py --plot recipes.png
 
-Prints the table of the recipes' guide, and draws its picture. A run that its folder has whole is
-not made again, so several processes can share the work by `--recipes` or `--seeds`. The thirty runs
-of the defaults take about an hour and a half on two cores.
+Prints a table, and draws a picture. A run that its folder has whole is not made again, so several
+processes can share the work by `--recipes` or `--seeds`.
 """
 
 import contextlib

@@ -14,6 +14,7 @@ from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
+from grpo_eqx.run_spec import vector_size
 from grpo_eqx.sharding import parse_rollout_sharding
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
 from grpo_eqx.training.options import ProgramOptions
@@ -38,8 +39,7 @@ class Work:
 
 def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
     """The programs with one rollout sharding; nothing ends a completion before the limit."""
-    platform = mesh.devices.flat[0].platform
-    on_cpu, vector = platform == "cpu", 128 if platform == "tpu" else 1
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = ProgramOptions(
         sampling=Sampling(),
         max_prompt_length=work.prompt_length,
@@ -48,14 +48,14 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
-        kv_head_multiple=vector,
+        kv_head_multiple=vector_size(mesh),
         decodes_on_cpu=on_cpu,
         remat="none" if on_cpu else "full",
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),
         objective=Objective(loss_type="dapo"),
         tokens_per_micro_batch=1024 if on_cpu else 8192,
-        row_multiple=vector,
+        row_multiple=vector_size(mesh),
     )
     return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
 

@@ -305,7 +305,7 @@ class RunSpec:
             num_shards=num_batch_shards(mesh),
             size=size,
             most_tokens=_tokens_per_micro_batch(mesh),
-            multiple=_vector(mesh),
+            multiple=vector_size(mesh),
         )
 
     def programs(
@@ -509,7 +509,7 @@ def _program_options(
         dtype=jnp.dtype(dtype),
         rollout_dtype=None if cfg.rollout_dtype == "auto" else jnp.dtype(cfg.rollout_dtype),
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
-        kv_head_multiple=_vector(mesh),
+        kv_head_multiple=vector_size(mesh),
         max_num_seqs=cfg.max_num_seqs,
         decodes_on_cpu=on_cpu,
         router_replay=cfg.router_replay,
@@ -521,7 +521,7 @@ def _program_options(
         top_entropy_quantile=cfg.top_entropy_quantile,
         micro_batch_size_per_device=cfg.micro_batch_size_per_device,
         tokens_per_micro_batch=_tokens_per_micro_batch(mesh),
-        row_multiple=_vector(mesh),
+        row_multiple=vector_size(mesh),
     )
 
 
@@ -533,7 +533,7 @@ def _platform(mesh: jax.sharding.Mesh) -> str:
     return mesh.devices.flat[0].platform
 
 
-def _vector(mesh: jax.sharding.Mesh) -> int:
+def vector_size(mesh: jax.sharding.Mesh) -> int:
     """Returns the divisor of sizes that must fill whole vectors."""
     return _LANES if _platform(mesh) == "tpu" else 1
 

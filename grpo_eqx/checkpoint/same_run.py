@@ -62,8 +62,11 @@ class RunFacts:
 
     def changed_rewards(self, saved: "RunFacts") -> list[str]:
         """Lists the reward functions of which the code has changed since a checkpoint."""
-        code = self._changed(saved.reward_code, self.reward_code)
-        return [f"the file of reward function {name} has changed" for name in code]
+        return [
+            f"the file of reward function {name} has changed"
+            for name, code in self.reward_code.items()
+            if saved.reward_code.get(name) != code
+        ]
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists what has changed since a checkpoint, as `name: old -> new`.

@@ -1,6 +1,5 @@
 """Checks that reward functions can be called with the columns that the problems have."""
 
-import contextlib
 import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -28,11 +27,8 @@ def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collectio
     for name, func in funcs.items():
         if inspect.isclass(func):
             raise UserError(f"reward function {name} is a class: pass an object of it, {name}().")
-        try:
-            parameters = inspect.signature(func, follow_wrapped=False).parameters.values()
-        except (TypeError, ValueError):  # written in C
-            continue
-        _check(name, list(parameters), columns)
+        if (parameters := _parameters_of(func)) is not None:
+            _check(name, parameters, columns)
 
 
 def note_on_unpassed(
@@ -43,17 +39,26 @@ def note_on_unpassed(
     **Arguments:** the functions by name; the columns of the problems, which are passed.
     """
     wanted = set(_OF_TRL) - set(columns)
-    found = []
-    for name, func in funcs.items():
-        with contextlib.suppress(TypeError, ValueError):  # written in C
-            parameters = inspect.signature(func, follow_wrapped=False).parameters
-            found += [f"{each} to {name}" for each in parameters if each in wanted]
+    found = [
+        f"{each.name} to {name}"
+        for name, func in funcs.items()
+        for each in _parameters_of(func) or ()
+        if each.name in wanted
+    ]
     if not found:
         return None
     return (
         f"note: TRL would pass {', '.join(found)}, and grpo_eqx does not: to log a figure, return "
         f"it from a reward function of weight 0."
     )
+
+
+def _parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    """Returns the parameters of a function; `None` for one written in C, which does not say."""
+    try:
+        return list(inspect.signature(func, follow_wrapped=False).parameters.values())
+    except (TypeError, ValueError):
+        return None
 
 
 def _missing(wanted: str, columns: Collection[str]) -> str:
