@@ -28,8 +28,9 @@ def check_shared(folder: Path) -> None:
     def read() -> None:
         if not probe.exists():
             raise UserError(
-                f"output_dir {str(folder)!r} is not the same folder on this host as on the first: "
-                f"checkpoints need storage that all hosts share. Set output_dir to a folder there."
+                f"output_dir {str(folder)!r} is not the same folder on the host of process "
+                f"{jax.process_index()} as on that of process 0: checkpoints need storage that all "
+                f"hosts share. Set output_dir to a folder there."
             )
 
     raise_on_all_hosts(write)

@@ -89,6 +89,13 @@ def run_together(processes: Sequence[Process]) -> Outcome:
                     threads.append(_thread(_copy_lines, *copied))
             code, told = _wait(hosts, processes, events)
             if told:
+                if code != 128 + signal.SIGPIPE:  # else nobody reads on
+                    print(
+                        f"asked to end: all processes get SIGTERM, and {_SAVING_SECONDS:.0f} s to "
+                        f"save; asked again, they end at once",
+                        file=sys.stderr,
+                        flush=True,
+                    )
                 _end(hosts, events, _SAVING_SECONDS)
             for agreed in (0, EXIT_PREEMPTED):
                 if told and all(host.wait() == agreed for host in hosts):

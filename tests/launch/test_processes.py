@@ -114,12 +114,15 @@ def test_a_daemon_that_keeps_the_pipe_open_does_not_hold_the_launcher(
 
 
 @pytest.mark.parametrize("name", ["INT", "TERM", "HUP"])
-def test_a_signal_to_the_launcher_ends_all(name: str, tmp_path: Path) -> None:
+def test_a_signal_to_the_launcher_ends_all_and_it_says_so(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pid = tmp_path / "pid"
     before = signal.getsignal(signal.SIGTERM)
     script = f"sleep 1000 & echo $! >{pid}; kill -{name} {os.getpid()}; wait"
     assert together(script) == 128 + signal.Signals[f"SIG{name}"]
     assert gone(pid)
+    assert "asked to end" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
 
 
