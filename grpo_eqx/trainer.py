@@ -107,6 +107,24 @@ def _say_here(text: str) -> None:
     print(where + text, file=sys.stderr, flush=True)
 
 
+def _join(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
+    """Connects the processes of the run; raises `UserError` where they do not agree on it."""
+    join_processes(cfg)
+    if jax.process_count() > 1:  # callbacks are called, and agree, in all processes
+        names = ", ".join(type(callback).__qualname__ for callback in callbacks)
+        assert_same_on_all_hosts({"callbacks": names or "none"})
+
+
+def _free_folder(cfg: GRPOConfig) -> RunLock:
+    """Returns the lock of the run's folder; raises `UserError` if it is in use or not writable."""
+    assert cfg.output_dir is not None  # resolved
+    folder = RunFolder(cfg.output_dir)
+    raise_on_all_hosts(folder.check_writable)
+    lock = RunLock(folder.path)
+    raise_on_all_hosts(lock.check_free)
+    return lock
+
+
 class GRPOTrainer:
     """Trains a language model on problems with rewards.
 
@@ -178,10 +196,7 @@ class GRPOTrainer:
             others,
         )
         given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
-        join_processes(given)
-        if jax.process_count() > 1:  # they are called, and agree, in all processes
-            names = ", ".join(type(callback).__qualname__ for callback in callbacks)
-            assert_same_on_all_hosts({"callbacks": names or "none"})
+        _join(given, callbacks)
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
         self._notes: tuple[str | None, ...] = (
@@ -196,11 +211,7 @@ class GRPOTrainer:
             ),
         )
         self.cfg = cfg = given.resolved()
-        assert cfg.output_dir is not None  # resolved
-        folder = RunFolder(cfg.output_dir)
-        raise_on_all_hosts(folder.check_writable)
-        self._lock = RunLock(folder.path)
-        raise_on_all_hosts(self._lock.check_free)
+        self._lock = _free_folder(cfg)
         passed = Passed(
             model=None if isinstance(model, str | Path) else model,
             tokenizer=named["tokenizer"],
@@ -228,13 +239,7 @@ class GRPOTrainer:
             pad_id=self.tokenizer.pad_id,
             seed=cfg.seed,
         )
-        built_in = (gsm8k.correct, gsm8k.correct_strict)
-        if any(func in built_in for func in self.rewards.funcs.values()):
-            gsm8k.check_answers(data.prompts)
-            scorer.check_answers(self.heldout.prompts)
-        check_signatures(self.rewards.funcs, data.prompts[0].columns)
-        self._notes += (note_on_unpassed(self.rewards.funcs, data.prompts[0].columns),)
-        scorer.check_signatures(self.heldout.prompts[0].columns)
+        self._check_problems(scorer)
         self.mesh = self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
         self.cfg = self._run.cfg
@@ -269,6 +274,17 @@ class GRPOTrainer:
         self._record: RunRecord | None = None
         self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
         self._starts_up = True
+
+    def _check_problems(self, scorer: Scorer) -> None:
+        """Raises `UserError` where the problems lack what the reward functions need of them."""
+        problems, funcs = self.prompts.data.prompts, self.rewards.funcs
+        built_in = (gsm8k.correct, gsm8k.correct_strict)
+        if any(func in built_in for func in funcs.values()):
+            gsm8k.check_answers(problems)
+            scorer.check_answers(self.heldout.prompts)
+        check_signatures(funcs, problems[0].columns)
+        self._notes += (note_on_unpassed(funcs, problems[0].columns),)
+        scorer.check_signatures(self.heldout.prompts[0].columns)
 
     @explains_out_of_memory
     def fit(

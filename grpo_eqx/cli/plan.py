@@ -4,20 +4,29 @@ import abc
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.cli.flags import ConfigFlags
+from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_files import to_yaml
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.setting_types import PositiveFloat, PositiveInt
 
+if TYPE_CHECKING:
+    from grpo_eqx.planner.plan import Plan as PlanOfRun
+
 _AT_A_TIME = 4
 """Most plans that are made at a time: each takes gigabytes of memory."""
+_STDOUT = Path("-")
+_PIPED_WIDTH = 120
+"""Columns of tables where no terminal limits them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,26 +65,40 @@ class Plan(ConfigFlags, _PlanFlags):
     """
 
     def run(self, command: tuple[str, ...]) -> int:
-        from rich.console import Console
-
         from grpo_eqx.distributed.join import check_xla_flags
-        from grpo_eqx.planner.comparison import comparison, variant
-        from grpo_eqx.planner.plan import Plan as PlanOfRun
-        from grpo_eqx.planner.plan import check_expected_length
-        from grpo_eqx.planner.plan_report import print_plan
-        from grpo_eqx.planner.planning_process import ask
 
         cfg = self.settings()
         if self.print_config:
             print(to_yaml(cfg), end="")
             return 0
         check_xla_flags()
-        prints_json = self.json == Path("-")
-        file = None if prints_json else self.json
+        file = None if self.json == _STDOUT else self.json
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise UserError(f"json is {file}: it must be a file in an existing folder.")
         if self.compare and self.search is not None:
             raise UserError("compare and search exclude each other: give one of them.")
+        plans, refused = self._plans(cfg)
+        if not plans:
+            raise next(iter(refused.values()))
+        fields = {name: plan.to_json() for name, plan in plans.items()}
+        text = json.dumps(fields if self.compare else fields[self.topology], indent=2)
+        if self.json == _STDOUT:
+            print(text)
+        else:
+            self._show(plans, refused)
+        if file is not None:
+            try:
+                file.write_text(text + "\n")
+            except OSError as error:
+                raise UserError(f"json is {file}, which cannot be written: {error}.") from error
+        return 0 if any(plan.fits for plan in plans.values()) else EXIT_DOES_NOT_FIT
+
+    def _plans(self, cfg: GRPOConfig) -> "tuple[dict[str, PlanOfRun], dict[str, UserError]]":
+        """Returns the plans that are asked for, and why others cannot be made, by name."""
+        from grpo_eqx.planner.comparison import variant
+        from grpo_eqx.planner.plan import check_expected_length
+        from grpo_eqx.planner.planning_process import ask
+
         expected = self.expected_completion_length
         if self.search != "max_completion_length":
             longest = cfg.resolved().max_completion_length
@@ -86,7 +109,7 @@ class Plan(ConfigFlags, _PlanFlags):
         alone = not self.compare
         with _progress() as say, ThreadPoolExecutor(min(_AT_A_TIME, os.cpu_count() or 1)) as pool:
 
-            def plan_of(name: str) -> PlanOfRun:
+            def plan_of(name: str) -> "PlanOfRun":
                 topology, changes = variant(name, self.topology)
                 changed = dataclasses.replace(cfg, **changes)
                 return ask(changed, topology, say, self.search, help_if_not=alone, evaluates=alone)
@@ -99,24 +122,23 @@ class Plan(ConfigFlags, _PlanFlags):
                     plans[name] = plan.result().asked(expected, self.price_per_device_hour)
                 except UserError as error:
                     refused[name] = error
-        if not plans:
-            raise next(iter(refused.values()))
-        fields = {name: plan.to_json() for name, plan in plans.items()}
-        text = json.dumps(fields if self.compare else fields[self.topology], indent=2)
-        if prints_json:
-            print(text)
-        elif self.compare:
-            Console().print(comparison(plans))
-            for name, refusal in refused.items():
-                Console().print(f"{name}: {refusal}", highlight=False, markup=False)
-        else:
-            print_plan(plans[self.topology], Console())
-        if file is not None:
-            try:
-                file.write_text(text + "\n")
-            except OSError as error:
-                raise UserError(f"json is {file}, which cannot be written: {error}.") from error
-        return 0 if any(plan.fits for plan in plans.values()) else EXIT_DOES_NOT_FIT
+        return plans, refused
+
+    def _show(self, plans: "Mapping[str, PlanOfRun]", refused: Mapping[str, UserError]) -> None:
+        """Prints the plan, or several in a table."""
+        from rich.console import Console
+
+        from grpo_eqx.planner.comparison import comparison
+        from grpo_eqx.planner.plan_report import print_plan
+
+        limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+        console = Console(width=None if limited else _PIPED_WIDTH)
+        if not self.compare:
+            print_plan(plans[self.topology], console)
+            return
+        console.print(comparison(plans))
+        for name, refusal in refused.items():
+            console.print(f"{name}: {refusal}", highlight=False, markup=False)
 
 
 @contextmanager

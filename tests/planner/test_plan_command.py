@@ -71,6 +71,14 @@ def test_topologies_side_by_side(asked, monkeypatch, capsys, tmp_path) -> None:
     }
 
 
+def test_tables_in_a_pipe_are_as_wide_as_they_are(asked, monkeypatch, capsys) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    plan(monkeypatch, "--compare", "v6e-8", "local")
+    lines = capsys.readouterr().out.splitlines()
+    assert 80 < max(map(len, lines)) <= 120
+    assert "…" not in "".join(lines)
+
+
 def test_values_of_settings_side_by_side(asked, monkeypatch) -> None:
     plan(monkeypatch, "--topology", "v6e-8", "--compare", "replicated", "tensor:4", "2")
     changes = {"rollout_sharding": "replicated"}, {"rollout_sharding": "tensor:4"}
