@@ -39,8 +39,7 @@ from grpo_eqx.sharding.arrays import relabeled
 from grpo_eqx.sharding.device_memory import usable_bytes
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
-from grpo_eqx.sharding.rollout_layout import RolloutLayout
-from grpo_eqx.sharding.rollout_sharding import RolloutSharding, parse_rollout_sharding
+from grpo_eqx.sharding.rollout_sharding import RolloutSharding, lay_out, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
 from grpo_eqx.training.optimizer import make_optimizer
@@ -420,14 +419,9 @@ def _check_batches(
     cfg: GRPOConfig, mesh: jax.sharding.Mesh, rollout_sharding: RolloutSharding
 ) -> None:
     """Refuses batches of rollouts that cannot be split."""
-    G = cfg.num_generations
-    layout = rollout_sharding.layout(mesh, cfg.prompts_per_step, G, cfg.max_num_seqs)
-    if not isinstance(layout, RolloutLayout):
-        raise UserError(
-            f"{type(rollout_sharding).__name__}.layout returned a {type(layout).__name__}: return "
-            f"a grpo_eqx.sharding.RolloutLayout."
-        )
-    batch_sharding(mesh, cfg.prompts_per_step, G)
+    batch = cfg.prompts_per_step, cfg.num_generations
+    lay_out(rollout_sharding, mesh, *batch, cfg.max_num_seqs)
+    batch_sharding(mesh, *batch)
 
 
 def _check_lora(cfg: GRPOConfig, config: ModelConfig, passed: CausalLM | None) -> None:

@@ -318,6 +318,7 @@ class GRPOTrainer:
                         raise_on_all_hosts(self._try_rewards)
                 if found is not None:  # last, so that a refusal leaves everything as it was
                     self._restore(checkpoints, found)
+                    self._say_other_objects(RunFolder(found.folder.parent))
                 self._record = record = RunRecord(
                     cfg, self.layout(), self.trackers, passed=self._passed,
                     only_history=not is_main(), step=self.state.step, continued=continued,
@@ -651,6 +652,20 @@ class GRPOTrainer:
                 _say("warning: all but the model was freed to read a checkpoint, and starts anew")
             raise
         self._watchdog.progress("reading the checkpoint")
+
+    def _say_other_objects(self, earlier: RunFolder) -> None:
+        """Says which objects are passed now that are of another kind than in the earlier run."""
+        try:
+            before = earlier.read_passed()
+        except (OSError, ValueError):
+            return  # reports say that it is damaged
+        kinds = [
+            (name, *(str(x.get(name, "none")).removesuffix(PASSED) for x in (before, self._passed)))
+            for name in sorted({*before, *self._passed})
+        ]
+        changes = [f"{name}: {old} -> {new}" for name, old, new in kinds if old != new]
+        if changes:
+            _say(f"objects passed to GRPOTrainer changed since then: {'; '.join(changes)}")
 
     def _in_order_of_use(
         self, next_batch: int = 0

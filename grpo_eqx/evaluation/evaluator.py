@@ -117,6 +117,17 @@ class Evaluator:
         """Returns the number of problems that are completed at a time."""
         return evaluation_rows(len(self.problems), draws.num_samples, self.programs.mesh.size)
 
+    def check_layout(self, draws: Draws) -> None:
+        """Raises `UserError` where the rollout sharding cannot lay such an evaluation out."""
+        rows = self.batch_size(draws)
+        try:
+            self.programs.rollout_layout(rows, draws.num_samples)
+        except UserError as error:
+            raise UserError(
+                f"an evaluation completes {rows} problems at a time, {draws.num_samples} times "
+                f"each: {error}"
+            ) from error
+
     def batches(
         self, model: CausalLM, draws: Draws, *, first: int = 0, track: Track = iter
     ) -> Iterator[Batch]:

@@ -30,7 +30,7 @@ class TrainingEvaluations:
     def __init__(self, cfg: GRPOConfig, evaluator: Evaluator):
         """**Arguments:** the resolved settings; what evaluates.
 
-        Raises `UserError` where the held-out problems cannot be scored.
+        Raises `UserError` where the held-out problems cannot be scored, or completed.
         """
         self.cfg = cfg
         self.evaluator = evaluator
@@ -43,6 +43,8 @@ class TrainingEvaluations:
                 evaluator.scorer.check_answers(evaluator.problems.prompts)
             except UserError as error:
                 raise UserError(f"eval_steps is {cfg.eval_steps}: {error}") from error
+            for draws in self.draws:
+                evaluator.check_layout(draws)
 
     @property
     def metric_names(self) -> list[str]:

@@ -6,3 +6,4 @@ from grpo_eqx.planner.plan import Change as Change
 from grpo_eqx.planner.plan import Found as Found
 from grpo_eqx.planner.plan import Plan as Plan
 from grpo_eqx.planner.plan import PlannedProgram as PlannedProgram
+from grpo_eqx.planner.plan_report import print_plan as print_plan

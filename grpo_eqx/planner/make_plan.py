@@ -1,7 +1,9 @@
 """Makes the plan of a run on given devices: compiles every program of the run."""
 
 from collections.abc import Callable, Collection
+from typing import Any
 
+from grpo_eqx.errors import UserError
 from grpo_eqx.planner.attention_blocks import attention_blocks
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
@@ -11,6 +13,7 @@ from grpo_eqx.run_programs import EVALUATE, run_programs
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
+from grpo_eqx.tracking.run_folder import PASSED
 from grpo_eqx.training.programs import GENERATE, SCORE, SCORE_REFERENCE, UPDATE, Programs
 
 Say = Callable[[str], None]
@@ -66,7 +69,7 @@ def make_plan(
         rollout_sharding=layout.why,
         micro_batch_size=run.micro_batch_size(mesh),
         rows=programs.row_shape(*run.update_shape),
-        settings={name: getattr(run.cfg, name) for name in SETTINGS},
+        settings=_settings(run),
         prompt_length=run.prompts.train,
         prompt_length_known=run.prompts.known,
         hbm_bytes=target.usable_bytes,
@@ -78,8 +81,15 @@ def make_plan(
         if program.name not in only:
             continue
         say(f"compiling {program.name} for {target.name}")
+        try:
+            lowered = program.lower()
+        except UserError as error:
+            if program.name != EVALUATE:
+                raise
+            say(f"no evaluation is planned: {error}")  # training can do without it
+            continue
         planned[program.name] = PlannedProgram(
-            compiled=compile_program(program.lower(), target, list(mesh.devices.flat)),
+            compiled=compile_program(lowered, target, list(mesh.devices.flat)),
             elsewhere_bytes=sum(resident.values()) - sum(resident[x] for x in program.arguments),
             runs=runs.get(program.name, 0),
             trips=_trips(program.name, run, programs),
@@ -88,6 +98,15 @@ def make_plan(
             break
     planned.update({name: planned.pop(name) for name in (*TRAINING, EVALUATE) if name in planned})
     return plan
+
+
+def _settings(run: RunSpec) -> dict[str, Any]:
+    """Returns settings of the run, with the kinds of the objects that replace some of them."""
+    passed = run.passed.described()
+    return {
+        name: f"{passed[name]}{PASSED}" if name in passed else getattr(run.cfg, name)
+        for name in SETTINGS
+    }
 
 
 def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:

@@ -19,8 +19,9 @@ _SHOWN_SETTINGS = (
 )  # fmt: skip
 
 
-def print_plan(plan: Plan, console: Console) -> None:
-    """Prints the whole plan."""
+def print_plan(plan: Plan, console: Console | None = None) -> None:
+    """Prints the whole plan as `grpo-eqx plan` does, by default to standard output."""
+    console = Console() if console is None else console
     console.print(Group(*_parts(plan)))
     if plan.found is not None:
         console.print(_tried(plan.found.setting, plan.found.tried))

@@ -26,11 +26,58 @@ class RolloutSharding(eqx.Module):
     ) -> RolloutLayout:
         """Returns the layout of `num_generations` completions of each prompt.
 
-        **Arguments:** the mesh of training; the prompts of a step, and the completions of each;
+        **Arguments:** the mesh of training; the prompts of a batch, and the completions of each;
         how many completions are decoded at a time, `None` for all at once.
+
+        Called for the steps of a run, and for the batches of its evaluations and of `generate`,
+        whose prompts are a multiple of the devices and mostly have one completion each.
 
         Raises `UserError`, with the reason, where this layout is impossible.
         """
+
+
+def lay_out(
+    strategy: RolloutSharding,
+    mesh: jax.sharding.Mesh,
+    num_prompts: int,
+    num_generations: int,
+    num_slots: int | None = None,
+) -> RolloutLayout:
+    """Returns a strategy's layout of a batch; raises `UserError` where it is none of this batch."""
+    layout = strategy.layout(mesh, num_prompts, num_generations, num_slots)
+    where = f"{type(strategy).__name__}.layout"
+    if not isinstance(layout, RolloutLayout):
+        raise UserError(
+            f"{where} returned a {type(layout).__name__}: return a grpo_eqx.sharding.RolloutLayout."
+        )
+    sharing = () if layout.sharing is None else layout.sharing
+    fields = {"prompts": layout.prompts, "groups": layout.groups, "sharing": sharing}
+    used = list[str]()
+    for field, axes in fields.items():
+        if not isinstance(axes, tuple):
+            raise UserError(f"{where} returned {field}={axes!r}: return a tuple of mesh axes.")
+        for axis in axes:
+            if axis not in layout.mesh.shape:
+                names = ", ".join(layout.mesh.axis_names)
+                raise UserError(f"{where} returned {field}={axes!r}: its mesh has {names}.")
+        used += axes
+    if twice := [axis for axis in layout.mesh.axis_names if used.count(axis) > 1]:
+        raise UserError(
+            f"{where} returned the axis {twice[0]!r} twice: prompts, groups and sharing split "
+            f"different things, each over axes of its own."
+        )
+    fewer = num_slots is not None and num_slots < num_prompts * num_generations
+    for number, what, axes in (
+        *([(num_slots, "slots (max_num_seqs)", layout.prompts)] if fewer else []),
+        (num_prompts, "prompts", layout.prompts),
+        (num_generations, "completions of each prompt", layout.groups),
+    ):
+        if number % num_shards(layout.mesh, axes):
+            raise UserError(
+                f"{where} splits {number} {what} over {num_shards(layout.mesh, axes)} devices "
+                f"({', '.join(axes)}), which do not divide them evenly: split them over other axes."
+            )
+    return layout
 
 
 class LegacySharding(RolloutSharding):

@@ -55,9 +55,12 @@ def parameter_sharding(
     Each dimension takes its `dividing_axes`, without those that an earlier dimension has taken.
     Heads, of `head_size` elements each, are never cut.
 
-    **Arguments:** the mesh; the names of the dimensions, and their sizes; the mesh axes that each
-    name may take, in order; the elements of a head.
+    **Arguments:** the mesh; the names of the dimensions, such as `("vocab", "hidden")` for a
+    language-model head, and their sizes; the mesh axes that each name may take, in order; the
+    elements of a head. Raises `UserError` for a name without a rule.
     """
+    if unknown := [name for name in dims if name not in rules]:
+        raise UserError(f"there is no dimension {unknown[0]!r}: use {', '.join(rules)}.")
     spec, taken = [], set[str]()
     for name, size in zip(dims, shape, strict=True):
         count = size // head_size if name in ("heads", "kv_heads") else size

@@ -34,6 +34,7 @@ from grpo_eqx.objective.high_entropy import entropy_floor
 from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding.arrays import shard
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import lay_out
 from grpo_eqx.sharding.rules import (
     BATCH_AXES,
     batch_sharding,
@@ -193,8 +194,9 @@ class Programs:
         """Returns the layout in which `generate` makes that many completions of each prompt."""
         batch = num_prompts, num_generations
         if batch not in self._layouts:  # a strategy may compare many
-            self._layouts[batch] = self.options.rollout_sharding.layout(
-                self.mesh, *batch, self.options.max_num_seqs
+            options = self.options
+            self._layouts[batch] = lay_out(
+                options.rollout_sharding, self.mesh, *batch, options.max_num_seqs
             )
         return self._layouts[batch]
 

@@ -17,6 +17,7 @@ from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.config import MAY_CHANGE
+from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 from grpo_eqx.training.state import TrainState
@@ -145,6 +146,18 @@ def test_it_continues_on_another_mesh(
     for found, expected in zip(records(tmp_path / "run"), records(tmp_path / "whole"), strict=True):
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def test_objects_of_another_class_are_said(
+    settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for steps, backend in ((1, DenseLoss()), (2, ChunkedLoss()), (3, ChunkedLoss()), (4, None)):
+        cfg = GRPOConfig(**{**settings, "steps": steps, "save_steps": 1}, output_dir=tmp_path)
+        GRPOTrainer(cfg, reward_funcs=[distinct_words], loss_backend=backend).fit()
+        error = capsys.readouterr().err
+        assert ("loss_backend: DenseLoss -> ChunkedLoss" in error) == (steps == 2)
+        assert ("loss_backend: ChunkedLoss -> none" in error) == (steps == 4)
+        assert ("objects passed to GRPOTrainer changed" in error) == (steps in (2, 4))
 
 
 def test_a_finished_run_is_finished_and_more_steps_continue_it(

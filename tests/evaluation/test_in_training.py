@@ -14,6 +14,7 @@ from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.evaluation import in_training
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator
+from grpo_eqx.sharding import RolloutLayout, RolloutSharding
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE
 from grpo_eqx.tracking.stages import Stages
 
@@ -217,6 +218,31 @@ def test_problems_without_answers_are_refused_before_the_first_step(
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match=r"eval_steps is 2: held-out problem 1 .* pass eval_func"):
         make("run", data=str(data))
+
+
+class OverGroups(RolloutSharding):
+    """Splits the completions of a prompt, of which a greedy evaluation has one."""
+
+    def layout(self, mesh, num_prompts, num_generations, num_slots=None):
+        return RolloutLayout(mesh, (), ("fsdp",), "over groups")
+
+
+def test_evaluations_that_cannot_be_laid_out_are_refused_before_the_first_step(
+    small_model: Path, tmp_path: Path
+) -> None:
+    settings = {
+        "model": str(small_model), "data": str(PROBLEMS), "steps": 2, "prompts_per_step": 8,
+        "num_generations": 2, "max_completion_length": 6, "eval_problems": 8,
+        "output_dir": str(tmp_path / "run"), "mesh": "1,2,4",
+    }  # fmt: skip
+    GRPOTrainer(GRPOConfig(**settings), rollout_sharding=OverGroups(), reward_funcs=[words])
+    with pytest.raises(
+        UserError, match=r"evaluation completes 8 problems at a time, 1 times each: OverGroups\.lay"
+    ):
+        GRPOTrainer(
+            GRPOConfig(**settings, eval_steps=1),
+            rollout_sharding=OverGroups(), reward_funcs=[words],
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A plan compiles what a run executes, and adds what lies beside it."""
 
+import dataclasses
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.planner.devices import local_target
 from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.step_time import Rates
+from grpo_eqx.sharding import RolloutLayout, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
@@ -124,6 +126,27 @@ def test_what_cannot_be_laid_out_is_one_line(tiny_run, one_device, settings, mes
     with pytest.raises(UserError, match=message) as error:
         make_plan(tiny_run(**settings), one_device, quiet)
     assert "\n" not in str(error.value)
+
+
+class OverGroups(RolloutSharding):
+    """Splits the completions of a prompt, of which an evaluation has one."""
+
+    def layout(self, mesh, num_prompts, num_generations, num_slots=None):
+        return RolloutLayout(mesh, (), ("fsdp",), "over groups")
+
+
+def test_an_evaluation_that_cannot_be_laid_out_is_said_and_not_planned(tiny_run) -> None:
+    run = tiny_run(eval_problems=8)
+    passed = dataclasses.replace(run.passed, rollout_sharding=OverGroups())
+    said = []
+    plan = make_plan(
+        dataclasses.replace(run, passed=passed), local_target(jax.devices()[:2]), said.append,
+        only=["evaluate"],
+    )  # fmt: skip
+    assert not plan.programs
+    assert said[-1].startswith("no evaluation is planned: OverGroups.layout splits 1 completions")
+    assert plan.settings["rollout_sharding"] == "OverGroups, passed to GRPOTrainer"
+    assert plan.settings["loss_backend"] == "chunked"
 
 
 RATES = Rates(DevicePeaks(1e12, 1e11), None)

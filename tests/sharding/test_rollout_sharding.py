@@ -1,10 +1,19 @@
 """What the rollout shardings mean on each mesh, and where they are refused."""
 
+import re
+from typing import Any
+
 import pytest
 from jax.sharding import PartitionSpec
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.sharding import RolloutLayout, parse_mesh, parse_rollout_sharding
+from grpo_eqx.sharding import (
+    RolloutLayout,
+    RolloutSharding,
+    parse_mesh,
+    parse_rollout_sharding,
+)
+from grpo_eqx.sharding.rollout_sharding import lay_out
 from grpo_eqx.sharding.rules import parameter_sharding
 
 
@@ -152,3 +161,44 @@ def test_logits_are_computed_by_vocabulary_and_drawn_from_by_slot() -> None:
     by_prompt = PartitionSpec(("dp", "fsdp", "tp", "tp_1"), None)
     assert specs("tensor:2", 8, 3, 64) == [in_groups, by_prompt]
     assert specs("tensor:2", 4, 3, 64) == [in_groups]
+
+
+class Own(RolloutSharding):
+    """A strategy of a user's."""
+
+    prompts: Any
+    groups: Any = ()
+    sharing: Any = None
+
+    def layout(self, mesh, num_prompts, num_generations, num_slots=None):
+        return RolloutLayout(mesh, self.prompts, self.groups, "own", self.sharing)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "batch", "message"),
+    [
+        (Own("fsdp"), (8, 4), "prompts='fsdp': return a tuple of mesh axes"),
+        (Own(("data",)), (8, 4), "prompts=('data',): its mesh has dp, fsdp, tp"),
+        (Own((), (), ("data",)), (8, 4), "sharing=('data',): its mesh has dp, fsdp, tp"),
+        (Own(("dp", "fsdp"), ("fsdp",)), (8, 4), "the axis 'fsdp' twice"),
+        (Own(("tp",), (), ("tp",)), (8, 4), "the axis 'tp' twice"),
+        (Own(("dp", "fsdp")), (6, 4), "6 prompts over 4 devices (dp, fsdp)"),
+        (Own(("dp",), ("fsdp",)), (8, 3), "3 completions of each prompt over 2 devices (fsdp)"),
+        (Own(("dp", "fsdp")), (8, 4, 6), "6 slots (max_num_seqs) over 4 devices (dp, fsdp)"),
+    ],
+)
+def test_a_layout_of_ones_own_is_checked(
+    strategy: Own, batch: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        lay_out(strategy, parse_mesh("2,2,2").build(), *batch)
+
+
+def test_layouts_that_fit_are_taken() -> None:
+    mesh = parse_mesh("2,2,2").build()
+    for strategy, batch in (
+        (Own(("dp",), ("fsdp",)), (8, 4)),
+        (Own(("dp", "fsdp")), (4, 4, 16)),  # a slot for each completion
+        (Own(("dp",), (), ("tp",)), (2, 1)),
+    ):
+        assert lay_out(strategy, mesh, *batch).prompts == strategy.prompts

@@ -45,6 +45,11 @@ def test_dimensions_that_do_not_divide_stay_whole() -> None:
     assert odd.spec == PartitionSpec(None, None, None)
 
 
+def test_dimensions_without_a_rule_are_refused() -> None:
+    with pytest.raises(UserError, match="no dimension 'vocabulary': use vocab, heads"):
+        parameter_sharding(parse_mesh("2,2,2").build(), ("vocabulary", "hidden"), (8, 8))
+
+
 def test_heads_are_never_cut() -> None:
     mesh = parse_mesh("1,2,4").build()
     dims = ("layers", "heads", "hidden")

@@ -22,8 +22,8 @@ RULES: tuple[Rule, ...] = (
     rewards.TOO_LARGE, rewards.FELL, groups.WITHOUT_VARIANCE, lengths.TRUNCATED, lengths.EXPLODED,
     policy.ENTROPY_COLLAPSED, policy.ENTROPY_EXPLODED, evaluations.EVALUATION_FALLS,
     policy.SAMPLER_GAP, policy.KL_BLEW_UP, policy.RATIOS_CLIPPED, gradients.SPIKES,
-    gradients.SKIPPED, gradients.LOSS_NEAR_0, machine.PADDING, machine.IDLE_SLOTS,
-    machine.IMBALANCE, machine.COMPILES,
+    gradients.IS_ZERO, gradients.SKIPPED, gradients.LOSS_NEAR_0, machine.PADDING,
+    machine.IDLE_SLOTS, machine.IMBALANCE, machine.COMPILES,
 )  # fmt: skip
 """All rules, in the order in which their findings are told where they come from one step."""
 

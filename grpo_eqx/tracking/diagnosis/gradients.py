@@ -18,6 +18,7 @@ _LEAST_STEPS = 8
 _NEAR_0 = 0.2
 """Loss that is near 0, beside advantages of about 1."""
 _AFTER = 3
+"""Steps that show something which is not chance: a loss near 0, a gradient of exactly 0."""
 _WITH_ZERO_MEAN = "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
 """Estimators whose advantages have mean 0, in each group or, without a baseline, in the batch."""
 _OF_GROUPS = "grpo", "rloo", "reinforce_plus_plus_baseline"
@@ -37,6 +38,19 @@ def spikes(history: History) -> Iterator[Seen]:
         yield Seen(
             f"{len(high)} of the gradient norms of {history.span(_WINDOW)} are over {_SPIKE:.0f} "
             f"times the usual one ({usual:.3g}), up to {max(high):.3g}."
+        )
+
+
+def is_zero(history: History) -> Iterator[Seen]:
+    if history.newest("grad_norm") != 0:
+        return
+    count = history.window(_AFTER)
+    norms = history.last("grad_norm", count)
+    uniform = history.last("frac_reward_zero_std", count)
+    if len(norms) == len(uniform) == count and not any(norms) and max(uniform) < 1:
+        yield Seen(
+            f"The gradient's norm is exactly 0 in {history.span(count)}, although rewards differ "
+            f"within groups: nothing is learned."
         )
 
 
@@ -86,6 +100,18 @@ SPIKES = Rule(
     "others.",
     look=spikes,
     steps=lambda history: _LEAST_STEPS,
+)
+IS_ZERO = Rule(
+    name="gradient_is_zero",
+    metric="grad_norm",
+    symptom="The gradient's norm is exactly 0 in three steps in a row, although rewards differ "
+    "within groups; rounding alone leaves none at 0.",
+    cause="No gradient reaches the parameters: a loss backend or a model of your own stops it, or "
+    "`mask_truncated_completions` leaves no completion to learn from.",
+    advice="Compare the gradients of your loss backend with those of ChunkedLoss; or raise "
+    "max_completion_length.",
+    look=is_zero,
+    steps=lambda history: history.window(_AFTER),
 )
 SKIPPED = Rule(
     name="skipped_updates",

@@ -1,4 +1,4 @@
-"""Six sick and six healthy runs of the embedded model, in one process: `real_runs.py FOLDER`.
+"""Seven sick and six healthy runs of the embedded model, in one process: `real_runs.py FOLDER`.
 
 They have the same shapes, and many the same settings but for the rewards or the seed, so that many
 programs come from the cache. With a constant learning rate, a program is the same for any steps.
@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.loss_backends import DenseLoss, LossBackend
 from grpo_eqx.recipes import RECIPES
 
 
@@ -26,12 +29,20 @@ def length(*, completion_ids: list[list[int]], **columns: object) -> list[float]
     return [len(ids) / 48 for ids in completion_ids]
 
 
+class Detached(DenseLoss):
+    """Stops all gradients, as a backend may whose backward pass is wrong."""
+
+    def token_stats(self, hidden, head, *others):
+        return super().token_stats(*jax.lax.stop_gradient((hidden, head)), *others)
+
+
 class Run(NamedTuple):
     """Settings of a run that differ from the others', and the rules that must fire on it."""
 
     settings: Mapping[str, Any]
     rules: frozenset[str] = frozenset()
     reward: Callable[..., list[float]] | None = None
+    loss_backend: LossBackend | None = None
     recipe: str | None = None
     evaluates: bool = False
 
@@ -44,6 +55,9 @@ SICK = {
     "reward_never_fires": Run({"steps": 8}, frozenset({"reward_never_fires"}), never),
     "reward_always_fires": Run({"steps": 8}, frozenset({"reward_always_fires"}), always),
     "other_distribution": Run({"top_p": 0.5, "steps": 6}, frozenset({"sampler_gap"})),
+    "no_gradient": Run(
+        {"steps": 6}, frozenset({"gradient_is_zero"}), loss_backend=Detached()
+    ),
     "pays_for_length": Run(
         {"learning_rate": 1e-3, "steps": 20}, frozenset({"evaluation_falls"}), length,
         evaluates=True,
@@ -70,7 +84,7 @@ def main(folder: Path) -> None:
                 **run.settings,
             }
         )  # fmt: skip
-        trainer = GRPOTrainer(cfg, reward_funcs=run.reward)
+        trainer = GRPOTrainer(cfg, reward_funcs=run.reward, loss_backend=run.loss_backend)
         if run.evaluates:
             trainer.evaluate()
         trainer.fit()

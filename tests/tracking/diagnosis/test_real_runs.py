@@ -1,4 +1,4 @@
-"""The doctor names the sickness of six runs made sick, and is silent on six healthy ones."""
+"""The doctor names the sickness of seven runs made sick, and is silent on six healthy ones."""
 
 import os
 import subprocess

@@ -168,6 +168,15 @@ CASES = [
         "3 of the gradient norms of steps 10 to 29 are over 10 times the usual one (1), up to 12",
     ),
     Case(
+        "gradient_is_zero",
+        {"grad_norm": lambda step: 0.0 if step in (7, 8, 9) else 1.0},
+        {
+            "grad_norm": lambda step: 0.0 if step in (7, 8, 9) else 1.0,
+            "frac_reward_zero_std": lambda step: float(step == 8),
+        },
+        "exactly 0 in steps 7 to 9",
+    ),
+    Case(
         "skipped_updates",
         {"skipped_updates": lambda step: float(step == 7)},
         {"skipped_updates": 0.0},
