@@ -1,13 +1,13 @@
 """Callbacks: code of the user's own at fixed places of a run."""
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.unknown_metric import unknown_metric
 
 if TYPE_CHECKING:
     import grpo_eqx.models.base
@@ -109,16 +109,17 @@ class EarlyStop(Callback):
         self.min_improvement = min_improvement
 
     def on_train_begin(self, event: Event) -> Response | None:
-        if self.metric.startswith("eval/") and not self._may_be_of_evaluations(event):
-            names = event.trainer.evaluation_names
-            raise _unknown(self.metric, "which no evaluation of this run logs", names)
+        if self.metric.startswith("eval") and not self._may_be_of_evaluations(event):
+            why, names = "which no evaluation of this run logs", event.trainer.evaluation_names
+            raise unknown_metric("metric", self.metric, why, names)
         return self._response(event)
 
     def on_step_end(self, event: Event) -> Response | None:
         if self.metric in event.metrics:
             return self._response(event)
         if not self._may_be_of_evaluations(event):
-            raise _unknown(self.metric, "which steps do not log", event.metrics)
+            known = {**event.metrics, **dict.fromkeys(event.trainer.evaluation_names, 0.0)}
+            raise unknown_metric("metric", self.metric, "which steps do not log", known)
         return None
 
     def on_evaluate(self, event: Event) -> Response | None:
@@ -128,7 +129,8 @@ class EarlyStop(Callback):
             self.metric in row for row in (*event.history, *event.evaluations)
         ):
             known = {**event.history[-1], **event.metrics}
-            raise _unknown(self.metric, "which neither steps nor evaluations log", known)
+            why = "which neither steps nor evaluations log"
+            raise unknown_metric("metric", self.metric, why, known)
         return None
 
     def _may_be_of_evaluations(self, event: Event) -> bool:
@@ -154,10 +156,3 @@ class EarlyStop(Callback):
             else:
                 since += 1
         return best, since
-
-
-def _unknown(metric: str, why: str, known: Sequence[str] | Mapping[str, float]) -> UserError:
-    near = difflib.get_close_matches(metric, known, n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
-    fix = f"use one of {', '.join(sorted(known))}" if known else "set eval_steps"
-    return UserError(f"metric is {metric!r}, {why}{guess}: {fix}.")

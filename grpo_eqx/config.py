@@ -82,6 +82,9 @@ HINTS = {
     "min_p=None": "0.0 samples from all tokens",
     **{f"max_grad_norm={value}": "a large one, such as 1e9, never clips" for value in (None, 0)},
     "stop_strings=None": "an empty list for none",
+    "lora_target": "names are one text, as in 'q_proj,v_proj'",
+    "lr_scheduler_type=constant_with_warmup": "constant with warmup_steps",
+    "report_to=None": "leave it out for none",
     **{f"steps={value}": "leave it out beside num_train_epochs" for value in (-1, None)},
     "loss_type=gspo": "gspo is grpo with importance_sampling_level sequence, as in recipe gspo",
     "loss_type=luspo": (

@@ -1,6 +1,5 @@
 """Names of the metrics that a run logs, known before its first step."""
 
-import difflib
 from collections.abc import Sequence
 
 import jax
@@ -8,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.objective import TokenBatch, Totals
 from grpo_eqx.rewards import RewardRunner
@@ -22,6 +20,7 @@ from grpo_eqx.tracking.metrics import (
 from grpo_eqx.training.expert_use import expert_metric_names
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import SKIPPED
+from grpo_eqx.unknown_metric import unknown_metric
 
 _OF_STEPS = "grad_norm", "update_norm", SKIPPED, "learning_rate", "num_tokens"
 _OF_DYNAMIC_SAMPLING = (
@@ -47,18 +46,11 @@ def check_best_metric(
     of_steps = metric_names(cfg, rewards, options, passes, model)
     if name in of_steps or name in of_evaluations:
         return
-    near = difflib.get_close_matches(name, [*of_steps, *of_evaluations], n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
-    if name.startswith("eval/"):
-        raise UserError(
-            f"metric_for_best_model is {name!r}, which no evaluation logs{guess}: use one of "
-            f"{', '.join(sorted(of_evaluations))}."
-        )
-    more = "" if of_evaluations else ", and evaluations are not made without eval_steps"
-    raise UserError(
-        f"metric_for_best_model is {name!r}, which training steps do not log{more}{guess}: use one "
-        f"of {', '.join(of_steps)}."
-    )
+    where = "no evaluation logs" if name.startswith("eval") else "training steps do not log"
+    why = f"which {where}"
+    if not of_evaluations:
+        why += ", and evaluations are not made without eval_steps"
+    raise unknown_metric("metric_for_best_model", name, why, [*of_steps, *of_evaluations])
 
 
 def metric_names(

@@ -64,7 +64,7 @@ ADVICE: Mapping[str, str] = {
     "use_dora": _PLAIN_LORA,
     "lora_r": "use lora_rank",
     "lora_target_modules": "use lora_target (all-linear, or names such as q_proj,v_proj)",
-    "lora_dropout": _PLAIN_LORA,
+    "lora_dropout": "adapters have no dropout: leave it out",
     "load_in_4bit": _NO_QUANTIZATION,
     "dataset_config": "it is main or the first; load another with datasets, in a script",
     "dataset_train_split": "write it after the name: data NAME:SPLIT",
@@ -166,7 +166,7 @@ ADVICE: Mapping[str, str] = {
     "include_for_metrics": "pass GRPOTrainer eval_metrics",
     "batch_eval_metrics": "pass GRPOTrainer eval_metrics",
     # checkpoints
-    "save_strategy": "use save_steps or save_minutes",
+    "save_strategy": "use save_steps and save_minutes; without both, the last step alone is saved",
     "save_only_model": "checkpoints hold all that a run needs to resume; export writes the model",
     "save_on_each_node": "hosts share output_dir, and each writes its own shards",
     "enable_jit_checkpoint": "SIGTERM saves a checkpoint within preemption_deadline",

@@ -1,5 +1,7 @@
 """TPU slices by name, as Google sells them."""
 
+import difflib
+import itertools
 import math
 import re
 from typing import NamedTuple
@@ -57,10 +59,13 @@ def find_slice(name: str) -> Slice:
     match = re.fullmatch(r"(\w+)-(\d+)", name)
     generation = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or generation not in _GENERATIONS:
+        every = [each.name for each in itertools.chain(*map(_slices, _GENERATIONS))]
+        every += [f"v5e-{each.chips}" for each in _slices("v5litepod")]
+        near = difflib.get_close_matches(name, every, n=1)
+        guess = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(
-            f"unknown TPU type {name!r}: use one of {_names('v4')}; {_names('v5litepod')} "
-            f"(or v5e-N); {_names('v5p')}; {_names('v6e')}; a grid such as v6e:4x4; or local, the "
-            f"devices of this machine (the only way to plan for GPUs)."
+            f"unknown TPU type {name!r}{guess}: use one of {_names('v4')}; {_names('v5litepod')} "
+            f"(or v5e-N); {_names('v5p')}; {_names('v6e')}."
         )
     for known in _slices(generation):
         if known.name == f"{generation}-{match[2]}":

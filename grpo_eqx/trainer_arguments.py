@@ -96,6 +96,18 @@ _ATTRIBUTE_ADVICE: Mapping[str, str] = {
 }
 """Advice on attributes of other libraries' trainers, by name."""
 
+_EVENT_ADVICE: Mapping[str, str] = {
+    "on_log": "on_step_end",
+    "on_step_begin": "on_step_end",
+    "on_substep_end": "on_step_end",
+    "on_epoch_begin": "on_train_begin",
+    "on_epoch_end": "on_evaluate",
+    "on_prediction_step": "on_evaluate",
+    "on_predict": "on_evaluate",
+    "on_init_end": "on_train_begin",
+}
+"""Events of transformers' callbacks that there are not, and the nearest that there is."""
+
 _OTHER_ARGUMENTS = (
     "model", "reward_funcs", "eval_func", "optimizer", "mesh", "rollout_sharding", "loss_backend",
     "trackers", "callbacks", "eval_metrics",
@@ -172,11 +184,26 @@ def check_objects(
             what = "the class" if isinstance(callback, type) else "one of type"
             raise UserError(
                 f"callbacks has {what} {kind.__module__}.{kind.__qualname__}: pass objects of "
-                f"subclasses of grpo_eqx.Callback, whose methods have the names of transformers' "
-                f"and take one event each."
+                f"subclasses of grpo_eqx.Callback, with methods {', '.join(EVENTS)}, which take "
+                f"one event each."
             )
         for event in EVENTS:
             _check_signature("callback", callback, event, "event")
+        _refuse_other_events(callback)
+
+
+def _refuse_other_events(callback: Callback) -> None:
+    """Raises `UserError` for methods that look like an event's, and that no run calls."""
+    kind = type(callback)
+    for name in dir(kind):
+        if name.startswith("on_") and name not in EVENTS and callable(getattr(kind, name)):
+            near = difflib.get_close_matches(name, EVENTS, n=1)
+            guess = _EVENT_ADVICE.get(name, near[0] if near else None)
+            raise UserError(
+                f"callback {kind.__name__} has a method {name}, which no run calls"
+                f"{f' (did you mean {guess}?)' if guess else ''}: the events are "
+                f"{', '.join(EVENTS)}."
+            )
 
 
 def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:

@@ -190,7 +190,7 @@ class Checkpoints:
             return state
         raise UserError(
             f"none of the {len(failures)} checkpoints in {str(found.folder)!r} can be read "
-            f"({failures[0]}): restore one from a backup, or start anew with --resume never."
+            f"({failures[0]}): restore one from a backup, or set resume to never to start anew."
         )
 
     def _restored(self, saved: SavedStep, like: TrainState) -> tuple[list[str], TrainState]:
@@ -210,7 +210,8 @@ class Checkpoints:
         except OtherArraysError as error:
             raise UserError(
                 f"the checkpoint {str(saved.path)!r} is of another model or optimizer than this "
-                f"run ({error}): pass those again, or use another output_dir or --resume never."
+                f"run ({error}): pass those again, or use another output_dir, or set resume to "
+                f"never."
             ) from error
         return changes
 

@@ -61,12 +61,12 @@ class RunFacts:
         return cls(*(checkpoint.facts.get(field.name, {}) for field in dataclasses.fields(cls)))
 
     def changed_rewards(self, saved: "RunFacts") -> list[str]:
-        """Lists the reward functions of which the code has changed since a checkpoint."""
-        return [
-            f"the file of reward function {name} has changed"
-            for name, code in self.reward_code.items()
-            if saved.reward_code.get(name) != code
-        ]
+        """Names the reward functions whose files have changed since a checkpoint, if any has."""
+        changed = [x for x, code in self.reward_code.items() if saved.reward_code.get(x) != code]
+        if not changed:
+            return []
+        funcs = f"function{'s' if len(changed) > 1 else ''} {', '.join(changed)}"
+        return [f"the file that defines reward {funcs} has changed"]
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists what has changed since a checkpoint, as `name: old -> new`.
@@ -77,7 +77,7 @@ class RunFacts:
         the changes make it another run.
         """
         if refused := self.refused(saved):
-            instead = "use another output_dir or --resume never to start a new run"
+            instead = "use another output_dir, or set resume to never, to start a new run"
             if self.config["resume"] not in ("auto", "never"):
                 instead = (
                     f"start a new run from its weights, which grpo-eqx export {checkpoint} writes "
@@ -95,14 +95,11 @@ class RunFacts:
             if name not in settings
         }
         versions = self._changed(saved.versions, self.versions)
-        code = {
-            f"the code of reward {name}": change
-            for name, change in self._changed(saved.reward_code, self.reward_code).items()
-        }
-        changed = settings | inputs | commits | versions | code
+        changed = settings | inputs | commits | versions
         for bookkeeping in ("output_dir", "resume"):  # the line before says where from
             changed.pop(bookkeeping, None)
-        return [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
+        values = [f"{name}: {old} -> {new}" for name, (old, new) in changed.items()]
+        return values + (self.changed_rewards(saved) if saved.reward_code else [])
 
     def refused(self, saved: "RunFacts") -> list[str]:
         """Lists the changes since a checkpoint that make it another run."""

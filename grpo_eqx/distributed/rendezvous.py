@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import disagreement
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RunError, UserError
 
 _REPORT_SECONDS = 10.0
 """Seconds between process 0's reports of whom it waits for."""
@@ -26,6 +26,9 @@ _HELLO_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
 """Seconds granted to the other side once the meeting is over."""
 _LONGEST_LINE = 2**20
+_ABSENT, _WRONG = "absent", "wrong"
+_ERRORS: Mapping[str, type[Exception]] = {_ABSENT: RunError, _WRONG: UserError}
+"""Errors by what is the matter: whoever is absent may be there when the command is repeated."""
 
 
 class _Hello(NamedTuple):
@@ -36,21 +39,32 @@ class _Hello(NamedTuple):
     facts: Mapping[str, str]
 
 
+class _Verdict(NamedTuple):
+    """Answer of process 0 to all processes present."""
+
+    error: str = ""
+    """What is the matter, one of `_ERRORS`."""
+    text: str = ""
+    """The error's message; empty where all go on."""
+
+
 def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
     """Returns once all processes are present and have the same `facts`.
 
-    Raises `UserError` in every process present, with the same message, where after `timeout`
-    seconds some are missing, or where facts differ.
+    Raises an error in every process present, with the same message: `RunError` where after
+    `timeout` seconds some are missing, as a host may only be late, and `UserError` where facts
+    differ.
     """
     facts = {"the number of processes": str(cluster.num_processes), **facts}
     own = _Hello(cluster.process_id, socket.gethostname(), facts)
     part = _receive_all if cluster.process_id == 0 else _introduce
-    if verdict := part(cluster, own, timeout):
-        raise UserError(verdict)
+    error, text = part(cluster, own, timeout)
+    if text:
+        raise _ERRORS[error](text)
 
 
-def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
-    """Runs process 0's part: returns the error that it sends to all present; empty for none."""
+def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
+    """Runs process 0's part: returns the verdict that it sends to all present."""
     hellos, others, twin = {0: own}, dict[int, socket.socket](), None
     end, next_report = time.monotonic() + timeout, time.monotonic() + _REPORT_SECONDS
     with _listening(int(cluster.coordinator.rpartition(":")[2])) as server:
@@ -81,7 +95,7 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> str:
         verdict = _wrong(cluster, hellos, twin, timeout)
         for other in others.values():
             with other:
-                _write(other, {"verdict": verdict})
+                _write(other, verdict._asdict())
                 other.settimeout(_ANSWER_SECONDS)
                 _read(other)  # until the other side closes, so that JAX can have the port at once
     return verdict
@@ -117,7 +131,7 @@ def _is_closed(connection: socket.socket) -> bool:
         connection.settimeout(_ANSWER_SECONDS)
 
 
-def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> str:
+def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
     """Introduces this process to process 0; returns its answer, or that none came in time."""
     host, _, port = cluster.coordinator.rpartition(":")
     end = time.monotonic() + timeout
@@ -130,35 +144,38 @@ def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> str:
                 answer = _read(connection)
         except OSError:
             answer = None
-        if isinstance(answer, dict) and "verdict" in answer:
-            return str(answer["verdict"])
+        if isinstance(answer, dict) and set(answer) == set(_Verdict._fields):
+            return _Verdict(**answer)
         time.sleep(_RETRY_SECONDS)
-    return (
+    return _Verdict(
+        _ABSENT,
         f"process {cluster.process_id} of {cluster.num_processes} found no process 0 at "
         f"{cluster.coordinator} within {timeout:.0f} s: start process 0 there, with the same "
-        f"address, and open the port."
+        f"address, and open the port.",
     )
 
 
 def _wrong(
     cluster: Cluster, hellos: Mapping[int, _Hello], twin: _Hello | None, timeout: float
-) -> str:
+) -> _Verdict:
     if twin is not None:
         first = hellos[twin.process_id]
-        return (
+        return _Verdict(
+            _WRONG,
             f"two processes have the number {twin.process_id}, on {first.host} and {twin.host}: "
-            f"give each its own."
+            f"give each its own.",
         )
     facts = {process_id: hello.facts for process_id, hello in hellos.items()}
     names = {process_id: hello.host for process_id, hello in hellos.items()}
     if difference := disagreement(facts, names):
-        return difference
+        return _Verdict(_WRONG, difference)
     if len(hellos) < cluster.num_processes:
-        return (
+        return _Verdict(
+            _ABSENT,
             f"{_present(cluster, hellos)}, which did not join within {timeout:.0f} s. Start the "
-            f"same command on every host."
+            f"same command on every host.",
         )
-    return ""
+    return _Verdict()
 
 
 def _present(cluster: Cluster, hellos: Mapping[int, _Hello]) -> str:

@@ -107,14 +107,18 @@ class Subject:
 
     def check_problems(self, fingerprint: str) -> None:
         """Raises `UserError` for other problems than those that the run held out."""
-        self._check("the held-out problems", fingerprint, "give them as --data")
+        fix = (
+            "give them as --data, or evaluate in Python: "
+            "GRPOTrainer(model=..., eval_data=...).evaluate()"
+        )
+        self._check("the held-out problems", fingerprint, fix)
 
     def _check(self, what: str, fingerprint: str, fix: str) -> None:
         if self.facts is not None and self.facts.fingerprints[what] != fingerprint:
             verb = "are" if what.endswith("s") else "is"
             raise UserError(
-                f"{what} of the run in {self.name!r} {verb} not found by its settings: one was "
-                f"passed to GRPOTrainer, or it has changed; {fix}."
+                f"{what} of the run in {self.name!r} {verb} not found by its settings, as "
+                f"something else was passed to GRPOTrainer, or a file has changed; {fix}."
             )
 
     def load(self, run: RunSpec, programs: Programs) -> CausalLM:

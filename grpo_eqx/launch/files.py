@@ -7,6 +7,9 @@ from pathlib import Path
 
 from grpo_eqx.errors import UserError
 
+SHARED = "/shared"
+"""Folder at which printed files mount storage that all hosts share."""
+
 
 class _Template(string.Template):
     """Template with `@{name}`, since `$` is the shell's."""

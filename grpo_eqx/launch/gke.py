@@ -8,7 +8,7 @@ import tyro
 
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, EXIT_USER_ERROR
 from grpo_eqx.launch.checks import check_at_least, check_name
-from grpo_eqx.launch.files import render, write
+from grpo_eqx.launch.files import SHARED, render, write
 from grpo_eqx.launch.quoting import kubernetes_argument, yaml_text
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.tpu_slices import find_slice
@@ -39,6 +39,9 @@ class Gke(Subcommand):
     secret: str | None = None
     """Kubernetes secret whose keys become environment variables, such as HF_TOKEN. Create it with
     kubectl create secret generic NAME --from-env-file .env."""
+    claim: str | None = None
+    """PersistentVolumeClaim to mount at /shared, for output_dir: storage that all hosts can read
+    and write, such as Filestore (ReadWriteMany)."""
     max_restarts: int = 0
     """Maximum number of times that all pods restart after one fails; a run then continues from its
     last checkpoint."""
@@ -62,6 +65,8 @@ class Gke(Subcommand):
             image=yaml_text(self.image),
             command="\n".join(f"                    - {argument}" for argument in arguments),
             secret=self._secret_lines(),
+            mounts=self._mount_lines(),
+            volumes=self._volume_lines(),
         )
         write(manifest, self.output)
         return 0
@@ -74,4 +79,24 @@ class Gke(Subcommand):
             "                  envFrom:\n"
             "                    - secretRef:\n"
             f"                        name: {yaml_text(self.secret)}\n"
+        )
+
+    def _mount_lines(self) -> str:
+        if self.claim is None:
+            return ""
+        return (
+            "                  volumeMounts:\n"
+            "                    - name: shared\n"
+            f"                      mountPath: {SHARED}\n"
+        )
+
+    def _volume_lines(self) -> str:
+        if self.claim is None:
+            return ""
+        check_name("claim", self.claim, _SECRET, "lowercase letters, digits, '-' and '.'")
+        return (
+            "              volumes: # storage that all hosts share\n"
+            "                - name: shared\n"
+            "                  persistentVolumeClaim:\n"
+            f"                    claimName: {yaml_text(self.claim)}\n"
         )

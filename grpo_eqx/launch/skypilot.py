@@ -9,7 +9,7 @@ import tyro
 
 from grpo_eqx.errors import EXIT_PREEMPTED, UserError
 from grpo_eqx.launch.checks import check_at_least, check_name
-from grpo_eqx.launch.files import render, write
+from grpo_eqx.launch.files import SHARED, render, write
 from grpo_eqx.launch.quoting import shell_line, yaml_text
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.tpu_slices import find_slice
@@ -47,6 +47,8 @@ class SkyPilot(Subcommand):
     secrets: tuple[str, ...] = ()
     """Names of environment variables to pass on, such as HF_TOKEN. Give their values to sky launch,
     with --secret HF_TOKEN."""
+    bucket: str | None = None
+    """Bucket to mount at /shared on all hosts, for output_dir, such as gs://my-bucket."""
     name: str = "grpo-eqx"
     """Name of the task."""
     output: Path | None = None
@@ -71,6 +73,8 @@ class SkyPilot(Subcommand):
             max_restarts=self.max_restarts,
             preempted=EXIT_PREEMPTED,
             secrets=self._secret_lines(),
+            mounts=self._mount_lines(),
+            start="jobs launch" if self.spot or self.max_restarts else "launch",
             command=shell_line(command),
             **of_kind,
         )
@@ -111,3 +115,15 @@ class SkyPilot(Subcommand):
         if not self.secrets:
             return ""
         return "secrets:\n" + "".join(f"  {secret}: null\n" for secret in self.secrets)
+
+    def _mount_lines(self) -> str:
+        if self.bucket is None:
+            return ""
+        check_name(
+            "bucket", self.bucket, r"[a-z0-9]+://[A-Za-z0-9][-A-Za-z0-9_./]*",
+            "an address, such as gs://my-bucket",
+        )  # fmt: skip
+        return (
+            "file_mounts: # storage that all hosts share\n"
+            f"  {SHARED}:\n    source: {yaml_text(self.bucket)}\n    mode: MOUNT\n"
+        )

@@ -154,21 +154,22 @@ def check_adapter(model: str, lora: Lora | None) -> None:
     if found is None:
         return
     saved = found.lora
+    known = linear_names_of(read_config(model_folder(model) / "config.json"))
+    targets = set(saved.target or known)
+    stabilized = lora is not None and lora.rank_stabilized
+    alpha = saved.scale * (saved.rank**0.5 if stabilized else saved.rank)
+    fix = (
+        f"set lora_rank to {saved.rank}, lora_alpha to {alpha:g} and lora_target to "
+        f"{','.join(sorted(targets))}"
+    )
     if lora is None:
         raise UserError(
-            f"model {model!r} is an adapter, and lora_rank is not set: set it to {saved.rank} to "
-            f"train the adapter on, or merge it into its model with grpo-eqx export --merge."
+            f"model {model!r} is an adapter, and lora_rank is not set: {fix}, to train or evaluate "
+            f"it as it is, or merge it into its model with grpo-eqx export --merge."
         )
-    known = linear_names_of(read_config(model_folder(model) / "config.json"))
-    targets, wanted = (set(each.target or known) for each in (saved, lora))
     same_scale = math.isclose(lora.scale, saved.scale, rel_tol=1e-4)
-    if lora.rank != saved.rank or not same_scale or targets != wanted:
-        alpha = saved.scale * (saved.rank**0.5 if lora.rank_stabilized else saved.rank)
-        raise UserError(
-            f"model {model!r} is another adapter than the settings': set lora_rank to "
-            f"{saved.rank}, lora_alpha to {alpha:g} and lora_target to "
-            f"{','.join(sorted(targets))}."
-        )
+    if lora.rank != saved.rank or not same_scale or targets != set(lora.target or known):
+        raise UserError(f"model {model!r} is another adapter than the settings': {fix}.")
 
 
 def saved_adapter(model: str) -> peft.SavedAdapter | None:

@@ -2,6 +2,7 @@
 
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.step_time import Resource
+from grpo_eqx.planner.trips import MicroBatches
 from grpo_eqx.training.programs import GENERATE, UPDATE
 
 
@@ -12,7 +13,7 @@ def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
     """
     if program == GENERATE:
         return _for_generate(bound_by, plan)
-    return _for_micro_batches(bound_by, plan, recomputes=program == UPDATE)
+    return _for_micro_batches(program, bound_by, plan)
 
 
 def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
@@ -32,15 +33,20 @@ def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
     return None
 
 
-def _for_micro_batches(bound_by: Resource, plan: Plan, *, recomputes: bool) -> str | None:
+def _for_micro_batches(program: str, bound_by: Resource, plan: Plan) -> str | None:
     if bound_by != "arithmetic":
-        if plan.rows.most_micro_batches == 1:
+        trips = plan.programs[program].trips
+        assert isinstance(trips, MicroBatches)
+        number = trips.number(plan.completion_length)
+        if number == 1:
             return None
         gathers = "gathers and reads" if plan.num_devices > 1 else "reads"
         return (
-            f"try a larger --micro-batch-size-per-device (auto: the largest that fits), as each "
-            f"micro-batch {gathers} all weights"
+            f"try a larger --micro-batch-size-per-device, up to {number * plan.micro_batch_size} "
+            f"(auto: the largest that fits at full length), as each micro-batch {gathers} all "
+            f"weights; beyond that, one holds more padding"
         )
-    if recomputes and plan.settings["remat"] in ("auto", "full") and plan.device_kind != "cpu":
+    recomputes = program == UPDATE and plan.settings["remat"] in ("auto", "full")
+    if recomputes and plan.device_kind != "cpu":
         return "try --remat dots if there is memory for it, which recomputes less"
     return None

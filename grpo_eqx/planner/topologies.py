@@ -37,7 +37,13 @@ def described_devices(name: str) -> Sequence[jax.Device]:
 
 def described_slice(name: str) -> Slice:
     """Returns the slice of a TPU type or grid; raises `UserError` for an unknown one."""
-    return slice_of_grid(name) or find_slice(name)
+    try:
+        return slice_of_grid(name) or find_slice(name)
+    except UserError as error:
+        raise UserError(
+            f"{error} Plans are also for a grid, such as v6e:4x4, and for local, the devices of "
+            f"this machine (the only way to plan for GPUs)."
+        ) from error
 
 
 def _grid(known: Slice) -> str:

@@ -196,6 +196,10 @@ class MicroBatches(Trips):
             return Repeats("each pair of blocks", Range(pairs, pairs))
         return None
 
+    def number(self, length: int) -> int:
+        """Returns how many micro-batches a pass has, for completions of that length."""
+        return int(self._packing(length).number)
+
     def _packing(self, length: int) -> Packing:
         lengths = np.full((self.num_prompts, self.num_generations), length)
         return Packing.plan(np.full(self.num_prompts, self.prompt_length), lengths, self.rows)

@@ -21,7 +21,7 @@ BUILT_IN: dict[str, RewardFunc] = {
 def reward_func(name: str) -> RewardFunc:
     """Returns the built-in reward function of that name; raises `UserError` for an unknown one."""
     if name not in BUILT_IN:
-        more = ""
+        more = "; GRPOTrainer takes functions of your own, in Python"
         if "," in name or " " in name:
             more = "; separate names with spaces in a command, and write a list in a file or Python"
         if ".py" in name or ":" in name:

@@ -103,9 +103,10 @@ def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Out
             f"it calls."
         )
     if length != count:
-        got = repr(returned) if length is None else f"{length} values"
+        got = repr(returned) if length is None else f"{length} value{'s' if length != 1 else ''}"
         raise RewardError(
-            f"reward function {name} returned {got} for {count} completions: return a list "
+            f"reward function {name} returned {got} for {count} "
+            f"completion{'s' if count > 1 else ''}: return a list "
             f"with one float (or None) for each."
         )
     outcomes: list[Outcome] = []

@@ -172,7 +172,11 @@ class RewardRunner:
 
         So a function that is broken ends a run before its first rollout.
         """
-        self([prompt], [[completion]], [[list(ids)]])
+        try:
+            self([prompt], [[completion]], [[list(ids)]])
+        except RewardError as error:
+            trial = "This was a trial call before the first rollout, with a made-up completion."
+            raise type(error)(f"{error} {trial}") from error.__cause__
 
     def combined(
         self, each: Float[np.ndarray, "funcs P G"], failed: Bool[np.ndarray, "funcs P G"]

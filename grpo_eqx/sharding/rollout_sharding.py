@@ -66,12 +66,13 @@ def lay_out(
             f"{where} returned the axis {twice[0]!r} twice: prompts, groups and sharing split "
             f"different things, each over axes of its own."
         )
-    fewer = num_slots is not None and num_slots < num_prompts * num_generations
-    for number, what, axes in (
-        *([(num_slots, "slots (max_num_seqs)", layout.prompts)] if fewer else []),
+    counts = [
         (num_prompts, "prompts", layout.prompts),
         (num_generations, "completions of each prompt", layout.groups),
-    ):
+    ]
+    if num_slots is not None and num_slots < num_prompts * num_generations:
+        counts.append((num_slots, "slots (max_num_seqs)", layout.prompts))
+    for number, what, axes in counts:
         if number % num_shards(layout.mesh, axes):
             raise UserError(
                 f"{where} splits {number} {what} over {num_shards(layout.mesh, axes)} devices "

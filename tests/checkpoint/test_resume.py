@@ -274,10 +274,9 @@ def test_another_reward_function_is_refused_and_its_new_code_said() -> None:
     with pytest.raises(UserError, match=r"reward_funcs: \['distinct_words'\] -> \['correct'\]"):
         facts(correct=gsm8k.correct).changes_since(saved, Path("step_1"))
     changed = facts(distinct_words=gsm8k.correct)
-    [said] = changed.changes_since(saved, Path("step_1"))
-    assert said.startswith("the code of reward distinct_words: ")
-    said_of_a_finished_run = ["the file of reward function distinct_words has changed"]
-    assert changed.changed_rewards(saved) == said_of_a_finished_run
+    said = ["the file that defines reward function distinct_words has changed"]
+    assert changed.changes_since(saved, Path("step_1")) == said
+    assert changed.changed_rewards(saved) == said
     assert changed.refused(saved) == []
 
 
@@ -298,7 +297,7 @@ def test_a_spoilt_checkpoint_is_named_and_the_one_before_it_used(
     assert "step_3, after step 3 of 6" in said
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         spoil(path)
-    with pytest.raises(UserError, match=r"none of the 2 checkpoints .* or start anew"):
+    with pytest.raises(UserError, match=r"none of the 2 checkpoints .* to never to start anew"):
         train(tmp_path / "run")
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import brief
 from grpo_eqx.distributed.rendezvous import meet
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RunError, UserError
 
 
 def free_port() -> int:
@@ -32,7 +32,7 @@ def outcomes(
         told = {"seed": "0"} if facts is None else facts[process_id]
         try:
             meet(Cluster(address, num_processes, process_id, hosts), told, timeout)
-        except UserError as error:
+        except (RunError, UserError) as error:
             return str(error)
         return ""
 
@@ -51,6 +51,13 @@ def test_missing_hosts_are_named_in_all_that_are_there() -> None:
     assert len(set(found)) == 1
     assert found[0].startswith("3 of 4 hosts present: waiting for process 2, which did not join")
     assert "Start the same command on every host" in found[0]
+
+
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_whoever_is_missing_may_come_when_it_is_tried_again(process_id: int) -> None:
+    cluster = Cluster(f"localhost:{free_port()}", 2, process_id)
+    with pytest.raises(RunError):
+        meet(cluster, {}, timeout=0.3)
 
 
 def test_missing_hosts_are_named_by_their_addresses_where_these_are_known() -> None:

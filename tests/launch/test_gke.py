@@ -73,9 +73,24 @@ def test_arguments_arrive_as_they_are(launch: Launch, hostile: tuple[str, ...]) 
     assert [argument.replace("$$", "$") for argument in arguments] == ["python", *hostile]
 
 
+def test_a_claim_is_mounted_where_output_dir_can_be(launch: Launch) -> None:
+    found = manifest(launch, "--type", "v6e-16", "--claim", "runs")
+    (mount,) = container(found)["volumeMounts"]
+    (volume,) = job(found)["template"]["spec"]["volumes"]
+    assert mount == {"name": volume["name"], "mountPath": "/shared"}
+    assert volume["persistentVolumeClaim"] == {"claimName": "runs"}
+    assert "volumes" not in job(manifest(launch, "--type", "v6e-16"))["template"]["spec"]
+
+
 @pytest.mark.parametrize(
     ("flag", "value"),
-    [("--name", "x: y"), ("--name", "A"), ("--secret", "a b"), ("--max-restarts", "-1")],
+    [
+        ("--claim", "A b"),
+        ("--name", "x: y"),
+        ("--name", "A"),
+        ("--secret", "a b"),
+        ("--max-restarts", "-1"),
+    ],
 )
 def test_what_kubernetes_would_refuse_is_refused(launch: Launch, flag: str, value: str) -> None:
     done = launch("gke", "--image", "i", "--type", "v6e-8", f"{flag}={value}", "--", "true")

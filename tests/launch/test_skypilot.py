@@ -90,9 +90,24 @@ def test_secrets_are_named_and_hold_no_value(
     assert "canary" not in done.out
 
 
+def test_a_bucket_is_mounted_where_output_dir_can_be(launch: Launch) -> None:
+    found = task(launch, "--type", "v6e-16", "--bucket", "gs://my-bucket")
+    assert found["file_mounts"] == {"/shared": {"source": "gs://my-bucket", "mode": "MOUNT"}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "command"),
+    [([], "sky launch"), (["--spot"], "sky jobs launch"), (["--max-restarts", "2"], "sky jobs")],
+)
+def test_the_task_says_how_it_is_started(launch: Launch, flags: list[str], command: str) -> None:
+    done = launch("skypilot", "--type", "v6e-16", *flags, "--", "true")
+    assert f"Start this with {command}" in done.out
+
+
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
+        (["--type", "v6e-8", "--bucket", "my bucket"], "--bucket is 'my bucket'"),
         ([], "either --type"),
         (["--type", "v6e-8", "--gpus", "H100:8"], "either --type"),
         (["--type", "v6e-8", "--nodes", "2"], "--nodes is 2"),

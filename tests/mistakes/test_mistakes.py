@@ -139,7 +139,7 @@ OF_OTHERS = {
     "lr": "use learning_rate",
     "batch_size": "use prompts_per_step",
     "eval_strategy": "set eval_steps, the steps between evaluations",
-    "save_strategy": "use save_steps or save_minutes",
+    "save_strategy": "use save_steps and save_minutes",
     "push_to_hub": "call trainer.push_to_hub(repo_id) after fit()",
     "gradient_checkpointing": "use remat",
     "fsdp": "set mesh and rollout_sharding",
@@ -457,13 +457,13 @@ SCRIPTS = {
         "set reward_workers, or write it as async def"
     ),
     "def f(**columns): return None\ntrainer(reward_funcs=f).fit()": (
-        "reward function f returned None for 1 completions: return a list with one float"
+        "reward function f returned None for 1 completion: return a list with one float"
     ),
     "def f(**columns): return ['1.0']\ntrainer(reward_funcs=f).fit()": (
         "reward function f returned '1.0' for completion 0: return a float"
     ),
     "def f(**columns): return [1.0, 2.0]\ntrainer(reward_funcs=f).fit()": (
-        "reward function f returned 2 values for 1 completions"
+        "reward function f returned 2 values for 1 completion:"
     ),
     "trainer(reward_workers=2)": "there is no plain function of your own",
     "class F:\n    def __call__(self, **columns): pass\ntrainer(reward_funcs=F)": (
@@ -590,14 +590,14 @@ SCRIPTS = {
         "kw_only=True) above it."
     ),
     "trainer(save_total_limit=2, metric_for_best_model='eval_reward')": (
-        "do not log, and evaluations are not made without eval_steps (did you mean reward?)"
+        "evaluations are not made without eval_steps: set eval_steps"
     ),
     "trainer(save_total_limit=2, metric_for_best_model='rewards/correct')": (
         "(did you mean rewards/correct/"
     ),
     "trainer(model='./nowhere')": "model './nowhere' does not exist here, and is no name on the",
     "trainer(model='/nowhere/qwen')": "model '/nowhere/qwen' does not exist here",
-    "trainer(model=model(adapter=True))": "is an adapter, and lora_rank is not set: set it to 4",
+    "trainer(model=model(adapter=True))": "is an adapter, and lora_rank is not set: set lora_rank",
     "trainer(train_data=[{'messages': TALK}] * 20, reward_funcs='format')": (
         "rename messages to prompt, without the assistant's last message"
     ),
@@ -617,7 +617,21 @@ SCRIPTS = {
     "trainer().plan('a100')": "local, the devices of this machine (the only way to plan for GPUs)",
     "trainer().evaluate(num_samples=2, temperature=1.0).pass_at(3)": "pass@3 needs 1 <= k <= 2",
     "GRPOTrainer(recipes.dapo)": "the config is the function or class dapo: call it",
+    "from grpo_eqx import Callback\nclass C(Callback):\n"
+    "    def on_log(self, event): pass\nGRPOTrainer(callbacks=[C()])": (
+        "C has a method on_log, which no run calls (did you mean on_step_end?): the events are"
+    ),
+    "from grpo_eqx import Callback\nclass C(Callback):\n    def on_evaluated(self, event): pass\n"
+    "GRPOTrainer(callbacks=[C()])": "which no run calls (did you mean on_evaluate?)",
+    "trainer(metric_for_best_model='eval_reward', eval_steps=1)": (
+        "'eval_reward', which no evaluation logs (did you mean eval/greedy/pass@1?): use one of"
+    ),
+    "GRPOConfig(lora_rank=2, lora_target=['q_proj'])": "names are one text, as in 'q_proj,v_proj'",
+    "GRPOConfig(lr_scheduler_type='constant_with_warmup')": "constant with warmup_steps",
     # objects of their own
+    "class R(sharding.RolloutSharding):\n    def layout(self, mesh, *batch):\n"
+    "        return sharding.RolloutLayout(mesh, 'fsdp', (), 'mine')\n"
+    "GRPOTrainer(rollout_sharding=R())": "prompts='fsdp': return a tuple of mesh axes",
     "GRPOTrainer(mesh=jax.make_mesh((1, 1, 1), ('dp', 'fsdp', 'tp')))": (
         "mesh is of type Mesh, of jax: pass an object of grpo_eqx.sharding.Mesh, such as"
     ),

@@ -9,7 +9,7 @@ EXAMPLE = "../../examples/gsm8k.py"
 def test_missing_hosts_are_named_in_all_that_are_there(pod) -> None:
     outcomes = pod.run(EXAMPLE, [1] * 4, "--start-timeout", 8, absent=[2])
     for outcome in outcomes.values():
-        assert outcome.code == 2
+        assert outcome.code == 1  # a host may only be late
         assert "error: 3 of 4 hosts present: waiting for process 2" in outcome.output
 
 

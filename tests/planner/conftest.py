@@ -13,7 +13,7 @@ from grpo_eqx.planner import Plan, PlannedProgram
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.devices import Target, local_target
 from grpo_eqx.planner.make_plan import SETTINGS, TRAINING, Say
-from grpo_eqx.planner.trips import Decoding
+from grpo_eqx.planner.trips import Decoding, MicroBatches
 from grpo_eqx.planner.work import Level, Work
 from grpo_eqx.run_spec import PromptLengths, RunSpec
 from grpo_eqx.tracking.device_peaks import DevicePeaks
@@ -92,6 +92,14 @@ def _plan_of() -> Callable[..., Plan]:
 def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
     """A plan of programs that need so many bytes each, and half a second or a little more."""
     work = Level((), Work(1e12, 1e10))
+    rows = RowShape(4, 1, 1, width=271, num_scored=256, places=16)
+    decoding = Decoding(
+        num_completions=16, num_slots=16, num_shards=1, max_length=48, prompt_length=16,
+        attention_blocks=(16, 16),
+    )  # fmt: skip
+    micro_batches = MicroBatches(
+        rows=rows, num_prompts=2, num_generations=8, prompt_length=16, attention_blocks=(16, 16)
+    )
     programs = {
         name: PlannedProgram(
             compiled=CompiledProgram(
@@ -99,14 +107,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
             ),
             elsewhere_bytes=0,
             runs=int(name != "evaluate"),
-            trips=Decoding(
-                num_completions=16,
-                num_slots=16,
-                num_shards=1,
-                max_length=48,
-                prompt_length=16,
-                attention_blocks=(16, 16),
-            ),
+            trips=decoding if name in ("generate", "evaluate") else micro_batches,
         )
         for name, peak in peaks.items()
     }
@@ -120,7 +121,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
         rollout_sharding="legacy",
         settings={name: getattr(_DEFAULTS, name) for name in SETTINGS},
         micro_batch_size=2,
-        rows=RowShape(4, 1, 1, width=271, num_scored=256, places=16),
+        rows=rows,
         prompt_length=16,
         prompt_length_known=True,
         hbm_bytes=target.usable_bytes,

@@ -43,5 +43,12 @@ def test_nothing_is_advised_that_one_device_cannot_do(plan_of, with_memory) -> N
         plan_of({"generate": 1}, with_memory(2)), rollout_sharding="replicated"
     )
     assert advice("generate", "memory", plan) is None
-    single = dataclasses.replace(plan.rows, most_micro_batches=1)
-    assert advice("update", "memory", dataclasses.replace(plan, rows=single)) is None
+
+
+def test_micro_batches_are_not_to_be_larger_than_what_fills_them(plan_of, with_memory) -> None:
+    plan = plan_of({"update": 1}, with_memory(2))
+    number = plan.programs["update"].trips.number
+    assert [number(length) for length in (48, 24, 12)] == [4, 2, 1]
+    assert "up to 8 " in advice("update", "memory", plan)
+    assert "up to 4 " in advice("update", "memory", plan.asked(24, None))
+    assert advice("update", "memory", plan.asked(12, None)) is None

@@ -109,7 +109,7 @@ def test_rewards_are_joined_and_picked_by_prompt() -> None:
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ([1.0], r"bad returned 1 values for 4 completions"),
+        ([1.0], r"bad returned 1 value for 4 completions"),
         (3.0, r"bad returned 3\.0 for 4 completions"),
         ([1.0, float("nan"), 0.0, 0.0], r"bad returned nan for completion 1"),
         ([1.0, 0.0, float("inf"), 0.0], r"bad returned inf for completion 2"),
@@ -137,7 +137,7 @@ def test_a_trial_calls_every_function_once_with_one_completion() -> None:
     columns = {"completion_ids": [[4, 2]], "answer": [2]}
     assert call == (["What is 1 + 1?"], ["The answer is 42."], columns)
     broken = RewardRunner({"broken": lambda **_: [1.0, 2.0]})
-    with pytest.raises(RewardError, match="broken returned 2 values for 1 completions"):
+    with pytest.raises(RewardError, match=r"broken returned 2 values .* This was a trial call"):
         broken.try_out(prompt, "", ())
 
 
