@@ -14,9 +14,10 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.setting_types import choices_of, noun_of
 
 ESSENTIALS = (
-    "topology", "compare", "search", "expected_completion_length", "price_per_device_hour", "model", "data", "recipe", "config", "reward_funcs", "prompts_per_step",
-    "num_generations", "max_completion_length", "steps", "learning_rate", "mesh",
-    "micro_batch_size_per_device", "output_dir", "resume", "print_config",
+    "topology", "compare", "search", "expected_completion_length", "price_per_device_hour", "model",
+    "data", "recipe", "config", "reward_funcs", "prompts_per_step", "num_generations",
+    "max_completion_length", "steps", "learning_rate", "mesh", "micro_batch_size_per_device",
+    "output_dir", "resume", "print_config",
 )  # fmt: skip
 """Flags that `--help` shows, of those that a command has."""
 

@@ -5,6 +5,8 @@ import socket
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import brief
 from grpo_eqx.distributed.rendezvous import meet

@@ -58,8 +58,6 @@ def test_grids_by_libtpus_names(grid: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["v6e:3x3", "v7x-8", "h100", "v6e", ""])
 def test_what_is_not_known_is_one_line(name: str) -> None:
-    with pytest.raises(
-        UserError, match=r"unknown TPU type .*: use one of .* such as v6e:4x4, and for local"
-    ) as error:
+    with pytest.raises(UserError, match=r"unknown TPU type .*: use one of .* for local") as error:
         described_devices(name)
     assert "\n" not in str(error.value)
