@@ -37,8 +37,8 @@ class _PlanFlags(Subcommand, abc.ABC):
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
     compare: tuple[str, ...] = ()
-    """Topologies, rollout shardings or sizes of micro-batches to plan side by side in one table,
-    the cheapest first, or without a price the fastest: --compare v6e-8 v6e-16, --compare replicated
+    """Topologies, rollout shardings or sizes of micro-batches to plan side by side. The cheapest is
+    first in the table, or without a price the fastest: --compare v6e-8 v6e-16, --compare replicated
     tensor:4, --compare 2 4 8."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
