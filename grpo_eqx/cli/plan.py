@@ -46,8 +46,7 @@ class _PlanFlags(Subcommand, abc.ABC):
     """Tokens of a completion, on average, that times and costs are for. None:
     max_completion_length, as if none ended earlier."""
     price_per_device_hour: PositiveFloat | None = None
-    """Price of a device for an hour, a TPU chip or a GPU. Plans then have the cost of 1,000
-    steps."""
+    """Price of a TPU chip or GPU for an hour. Plans then have the cost of 1,000 steps."""
     json: Path | None = None
     """File to write the plan to as JSON, with sizes in bytes per device. -: standard output, in
     place of the report."""
