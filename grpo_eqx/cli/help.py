@@ -21,6 +21,9 @@ ESSENTIALS = (
 )  # fmt: skip
 """Flags that `--help` shows, of those that a command has."""
 
+_OF_RUNS = {"reward_funcs", "learning_rate", "output_dir", "resume", "print_config"}
+"""Those of them that decide nothing about a plan, whose help has flags of its own."""
+
 _OWN_GROUP = "command"
 """Group of the flags that are no settings."""
 _WIDEST = 100
@@ -54,8 +57,9 @@ def show_help(
         console.print("\n\n".join([usage, *shown_about]) + "\n", markup=False)
     shown = {name: rows for name, rows in groups.items() if wanted in (None, name)}
     if wanted is None and "--help-all" not in arguments:
-        essentials = dict.fromkeys([*own, *ESSENTIALS])
-        shown = {"": [name for name in essentials if name in _all(groups)]}
+        known = set(_all(groups))
+        known -= _OF_RUNS if "topology" in known else set()
+        shown = {"": [name for name in dict.fromkeys([*own, *ESSENTIALS]) if name in known]}
     for name, rows in shown.items():
         if name:
             console.print(name, style="bold")
