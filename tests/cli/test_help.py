@@ -36,7 +36,8 @@ def test_the_essentials_fit_a_screen(shown: Callable[..., str], command: str, co
     lines = shown(command, "--help", columns=columns).splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= min(columns, 100)
-    assert "--learning-rate FLOAT" in " ".join(lines)
+    essential = "--price-per-device-hour FLOAT" if command == "plan" else "--learning-rate FLOAT"
+    assert essential in " ".join(lines)
     assert "--sapo-temperature-pos" not in " ".join(lines)
 
 
