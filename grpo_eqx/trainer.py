@@ -19,6 +19,7 @@ from grpo_eqx.callbacks import Callback
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.shared_folder import check_shared
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
 from grpo_eqx.data.batches import PromptBatches
@@ -116,12 +117,16 @@ def _join(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
 
 
 def _free_folder(cfg: GRPOConfig) -> RunLock:
-    """Returns the lock of the run's folder; raises `UserError` if it is in use or not writable."""
+    """Returns the lock of the run's folder.
+
+    Raises `UserError` if it is in use or not writable, or if the hosts do not share it.
+    """
     assert cfg.output_dir is not None  # resolved
     folder = RunFolder(cfg.output_dir)
     raise_on_all_hosts(folder.check_writable)
     lock = RunLock(folder.path)
     raise_on_all_hosts(lock.check_free)
+    check_shared(folder.path)
     return lock
 
 

@@ -14,7 +14,6 @@ import jax
 from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
-from grpo_eqx.checkpoint.shared_folder import check_shared
 from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
@@ -96,10 +95,8 @@ class Checkpoints:
         complete run in the folder is resumed, with nothing left to train, if it is this one, so
         that a command can always be repeated; any other stays as it is, for a new run to put aside.
 
-        Raises `UserError` if hosts do not share the run's folder, or if more steps than the run's
-        are done.
+        Raises `UserError` if more steps than the run's are done.
         """
-        check_shared(self.folder.parent)
         wanted = self.cfg.resume
         if wanted == "never":
             return None

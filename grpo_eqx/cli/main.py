@@ -137,33 +137,37 @@ def _refuse_unknown(kind: type[Subcommand], arguments: Sequence[str]) -> None:
 
 
 def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **options: Any) -> Any:
-    said = io.StringIO()
+    parse = functools.partial(
+        tyro.cli,
+        kind,
+        prog=f"grpo-eqx {name}".strip(),
+        description=None if name else _ABOUT,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, *config),
+        **options,
+    )
+    said, shown = io.StringIO(), io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(
-                kind,
-                prog=f"grpo-eqx {name}".strip(),
-                description=None if name else _ABOUT,
-                args=arguments,
-                config=(tyro.conf.OmitArgPrefixes, tyro.conf.OmitSubcommandPrefixes, *config),
-                **options,
-            )
+            return parse(args=arguments)
     except SystemExit:
         if not said.getvalue():  # the help
             raise
-        words = itertools.takewhile(lambda word: not word.startswith("-"), arguments)
+        words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
         command = " ".join(["grpo-eqx", name, *(words if name == "launch" else ())])
-        raise UserError(_in_a_sentence(said.getvalue(), command)) from None
+        with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
+            parse(args=[*words, "--help"])
+        flags = re.findall(r"(?m)^[│ ] *(--[a-z-]+)", shown.getvalue())
+        raise UserError(_in_a_sentence(said.getvalue(), command, flags)) from None
 
 
-def _in_a_sentence(box: str, command: str) -> str:
+def _in_a_sentence(box: str, command: str, flags: Collection[str]) -> str:
     """Returns the complaint of the parser about a command, which comes in a box, in a sentence."""
     lines = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
     text = " ".join(line for line in lines if line.strip("-"))
     complaint = re.split(r"Argument helptext|For full helptext", text)[0].strip(" .")
     unknown = complaint.partition("Unrecognized options:")[2].split()
     if unknown and unknown[0].startswith("-"):
-        return _unknown_flag(unknown[0].rstrip(","), command)
+        return _unknown_flag(unknown[0].rstrip(","), command, flags)
     if complaint.startswith("Missing from"):
         # Arguments are less indented than the help on them.
         about = re.split("Unrecognized|For full helptext", box)[0]
@@ -174,7 +178,7 @@ def _in_a_sentence(box: str, command: str) -> str:
     return f"{complaint}; {command} --help says more."
 
 
-def _unknown_flag(flag: str, command: str, known: Collection[str] = ()) -> str:
+def _unknown_flag(flag: str, command: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(flag, known, n=1)
     guess = f"did you mean {near[0]}" if near else f"{command} --help lists all"
     fix = _OF_LAUNCHERS.get(flag.lstrip("-").replace("-", "_"), guess)

@@ -78,7 +78,7 @@ def run_together(processes: Sequence[Process]) -> Outcome:
     events: _Events = SimpleQueue()
     ended = threading.Event()
     hosts: list[subprocess.Popen[bytes]] = []
-    threads = []
+    threads, failure = [], ""
     with _signals_into(events):
         try:
             for index, process in enumerate(processes):
@@ -87,7 +87,11 @@ def run_together(processes: Sequence[Process]) -> Outcome:
                 for stream in ("stdout", "stderr"):
                     copied = process.name, hosts[-1], stream, events, ended
                     threads.append(_thread(_copy_lines, *copied))
-            code, told = _wait(hosts, processes, events)
+            (ended_first, code), others = _wait(hosts, events)
+            told = code != 0 and ended_first is None
+            if code and ended_first is not None and others:
+                failure = f"process {processes[ended_first].name} ended with exit code {code}"
+                print(f"{failure}; ending the others", file=sys.stderr, flush=True)
             if told:
                 if code != 128 + signal.SIGPIPE:  # else nobody reads on
                     print(
@@ -106,6 +110,8 @@ def run_together(processes: Sequence[Process]) -> Outcome:
             ended.set()
             for thread in threads:
                 thread.join(_COPY_SECONDS)
+            if failure:  # again, below all that the others printed as they ended
+                print(f"{failure} first, and the others were ended", file=sys.stderr)
 
 
 @contextmanager
@@ -197,12 +203,10 @@ def _write(text: bytes, stream: str, events: _Events) -> None:
         events.put(_Event(None, 128 + signal.SIGPIPE))
 
 
-def _wait(
-    hosts: Sequence[subprocess.Popen[bytes]], processes: Sequence[Process], events: _Events
-) -> tuple[int, bool]:
+def _wait(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> tuple[_Event, int]:
     """Waits until all have ended, one fails, or this process is told to end.
 
-    **Returns:** the exit code, 0 if all have ended well; whether this process was told to end.
+    **Returns:** what has happened, with the code 0 if all have ended well; how many processes run.
     """
     running = set(range(len(hosts)))
     while running:
@@ -210,14 +214,9 @@ def _wait(
         if index is not None:
             running.remove(index)
             _signal(hosts[index], signal.SIGTERM)  # processes that it left behind
-        if code and index is not None and running:
-            print(
-                f"process {processes[index].name} ended with exit code {code}; ending the others",
-                file=sys.stderr,
-            )
         if code:
-            return code, index is None
-    return 0, False
+            return _Event(index, code), len(running)
+    return _Event(None, 0), 0
 
 
 def _end(hosts: Sequence[subprocess.Popen[bytes]], events: _Events, grace: float) -> None:

@@ -81,7 +81,9 @@ def test_the_first_failure_ends_all_and_its_code_is_kept(
     waits = f"sleep 1000 & echo $! >{pid}; echo up >{ready}; wait"
     assert together(waits, f"read line <{ready}; exit 7") == 7
     assert gone(pid)
-    assert "process 1 ended with exit code 7" in capsys.readouterr().err
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert first == "process 1 ended with exit code 7; ending the others"
+    assert last == "process 1 ended with exit code 7 first, and the others were ended"
 
 
 def test_what_a_signal_ended_has_128_and_its_number() -> None:

@@ -201,6 +201,9 @@ COMMANDS = {
     "eval": "--model is missing; grpo-eqx eval --help says more",
     "eval --model tiny_qwen2 --temperature 0.5": "temperature is 0.5 without num_samples",
     "eval --model tiny_qwen2 --steps 3": "--steps is no flag of grpo-eqx eval",
+    "launch tpu-vm create --name a --zone us-east5-b --type v6e-16": (
+        "--zone is no flag of grpo-eqx launch tpu-vm create: did you mean --zones?"
+    ),
     "eval --model {HERE}": "has no config.json: give a folder",
     "exprt --help": "there is no subcommand 'exprt': use one of train",
     "train --lr 1 --dynamic-sampling true": (
