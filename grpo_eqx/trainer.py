@@ -34,6 +34,7 @@ from grpo_eqx.distributed.exchange import (
     raise_on_all_hosts,
 )
 from grpo_eqx.distributed.join import join_processes
+from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
 from grpo_eqx.errors import UserError
@@ -291,6 +292,7 @@ class GRPOTrainer:
         self._notes += (note_on_unpassed(funcs, problems[0].columns),)
         scorer.check_signatures(self.heldout.prompts[0].columns)
 
+    @explains_lost_hosts
     @explains_out_of_memory
     def fit(
         self, /, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
