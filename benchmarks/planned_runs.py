@@ -1,4 +1,4 @@
-r"""What a step needs on TPU slices that people rent: memory, time at peak rates, chip-hours.
+r"""Plans Qwen models on TPU slices that people rent: memory, time at peak rates, chip-hours.
 
     python benchmarks/planned_runs.py                              # all of it
     python benchmarks/planned_runs.py --only Qwen3-8B:v6e-8 Qwen2.5-3B:v6e-8
@@ -25,7 +25,7 @@ RUNS = {
     "Qwen2.5-7B": ("v6e-8", "v6e-16"),
     "Qwen2.5-14B": ("v6e-16",),
     "Qwen2.5-32B": ("v6e-64",),
-    "Qwen3-0.6B": ("v6e-1",),
+    "Qwen3-0.6B": ("v6e-1", "v6e-4"),
     "Qwen3-1.7B": ("v5e-4",),
     "Qwen3-4B": ("v6e-8",),
     "Qwen3-8B": ("v6e-16",),
@@ -48,7 +48,8 @@ def main(work: PlannedRuns) -> None:
     print("| model | TPU | mesh | rollout | peak GiB | of | a step | chip-hours per 1,000 steps |")
     print("|---|---|---|---|---:|---:|---:|---:|")
     for run in work.only:
-        print(row(*run.split(":")), flush=True)
+        model, _, tpu = run.partition(":")
+        print(row(model, tpu), flush=True)
 
 
 def row(model: str, tpu: str) -> str:
@@ -64,7 +65,7 @@ def row(model: str, tpu: str) -> str:
         assert plan.step_time is not None  # the rates of TPUs are known
         seconds = plan.step_time.total
         time = shown_seconds(seconds)
-        hours = shown(seconds.times(STEPS * plan.num_devices / 3600), ",.0f")
+        hours = shown(seconds.times(STEPS * plan.num_devices / 3600), ",.1f")
     mesh = ", ".join(f"{axis} {size}" for axis, size in plan.mesh.items() if size > 1) or "1"
     rollout = plan.rollout_sharding.partition(": ")[0]
     return f"| {' | '.join((model, tpu, mesh, rollout, peak, hbm, time, hours))} |"

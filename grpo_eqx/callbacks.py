@@ -109,7 +109,7 @@ class EarlyStop(Callback):
         self.min_improvement = min_improvement
 
     def on_train_begin(self, event: Event) -> Response | None:
-        if self.metric.startswith("eval") and not self._may_be_of_evaluations(event):
+        if self.metric.startswith("eval/") and not self._may_be_of_evaluations(event):
             why, names = "which no evaluation of this run logs", event.trainer.evaluation_names
             raise unknown_metric("metric", self.metric, why, names)
         return self._response(event)
@@ -118,7 +118,7 @@ class EarlyStop(Callback):
         if self.metric in event.metrics:
             return self._response(event)
         if not self._may_be_of_evaluations(event):
-            known = {**event.metrics, **dict.fromkeys(event.trainer.evaluation_names, 0.0)}
+            known = [*event.metrics, *event.trainer.evaluation_names]
             raise unknown_metric("metric", self.metric, "which steps do not log", known)
         return None
 

@@ -61,7 +61,7 @@ def find_slice(name: str) -> Slice:
     if match is None or generation not in _GENERATIONS:
         every = [each.name for each in itertools.chain(*map(_slices, _GENERATIONS))]
         every += [f"v5e-{each.chips}" for each in _slices("v5litepod")]
-        near = difflib.get_close_matches(name, every, n=1)
+        near = difflib.get_close_matches(name, every, n=1, cutoff=0.85)
         guess = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(
             f"unknown TPU type {name!r}{guess}: use one of {_names('v4')}; {_names('v5litepod')} "

@@ -94,6 +94,7 @@ from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
 from grpo_eqx.training_events import TrainingEvents
 
+_BY_SETTING = "by its setting"
 _TRACK = functools.partial(track_on_terminal, description="completing prompts")
 
 
@@ -110,7 +111,10 @@ def _say_here(text: str) -> None:
 
 
 def _join(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
-    """Connects the processes of the run; raises `UserError` where they do not agree on it."""
+    """Connects the processes of the run.
+
+    Raises `UserError` where they do not agree on it, and `RunError` where some did not join.
+    """
     join_processes(cfg)
     if jax.process_count() > 1:  # callbacks are called, and agree, in all processes
         names = ", ".join(type(callback).__qualname__ for callback in callbacks)
@@ -120,7 +124,8 @@ def _join(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
 def _free_folder(cfg: GRPOConfig) -> RunLock:
     """Returns the lock of the run's folder.
 
-    Raises `UserError` if it is in use or not writable, or if the hosts do not share it.
+    Raises `UserError` if it is in use or not writable, or if the hosts do not share it, which is
+    tried in it.
     """
     assert cfg.output_dir is not None  # resolved
     folder = RunFolder(cfg.output_dir)
@@ -180,7 +185,8 @@ class GRPOTrainer:
         - `callbacks`: objects that are told of the run's events, and may end it.
         - `others`: TRL's `args`, `train_dataset`, `eval_dataset` and `processing_class`.
 
-        Raises `UserError` for whatever cannot work, before anything is trained. Turns JAX's cache
+        Raises `UserError` for whatever cannot work, before anything is trained, and `RunError`
+        where hosts of the run do not join. Turns JAX's cache
         of compiled programs on (`grpo_eqx.training.compilation`).
         """
         self._stages = Stages()
@@ -303,7 +309,7 @@ class GRPOTrainer:
         TRL, `True` for the newest in the run's folder, which must have one, and `False` for none.
 
         Raises `UserError` where the checkpoint is of another run, or cannot be read; the trainer
-        can be used as before.
+        can be used as before. Raises `RunError` where another host of the run is gone.
         """
         refuse_arguments("fit", others)
         cfg = self.cfg
@@ -411,6 +417,7 @@ class GRPOTrainer:
             compiled = CompilationCounter()
         return events.ended()
 
+    @explains_lost_hosts
     @explains_out_of_memory
     def evaluate(
         self, /, *eval_dataset: Any, temperature: float = 0.0, num_samples: int = 1, **others: Any
@@ -445,6 +452,7 @@ class GRPOTrainer:
         """Names of the metrics of the evaluations that `eval_steps` plans; empty without it."""
         return self._evaluations.metric_names
 
+    @explains_lost_hosts
     @explains_out_of_memory
     def generate(
         self,
@@ -661,14 +669,15 @@ class GRPOTrainer:
         self._watchdog.progress("reading the checkpoint")
 
     def _say_other_objects(self, earlier: RunFolder) -> None:
-        """Says which objects are passed now that are of another kind than in the earlier run."""
+        """Says which objects are passed now that are of another class than in the earlier run."""
         try:
             before = earlier.read_passed()
         except (OSError, ValueError):
             return  # reports say that it is damaged
+        now = self._passed
         kinds = [
-            (name, *(str(x.get(name, "none")).removesuffix(PASSED) for x in (before, self._passed)))
-            for name in sorted({*before, *self._passed})
+            (name, *(str(x.get(name, _BY_SETTING)).removesuffix(PASSED) for x in (before, now)))
+            for name in sorted({*before, *now})
         ]
         changes = [f"{name}: {old} -> {new}" for name, old, new in kinds if old != new]
         if changes:

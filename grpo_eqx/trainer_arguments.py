@@ -100,6 +100,9 @@ _EVENT_ADVICE: Mapping[str, str] = {
     "on_log": "on_step_end",
     "on_step_begin": "on_step_end",
     "on_substep_end": "on_step_end",
+    "on_optimizer_step": "on_step_end",
+    "on_pre_optimizer_step": "on_step_end",
+    "on_push_begin": "on_save",
     "on_epoch_begin": "on_train_begin",
     "on_epoch_end": "on_evaluate",
     "on_prediction_step": "on_evaluate",
@@ -193,16 +196,15 @@ def check_objects(
 
 
 def _refuse_other_events(callback: Callback) -> None:
-    """Raises `UserError` for methods that look like an event's, and that no run calls."""
+    """Raises `UserError` for methods that are meant for events, and that no run calls."""
     kind = type(callback)
     for name in dir(kind):
-        if name.startswith("on_") and name not in EVENTS and callable(getattr(kind, name)):
-            near = difflib.get_close_matches(name, EVENTS, n=1)
-            guess = _EVENT_ADVICE.get(name, near[0] if near else None)
+        near = difflib.get_close_matches(name, EVENTS, n=1, cutoff=0.85)
+        nearest = _EVENT_ADVICE.get(name, near[0] if near else None)
+        if name.startswith("on_") and name not in EVENTS and nearest is not None:
             raise UserError(
-                f"callback {kind.__name__} has a method {name}, which no run calls"
-                f"{f' (did you mean {guess}?)' if guess else ''}: the events are "
-                f"{', '.join(EVENTS)}."
+                f"callback {kind.__name__} has a method {name}, which no run calls: use "
+                f"{nearest}, the nearest of the events {', '.join(EVENTS)}."
             )
 
 

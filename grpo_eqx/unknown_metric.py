@@ -15,13 +15,11 @@ def unknown_metric(what: str, name: str, why: str, known: Iterable[str]) -> User
 
     **Arguments:** what has the name; the name, and why it is none; the names that there are.
     """
-    names = sorted(set(known))
-    likely = difflib.get_close_matches(name, names, n=1)
+    names, default = sorted(set(known)), list[str]()
     if name.startswith("eval"):  # as TRL's eval_reward, which is not the reward of training
         names = [each for each in names if each.startswith("eval/")]
-        likely = difflib.get_close_matches(name, names, n=1)
-        if not likely and _MAIN_OF_EVALUATIONS in names:
-            likely = [_MAIN_OF_EVALUATIONS]
+        default = [each for each in names if each == _MAIN_OF_EVALUATIONS]
+    likely = difflib.get_close_matches(name, names, n=1) or default
     if not names:
         return UserError(f"{what} is {name!r}, {why}: set eval_steps.")
 
@@ -30,5 +28,5 @@ def unknown_metric(what: str, name: str, why: str, known: Iterable[str]) -> User
 
     guess = f" (did you mean {likely[0]}?)" if likely else ""
     listed = ", ".join(sorted(sorted(names, key=likeness, reverse=True)[:_MOST]))
-    more = ", or another of those in metrics.jsonl" if len(names) > _MOST else ""
+    more = f", or of {len(names) - _MOST} others (docs: Metrics)" if len(names) > _MOST else ""
     return UserError(f"{what} is {name!r}, {why}{guess}: use one of {listed}{more}.")

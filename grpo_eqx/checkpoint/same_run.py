@@ -65,8 +65,9 @@ class RunFacts:
         changed = [x for x, code in self.reward_code.items() if saved.reward_code.get(x) != code]
         if not changed:
             return []
-        funcs = f"function{'s' if len(changed) > 1 else ''} {', '.join(changed)}"
-        return [f"the file that defines reward {funcs} has changed"]
+        if len(changed) == 1:
+            return [f"the file of reward function {changed[0]} has changed"]
+        return [f"the files of reward functions {', '.join(changed)} have changed"]
 
     def changes_since(self, saved: "RunFacts", checkpoint: Path) -> list[str]:
         """Lists what has changed since a checkpoint, as `name: old -> new`.

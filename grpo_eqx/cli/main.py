@@ -156,7 +156,7 @@ def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **op
         command = " ".join(["grpo-eqx", name, *(words if name == "launch" else ())])
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
             parse(args=[*words, "--help"])
-        flags = re.findall(r"(?m)^[│ ] *(--[a-z-]+)", shown.getvalue())
+        flags = re.findall(r"(?m)^[│ ] *(--[a-z0-9-]+)", shown.getvalue())
         raise UserError(_in_a_sentence(said.getvalue(), command, flags)) from None
 
 

@@ -4,7 +4,6 @@ import abc
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
 _AT_A_TIME = 4
 """Most plans that are made at a time: each takes gigabytes of memory."""
 _STDOUT = Path("-")
-_PIPED_WIDTH = 120
-"""Columns of tables where no terminal limits them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,13 +123,10 @@ class Plan(ConfigFlags, _PlanFlags):
 
     def _show(self, plans: "Mapping[str, PlanOfRun]", refused: Mapping[str, UserError]) -> None:
         """Prints the plan, or several in a table."""
-        from rich.console import Console
-
         from grpo_eqx.planner.comparison import comparison
-        from grpo_eqx.planner.plan_report import print_plan
+        from grpo_eqx.planner.plan_report import print_plan, wide_console
 
-        limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-        console = Console(width=None if limited else _PIPED_WIDTH)
+        console = wide_console()
         if not self.compare:
             print_plan(plans[self.topology], console)
             return

@@ -24,8 +24,8 @@ xla_client.CompileOptions().executable_build_options.debug_options
 def join_processes(cfg: GRPOConfig) -> None:
     """Joins this process with the others of its run, if there are any, before devices are touched.
 
-    Raises `UserError`, in every process present, where processes are missing, or where config, code
-    or the version of JAX differ; also, or `RunError`, where JAX has no devices.
+    Raises, in every process present, `RunError` where processes are missing, and `UserError` where
+    config, code or the version of JAX differ; also either where JAX has no devices.
     """
     check_xla_flags()
     facts = {

@@ -31,7 +31,7 @@ def explains_lost_hosts(
                 raise
             raise RunError(
                 f"another host of the run is gone ({first_line(error)}): the same command on every "
-                f"host continues from the last checkpoint."
+                f"host continues from the last checkpoint, if there is one."
             ) from error
 
     return explained

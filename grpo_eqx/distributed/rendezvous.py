@@ -26,9 +26,6 @@ _HELLO_SECONDS = 1.0
 _ANSWER_SECONDS = 5.0
 """Seconds granted to the other side once the meeting is over."""
 _LONGEST_LINE = 2**20
-_ABSENT, _WRONG = "absent", "wrong"
-_ERRORS: Mapping[str, type[Exception]] = {_ABSENT: RunError, _WRONG: UserError}
-"""Errors by what is the matter: whoever is absent may be there when the command is repeated."""
 
 
 class _Hello(NamedTuple):
@@ -42,10 +39,10 @@ class _Hello(NamedTuple):
 class _Verdict(NamedTuple):
     """Answer of process 0 to all processes present."""
 
-    error: str = ""
-    """What is the matter, one of `_ERRORS`."""
-    text: str = ""
-    """The error's message; empty where all go on."""
+    verdict: str = ""
+    """Error to end with; empty where all go on."""
+    absent: bool = False
+    """Whether it is that some are absent, who may be there when the command is repeated."""
 
 
 def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
@@ -58,9 +55,9 @@ def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
     facts = {"the number of processes": str(cluster.num_processes), **facts}
     own = _Hello(cluster.process_id, socket.gethostname(), facts)
     part = _receive_all if cluster.process_id == 0 else _introduce
-    error, text = part(cluster, own, timeout)
-    if text:
-        raise _ERRORS[error](text)
+    verdict, absent = part(cluster, own, timeout)
+    if verdict:
+        raise RunError(verdict) if absent else UserError(verdict)
 
 
 def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
@@ -148,10 +145,10 @@ def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
             return _Verdict(**answer)
         time.sleep(_RETRY_SECONDS)
     return _Verdict(
-        _ABSENT,
         f"process {cluster.process_id} of {cluster.num_processes} found no process 0 at "
         f"{cluster.coordinator} within {timeout:.0f} s: start process 0 there, with the same "
         f"address, and open the port.",
+        absent=True,
     )
 
 
@@ -161,19 +158,18 @@ def _wrong(
     if twin is not None:
         first = hellos[twin.process_id]
         return _Verdict(
-            _WRONG,
             f"two processes have the number {twin.process_id}, on {first.host} and {twin.host}: "
-            f"give each its own.",
+            f"give each its own."
         )
     facts = {process_id: hello.facts for process_id, hello in hellos.items()}
     names = {process_id: hello.host for process_id, hello in hellos.items()}
     if difference := disagreement(facts, names):
-        return _Verdict(_WRONG, difference)
+        return _Verdict(difference)
     if len(hellos) < cluster.num_processes:
         return _Verdict(
-            _ABSENT,
             f"{_present(cluster, hellos)}, which did not join within {timeout:.0f} s. Start the "
             f"same command on every host.",
+            absent=True,
         )
     return _Verdict()
 

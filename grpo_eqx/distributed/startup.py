@@ -41,8 +41,8 @@ def initialize(
     (`None`: the variable `GRPO_EQX_REQUIRE_PROCESSES`, else as many as are declared); seconds to
     wait for the others (`None`: the variable `GRPO_EQX_START_TIMEOUT`, else 30).
 
-    Raises `UserError`, in every process present, where some are missing or disagree, or where hosts
-    have different numbers of devices.
+    Raises, in every process present, `RunError` where some are missing, and `UserError` where they
+    disagree, or where hosts have different numbers of devices.
     """
     facts = {name: brief(value) for name, value in (facts or {}).items()}
     required, by = require_processes, "require_processes"

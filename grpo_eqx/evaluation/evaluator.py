@@ -124,8 +124,8 @@ class Evaluator:
             self.programs.rollout_layout(rows, draws.num_samples)
         except UserError as error:
             raise UserError(
-                f"an evaluation completes {rows} problems at a time, {draws.num_samples} times "
-                f"each: {error}"
+                f"an evaluation completes {rows} problems at a time, with num_generations "
+                f"{draws.num_samples}: {error}"
             ) from error
 
     def batches(

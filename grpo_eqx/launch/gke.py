@@ -17,7 +17,7 @@ _LABEL = "[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 _LABEL_RULE = (
     "at most 40 lowercase letters, digits and '-', starting with a letter and not ending with '-'"
 )
-_SECRET = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
+_OBJECT_NAME = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Gke(Subcommand):
     def _secret_lines(self) -> str:
         if self.secret is None:
             return ""
-        check_name("secret", self.secret, _SECRET, "lowercase letters, digits, '-' and '.'")
+        check_name("secret", self.secret, _OBJECT_NAME, "lowercase letters, digits, '-' and '.'")
         return (
             "                  envFrom:\n"
             "                    - secretRef:\n"
@@ -93,7 +93,7 @@ class Gke(Subcommand):
     def _volume_lines(self) -> str:
         if self.claim is None:
             return ""
-        check_name("claim", self.claim, _SECRET, "lowercase letters, digits, '-' and '.'")
+        check_name("claim", self.claim, _OBJECT_NAME, "lowercase letters, digits, '-' and '.'")
         return (
             "              volumes: # storage that all hosts share\n"
             "                - name: shared\n"

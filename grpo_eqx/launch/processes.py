@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, NamedTuple
@@ -91,14 +91,12 @@ def run_together(processes: Sequence[Process]) -> Outcome:
             told = code != 0 and ended_first is None
             if code and ended_first is not None and others:
                 failure = f"process {processes[ended_first].name} ended with exit code {code}"
-                print(f"{failure}; ending the others", file=sys.stderr, flush=True)
+                _say(f"{failure}; ending the others")
             if told:
                 if code != 128 + signal.SIGPIPE:  # else nobody reads on
-                    print(
+                    _say(
                         f"asked to end: all processes get SIGTERM, and {_SAVING_SECONDS:.0f} s to "
-                        f"save; asked again, they end at once",
-                        file=sys.stderr,
-                        flush=True,
+                        f"save; asked again, they end at once"
                     )
                 _end(hosts, events, _SAVING_SECONDS)
             for agreed in (0, EXIT_PREEMPTED):
@@ -111,7 +109,13 @@ def run_together(processes: Sequence[Process]) -> Outcome:
             for thread in threads:
                 thread.join(_COPY_SECONDS)
             if failure:  # again, below all that the others printed as they ended
-                print(f"{failure} first, and the others were ended", file=sys.stderr)
+                _say(f"{failure} first, and the others were ended")
+
+
+def _say(text: str) -> None:
+    """Prints to standard error, if anybody reads that: processes are ended in any case."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Settings that move what bounds the time of a program."""
 
+import math
+
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.step_time import Resource
 from grpo_eqx.planner.trips import MicroBatches
@@ -40,9 +42,11 @@ def _for_micro_batches(program: str, bound_by: Resource, plan: Plan) -> str | No
         number = trips.number(plan.completion_length)
         if number == 1:
             return None
+        completions = trips.num_prompts * trips.num_generations
+        most = min(number * plan.micro_batch_size, math.ceil(completions / plan.rows.num_shards))
         gathers = "gathers and reads" if plan.num_devices > 1 else "reads"
         return (
-            f"try a larger --micro-batch-size-per-device, up to {number * plan.micro_batch_size} "
+            f"try a larger --micro-batch-size-per-device, up to {most} "
             f"(auto: the largest that fits at full length), as each micro-batch {gathers} all "
             f"weights; beyond that, one holds more padding"
         )

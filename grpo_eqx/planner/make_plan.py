@@ -13,7 +13,6 @@ from grpo_eqx.run_programs import EVALUATE, run_programs
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
-from grpo_eqx.tracking.run_folder import PASSED
 from grpo_eqx.training.programs import GENERATE, SCORE, SCORE_REFERENCE, UPDATE, Programs
 
 Say = Callable[[str], None]
@@ -84,9 +83,9 @@ def make_plan(
         try:
             lowered = program.lower()
         except UserError as error:
-            if program.name != EVALUATE:
+            if program.name != EVALUATE or run.cfg.eval_steps is not None:
                 raise
-            say(f"no evaluation is planned: {error}")  # training can do without it
+            say(f"no evaluation is planned: {error}")  # training can do without one
             continue
         planned[program.name] = PlannedProgram(
             compiled=compile_program(lowered, target, list(mesh.devices.flat)),
@@ -104,7 +103,7 @@ def _settings(run: RunSpec) -> dict[str, Any]:
     """Returns settings of the run, with the kinds of the objects that replace some of them."""
     passed = run.passed.described()
     return {
-        name: f"{passed[name]}{PASSED}" if name in passed else getattr(run.cfg, name)
+        name: f"{passed[name]} (passed)" if name in passed else getattr(run.cfg, name)
         for name in SETTINGS
     }
 

@@ -1,5 +1,7 @@
 """Prints a plan: tables, then the verdict."""
 
+import os
+import sys
 from collections.abc import Iterator, Mapping
 
 from rich.console import Console, Group, RenderableType
@@ -12,6 +14,7 @@ from grpo_eqx.planner.time_report import time_parts
 from grpo_eqx.sharding.layout_report import readable_bytes
 
 GiB, MiB = 2**30, 2**20
+_PIPED_WIDTH = 120
 
 _SHOWN_SETTINGS = (
     "prompts_per_step", "num_generations", "max_completion_length", "loss_backend", "optimizer",
@@ -19,9 +22,15 @@ _SHOWN_SETTINGS = (
 )  # fmt: skip
 
 
+def wide_console() -> Console:
+    """Returns a console of standard output, wide enough for tables where no terminal limits it."""
+    limited = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if limited else _PIPED_WIDTH)
+
+
 def print_plan(plan: Plan, console: Console | None = None) -> None:
     """Prints the whole plan as `grpo-eqx plan` does, by default to standard output."""
-    console = Console() if console is None else console
+    console = wide_console() if console is None else console
     console.print(Group(*_parts(plan)))
     if plan.found is not None:
         console.print(_tried(plan.found.setting, plan.found.tried))

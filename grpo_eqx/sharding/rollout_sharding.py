@@ -50,35 +50,57 @@ def lay_out(
         raise UserError(
             f"{where} returned a {type(layout).__name__}: return a grpo_eqx.sharding.RolloutLayout."
         )
+    _check_axes(layout, mesh, where)
+    if num_slots is not None and num_slots >= num_prompts * num_generations:
+        num_slots = None  # one for each completion
+    _check_division(layout, (num_prompts, num_generations, num_slots), where)
+    return layout
+
+
+def _check_axes(layout: RolloutLayout, mesh: jax.sharding.Mesh, where: str) -> None:
+    """Refuses a layout on other devices, or with axes that its mesh does not have or has twice."""
+    own = layout.mesh
+    if list(own.devices.flat) != list(mesh.devices.flat) or not set(AXES) <= set(own.axis_names):
+        raise UserError(
+            f"{where} returned another mesh: it must have the devices of the training mesh, in "
+            f"that order, and axes {', '.join(AXES)} and any others."
+        )
     sharing = () if layout.sharing is None else layout.sharing
     fields = {"prompts": layout.prompts, "groups": layout.groups, "sharing": sharing}
-    used = list[str]()
     for field, axes in fields.items():
         if not isinstance(axes, tuple):
             raise UserError(f"{where} returned {field}={axes!r}: return a tuple of mesh axes.")
-        for axis in axes:
-            if axis not in layout.mesh.shape:
-                names = ", ".join(layout.mesh.axis_names)
-                raise UserError(f"{where} returned {field}={axes!r}: its mesh has {names}.")
-        used += axes
-    if twice := [axis for axis in layout.mesh.axis_names if used.count(axis) > 1]:
+        if not set(axes) <= set(own.axis_names):
+            names = ", ".join(own.axis_names)
+            raise UserError(f"{where} returned {field}={axes!r}: its mesh has {names}.")
+    used = [axis for axes in fields.values() for axis in axes]
+    if twice := [axis for axis in own.axis_names if used.count(axis) > 1]:
         raise UserError(
             f"{where} returned the axis {twice[0]!r} twice: prompts, groups and sharing split "
             f"different things, each over axes of its own."
         )
+
+
+def _check_division(layout: RolloutLayout, batch: tuple[int, int, int | None], where: str) -> None:
+    """Refuses a layout whose axes do not divide a batch, of which slots are `None` for all."""
+    num_prompts, num_generations, num_slots = batch
+    if num_slots is not None and num_shards(layout.mesh, layout.groups) > 1:
+        raise UserError(
+            f"{where} splits the completions of each prompt over {', '.join(layout.groups)}, while "
+            f"max_num_seqs has fewer slots than completions: leave groups empty then."
+        )
     counts = [
-        (num_prompts, "prompts", layout.prompts),
-        (num_generations, "completions of each prompt", layout.groups),
+        (num_prompts, "number of prompts", layout.prompts),
+        (num_generations, "number of completions of a prompt", layout.groups),
+        (num_slots or 0, "number of slots (max_num_seqs)", layout.prompts),
     ]
-    if num_slots is not None and num_slots < num_prompts * num_generations:
-        counts.append((num_slots, "slots (max_num_seqs)", layout.prompts))
     for number, what, axes in counts:
-        if number % num_shards(layout.mesh, axes):
+        parts = num_shards(layout.mesh, axes)
+        if number % parts:
             raise UserError(
-                f"{where} splits {number} {what} over {num_shards(layout.mesh, axes)} devices "
-                f"({', '.join(axes)}), which do not divide them evenly: split them over other axes."
+                f"{where} splits over {', '.join(axes)}, {parts} parts, and the {what} is "
+                f"{number}: use other axes, or a multiple of {parts}."
             )
-    return layout
 
 
 class LegacySharding(RolloutSharding):

@@ -156,7 +156,7 @@ def test_objects_of_another_class_are_said(
         GRPOTrainer(cfg, reward_funcs=[distinct_words], loss_backend=backend).fit()
         error = capsys.readouterr().err
         assert ("loss_backend: DenseLoss -> ChunkedLoss" in error) == (steps == 2)
-        assert ("loss_backend: ChunkedLoss -> none" in error) == (steps == 4)
+        assert ("loss_backend: ChunkedLoss -> by its setting" in error) == (steps == 4)
         assert ("objects passed to GRPOTrainer changed" in error) == (steps in (2, 4))
 
 
@@ -274,7 +274,7 @@ def test_another_reward_function_is_refused_and_its_new_code_said() -> None:
     with pytest.raises(UserError, match=r"reward_funcs: \['distinct_words'\] -> \['correct'\]"):
         facts(correct=gsm8k.correct).changes_since(saved, Path("step_1"))
     changed = facts(distinct_words=gsm8k.correct)
-    said = ["the file that defines reward function distinct_words has changed"]
+    said = ["the file of reward function distinct_words has changed"]
     assert changed.changes_since(saved, Path("step_1")) == said
     assert changed.changed_rewards(saved) == said
     assert changed.refused(saved) == []

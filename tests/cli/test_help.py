@@ -38,6 +38,7 @@ def test_the_essentials_fit_a_screen(shown: Callable[..., str], command: str, co
     assert max(map(len, lines)) <= min(columns, 100)
     essential = "--price-per-device-hour FLOAT" if command == "plan" else "--learning-rate FLOAT"
     assert essential in " ".join(lines)
+    assert ("--reward-funcs" in " ".join(lines)) == (command != "plan")
     assert "--sapo-temperature-pos" not in " ".join(lines)
 
 

@@ -236,9 +236,7 @@ def test_evaluations_that_cannot_be_laid_out_are_refused_before_the_first_step(
         "output_dir": str(tmp_path / "run"), "mesh": "1,2,4",
     }  # fmt: skip
     GRPOTrainer(GRPOConfig(**settings), rollout_sharding=OverGroups(), reward_funcs=[words])
-    with pytest.raises(
-        UserError, match=r"evaluation completes 8 problems at a time, 1 times each: OverGroups\.lay"
-    ):
+    with pytest.raises(UserError, match=r"8 problems at a time, with num_generations 1: Over"):
         GRPOTrainer(
             GRPOConfig(**settings, eval_steps=1),
             rollout_sharding=OverGroups(), reward_funcs=[words],

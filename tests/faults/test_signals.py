@@ -137,9 +137,6 @@ def test_a_host_that_is_gone_ends_the_other_within_the_heartbeat(
     killed = time.monotonic()
     output, _ = hosts[0].communicate(timeout=120)
     assert hosts[0].returncode != 0, output
-    if number == signal.SIGKILL:  # its connections are closed
-        assert "error: another host of the run is gone (" in output
-        assert "Traceback" not in output
     assert time.monotonic() - killed < HEARTBEAT_SECONDS + 5
     hosts[1].kill()
     hosts[1].communicate()

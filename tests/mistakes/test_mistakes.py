@@ -622,10 +622,10 @@ SCRIPTS = {
     "GRPOTrainer(recipes.dapo)": "the config is the function or class dapo: call it",
     "from grpo_eqx import Callback\nclass C(Callback):\n"
     "    def on_log(self, event): pass\nGRPOTrainer(callbacks=[C()])": (
-        "C has a method on_log, which no run calls (did you mean on_step_end?): the events are"
+        "C has a method on_log, which no run calls: use on_step_end, the nearest of the events"
     ),
     "from grpo_eqx import Callback\nclass C(Callback):\n    def on_evaluated(self, event): pass\n"
-    "GRPOTrainer(callbacks=[C()])": "which no run calls (did you mean on_evaluate?)",
+    "GRPOTrainer(callbacks=[C()])": "which no run calls: use on_evaluate",
     "trainer(metric_for_best_model='eval_reward', eval_steps=1)": (
         "'eval_reward', which no evaluation logs (did you mean eval/greedy/pass@1?): use one of"
     ),

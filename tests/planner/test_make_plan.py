@@ -144,9 +144,15 @@ def test_an_evaluation_that_cannot_be_laid_out_is_said_and_not_planned(tiny_run)
         only=["evaluate"],
     )  # fmt: skip
     assert not plan.programs
-    assert said[-1].startswith("no evaluation is planned: OverGroups.layout splits 1 completions")
-    assert plan.settings["rollout_sharding"] == "OverGroups, passed to GRPOTrainer"
+    assert said[-1].startswith("no evaluation is planned: OverGroups.layout splits over fsdp")
+    assert plan.settings["rollout_sharding"] == "OverGroups (passed)"
     assert plan.settings["loss_backend"] == "chunked"
+    evaluates = dataclasses.replace(run, cfg=dataclasses.replace(run.cfg, eval_steps=5))
+    with pytest.raises(UserError, match="OverGroups"):
+        make_plan(
+            dataclasses.replace(evaluates, passed=passed), local_target(jax.devices()[:2]), quiet,
+            only=["evaluate"],
+        )  # fmt: skip
 
 
 RATES = Rates(DevicePeaks(1e12, 1e11), None)

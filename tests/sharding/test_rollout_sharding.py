@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import jax
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -182,9 +183,18 @@ class Own(RolloutSharding):
         (Own((), (), ("data",)), (8, 4), "sharing=('data',): its mesh has dp, fsdp, tp"),
         (Own(("dp", "fsdp"), ("fsdp",)), (8, 4), "the axis 'fsdp' twice"),
         (Own(("tp",), (), ("tp",)), (8, 4), "the axis 'tp' twice"),
-        (Own(("dp", "fsdp")), (6, 4), "6 prompts over 4 devices (dp, fsdp)"),
-        (Own(("dp",), ("fsdp",)), (8, 3), "3 completions of each prompt over 2 devices (fsdp)"),
-        (Own(("dp", "fsdp")), (8, 4, 6), "6 slots (max_num_seqs) over 4 devices (dp, fsdp)"),
+        (Own(("dp", "fsdp")), (6, 4), "over dp, fsdp, 4 parts, and the number of prompts is 6"),
+        (
+            Own(("dp",), ("fsdp",)),
+            (8, 3),
+            "number of completions of a prompt is 3: use other axes, or a multiple of 2",
+        ),
+        (Own(("dp",), ("fsdp",)), (8, 4, 16), "leave groups empty then"),
+        (
+            Own(("dp", "fsdp")),
+            (8, 4, 6),
+            "over dp, fsdp, 4 parts, and the number of slots (max",
+        ),
     ],
 )
 def test_a_layout_of_ones_own_is_checked(
@@ -202,3 +212,21 @@ def test_layouts_that_fit_are_taken() -> None:
         (Own(("dp",), (), ("tp",)), (2, 1)),
     ):
         assert lay_out(strategy, mesh, *batch).prompts == strategy.prompts
+
+
+class OnAnotherMesh(RolloutSharding):
+    """Takes a mesh for its own."""
+
+    mesh: Any
+
+    def layout(self, mesh, num_prompts, num_generations, num_slots=None):
+        return RolloutLayout(self.mesh, (), (), "on another mesh")
+
+
+def test_a_layout_has_the_devices_and_axes_of_training() -> None:
+    mesh = parse_mesh("2,2,2").build()
+    fewer = parse_mesh("2,2,1").build(jax.devices()[:4])
+    others = jax.make_mesh((2, 4), ("replica", "model"), (jax.sharding.AxisType.Auto,) * 2)
+    for other in (fewer, others):
+        with pytest.raises(UserError, match="returned another mesh"):
+            lay_out(OnAnotherMesh(other), mesh, 8, 4)

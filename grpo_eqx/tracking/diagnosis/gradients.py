@@ -44,12 +44,11 @@ def spikes(history: History) -> Iterator[Seen]:
 def is_zero(history: History) -> Iterator[Seen]:
     if history.newest("grad_norm") != 0:
         return
-    count = history.window(_AFTER)
-    norms = history.last("grad_norm", count)
-    uniform = history.last("frac_reward_zero_std", count)
-    if len(norms) == len(uniform) == count and not any(norms) and max(uniform) < 1:
+    norms = history.last("grad_norm", _AFTER)
+    uniform = history.last("frac_reward_zero_std", _AFTER)
+    if len(norms) == len(uniform) == _AFTER and not any(norms) and max(uniform) < 1:
         yield Seen(
-            f"The gradient's norm is exactly 0 in {history.span(count)}, although rewards differ "
+            f"The gradient's norm is exactly 0 in {history.span(_AFTER)}, although rewards differ "
             f"within groups: nothing is learned."
         )
 
@@ -107,11 +106,12 @@ IS_ZERO = Rule(
     symptom="The gradient's norm is exactly 0 in three steps in a row, although rewards differ "
     "within groups; rounding alone leaves none at 0.",
     cause="No gradient reaches the parameters: a loss backend or a model of your own stops it, or "
-    "`mask_truncated_completions` leaves no completion to learn from.",
-    advice="Compare the gradients of your loss backend with those of ChunkedLoss; or raise "
-    "max_completion_length.",
+    "`mask_truncated_completions`, `off_policy_mask_threshold` or a masking "
+    "`importance_sampling_mode` leaves no token to learn from.",
+    advice="Compare the gradients of your loss backend with those of ChunkedLoss; or loosen what "
+    "masks tokens.",
     look=is_zero,
-    steps=lambda history: history.window(_AFTER),
+    steps=lambda history: _AFTER,
 )
 SKIPPED = Rule(
     name="skipped_updates",

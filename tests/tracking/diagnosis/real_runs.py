@@ -29,11 +29,11 @@ def length(*, completion_ids: list[list[int]], **columns: object) -> list[float]
     return [len(ids) / 48 for ids in completion_ids]
 
 
-class Detached(DenseLoss):
+class Detached(LossBackend):
     """Stops all gradients, as a backend may whose backward pass is wrong."""
 
     def token_stats(self, hidden, head, *others):
-        return super().token_stats(*jax.lax.stop_gradient((hidden, head)), *others)
+        return DenseLoss().token_stats(*jax.lax.stop_gradient((hidden, head)), *others)
 
 
 class Run(NamedTuple):
