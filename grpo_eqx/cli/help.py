@@ -22,7 +22,7 @@ ESSENTIALS = (
 """Flags that `--help` shows, of those that a command has."""
 
 _OF_RUNS = {"reward_funcs", "learning_rate", "output_dir", "resume", "print_config"}
-"""Those of them that decide nothing about a plan, whose help has flags of its own."""
+"""Flags among them that decide nothing about a plan, whose help has its own."""
 
 _OWN_GROUP = "command"
 """Group of the flags that are no settings."""
