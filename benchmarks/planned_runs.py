@@ -22,15 +22,12 @@ RUNS = {
     "Qwen2.5-0.5B": ("v6e-1", "v5e-4"),
     "Qwen2.5-1.5B": ("v5e-4", "v6e-4"),
     "Qwen2.5-3B": ("v5e-8", "v6e-8"),
-    "Qwen2.5-7B": ("v6e-8", "v6e-16"),
-    "Qwen2.5-14B": ("v6e-16",),
-    "Qwen2.5-32B": ("v6e-64",),
-    "Qwen3-0.6B": ("v6e-1", "v6e-4"),
+    "Qwen2.5-7B": ("v6e-8",),
+    "Qwen3-0.6B": ("v6e-1",),
     "Qwen3-1.7B": ("v5e-4",),
     "Qwen3-4B": ("v6e-8",),
     "Qwen3-8B": ("v6e-16",),
     "Qwen3-14B": ("v6e-16",),
-    "Qwen3-32B": ("v6e-64",),
 }
 """TPU slices by model."""
 STEPS = 1000
