@@ -332,6 +332,11 @@ class GRPOTrainer:
                 if found is not None:  # last, so that a refusal leaves everything as it was
                     self._restore(checkpoints, found)
                     self._say_other_objects(RunFolder(found.folder.parent))
+                    if continued and folder.stopped.exists():
+                        _say(
+                            "a callback has ended this run: it goes on unless one stops it in "
+                            "on_train_begin"
+                        )
                 self._record = record = RunRecord(
                     cfg, self.layout(), self.trackers, passed=self._passed,
                     only_history=not is_main(), step=self.state.step, continued=continued,

@@ -129,6 +129,7 @@ def test_one_can_end_a_run_with_its_evaluation_its_checkpoint_and_its_model(
     assert stopped == {"step": 3, "reason": "StopAt: enough"}
     # Without the callback, the run goes on from there, and was not stopped.
     again = trainer().fit()
+    assert "a callback has ended this run: it goes on unless" in capsys.readouterr().err
     assert [row["step"] for row in again.history] == [1, 2, 3, 4]
     assert again.stopped is None
     assert not (tmp_path / "run" / "stopped.json").exists()

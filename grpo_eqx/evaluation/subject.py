@@ -108,8 +108,8 @@ class Subject:
     def check_problems(self, fingerprint: str) -> None:
         """Raises `UserError` for other problems than those that the run held out."""
         fix = (
-            "give them as --data, or evaluate in Python: "
-            "GRPOTrainer(model=..., eval_data=...).evaluate()"
+            "give them as --data, or evaluate in Python, with a function of your own too: "
+            "GRPOTrainer(cfg, model=..., eval_data=..., eval_func=...).evaluate()"
         )
         self._check("the held-out problems", fingerprint, fix)
 

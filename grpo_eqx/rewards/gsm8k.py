@@ -158,7 +158,7 @@ def check_answers(
             has = f"only {', '.join(prompt.columns)}" if prompt.columns else "nor any other"
             raise UserError(
                 f"the {kind}s have no column answer to compare with, {has}: add one, or pass "
-                f"{instead} of your own."
+                f"{instead} of your own to GRPOTrainer."
             )
         try:
             gold_number(prompt.columns["answer"])
