@@ -93,10 +93,12 @@ def compiles(history: History) -> Iterator[Seen]:
 
 
 def _median(history: History, name: str) -> float | None:
-    """Returns a metric's median in the window, once the run has had the steps for it."""
-    count = history.window(_WINDOW)
-    values = history.last(name, count)
-    return median(values) if len(values) == count else None
+    """Returns a metric's median in the window, once the run has had the steps for it.
+
+    A run that has fewer in all, as a rehearsal, loses no time that matters.
+    """
+    values = history.last(name, _WINDOW)
+    return median(values) if len(values) == _WINDOW else None
 
 
 def _wasted(history: History, share: float) -> float:
@@ -119,7 +121,7 @@ PADDING = Rule(
     "`max_completion_length`, which rows are made for.",
     advice="Lower micro_batch_size_per_device or max_completion_length, or raise prompts_per_step.",
     look=padding,
-    steps=lambda history: history.window(_WINDOW),
+    steps=lambda history: _WINDOW,
 )
 IDLE_SLOTS = Rule(
     name="idle_slots",
@@ -130,7 +132,7 @@ IDLE_SLOTS = Rule(
     advice="Set max_num_seqs to a quarter of the completions, so that slots are refilled as they "
     "end; or lower max_completion_length.",
     look=idle_slots,
-    steps=lambda history: history.window(_WINDOW),
+    steps=lambda history: _WINDOW,
 )
 IMBALANCE = Rule(
     name="imbalance",
@@ -141,7 +143,7 @@ IMBALANCE = Rule(
     advice="Raise prompts_per_step to a multiple of the devices, or lower "
     "micro_batch_size_per_device.",
     look=imbalance,
-    steps=lambda history: history.window(_WINDOW),
+    steps=lambda history: _WINDOW,
 )
 COMPILES = Rule(
     name="compiles_in_every_step",
