@@ -60,7 +60,7 @@ def test_when_all_are_damaged_nothing_starts(copied: Command, unbroken: Command)
     output = copied.finish(EXIT_USER_ERROR)
     last = output.splitlines()[-1]
     assert last.startswith("error: none of the 2 checkpoints in "), output
-    assert last.endswith("restore one from a backup, or start anew with --resume never.")
+    assert last.endswith("restore one from a backup, or set resume to never to start anew.")
     assert "TensorStore" not in output
     assert "Traceback" not in output
     assert copied.rows() == unbroken.rows()

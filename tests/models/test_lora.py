@@ -317,7 +317,7 @@ def test_training_goes_on_from_adapters_of_the_same_shape_alone(folder: Path):
     check_adapter(str(folder), LORA)
     check_adapter(str(folder), Lora(rank=3, alpha=6 / 3**0.5, rank_stabilized=True))
     check_adapter("tiny_qwen2", None)
-    with pytest.raises(UserError, match="is an adapter, and lora_rank is not set: set it to 3"):
+    with pytest.raises(UserError, match="an adapter, and lora_rank is not set: set lora_rank to 3"):
         check_adapter(str(folder), None)
     with pytest.raises(UserError, match="set lora_rank to 3, lora_alpha to 6 and lora_target to"):
         check_adapter(str(folder), Lora(rank=4, alpha=32.0))
