@@ -186,8 +186,8 @@ class GRPOTrainer:
         - `others`: TRL's `args`, `train_dataset`, `eval_dataset` and `processing_class`.
 
         Raises `UserError` for whatever cannot work, before anything is trained, and `RunError`
-        where hosts of the run do not join. Turns JAX's cache
-        of compiled programs on (`grpo_eqx.training.compilation`).
+        where hosts of the run do not join. Turns JAX's cache of compiled programs on
+        (`grpo_eqx.training.compilation`).
         """
         self._stages = Stages()
         if positional:

@@ -198,10 +198,10 @@ def check_objects(
 def _refuse_other_events(callback: Callback) -> None:
     """Raises `UserError` for methods that are meant for events, and that no run calls."""
     kind = type(callback)
-    for name in dir(kind):
+    for name in [each for each in dir(kind) if each.startswith("on_") and each not in EVENTS]:
         near = difflib.get_close_matches(name, EVENTS, n=1, cutoff=0.85)
         nearest = _EVENT_ADVICE.get(name, near[0] if near else None)
-        if name.startswith("on_") and name not in EVENTS and nearest is not None:
+        if nearest is not None:
             raise UserError(
                 f"callback {kind.__name__} has a method {name}, which no run calls: use "
                 f"{nearest}, the nearest of the events {', '.join(EVENTS)}."

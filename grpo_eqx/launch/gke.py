@@ -18,6 +18,7 @@ _LABEL_RULE = (
     "at most 40 lowercase letters, digits and '-', starting with a letter and not ending with '-'"
 )
 _OBJECT_NAME = "[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?"
+_OBJECT_RULE = "lowercase letters, digits, '-' and '.'"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ class Gke(Subcommand):
     def _secret_lines(self) -> str:
         if self.secret is None:
             return ""
-        check_name("secret", self.secret, _OBJECT_NAME, "lowercase letters, digits, '-' and '.'")
+        check_name("secret", self.secret, _OBJECT_NAME, _OBJECT_RULE)
         return (
             "                  envFrom:\n"
             "                    - secretRef:\n"
@@ -93,7 +94,7 @@ class Gke(Subcommand):
     def _volume_lines(self) -> str:
         if self.claim is None:
             return ""
-        check_name("claim", self.claim, _OBJECT_NAME, "lowercase letters, digits, '-' and '.'")
+        check_name("claim", self.claim, _OBJECT_NAME, _OBJECT_RULE)
         return (
             "              volumes: # storage that all hosts share\n"
             "                - name: shared\n"
