@@ -28,6 +28,6 @@ class Check(Subcommand):
         from grpo_eqx.tracking.recorded_run import RecordedRun
 
         run = RecordedRun.read(self.run_folder)
-        findings = diagnose(run.settings, run.steps, run.evaluations)
+        findings = diagnose(run.settings, run.steps, run.evaluations, num_devices=run.num_devices)
         show_findings(run, findings)
         return 1 if any(finding.kind == "sickness" for finding in findings) else 0

@@ -37,7 +37,7 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
             rule for rule in RULES
             if rule.kind == "sickness" and rule.name not in found and _can_see(rule, run)
         ]  # fmt: skip
-        history = History(run.settings)
+        history = History(run.settings, run.num_devices)
         needed = {rule.name: rule.steps(history) for rule in rules}
         checked = [name for name, number in needed.items() if number <= steps]
         words = f"{_counted(len(checked), 'rule')} found nothing: {', '.join(checked)}"

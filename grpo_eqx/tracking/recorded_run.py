@@ -58,6 +58,14 @@ class RecordedRun:
         return self.settings.get("run_name") or self.folder.path.resolve().name
 
     @cached_property
+    def num_devices(self) -> int:
+        """Devices that `layout.json` names, of all hosts together; 1 where it cannot be read."""
+        try:
+            return int(json.loads(self.folder.layout.read_text(encoding="utf-8"))["devices"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return 1
+
+    @cached_property
     def completion_tables(self) -> Mapping[int, Path]:
         """The tables of completions that were written, by step, oldest first."""
         return self.folder.completion_tables()

@@ -65,7 +65,11 @@ class RunRecord:
         self._table: Future[None] | None = None  # the one being written
         rewards = [metrics["reward"] for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
-        self._doctor = Doctor(dataclasses.asdict(cfg), self.folder.rows(step) if continued else ())
+        self._doctor = Doctor(
+            dataclasses.asdict(cfg),
+            self.folder.rows(step) if continued else (),
+            num_devices=layout.devices,
+        )
         self._warned = False
         self._plots = TimeShare(_SHARE_OF_PLOTS, first_after_s=_FIRST_PLOT_S)
 

@@ -43,6 +43,15 @@ def test_a_value_that_was_not_finite_or_not_logged_is_nan(folder: Path) -> None:
     assert math.isnan(run.values("kl")[0])
 
 
+@pytest.mark.parametrize(
+    ("layout", "devices"), [('{"devices": 8}', 8), ("{}", 1), ("[8]", 1), ("{", 1), (None, 1)]
+)
+def test_devices_are_those_of_the_layout(folder: Path, layout: str | None, devices: int) -> None:
+    if layout is not None:
+        (folder / "layout.json").write_text(layout)
+    assert RecordedRun.read(folder).num_devices == devices
+
+
 def test_damaged_lines_are_left_out_and_numbered(folder: Path) -> None:
     """A resumed run writes its metrics on: it keeps what follows a damaged line."""
     damaged = [b"\0\0\0", b"\xff", b"[1]", b'{"reward": 1}', b'{"step": 9, "reward": "high"}']

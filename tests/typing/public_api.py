@@ -132,7 +132,7 @@ def main(folder: Path) -> None:
     trainer.save_pretrained(folder / "model")
     print(rewards, accuracy, evaluation.pass_at(2), texts, result.output_dir, result.stopped)
     run = RecordedRun.read(result.output_dir)
-    for finding in diagnose(run.settings, run.steps, run.evaluations):
+    for finding in diagnose(run.settings, run.steps, run.evaluations, num_devices=run.num_devices):
         print(finding)
 
 

@@ -26,9 +26,12 @@ are right of at the start, 93 % are then."""
 class History:
     """Settings of a run, and its metrics so far, of which rules read the first and the last."""
 
-    def __init__(self, settings: Mapping[str, Any]):
-        """**Arguments:** the fields of the run's resolved config. All may be missing."""
+    def __init__(self, settings: Mapping[str, Any], num_devices: int = 1):
+        """**Arguments:** the fields of the run's resolved config, of which all may be missing; the
+        number of devices of all its hosts.
+        """
         self.settings = settings
+        self.num_devices = num_devices
         self.steps: list[Row] = []
         self.evaluations: list[Row] = []
         self.best_reward = -math.inf

@@ -13,8 +13,8 @@ _REMAINDER = 8192
 """Positions of a row's width at most and of a micro-batch by default: rows are filled up to the
 last micro-batch, so that fewer positions are the remainder that any small batch has."""
 _FEW_SLOTS = 32
-"""Slots up to which a decoding step takes as long for idle ones as without them, as it reads all
-weights for any number."""
+"""Slots of a device up to which a decoding step takes as long for idle ones as without them, as it
+reads all weights for any number."""
 _STARTED = 3
 """Steps that may compile: two widths of prompts, and what an evaluation or dynamic sampling
 needs."""
@@ -45,17 +45,17 @@ def idle_slots(history: History) -> Iterator[Seen]:
     used = _median(history, "perf/slot_utilization")
     if used is None or used >= 1 - _MOST_IDLE:
         return
-    slots, completions = history.settings.get("max_num_seqs"), history.completions
-    if slots is None and completions <= _FEW_SLOTS:
+    completions, few = history.completions, _FEW_SLOTS * history.num_devices
+    slots = min(int(history.setting("max_num_seqs", completions)), completions)
+    if slots <= few:
         return
-    if slots is None:
-        text, advice = f"all {completions} completions are decoded at a time", None
-    else:
-        text = f"{slots} of {completions} completions are decoded at a time"
-        advice = (
-            f"Lower max_num_seqs ({slots}) to a small part of the completions, so that slots are "
-            f"refilled until near the end; or leave it out."
-        )
+    number = f"all {slots}" if slots == completions else f"{slots} of {completions}"
+    text = f"{number} completions are decoded at a time"
+    quarter = max(slots // 4, few)
+    advice = (
+        f"Set max_num_seqs to {quarter}, so that slots are refilled as they end; or lower "
+        f"max_completion_length."
+    )
     yield Seen(
         f"{1 - used:.0%} of the rollout's slots are idle ({history.span(_WINDOW)}): {text}, and "
         f"most end long before the longest.",
@@ -127,10 +127,10 @@ IDLE_SLOTS = Rule(
     name="idle_slots",
     metric="perf/slot_utilization",
     symptom="More than a third of the rollout's slots are idle (`perf/slot_utilization`, the "
-    "median of ten steps), and there are more than 32 or `max_num_seqs` is set.",
+    "median of ten steps), and each device has more than 32 of them.",
     cause="A few long completions keep the others' slots waiting.",
-    advice="Set max_num_seqs to a quarter of the completions, so that slots are refilled as they "
-    "end; or lower max_completion_length.",
+    advice="Set max_num_seqs to a quarter of what is decoded at a time, but at least 32 for each "
+    "device, so that slots are refilled as they end; or lower max_completion_length.",
     look=idle_slots,
     steps=lambda history: _WINDOW,
 )

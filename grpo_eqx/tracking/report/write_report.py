@@ -122,7 +122,12 @@ def _part(run: ReportedRun, group: Group) -> _Part:
     gaps: list[str] = list(run.gaps)
     examples = choose_examples(run.run.completion_tables, gaps)
     # Rules read the settings too.
-    findings = diagnose(run.settings, run.run.steps, run.run.evaluations) if run.settings else []
-    if not run.settings:
+    if run.settings:
+        recorded = run.run
+        findings = diagnose(
+            run.settings, recorded.steps, recorded.evaluations, num_devices=recorded.num_devices
+        )
+    else:
+        findings = []
         gaps.append("Without its settings, the run is not diagnosed.")
     return _Part(dataclasses.replace(run, gaps=gaps), group, findings, examples)

@@ -210,9 +210,13 @@ CASES = [
 
 
 def sicknesses(
-    rows: Sequence[Row], evaluations: Sequence[Row] = (), **settings: Any
+    rows: Sequence[Row],
+    evaluations: Sequence[Row] = (),
+    *,
+    num_devices: int = 1,
+    **settings: Any,
 ) -> list[Finding]:
-    found = diagnose({**SETTINGS, **settings}, rows, evaluations)
+    found = diagnose({**SETTINGS, **settings}, rows, evaluations, num_devices=num_devices)
     return [finding for finding in found if finding.kind == "sickness"]
 
 
@@ -434,12 +438,26 @@ def test_a_small_batch_has_padding_that_is_its_remainder() -> None:
     assert "Lower micro_batch_size_per_device (64)" in found.advice
 
 
-def test_few_slots_may_be_idle_but_not_by_a_setting() -> None:
-    idle: Mapping[str, Value] = {"perf/slot_utilization": 0.5}
-    few = {"prompts_per_step": 4, "num_generations": 4}
-    assert sicknesses(steps_of(**idle), **few) == []
-    (found,) = sicknesses(steps_of(**idle), **few, max_num_seqs=12)
-    assert "Lower max_num_seqs (12)" in found.advice
+def test_few_slots_of_a_device_may_be_idle() -> None:
+    steps = steps_of(**{"perf/slot_utilization": 0.5})
+    assert sicknesses(steps, max_num_seqs=32) == []
+    assert sicknesses(steps, prompts_per_step=4, num_generations=8) == []
+    assert sicknesses(steps, prompts_per_step=32, num_devices=8) == []
+    (found,) = sicknesses(steps, prompts_per_step=32, num_devices=2)
+    assert found.rule == "idle_slots"
+
+
+def test_idle_slots_are_to_be_fewer_until_a_device_has_few() -> None:
+    steps = steps_of(**{"perf/slot_utilization": 0.5})
+    advised = [
+        finding.advice
+        for slots in (None, 128, 64)
+        for finding in sicknesses(steps, prompts_per_step=64, max_num_seqs=slots, num_devices=2)
+    ]
+    assert [text.partition(",")[0] for text in advised] == [
+        "Set max_num_seqs to 128",
+        "Set max_num_seqs to 64",
+    ]
 
 
 def test_advice_names_the_setting_to_blame() -> None:
