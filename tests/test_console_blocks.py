@@ -39,6 +39,7 @@ SMALL = {
     r"Qwen/Qwen[\w.-]+(@\w+)?": "tiny_qwen2",
     r"openai/gsm8k(@\w+)?(:\w+)?": "word_problems",
     r"/shared/": "shared/",
+    r"(--expected-completion-length) \d+": r"\1 4",
 }
 SIZES = {
     "prompts-per-step": 16, "num-generations": 2, "max-prompt-length": 96,
