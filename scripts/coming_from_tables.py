@@ -88,7 +88,7 @@ TRL = Peer(
         "num_generations_eval": "completions that are sampled besides a greedy one; by default "
         "none are. There: all completions of an evaluation, `num_generations` by default",
         "steps_per_generation": "updates per pass over a rollout, 1 by default. There: "
-        "micro-steps, which `gradient_accumulation_steps` combines into updates",
+        "micro-steps, of which `gradient_accumulation_steps` make an update: divide by these",
         "top_k": "`None` samples from all tokens; there, 0",
         "min_p": "0.0 is off; there, `None`",
         "epsilon_high": "`cispo` requires it; there, it falls back to `epsilon`, a cap below 1",

@@ -384,7 +384,8 @@ _COMPILATION = (
     ),
     Metric(
         "compile/seconds", "s",
-        "Seconds spent compiling and loading programs, without tracing.",
+        "Seconds spent compiling and loading programs since the step before, without tracing. "
+        "Threads do so before and beside steps: it may exceed `step_time`.",
         "0 after the first steps",
     ),
     Metric(

@@ -111,7 +111,8 @@ class TrainingDisplay:
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:
         compiled = metrics["compile/num_programs"] > 0
-        share = f" ({metrics['compile/seconds']:.0f} s of them compiling)" if compiled else ""
+        # Threads compile before and beside the step: its own time may be less.
+        share = f" (compiling took {metrics['compile/seconds']:.0f} s)" if compiled else ""
         return (
             f"step {step}/{self.steps}  reward {metrics['reward']:.3f}  "
             f"length {metrics['completions/mean_length']:.1f}  "

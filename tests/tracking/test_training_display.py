@@ -55,8 +55,8 @@ def test_compilation_does_not_count_in_the_time_left() -> None:
         display.step(2, metrics(2.0))
         display.step(102, metrics(2.0, compiling=50.0))
     first, last = shown.getvalue().splitlines()
-    assert first == "step 1/102  reward 0.500  length 7.0  97.00 s (95 s of them compiling)"
-    assert last.endswith("52.00 s (50 s of them compiling)  0 s left")
+    assert first == "step 1/102  reward 0.500  length 7.0  97.00 s (compiling took 95 s)"
+    assert last.endswith("52.00 s (compiling took 50 s)  0 s left")
 
 
 def test_the_time_left_is_that_of_a_usual_step() -> None:

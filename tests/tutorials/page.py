@@ -12,7 +12,7 @@ from ..fenced_blocks import blocks as blocks_of
 TUTORIALS = Path(__file__).parents[2] / "docs" / "tutorials"
 _NEXT = "==== next command ===="
 _PROGRESS = re.compile(r"^(\[\w\] )?\[ *\d+ \w+\] ")
-_TIMES = re.compile(r" \(\d+ \w+ of them compiling\)|  \d+ \w+ left")
+_TIMES = re.compile(r" \(compiling took \d+ \w+\)|  \d+ \w+ left")
 _NUMBER = re.compile(r"-?\d[\d.,]*(e-?\d+)?")
 _HEX = re.compile(r"\b[0-9a-f]{12}\b")
 

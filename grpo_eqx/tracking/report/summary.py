@@ -76,7 +76,7 @@ def _cost(run: ReportedRun) -> Iterator[Fact]:
     if not times.is_empty:
         compiled = float(np.nansum(run.course("compile/seconds").values))
         total = float(np.nansum(times.values))
-        note = f"{readable_seconds(compiled)} of compilation" if compiled else ""
+        note = f"compiling took {readable_seconds(compiled)}, which may overlap" if compiled else ""
         yield Fact("Time of all steps", readable_seconds(total), note)
         yield Fact("Step time", f"{np.nanmedian(times.values):.3g} s", "median")
     layout = run.layout

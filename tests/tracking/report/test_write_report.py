@@ -22,12 +22,15 @@ def diagnose(
     settings: Mapping[str, Any],
     steps: Sequence[Mapping[str, float]],
     evaluations: Sequence[Mapping[str, float]],
+    *,
+    num_devices: int,
 ) -> list[Finding]:
     text = f"{len(steps)} steps, {len(evaluations)} evaluations, beta {settings['beta']}"
+    text += f", {num_devices} devices"
     return [Finding("entropy_collapse", 7, text, "Lower learning_rate.", last_step=9)]
 
 
-def healthy(*_: Any) -> list[Finding]:
+def healthy(*_: Any, **__: Any) -> list[Finding]:
     return [Finding("loss_near_zero", 1, "The loss is near 0.", "That is right.", "note")]
 
 
@@ -111,7 +114,7 @@ def test_findings_are_those_of_the_rules(tmp_path: Path) -> None:
     page = report(tmp_path, write_run(tmp_path / "run", steps=40, plain=True), rules=diagnose)
     assert "entropy collapse" in page
     assert "from step 7 to 9" in page
-    assert "40 steps, 2 evaluations, beta 0.01" in page
+    assert "40 steps, 2 evaluations, beta 0.01, 8 devices" in page
     assert "Lower learning_rate." in page
     assert "No rule found" not in page
 
