@@ -124,8 +124,7 @@ class Evaluator:
             self.programs.rollout_layout(rows, draws.num_samples)
         except UserError as error:
             raise UserError(
-                f"an evaluation completes {rows} problems at a time, with num_generations "
-                f"{draws.num_samples}: {error}"
+                f"an evaluation of {rows} problems at a time cannot be laid out: {error}"
             ) from error
 
     def batches(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -79,6 +80,13 @@ class SkyPilot(Subcommand):
             **of_kind,
         )
         write(task, self.output)
+        if not Path("pyproject.toml").is_file():
+            print(
+                f"note: this folder has no pyproject.toml. The task installs the folder that sky "
+                f"launch copies, with its extra {of_kind['extra']}: start it from a project's that "
+                f"depends on grpo_eqx.",
+                file=sys.stderr,
+            )
         return 0
 
     def _tpu(self) -> dict[str, str | int]:

@@ -5,7 +5,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -79,23 +79,32 @@ class CompiledProgram:
 
 
 def compile_program(
-    lowered: jax.stages.Lowered, target: Target, devices: Sequence[jax.Device]
+    lowered: jax.stages.Lowered,
+    target: Target,
+    devices: Sequence[jax.Device],
+    begin: Callable[[], None],
 ) -> CompiledProgram:
     """Compiles a program for the devices, or reads an earlier result from disk.
 
-    **Arguments:** the program; what it is compiled for; the devices in the program's order.
+    **Arguments:** the program; what it is compiled for; the devices in the program's order; a
+    function that is called before it is compiled, and is not where an earlier result is read.
 
     Raises what the compiler raises, except for a lack of memory, which is an answer.
     """
-    if jax.process_count() > 1:  # all must compile the same, whatever each has on disk
+
+    def compiled() -> CompiledProgram:
+        begin()
         return _compile(lowered, target, devices)
+
+    if jax.process_count() > 1:  # all must compile the same, whatever each has on disk
+        return compiled()
     question = {
         "program": hashlib.sha256(lowered.as_text().encode()).hexdigest(),
         "devices": [target.device_kind, target.name, *(device.id for device in devices)],
         "compiler": [jax.__version__, target.compiler, *map(os.environ.get, _COMPILER_FLAGS)],
         "code": code_fingerprint(),
     }
-    answer = remembered(question, lambda: _compile(lowered, target, devices).to_json())
+    answer = remembered(question, lambda: compiled().to_json())
     return CompiledProgram.from_json(answer)
 
 

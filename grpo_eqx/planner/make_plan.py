@@ -1,6 +1,7 @@
 """Makes the plan of a run on given devices: compiles every program of the run."""
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from grpo_eqx.errors import UserError
@@ -79,7 +80,7 @@ def make_plan(
     for program in run_programs(run, programs):
         if program.name not in only:
             continue
-        say(f"compiling {program.name} for {target.name}")
+        compiling = f"compiling {program.name} for {target.name}"
         try:
             lowered = program.lower()
         except UserError as error:
@@ -88,7 +89,9 @@ def make_plan(
             say(f"no evaluation is planned: {error}")  # training can do without one
             continue
         planned[program.name] = PlannedProgram(
-            compiled=compile_program(lowered, target, list(mesh.devices.flat)),
+            compiled=compile_program(
+                lowered, target, list(mesh.devices.flat), begin=partial(say, compiling)
+            ),
             elsewhere_bytes=sum(resident.values()) - sum(resident[x] for x in program.arguments),
             runs=runs.get(program.name, 0),
             trips=_trips(program.name, run, programs),

@@ -89,6 +89,12 @@ def _check_division(layout: RolloutLayout, batch: tuple[int, int, int | None], w
             f"{where} splits the completions of each prompt over {', '.join(layout.groups)}, while "
             f"max_num_seqs has fewer slots than completions: leave groups empty then."
         )
+    if num_generations == 1 and num_shards(layout.mesh, layout.groups) > 1:
+        raise UserError(
+            f"{where} splits the completions of each prompt over {', '.join(layout.groups)}, while "
+            f"each prompt has one, as in greedy evaluations: leave groups empty then, and let "
+            f"prompts take their axes."
+        )
     counts = [
         (num_prompts, "number of prompts", layout.prompts),
         (num_generations, "number of completions of a prompt", layout.groups),

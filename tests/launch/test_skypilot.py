@@ -49,6 +49,16 @@ def test_a_tpu_slice_is_one_node_with_all_its_hosts(launch: Launch, tmp_path: Pa
     assert not [name for name in environment if name.startswith("JAX_")]
 
 
+def test_a_folder_that_cannot_be_installed_is_said(
+    launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command = "skypilot", "--type", "v6e-16", "--", "python", "train.py"
+    assert "this folder has no pyproject.toml" in launch(*command).err
+    (tmp_path / "pyproject.toml").touch()
+    assert launch(*command).err == ""
+
+
 def test_gpu_nodes_find_each_other(launch: Launch, tmp_path: Path) -> None:
     found = task(launch, "--gpus", "H100:8", "--nodes", "2")
     assert found["resources"] == {

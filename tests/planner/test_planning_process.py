@@ -62,14 +62,19 @@ def test_an_unknown_topology_is_told_first(monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_of_this_machine(said) -> None:
+def test_of_this_machine(said, monkeypatch, tmp_path) -> None:
     """In truth another process, with this one's environment."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # nothing was compiled before
     plan = ask(GRPOConfig(**SMALL, eval_problems=8), "local", said.append)
     assert plan.fits
     assert plan.num_devices == 8
     assert list(plan.programs) == ["generate", "update", "evaluate"]
     compiled = [f"compiling {name} for local" for name in ("update", "generate", "evaluate")]
     assert said == [*compiled, "measuring this machine's rates"]
+    said.clear()
+    again = ask(GRPOConfig(**SMALL, eval_problems=8), "local", said.append)
+    assert again.programs == plan.programs
+    assert said == ["measuring this machine's rates"]  # what was compiled is on disk
 
 
 @pytest.mark.slow

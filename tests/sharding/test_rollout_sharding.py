@@ -190,6 +190,7 @@ class Own(RolloutSharding):
             "number of completions of a prompt is 3: use other axes, or a multiple of 2",
         ),
         (Own(("dp",), ("fsdp",)), (8, 4, 16), "leave groups empty then"),
+        (Own(("dp",), ("fsdp",)), (8, 1), "each prompt has one, as in greedy evaluations"),
         (
             Own(("dp", "fsdp")),
             (8, 4, 6),
