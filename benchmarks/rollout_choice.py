@@ -1,15 +1,19 @@
 r"""Rollout shardings of models on described TPU slices: time of a token, memory, and auto's choice.
 
     JAX_PLATFORMS=cpu python benchmarks/rollout_choice.py --markdown
-    JAX_PLATFORMS=cpu python benchmarks/rollout_choice.py --models 3B --topologies v6e-8 --compile
+    JAX_PLATFORMS=cpu python benchmarks/rollout_choice.py --models 3B --topologies v6e-8 \
+        --compile close
 
-Times and memory are the estimates by which `--rollout-sharding auto` chooses. With `--compile`, the
-chosen rollout is compiled too (minutes each), and the memory is the compiler's.
+Times and memory are the estimates by which `--rollout-sharding auto` chooses. With `--compile
+chosen`, the chosen rollout is compiled too (half a minute each), and the memory is the compiler's.
+With `--compile close`, so are all that may be as fast, and times are those that a plan has for the
+whole compiled program, divided by its tokens.
 """
 
 import dataclasses
 import sys
 from collections.abc import Iterator
+from typing import Literal
 
 import jax
 import tyro
@@ -20,6 +24,8 @@ from rich.table import Table
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.planner.devices import Target, find_target
 from grpo_eqx.planner.make_plan import make_plan
+from grpo_eqx.planner.plan import Plan
+from grpo_eqx.planner.trips import Range
 from grpo_eqx.rollout_choice import AutoSharding, Estimate
 from grpo_eqx.run_spec import PromptLengths, RunSpec
 
@@ -45,8 +51,8 @@ class Choices:
     """Tokens of a completion."""
     rollout_dtype: str = "auto"
     """Dtype of the weights: auto (bfloat16) or int8."""
-    compile: bool = False
-    """Compile what auto chooses."""
+    compile: Literal["nothing", "chosen", "close"] = "nothing"
+    """What to compile: what auto chooses, or all whose estimate is at most twice as long."""
     markdown: bool = False
     """Print the table as Markdown."""
 
@@ -57,6 +63,8 @@ class Choices:
 
 def main(cfg: Choices) -> None:
     columns = ["model", "devices", *NAMES, "auto", "GiB"]
+    if cfg.compile == "close":
+        columns.append("auto / best")
     rows = [
         row
         for model in cfg.models
@@ -67,7 +75,8 @@ def main(cfg: Choices) -> None:
         lines = [columns, ["---", "---", *["---:"] * len(NAMES), "---", "---:"], *rows]
         print("\n".join(f"| {' | '.join(line)} |" for line in lines))
         return
-    table = Table(title="Milliseconds of a decoding step, by auto's estimate")
+    whose = "the compiled programs" if cfg.compile == "close" else "auto's estimate"
+    table = Table(title=f"Milliseconds of a decoding step, by {whose}")
     for name in columns:
         table.add_column(name, justify="left" if name in ("model", "devices", "auto") else "right")
     for row in rows:
@@ -98,11 +107,41 @@ def _rows(cfg: Choices, model: str, target: Target) -> Iterator[list[str]]:
         return
     by_name = {each.name: each for each in ranked}
     memory = f"{chosen.num_bytes / GiB:.1f}"
-    if cfg.compile:
+    if cfg.compile == "close":
+        close = [x.name for x in ranked if auto.fits(x) and x.seconds <= 2 * chosen.seconds]
+        plans = {name: _compiled(settings, name, model, lengths, target) for name in close}
+        times = {name: _range(plan) for name, plan in plans.items() if plan.fits}
+        cells = [_range_cell(times.get(name)) for name in NAMES]
+        ratios = [times[chosen.name][i] / min(x[i] for x in times.values()) for i in (0, 1)]
+        memory = f"{plans[chosen.name].peak_bytes / GiB:.1f}"
+        yield [model, target.name, *cells, chosen.name, memory, f"{max(ratios):.2f}"]
+        return
+    if cfg.compile == "chosen":
         plan = make_plan(run, target, lambda text: None, only=["generate"])
         memory = f"{plan.peak_bytes / GiB:.1f}" + ("" if plan.fits else " (does not fit)")
     cells = [_cell(by_name.get(name), auto) for name in NAMES]
     yield [model, target.name, *cells, chosen.name, memory]
+
+
+def _compiled(
+    settings: GRPOConfig, strategy: str, model: str, lengths: PromptLengths, target: Target
+) -> Plan:
+    """Plans a rollout with a strategy."""
+    run = RunSpec(dataclasses.replace(settings, rollout_sharding=strategy), MODELS[model], lengths)
+    return make_plan(run, target, lambda text: None, only=["generate"])
+
+
+def _range(plan: Plan) -> Range:
+    """Returns the milliseconds of a token, with all that a rollout does: a plan's range."""
+    assert plan.step_time is not None
+    tokens = plan.completion_length
+    return plan.step_time.programs["generate"].total.times(1e3 / tokens)
+
+
+def _range_cell(milliseconds: Range | None) -> str:
+    if milliseconds is None:
+        return "-"
+    return f"{milliseconds.least:.2f} to {milliseconds.most:.2f}"
 
 
 def _cell(estimate: Estimate | None, auto: AutoSharding) -> str:
