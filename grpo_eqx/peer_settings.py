@@ -12,7 +12,7 @@ _ONE_ENGINE = "there is no second engine: the trainer's own weights sample, in t
 _MESH = "set mesh and rollout_sharding: JAX shards the model over it"
 _XLA = "programs are always compiled by XLA"
 _FILES = "checkpoints and the model are files in output_dir"
-_EVALUATE = "set eval_steps, the steps between evaluations"
+_EVALUATE = "set eval_steps, the steps between evaluations; without it there are none"
 _PUSH = "call trainer.push_to_hub(repo_id) after fit()"
 _PYTORCH = "it is about PyTorch, which is not used here"
 _DATA_ON_HOST = "problems are tokenized once and kept in memory"
@@ -116,6 +116,9 @@ ADVICE: Mapping[str, str] = {
     "bf16": "leave it out: dtype auto is bfloat16 on TPU and GPU",
     "fp16": "use dtype bfloat16: float16 would need loss scaling",
     "bf16_full_eval": "evaluations use dtype, as training does",
+    "half_precision_backend": "use dtype bfloat16: float16 would need loss scaling",
+    "fp16_backend": "use dtype bfloat16: float16 would need loss scaling",
+    "fp16_opt_level": "use dtype bfloat16: float16 would need loss scaling",
     "fp16_full_eval": "evaluations use dtype, as training does",
     "tf32": "use dtype, or jax.config's jax_default_matmul_precision",
     "gradient_checkpointing": "use remat (none, dots, full)",
@@ -123,6 +126,7 @@ ADVICE: Mapping[str, str] = {
     "activation_checkpointing": "use remat (none, dots, full)",
     "activation_checkpointing_kwargs": "use remat (none, dots, full)",
     "use_liger_kernel": "use loss_backend (chunked, pallas), which never hold all logits",
+    "use_liger_loss": "use loss_backend (chunked, pallas), which never hold all logits",
     "liger_kernel_config": "use loss_backend (chunked, pallas), which never hold all logits",
     "cast_lm_head_to_fp32": "products with the head accumulate in float32; or use dtype float32",
     "use_cache": "sampling always keeps keys and values; kv_cache_dtype sets their dtype",
@@ -187,6 +191,7 @@ ADVICE: Mapping[str, str] = {
     "full_determinism": "draws are functions of seed, step and prompt; see XLA_FLAGS for GPUs",
     "shuffle_dataset": _ALWAYS_SHUFFLED,
     "train_sampling_strategy": _ALWAYS_SHUFFLED,
+    "group_by_length": _ALWAYS_SHUFFLED,
     "length_column_name": _ALWAYS_SHUFFLED,
     # devices
     "use_cpu": "set JAX_PLATFORMS=cpu in the environment",
@@ -584,7 +589,10 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
 
 def _guess(name: str, known: Collection[str]) -> str | None:
     """Returns what to do instead of a name that is close to one of ours, or of another library."""
-    near = difflib.get_close_matches(name, {*known, *ADVICE}, n=1, cutoff=0.7)
+    of_ours = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    # Advice for another name than was meant would mislead.
+    of_others = difflib.get_close_matches(name, ADVICE, n=1, cutoff=0.85)
+    near = difflib.get_close_matches(name, {*of_ours, *of_others}, n=1, cutoff=0.7)
     if not near:
         return None
     return f"did you mean {near[0]}?" + ("" if near[0] in known else f" {ADVICE[near[0]]}")
