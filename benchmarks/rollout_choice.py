@@ -7,7 +7,7 @@ r"""Rollout shardings of models on described TPU slices: time of a token, memory
 Times and memory are the estimates by which `--rollout-sharding auto` chooses. With `--compile
 chosen`, the chosen rollout is compiled too (half a minute each), and the memory is the compiler's.
 With `--compile close`, so are all that may be as fast, and times are those that a plan has for the
-whole compiled program, divided by its tokens.
+whole compiled program, divided by its tokens; the last column compares the upper ends, as auto does.
 """
 
 import dataclasses
@@ -112,9 +112,9 @@ def _rows(cfg: Choices, model: str, target: Target) -> Iterator[list[str]]:
         plans = {name: _compiled(settings, name, model, lengths, target) for name in close}
         times = {name: _range(plan) for name, plan in plans.items() if plan.fits}
         cells = [_range_cell(times.get(name)) for name in NAMES]
-        ratios = [times[chosen.name][i] / min(x[i] for x in times.values()) for i in (0, 1)]
+        ratio = times[chosen.name].most / min(x.most for x in times.values())
         memory = f"{plans[chosen.name].peak_bytes / GiB:.1f}"
-        yield [model, target.name, *cells, chosen.name, memory, f"{max(ratios):.2f}"]
+        yield [model, target.name, *cells, chosen.name, memory, f"{ratio:.2f}"]
         return
     if cfg.compile == "chosen":
         plan = make_plan(run, target, lambda text: None, only=["generate"])

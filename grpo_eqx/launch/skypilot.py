@@ -43,8 +43,8 @@ class SkyPilot(Subcommand):
     spot: bool = False
     """Request spot machines, which are cheaper but can be preempted at any time."""
     max_restarts: int = 0
-    """Maximum number of times that a managed job restarts after an error. One that was asked to
-    stop always does, and continues from its last checkpoint."""
+    """Maximum number of times that a managed job restarts after an error, whatever its exit code.
+    One that was asked to stop always does, and continues from its last checkpoint."""
     secrets: tuple[str, ...] = ()
     """Names of environment variables to pass on, such as HF_TOKEN. Give their values to sky launch,
     with --secret HF_TOKEN."""

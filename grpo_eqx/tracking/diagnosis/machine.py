@@ -35,8 +35,16 @@ def padding(history: History) -> Iterator[Seen]:
         return
     yield Seen(
         f"{share:.0%} of the positions in the updates' rows are padding ({history.span(_WINDOW)}).",
-        None if size is None else f"Lower micro_batch_size_per_device ({size}), or leave it out.",
+        None if size is None else _smaller_micro_batches(size, history),
     )
+
+
+def _smaller_micro_batches(size: int | str, history: History) -> str:
+    of_update = history.completions // int(history.setting("steps_per_generation", 1))
+    share = max(1, of_update // history.num_devices)
+    much = not isinstance(size, str) and size > share
+    why = f", as a device has {share} completions in an update" if much else ""
+    return f"Lower micro_batch_size_per_device ({size}){why}."
 
 
 def idle_slots(history: History) -> Iterator[Seen]:

@@ -435,7 +435,10 @@ def test_a_small_batch_has_padding_that_is_its_remainder() -> None:
     many = {**rates, "time/train/update_s": 10.0}
     assert [x.rule for x in sicknesses(steps_of(**padded, **many))] == ["padding"]
     (found,) = sicknesses(steps_of(**padded, **rates), micro_batch_size_per_device=64)
-    assert "Lower micro_batch_size_per_device (64)" in found.advice
+    assert found.advice == "Lower micro_batch_size_per_device (64)."
+    steps = steps_of(**padded, **rates)
+    (found,) = sicknesses(steps, micro_batch_size_per_device=64, num_devices=4)
+    assert found.advice.endswith("(64), as a device has 32 completions in an update.")
 
 
 def test_few_slots_of_a_device_may_be_idle() -> None:
