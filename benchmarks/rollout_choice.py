@@ -7,7 +7,7 @@ r"""Rollout shardings of models on described TPU slices: time of a token, memory
 Times and memory are the estimates by which `--rollout-sharding auto` chooses. With `--compile
 chosen`, the chosen rollout is compiled too (half a minute each), and the memory is the compiler's.
 With `--compile close`, so are all that may be as fast, and times are those that a plan has for the
-whole compiled program, divided by its tokens; the last column compares the upper ends, as auto does.
+whole compiled program, divided by its tokens; the last column compares upper ends, as auto does.
 """
 
 import dataclasses
