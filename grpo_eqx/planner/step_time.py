@@ -7,6 +7,7 @@ below, and neither includes the host: rewards, logging, checkpoints.
 """
 
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -105,6 +106,9 @@ class Part:
     """Time of each kind of work, over all times in a step."""
     total: Range
     """Time of all of it, in a step."""
+    received_in: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """Bytes received in a step, at most, by the file and line of the innermost loop that asks for
+    them, where its number of trips is known."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns its figures as plain JSON; ranges are `[least, most]`."""
@@ -116,6 +120,7 @@ class Part:
             "received": [
                 {**route._asdict(), "bytes": size} for route, size in self.work.received.items()
             ],
+            "received_in": dict(self.received_in),
             "seconds": list(self.total),
             **{f"{name}_seconds": list(x) for name, x in self.seconds._asdict().items()},
         }
@@ -144,6 +149,15 @@ class ProgramTime:
     def bound_by(self) -> Resource:
         """The kind of work that takes longest."""
         return self.seconds.bound_by
+
+    @property
+    def received_most(self) -> tuple[str, float]:
+        """File and line of the loop that receives most, empty if it is none; its share of all."""
+        received = Counter[str]()
+        for part in self.parts:
+            received.update(part.received_in)
+        source, most = max(received.items(), key=lambda item: item[1], default=("", 0.0))
+        return source, most / max(sum(received.values()), 1.0)
 
     def to_json(self) -> dict[str, Any]:
         """Returns its figures as plain JSON."""
@@ -179,7 +193,10 @@ def _part(level: Level, repeats: Repeats, runs: int, rates: Rates) -> Part:
         work = work * float(1 if loop.trips is None else loop.trips)
     times = repeats.times.times(float(runs))
     seconds = rates.seconds(work).times(times)
-    return Part(repeats.where, times, work, seconds, seconds.total)
+    innermost = level.loops[-1] if level.loops else None
+    source = "" if innermost is None or innermost.trips is None else innermost.source
+    received = times.most * sum(work.received.values(), 0.0)
+    return Part(repeats.where, times, work, seconds, seconds.total, {source: received})
 
 
 def _by_name(parts: Any) -> list[Part]:
@@ -197,6 +214,7 @@ def _merged(part: Part, other: Part) -> Part:
         work=part.work + other.work,
         seconds=part.seconds.plus(other.seconds),
         total=part.total.plus(other.total),
+        received_in=Counter(part.received_in) + Counter(other.received_in),
     )
 
 

@@ -8,11 +8,13 @@ from rich.text import Text
 
 from grpo_eqx.planner.advice import advice
 from grpo_eqx.planner.plan import Plan
-from grpo_eqx.planner.step_time import Part, StepTime
+from grpo_eqx.planner.step_time import Part, ProgramTime, StepTime
 from grpo_eqx.planner.tables import columns
 from grpo_eqx.planner.trips import Range
 
 STEPS = 1000
+_MOST = 0.5
+"""Share of what a program receives, from which the loop that receives it is named."""
 _UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _DURATIONS = ((86400.0, "days"), (3600.0, "hours"), (60.0, "minutes"))
 
@@ -35,11 +37,20 @@ def time_parts(plan: Plan) -> Iterator[RenderableType]:
     for name, program in plan.step_time.programs.items():
         hint = advice(name, program.bound_by, plan)
         then = f": {hint}" if hint else ""
-        yield Text(f"{name} is bound by {_BOUNDS[program.bound_by]}{then}.", style="dim")
+        bound = f"{_BOUNDS[program.bound_by]}{_loop_that_receives(program)}"
+        yield Text(f"{name} is bound by {bound}{then}.", style="dim")
     yield Text(f"{summary(plan, plan.step_time)}\n")
 
 
 _BOUNDS = {"arithmetic": "arithmetic", "memory": "memory bandwidth", "links": "the links"}
+
+
+def _loop_that_receives(program: ProgramTime) -> str:
+    """Names the loop in which most is received, where links bind a program."""
+    source, share = program.received_most
+    if program.bound_by != "links" or not source or share < _MOST:
+        return ""
+    return f" ({share:.0%} of what it receives in the loop of {source})"
 
 
 def summary(plan: Plan, time: StepTime) -> str:
