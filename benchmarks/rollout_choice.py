@@ -75,8 +75,10 @@ def main(cfg: Choices) -> None:
         lines = [columns, ["---", "---", *["---:"] * len(NAMES), "---", "---:"], *rows]
         print("\n".join(f"| {' | '.join(line)} |" for line in lines))
         return
-    whose = "the compiled programs" if cfg.compile == "close" else "auto's estimate"
-    table = Table(title=f"Milliseconds of a decoding step, by {whose}")
+    title = "Milliseconds of a decoding step, by auto's estimate"
+    if cfg.compile == "close":
+        title = "Milliseconds of a whole compiled rollout, for each of its tokens"
+    table = Table(title=title)
     for name in columns:
         table.add_column(name, justify="left" if name in ("model", "devices", "auto") else "right")
     for row in rows:
@@ -112,15 +114,21 @@ def _rows(cfg: Choices, model: str, target: Target) -> Iterator[list[str]]:
         plans = {name: _compiled(settings, name, model, lengths, target) for name in close}
         times = {name: _range(plan) for name, plan in plans.items() if plan.fits}
         cells = [_range_cell(times.get(name)) for name in NAMES]
-        ratio = times[chosen.name].most / min(x.most for x in times.values())
-        memory = f"{plans[chosen.name].peak_bytes / GiB:.1f}"
-        yield [model, target.name, *cells, chosen.name, memory, f"{ratio:.2f}"]
+        ratio = "-"
+        if chosen.name in times:
+            best = min(each.most for each in times.values())
+            ratio = f"{times[chosen.name].most / best:.2f}"
+        yield [model, target.name, *cells, chosen.name, _memory(plans[chosen.name]), ratio]
         return
     if cfg.compile == "chosen":
         plan = make_plan(run, target, lambda text: None, only=["generate"])
-        memory = f"{plan.peak_bytes / GiB:.1f}" + ("" if plan.fits else " (does not fit)")
+        memory = _memory(plan)
     cells = [_cell(by_name.get(name), auto) for name in NAMES]
     yield [model, target.name, *cells, chosen.name, memory]
+
+
+def _memory(plan: Plan) -> str:
+    return f"{plan.peak_bytes / GiB:.1f}" + ("" if plan.fits else " (does not fit)")
 
 
 def _compiled(

@@ -40,9 +40,11 @@ ADVICE: Mapping[str, str] = {
         f"use prompts_per_step, which counts prompts, not completions, over all devices; "
         f"{_FROM_PROMPTS}"
     ),
+    "per_device_batch_size": f"use prompts_per_step; {_FROM_PROMPTS}",
     "per_device_eval_batch_size": "evaluations choose their batches by themselves",
     "gradient_accumulation_steps": f"leave it out: {_FROM_PROMPTS}",
-    "generation_batch_size": "use prompts_per_step x num_generations",
+    "generation_batch_size": "set prompts_per_step to it / num_generations",
+    "ref_model": "it is the model as it starts, kept where beta is above 0; or set sync_ref_model",
     "auto_find_batch_size": "use micro_batch_size_per_device auto",
     "max_steps": "use steps, which counts rollouts",
     "recipe": "start from grpo_eqx.recipes.NAME(...); on the command line it is --recipe NAME",
@@ -116,8 +118,8 @@ ADVICE: Mapping[str, str] = {
     "bf16": "leave it out: dtype auto is bfloat16 on TPU and GPU",
     "fp16": "use dtype bfloat16: float16 would need loss scaling",
     "bf16_full_eval": "evaluations use dtype, as training does",
-    "half_precision_backend": "use dtype bfloat16: float16 would need loss scaling",
-    "fp16_backend": "use dtype bfloat16: float16 would need loss scaling",
+    "half_precision_backend": "leave it out: dtype sets the precision, and XLA compiles it",
+    "fp16_backend": "leave it out: dtype sets the precision, and XLA compiles it",
     "fp16_opt_level": "use dtype bfloat16: float16 would need loss scaling",
     "fp16_full_eval": "evaluations use dtype, as training does",
     "tf32": "use dtype, or jax.config's jax_default_matmul_precision",
@@ -591,8 +593,8 @@ def _guess(name: str, known: Collection[str]) -> str | None:
     """Returns what to do instead of a name that is close to one of ours, or of another library."""
     of_ours = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
     # Advice for another name than was meant would mislead.
-    of_others = difflib.get_close_matches(name, ADVICE, n=1, cutoff=0.85)
-    near = difflib.get_close_matches(name, {*of_ours, *of_others}, n=1, cutoff=0.7)
+    of_others = difflib.get_close_matches(name, ADVICE, n=1, cutoff=0.9)
+    near = difflib.get_close_matches(name, [*of_ours, *of_others], n=1, cutoff=0.7)
     if not near:
         return None
     return f"did you mean {near[0]}?" + ("" if near[0] in known else f" {ADVICE[near[0]]}")

@@ -39,6 +39,6 @@ def test_a_misspelled_name_of_another_library_is_answered_by_ours() -> None:
 
 
 def test_advice_for_a_name_that_is_only_alike_is_not_given() -> None:
-    for name in ("use_kl_losses_of_actor", "kernel_backend", "prompt_lengths_of_eval"):
+    for name in ("half_precision", "kl_losses", "prompt_lengths_of_eval"):
         with pytest.raises(UserError, match=f"{name} is no setting: grpo-eqx train --help-all"):
             refuse_unknown([name], ["steps"])

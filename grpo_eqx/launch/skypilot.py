@@ -82,9 +82,9 @@ class SkyPilot(Subcommand):
         write(task, self.output)
         if not Path("pyproject.toml").is_file():
             print(
-                f"note: this folder has no pyproject.toml. The task installs the folder that sky "
-                f"launch copies, with its extra {of_kind['extra']}: start it from a project's that "
-                f"depends on grpo_eqx.",
+                f"note: this folder has no pyproject.toml. The task installs the folder from which "
+                f"it is launched, with its extra {of_kind['extra']}: launch it from a project that "
+                f"depends on grpo_eqx, or from a checkout of grpo_eqx.",
                 file=sys.stderr,
             )
         return 0

@@ -106,9 +106,9 @@ class Part:
     """Time of each kind of work, over all times in a step."""
     total: Range
     """Time of all of it, in a step."""
-    received_in: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Bytes received in a step, at most, by the file and line of the innermost loop that asks for
-    them, where its number of trips is known."""
+    received_in: Mapping[str, float]
+    """Bytes received in a step, at most, by the file and line of the loop in which they are: the
+    outermost whose number of trips is known. What is in no such loop is left out."""
 
     def to_json(self) -> dict[str, Any]:
         """Returns its figures as plain JSON; ranges are `[least, most]`."""
@@ -151,13 +151,13 @@ class ProgramTime:
         return self.seconds.bound_by
 
     @property
-    def received_most(self) -> tuple[str, float]:
-        """File and line of the loop that receives most, empty if it is none; its share of all."""
-        received = Counter[str]()
-        for part in self.parts:
-            received.update(part.received_in)
-        source, most = max(received.items(), key=lambda item: item[1], default=("", 0.0))
-        return source, most / max(sum(received.values()), 1.0)
+    def received_most(self) -> tuple[str, float] | None:
+        """File and line of the loop in which most is received, and its share of all; if any is."""
+        received = sum((Counter(part.received_in) for part in self.parts), Counter())
+        every = sum(x.repeats.most * sum(x.work.received.values()) for x in self.parts)
+        for source, most in received.most_common(1):
+            return source, most / every
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """Returns its figures as plain JSON."""
@@ -193,10 +193,12 @@ def _part(level: Level, repeats: Repeats, runs: int, rates: Rates) -> Part:
         work = work * float(1 if loop.trips is None else loop.trips)
     times = repeats.times.times(float(runs))
     seconds = rates.seconds(work).times(times)
-    innermost = level.loops[-1] if level.loops else None
-    source = "" if innermost is None or innermost.trips is None else innermost.source
     received = times.most * sum(work.received.values(), 0.0)
-    return Part(repeats.where, times, work, seconds, seconds.total, {source: received})
+    # Loops within may be rings, as which XLA sends what a product needs.
+    outermost = next((each for each in level.loops if each.trips is not None), None)
+    source = "" if outermost is None else outermost.source
+    received_in = {source: received} if source and received else {}
+    return Part(repeats.where, times, work, seconds, seconds.total, received_in)
 
 
 def _by_name(parts: Any) -> list[Part]:

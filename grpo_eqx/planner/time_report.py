@@ -47,10 +47,10 @@ _BOUNDS = {"arithmetic": "arithmetic", "memory": "memory bandwidth", "links": "t
 
 def _loop_that_receives(program: ProgramTime) -> str:
     """Names the loop in which most is received, where links bind a program."""
-    source, share = program.received_most
-    if program.bound_by != "links" or not source or share < _MOST:
+    most = program.received_most
+    if program.bound_by != "links" or most is None or most[1] < _MOST:
         return ""
-    return f" ({share:.0%} of what it receives in the loop of {source})"
+    return f" ({most[1]:.0%} of what it receives in the loop of {most[0]})"
 
 
 def summary(plan: Plan, time: StepTime) -> str:

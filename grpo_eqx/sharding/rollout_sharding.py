@@ -93,7 +93,7 @@ def _check_division(layout: RolloutLayout, batch: tuple[int, int, int | None], w
         raise UserError(
             f"{where} splits the completions of each prompt over {', '.join(layout.groups)}, while "
             f"each prompt has one, as in greedy evaluations: leave groups empty then, and let "
-            f"prompts take their axes."
+            f"prompts take their axes, as far as these divide them."
         )
     counts = [
         (num_prompts, "number of prompts", layout.prompts),

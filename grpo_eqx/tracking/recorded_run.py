@@ -58,12 +58,13 @@ class RecordedRun:
         return self.settings.get("run_name") or self.folder.path.resolve().name
 
     @cached_property
-    def num_devices(self) -> int:
-        """Devices that `layout.json` names, of all hosts together; 1 where it cannot be read."""
+    def num_devices(self) -> int | None:
+        """Number of devices, over all hosts; `None` where `layout.json` does not say."""
         try:
-            return int(json.loads(self.folder.layout.read_text(encoding="utf-8"))["devices"])
+            found = int(json.loads(self.folder.layout.read_text(encoding="utf-8"))["devices"])
         except (OSError, ValueError, TypeError, KeyError):
-            return 1
+            return None
+        return found if found > 0 else None
 
     @cached_property
     def completion_tables(self) -> Mapping[int, Path]:

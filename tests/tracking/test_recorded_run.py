@@ -44,9 +44,19 @@ def test_a_value_that_was_not_finite_or_not_logged_is_nan(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layout", "devices"), [('{"devices": 8}', 8), ("{}", 1), ("[8]", 1), ("{", 1), (None, 1)]
+    ("layout", "devices"),
+    [
+        ('{"devices": 8}', 8),
+        ('{"devices": 0}', None),
+        ("{}", None),
+        ("[8]", None),
+        ("{", None),
+        (None, None),
+    ],
 )
-def test_devices_are_those_of_the_layout(folder: Path, layout: str | None, devices: int) -> None:
+def test_devices_are_those_of_the_layout(
+    folder: Path, layout: str | None, devices: int | None
+) -> None:
     if layout is not None:
         (folder / "layout.json").write_text(layout)
     assert RecordedRun.read(folder).num_devices == devices

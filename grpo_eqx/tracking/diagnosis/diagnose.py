@@ -33,11 +33,10 @@ _Key = tuple[str, str]
 class Doctor:
     """Rules over a run that goes on, each of which tells what it finds once."""
 
-    def __init__(
-        self, settings: Mapping[str, Any], past: Iterable[Row] = (), *, num_devices: int = 1
-    ):
+    def __init__(self, settings: Mapping[str, Any], past: Iterable[Row] = (), *, num_devices: int):
         """**Arguments:** the fields of the run's config; the metrics of its earlier steps and
-        evaluations, with their step's number as `step`, if it is resumed; its devices.
+        evaluations, with their step's number as `step`, if it is resumed; the
+        number of the run's devices, over all hosts.
         """
         self._history = History(settings, num_devices)
         for metrics in past:
@@ -68,13 +67,13 @@ def diagnose(
     steps: Sequence[Row],
     evaluations: Sequence[Row],
     *,
-    num_devices: int = 1,
+    num_devices: int | None = None,
 ) -> list[Finding]:
     """Finds what is wrong with a run, in the order in which it was first seen.
 
     **Arguments:** the fields of its config; the metrics of its steps, and of its evaluations, each
-    oldest first and with its step's number as `step`; the number of its devices. Metrics may be
-    missing or NaN.
+    oldest first and with its step's number as `step`; the number of the run's devices, over all
+    hosts, without which some rules are silent. Metrics may be missing or NaN.
     """
     history, found = History(settings, num_devices), dict[_Key, Finding]()
     waiting = list(evaluations)[::-1]

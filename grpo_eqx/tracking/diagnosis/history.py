@@ -26,9 +26,9 @@ are right of at the start, 93 % are then."""
 class History:
     """Settings of a run, and its metrics so far, of which rules read the first and the last."""
 
-    def __init__(self, settings: Mapping[str, Any], num_devices: int = 1):
+    def __init__(self, settings: Mapping[str, Any], num_devices: int | None = None):
         """**Arguments:** the fields of the run's resolved config, of which all may be missing; the
-        number of devices of all its hosts.
+        number of the run's devices, over all hosts, `None` where that is unknown.
         """
         self.settings = settings
         self.num_devices = num_devices

@@ -13,8 +13,8 @@ _REMAINDER = 8192
 """Positions of a row's width at most and of a micro-batch by default: rows are filled up to the
 last micro-batch, so that fewer positions are the remainder that any small batch has."""
 _FEW_SLOTS = 32
-"""Slots of a device up to which a decoding step takes as long for idle ones as without them, as it
-reads all weights for any number."""
+"""Slots for each device up to which a decoding step takes as long for idle ones as without them, as
+it reads all weights for any number. Where devices share the weights, they may well be more."""
 _STARTED = 3
 """Steps that may compile: two widths of prompts, and what an evaluation or dynamic sampling
 needs."""
@@ -31,20 +31,13 @@ def padding(history: History) -> Iterator[Seen]:
     if share is None or share <= _MOST_IDLE:
         return
     size = history.settings.get("micro_batch_size_per_device")
-    if size is None and _wasted(history, share) < _REMAINDER:
+    to_lower = isinstance(size, int) and size > 1
+    if not to_lower and _wasted(history, share) < _REMAINDER:
         return
     yield Seen(
         f"{share:.0%} of the positions in the updates' rows are padding ({history.span(_WINDOW)}).",
-        None if size is None else _smaller_micro_batches(size, history),
+        f"Lower micro_batch_size_per_device ({size})." if to_lower else None,
     )
-
-
-def _smaller_micro_batches(size: int | str, history: History) -> str:
-    of_update = history.completions // int(history.setting("steps_per_generation", 1))
-    share = max(1, of_update // history.num_devices)
-    much = not isinstance(size, str) and size > share
-    why = f", as a device has {share} completions in an update" if much else ""
-    return f"Lower micro_batch_size_per_device ({size}){why}."
 
 
 def idle_slots(history: History) -> Iterator[Seen]:
@@ -53,20 +46,21 @@ def idle_slots(history: History) -> Iterator[Seen]:
     used = _median(history, "perf/slot_utilization")
     if used is None or used >= 1 - _MOST_IDLE:
         return
-    completions, few = history.completions, _FEW_SLOTS * history.num_devices
+    completions, devices = history.completions, history.num_devices
     slots = min(int(history.setting("max_num_seqs", completions)), completions)
-    if slots <= few:
+    if devices is None or slots <= _FEW_SLOTS * devices:
         return
     number = f"all {slots}" if slots == completions else f"{slots} of {completions}"
-    text = f"{number} completions are decoded at a time"
-    quarter = max(slots // 4, few)
-    advice = (
-        f"Set max_num_seqs to {quarter}, so that slots are refilled as they end; or lower "
-        f"max_completion_length."
-    )
+    if history.prompts % devices:  # each device refills slots from prompts of its own
+        advice = "Lower max_completion_length, or make prompts_per_step a multiple of the devices "
+        advice += "and set max_num_seqs to a quarter of the completions."
+    else:
+        fewer = devices * max(slots // 4 // devices, _FEW_SLOTS)
+        advice = f"Set max_num_seqs to {fewer}, so that slots are refilled as they end; or lower "
+        advice += "max_completion_length."
     yield Seen(
-        f"{1 - used:.0%} of the rollout's slots are idle ({history.span(_WINDOW)}): {text}, and "
-        f"most end long before the longest.",
+        f"{1 - used:.0%} of the rollout's slots are idle ({history.span(_WINDOW)}): {number} "
+        f"completions are decoded at a time, and most end long before the longest.",
         advice,
     )
 
@@ -93,10 +87,8 @@ def compiles(history: History) -> Iterator[Seen]:
     if share < _COMPILES or seconds < _COMPILE_TIME * total:
         return
     yield Seen(
-        f"{share:.0%} of {history.span(_WINDOW)} compiled programs, {fmean(counts):.1f} each, "
-        f"which took {seconds / total:.0%} of their time."
-        if total > 0
-        else f"{share:.0%} of {history.span(_WINDOW)} compiled programs, {fmean(counts):.1f} each."
+        f"{share:.0%} of {history.span(_WINDOW)} compiled programs, {fmean(counts):.1f} each. "
+        f"Compiling took {seconds:.1f} s, and the steps {total:.1f} s."
     )
 
 
@@ -135,7 +127,7 @@ IDLE_SLOTS = Rule(
     name="idle_slots",
     metric="perf/slot_utilization",
     symptom="More than a third of the rollout's slots are idle (`perf/slot_utilization`, the "
-    "median of ten steps), and each device has more than 32 of them.",
+    "median of ten steps), and there are more than 32 for each device.",
     cause="A few long completions keep the others' slots waiting.",
     advice="Set max_num_seqs to a quarter of what is decoded at a time, but at least 32 for each "
     "device, so that slots are refilled as they end; or lower max_completion_length.",
