@@ -100,3 +100,33 @@ def test_the_report_has_every_program_and_ends_with_the_verdict(failing) -> None
     assert words.endswith(plan.verdict)
     assert "4 micro-batches or fewer of 1 row of 271 tokens" in words
     assert "(micro_batch_size_per_device 2, by default)" in words
+
+
+@pytest.mark.parametrize(
+    ("once", "in_the_loop", "said"),
+    [
+        (0.0, 1e12, "the links (100% of what it receives in the loop of mine.py:3)"),
+        (1e12, 1e12, "the links (50% of what it receives in the loop of mine.py:3)"),
+        (2e12, 1e12, "update is bound by the links."),
+        (0.0, 1.0, "update is bound by arithmetic."),
+    ],
+)  # fmt: skip
+def test_the_loop_that_receives_most_is_said_where_links_bind(
+    fitting, once: float, in_the_loop: float, said: str
+) -> None:
+    link = Route("ici", 2)
+    loop = Loop("while", 4, "mine.py:3")
+    levels = (
+        Level((), Work(1e9, 1e3, {link: once})),
+        Level((loop,), Work(received={link: in_the_loop / 4})),
+    )
+    update = fitting.programs["update"]
+    compiled = dataclasses.replace(update.compiled, levels=levels)
+    programs = {"update": dataclasses.replace(update, compiled=compiled)}
+    out = io.StringIO()
+    print_plan(
+        dataclasses.replace(fitting, programs=programs, device_kind="TPU v6 lite"),
+        Console(file=out, width=200),
+    )
+    # What to do about it may follow.
+    assert said in out.getvalue().replace(": try", ".")

@@ -36,7 +36,12 @@ def runs(tmp_path: Path) -> Path:
 
 def sicknesses(run: Path) -> set[str]:
     recorded = RecordedRun.read(run)
-    found = diagnose(recorded.settings, recorded.steps, recorded.evaluations)
+    found = diagnose(
+        recorded.settings,
+        recorded.steps,
+        recorded.evaluations,
+        num_devices=recorded.num_devices,
+    )
     return {finding.rule for finding in found if finding.kind == "sickness"}
 
 

@@ -235,7 +235,7 @@ def test_it_waits_for_the_steps_that_it_looks_at(case: Case, run: Mapping[str, i
     (rule,) = [rule for rule in RULES if rule.name == case.rule]
     needed = rule.steps(History(settings))
     steps = steps_of(settings["steps"], **case.sick)
-    found = [x.step for x in diagnose(settings, steps, ()) if x.rule == case.rule]
+    found = [x.step for x in diagnose(settings, steps, (), num_devices=1) if x.rule == case.rule]
     assert all(step >= needed for step in found)
     is_sick_at_once = not any(callable(value) for value in case.sick.values())
     if is_sick_at_once and needed <= settings["steps"]:
@@ -288,7 +288,9 @@ def test_small_batches_of_problems_that_differ_are_no_sickness(
             {**row, **rewards_of(draws, prompts, generations, spread, gain=0.2 * place / 200)}
             for place, row in enumerate(steps_of(200, entropy=0.2))
         ]
-        assert [x for x in diagnose(settings, rows, []) if x.kind == "sickness"] == []
+        assert [
+            x for x in diagnose(settings, rows, [], num_devices=1) if x.kind == "sickness"
+        ] == []
 
 
 def rewards_of(
@@ -323,16 +325,16 @@ def test_every_rule_has_a_case() -> None:
 def test_a_run_that_goes_on_is_told_the_same_once(case: Case) -> None:
     settings = {**SETTINGS, **case.settings}
     steps = steps_of(**case.sick)
-    doctor = Doctor(settings)
+    doctor = Doctor(settings, num_devices=1)
     live = [finding for metrics in steps for finding in doctor.step(metrics)]
-    after = diagnose(settings, steps, [])
+    after = diagnose(settings, steps, [], num_devices=1)
     assert [(x.rule, x.step, x.text) for x in live] == [(x.rule, x.step, x.text) for x in after]
     assert {x.last_step for x in live} == {None}
 
 
 def test_a_run_that_is_resumed_is_told_again_and_remembers_its_start() -> None:
     steps = steps_of(entropy=lambda step: 0.2 * 0.9**step)
-    doctor = Doctor(SETTINGS, [*steps[:35], *evaluated((35, 0.5))])
+    doctor = Doctor(SETTINGS, [*steps[:35], *evaluated((35, 0.5))], num_devices=1)
     (found,) = doctor.step(steps[35])
     assert found.rule == "entropy_collapse"
     assert "0.18 nats per token at the start" in found.text
