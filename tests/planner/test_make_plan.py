@@ -144,7 +144,8 @@ def test_an_evaluation_that_cannot_be_laid_out_is_said_and_not_planned(tiny_run)
         only=["evaluate"],
     )  # fmt: skip
     assert not plan.programs
-    assert said[-1].startswith("no evaluation is planned: OverGroups.layout splits over fsdp")
+    (sentence,) = said
+    assert sentence.startswith("no evaluation is planned: OverGroups.layout splits the completions")
     assert plan.settings["rollout_sharding"] == "OverGroups (passed)"
     assert plan.settings["loss_backend"] == "chunked"
     evaluates = dataclasses.replace(run, cfg=dataclasses.replace(run.cfg, eval_steps=5))

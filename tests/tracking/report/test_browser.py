@@ -80,7 +80,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     found = Finding("length_explosion", 3, text, "Lower max_completion_length.")
     output = folder / "report.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules[write_report.__module__], "diagnose", lambda *_: [found])
+        patch.setattr(sys.modules[write_report.__module__], "diagnose", lambda *_, **__: [found])
         write_report([*seeds, other], output)
     return output
 
