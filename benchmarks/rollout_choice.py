@@ -31,6 +31,8 @@ from grpo_eqx.run_spec import PromptLengths, RunSpec
 
 GiB = 2**30
 NAMES = ("replicated", "tensor:2", "tensor:4", "tensor:8", "tensor:16", "legacy", "maxtext")
+TEXTS = ("model", "devices", "auto")
+"""Columns without numbers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,7 @@ def main(cfg: Choices) -> None:
         for row in _rows(cfg, model, find_target(topology))
     ]
     if cfg.markdown:
-        lines = [columns, ["---", "---", *["---:"] * len(NAMES), "---", "---:"], *rows]
+        lines = [columns, ["---" if name in TEXTS else "---:" for name in columns], *rows]
         print("\n".join(f"| {' | '.join(line)} |" for line in lines))
         return
     title = "Milliseconds of a decoding step, by auto's estimate"
@@ -80,7 +82,7 @@ def main(cfg: Choices) -> None:
         title = "Milliseconds of a whole compiled rollout, for each of its tokens"
     table = Table(title=title)
     for name in columns:
-        table.add_column(name, justify="left" if name in ("model", "devices", "auto") else "right")
+        table.add_column(name, justify="left" if name in TEXTS else "right")
     for row in rows:
         table.add_row(*row)
     Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
@@ -121,8 +123,7 @@ def _rows(cfg: Choices, model: str, target: Target) -> Iterator[list[str]]:
         yield [model, target.name, *cells, chosen.name, _memory(plans[chosen.name]), ratio]
         return
     if cfg.compile == "chosen":
-        plan = make_plan(run, target, lambda text: None, only=["generate"])
-        memory = _memory(plan)
+        memory = _memory(_compiled(settings, chosen.name, model, lengths, target))
     cells = [_cell(by_name.get(name), auto) for name in NAMES]
     yield [model, target.name, *cells, chosen.name, memory]
 

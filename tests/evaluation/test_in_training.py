@@ -236,7 +236,9 @@ def test_evaluations_that_cannot_be_laid_out_are_refused_before_the_first_step(
         "output_dir": str(tmp_path / "run"), "mesh": "1,2,4",
     }  # fmt: skip
     GRPOTrainer(GRPOConfig(**settings), rollout_sharding=OverGroups(), reward_funcs=[words])
-    with pytest.raises(UserError, match=r"8 problems at a time.*each prompt has one"):
+    with pytest.raises(
+        UserError, match=r"8 problems at a time .*: OverGroups.*each prompt has one"
+    ):
         GRPOTrainer(
             GRPOConfig(**settings, eval_steps=1),
             rollout_sharding=OverGroups(), reward_funcs=[words],

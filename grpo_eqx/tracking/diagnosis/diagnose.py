@@ -35,8 +35,8 @@ class Doctor:
 
     def __init__(self, settings: Mapping[str, Any], past: Iterable[Row] = (), *, num_devices: int):
         """**Arguments:** the fields of the run's config; the metrics of its earlier steps and
-        evaluations, with their step's number as `step`, if it is resumed; the
-        number of the run's devices, over all hosts.
+        evaluations, with their step's number as `step`, if it is resumed; the number of the run's
+        devices, over all hosts.
         """
         self._history = History(settings, num_devices)
         for metrics in past:

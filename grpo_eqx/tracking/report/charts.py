@@ -191,7 +191,7 @@ def _times(groups: Sequence[Group]) -> Iterator[Plot]:
         compiled = float(times.compiling.sum())
         about = (
             f"{float(np.median(times.total)):.3g} s per step (median), {times.total.sum():,.0f} s "
-            f"in all; hatched: compilation, in all {compiled:,.3g} s, some of it beside steps."
+            f"in all; hatched: compilation, which took {compiled:,.3g} s, some of it beside steps."
         )
         if len(group.runs) > 1:
             about = f"Of {run.name}: {about}"

@@ -204,7 +204,8 @@ CASES = [
         "compiles_in_every_step",
         {"compile/num_programs": 3.0, "compile/seconds": 0.4},
         {"compile/num_programs": alternating(0.0, 3.0, 2), "compile/seconds": 0.4},
-        "3.0 each. Compiling took 4.0 s, and the steps 10.0 s.",
+        "100% of steps 4 to 13 compiled programs, 3.0 each. Compiling took 4.0 s, and the steps "
+        "10.0 s.",
     ),
 ]
 
