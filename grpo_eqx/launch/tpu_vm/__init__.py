@@ -9,9 +9,11 @@ from grpo_eqx.launch.subcommand import Group
 from grpo_eqx.launch.tpu_vm.bootstrap import Bootstrap
 from grpo_eqx.launch.tpu_vm.create import Create
 from grpo_eqx.launch.tpu_vm.delete import Delete
+from grpo_eqx.launch.tpu_vm.fetch import Fetch
 from grpo_eqx.launch.tpu_vm.logs import Logs
 from grpo_eqx.launch.tpu_vm.run import Run
 from grpo_eqx.launch.tpu_vm.status import Status
+from grpo_eqx.launch.tpu_vm.stop import Stop
 from grpo_eqx.launch.tpu_vm.sync_env import SyncEnv
 
 
@@ -19,7 +21,7 @@ from grpo_eqx.launch.tpu_vm.sync_env import SyncEnv
 class TpuVm(Group):
     """Create, set up, use and delete Google TPU VMs with gcloud.
 
-    Every command acts on all workers. --dry-run prints the gcloud commands instead.
+    Every command acts on all workers, fetch on one. --dry-run prints the gcloud commands instead.
     """
 
     chosen: (
@@ -29,5 +31,7 @@ class TpuVm(Group):
         | Annotated[Run, tyro.conf.subcommand("run")]
         | Annotated[Logs, tyro.conf.subcommand("logs")]
         | Annotated[Status, tyro.conf.subcommand("status")]
+        | Annotated[Fetch, tyro.conf.subcommand("fetch")]
+        | Annotated[Stop, tyro.conf.subcommand("stop")]
         | Annotated[Delete, tyro.conf.subcommand("delete")]
     )

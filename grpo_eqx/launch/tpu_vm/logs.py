@@ -3,7 +3,6 @@
 import dataclasses
 import os
 
-from grpo_eqx.errors import UserError
 from grpo_eqx.launch.checks import check_at_least
 from grpo_eqx.launch.processes import Process, run_together
 from grpo_eqx.launch.subcommand import Subcommand
@@ -32,11 +31,10 @@ class Logs(Subcommand):
         check_run_name(self.run_name)
         check_at_least("lines", self.lines, 0)
         pod = Pod.ready(self.vm, self.accelerator)
-        workers = list(range(pod.slice.hosts)) if self.worker is None else [self.worker]
-        if not 0 <= workers[0] < pod.slice.hosts:
-            raise UserError(
-                f"--worker is {self.worker}: it must be from 0 to {pod.slice.hosts - 1}."
-            )
+        workers = list(range(pod.slice.hosts))
+        if self.worker is not None:
+            pod.check_worker(self.worker)
+            workers = [self.worker]
         if self.follow:
             return self._follow(pod, workers)
         finished = pod.try_all(workers, lambda worker: self._command(pod, worker))

@@ -98,6 +98,11 @@ class Pod:
             counts = f"{len(failed)} of {len(self.addresses)} workers"
             raise CommandError(f"{counts} failed to {doing}: {names}.{details}")
 
+    def check_worker(self, worker: int) -> None:
+        """Raises `UserError` for the number of a worker that there is not."""
+        if not 0 <= worker < self.slice.hosts:
+            raise UserError(f"--worker is {worker}: it must be from 0 to {self.slice.hosts - 1}.")
+
     def worker_name(self, worker: int) -> str:
         address = self.addresses[worker]
         return f"worker {worker} ({address})" if address else f"worker {worker}"

@@ -44,7 +44,7 @@ class Run(Subcommand):
         pod = Pod.ready(self.vm, self.accelerator)
         # All workers are asked before any starts: half a pod would wait for the other half.
         replace = "yes" if self.replace else "no"
-        pod.ssh("prepare for the run", script("prepare_run"), name, replace)
+        pod.ssh("prepare for the run", script("end_runs", "prepare_run"), name, replace)
         pod.say(f"starting {name}")
         pod.ssh(
             "start the run",

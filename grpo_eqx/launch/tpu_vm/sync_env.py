@@ -32,9 +32,7 @@ class SyncEnv(Subcommand):
         pod.ssh("create the folder", script("make_folder"))
         pod.on_all(
             "receive the environment file",
-            lambda worker: self.vm.gcloud(
-                "scp", f"--worker={worker}", str(source), f"{self.vm.name}:grpo-eqx/env.new"
-            ),
+            lambda worker: self.vm.copy_to(worker, source, "grpo-eqx/env.new"),
         )
         pod.ssh("install the environment file", script("place_env"))
         if not self.vm.dry_run:

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import tyro
@@ -33,6 +34,19 @@ class Vm:
 
     def gcloud(self, action: str, *flags: str) -> list[str]:
         """Returns the command for an action on this VM. Raises `UserError` for invalid names."""
+        return self._command(action, [self.name], flags)
+
+    def copy_to(self, worker: int, source: Path, destination: str) -> list[str]:
+        """Returns the command that copies a file of this machine to a worker."""
+        paths = [str(source), f"{self.name}:{destination}"]
+        return self._command("scp", paths, [f"--worker={worker}"])
+
+    def copy_from(self, worker: int, source: str, folder: Path) -> list[str]:
+        """Returns the command that copies a file or folder of a worker into a folder here."""
+        paths = [f"{self.name}:{source}", str(folder)]
+        return self._command("scp", paths, [f"--worker={worker}", "--recurse"])
+
+    def _command(self, action: str, positional: Sequence[str], flags: Sequence[str]) -> list[str]:
         check_name(
             "name",
             self.name,
@@ -43,7 +57,7 @@ class Vm:
         check_name(
             "zone", self.zone, r"[a-z]+(-[a-z]+)+\d+-[a-z0-9]+", "a zone, such as us-east5-b"
         )
-        address = [self.name, f"--zone={self.zone}"]
+        address = [*positional, f"--zone={self.zone}"]
         if self.project is not None:
             check_name(
                 "project",

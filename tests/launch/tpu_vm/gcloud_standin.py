@@ -37,7 +37,10 @@ def main() -> int:
             code = remote(folder, flags["--worker"], flags["--command"])
         return code
     elif arguments[3] == "scp":
-        copy(folder / f"worker{flags['--worker']}", *arguments[-2:])
+        # As gcloud's own, which has no name of a VM but those in the paths.
+        paths = [argument for argument in arguments[4:] if not argument.startswith("--")]
+        for _ in range(min(plan["tries"], 1)):
+            copy(folder / f"worker{flags['--worker']}", *paths)
     return 0
 
 
@@ -50,6 +53,10 @@ def remote(folder: Path, worker: str, command: str) -> int:
 
 
 def copy(home: Path, source: str, destination: str) -> None:
+    if ":" in source:
+        path = home / source.partition(":")[2]
+        shutil.copytree(path, Path(destination) / path.name, dirs_exist_ok=True)
+        return
     target = home / destination.partition(":")[2]
     (home / "mode_before_copy").write_text(f"{target.parent.stat().st_mode & 0o777:o}")
     shutil.copyfile(source, target)

@@ -24,6 +24,8 @@ HASH = "0123456789abcdef0123456789abcdef01234567"
         ("logs", *VM, *TYPE, "--lines", "3"),
         ("logs", *VM, *TYPE, "--worker", "1", "--follow"),
         ("status", *VM, *TYPE, "--run-name", "r"),
+        ("fetch", *VM, *TYPE, "--path", "/it's a $path", "--worker", "1"),
+        ("stop", *VM, *TYPE),
         ("delete", *VM, "--project", "my-project", "--yes"),
     ],
     ids=lambda words: words[0],

@@ -10,23 +10,12 @@ if [ -e "runs/$run" ]; then
     echo "run $run already exists: choose another --run-name" >&2
     exit 3
 fi
-# A run is all of its session: a process that it left behind still holds the TPU.
-alive() {
-    ps -o stat= -s "$1" | grep -q "^[^Z]"
-}
 for file in runs/*/pid; do
-    [ -f "$file" ] || continue
-    read -r pid <"$file"
-    alive "$pid" || continue
+    running "$file" || continue
     name=$(basename "$(dirname "$file")")
     if [ "$replace" = no ]; then
         echo "run $name is in progress (process $pid): wait for it, or end it with --replace" >&2
         exit 3
     fi
-    pkill -TERM -s "$pid" || true
-    for _ in $(seq 100); do
-        alive "$pid" || break
-        sleep 0.1
-    done
-    pkill -KILL -s "$pid" || true
+    end_run "$pid" 10
 done
