@@ -18,7 +18,7 @@ class Export(Subcommand):
 
     The folder has the weights (safetensors), config.json and the tokenizer, as the folder `model`
     that a run writes at its end. Runs on the CPU, also while the run goes on, and reads only the
-    parameters, whatever devices the run had.
+    parameters, whatever devices the run had. Started on several hosts, the first one exports.
     """
 
     checkpoint: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="CHECKPOINT")]
@@ -40,8 +40,13 @@ class Export(Subcommand):
         import jax
 
         from grpo_eqx.checkpoint.export import export
+        from grpo_eqx.distributed.cluster import find_cluster
         from grpo_eqx.distributed.join import check_xla_flags
 
+        cluster = find_cluster()
+        if cluster is not None and cluster.process_id > 0:
+            print(f"nothing to do here: of {cluster.num_processes} hosts, the first one exports")
+            return 0
         check_xla_flags()
         # An accelerator may belong to the run, and is not needed.
         jax.config.update("jax_platforms", "cpu")

@@ -82,7 +82,7 @@ class Plan(ConfigFlags, _PlanFlags):
         if self.json == _STDOUT:
             print(text)
         else:
-            self._show(plans, refused)
+            self._show(plans, refused, cfg)
         if file is not None:
             try:
                 file.write_text(text + "\n")
@@ -121,9 +121,14 @@ class Plan(ConfigFlags, _PlanFlags):
                     refused[name] = error
         return plans, refused
 
-    def _show(self, plans: "Mapping[str, PlanOfRun]", refused: Mapping[str, UserError]) -> None:
+    def _show(
+        self,
+        plans: "Mapping[str, PlanOfRun]",
+        refused: Mapping[str, UserError],
+        cfg: GRPOConfig,
+    ) -> None:
         """Prints the plan, or several in a table."""
-        from grpo_eqx.planner.comparison import comparison
+        from grpo_eqx.planner.comparison import comparison, found_sizes
         from grpo_eqx.planner.plan_report import print_plan, wide_console
 
         console = wide_console()
@@ -131,6 +136,8 @@ class Plan(ConfigFlags, _PlanFlags):
             print_plan(plans[self.topology], console)
             return
         console.print(comparison(plans))
+        if cfg.micro_batch_size_per_device == "auto" and not any(map(str.isdecimal, plans)):
+            console.print(found_sizes(plans), highlight=False, markup=False)
         for name, refusal in refused.items():
             console.print(f"{name}: {refusal}", highlight=False, markup=False)
 

@@ -62,6 +62,12 @@ def comparison(plans: Mapping[str, Plan]) -> Table:
     return table
 
 
+def found_sizes(plans: Mapping[str, Plan]) -> str:
+    """Returns the line on what `auto` micro-batches are in each plan."""
+    sizes = (f"{plan.micro_batch_size} on {name}" for name, plan in in_order(plans))
+    return f"{MICRO_BATCH} auto is {', '.join(sizes)}"
+
+
 def _time(plan: Plan) -> tuple[str, str, str]:
     time = plan.step_time
     if time is None:

@@ -188,6 +188,18 @@ def test_what_cannot_be_exported_is_one_line(
     assert export(finished, "--output", tmp_path / "empty").code == 0
 
 
+def test_of_several_hosts_the_first_one_exports(
+    export: Export, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "localhost:1")
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    for process, written in (("1", False), ("0", True)):
+        monkeypatch.setenv("JAX_PROCESS_ID", process)
+        done = export(finished, "--output", tmp_path / "out")
+        assert done.code == 0, done.err
+        assert (tmp_path / "out").exists() is written
+
+
 def test_a_disk_without_room_is_one_line(finished: Path, tmp_path: Path) -> None:
     """Files that may not grow past a size are refused as on a full disk."""
     done = in_a_process(finished, "--output", tmp_path / "m", shell="ulimit -f 4")

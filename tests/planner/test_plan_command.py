@@ -1,6 +1,7 @@
 """The command `grpo-eqx plan`: what it asks, shows, writes and ends with."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -39,6 +40,18 @@ def test_it_ends_with_0_where_a_run_fits_and_with_3_where_not(asked, monkeypatch
     out = capsys.readouterr()
     assert "does not fit" in out.out
     assert out.err == "compiling update\n"
+
+
+def test_side_by_side_it_says_what_automatic_sizes_are(asked, monkeypatch, capsys) -> None:
+    flags = ["--micro-batch-size-per-device", "auto"]
+    plan(monkeypatch, "--compare", "v6e-8", "local", *flags)
+    said = capsys.readouterr().out
+    assert re.search(
+        r"^micro_batch_size_per_device auto is \d+ on local, \d+ on v6e-8$", said, re.M
+    )
+    for others in (["--compare", "2", "4", *flags], ["--compare", "v6e-8", "local"]):
+        plan(monkeypatch, *others)
+        assert "auto is" not in capsys.readouterr().out
 
 
 def test_it_takes_all_that_training_takes(asked, monkeypatch) -> None:
