@@ -25,15 +25,13 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import PlanningError, UserError
 from grpo_eqx.models.pretrained import is_local, model_folder
-from grpo_eqx.planner.devices import Target, find_target, installed_version
+from grpo_eqx.planner.devices import find_target, installed_version
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.plan_cache import keep, recalled
 from grpo_eqx.planner.search import plan_run
 from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.tracking.device_peaks import DevicePeaks
-from grpo_eqx.tracking.measured_peaks import measured_peaks
 
 _LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "transformers")
 _FLAGS = ("JAX_", "LIBTPU_", "XLA_")
@@ -163,24 +161,7 @@ def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
     target = find_target(question["topology"])
     run = RunSpec.describe(GRPOConfig(**fields))
     how = {name: question[name] for name in ("help_if_not", "evaluates")}
-    plan = plan_run(run, target, say, question["search"], **how)
-    if plan.peaks is None:
-        peaks, change = _measured(target, say), plan.change
-        if change is not None:
-            eased = dataclasses.replace(change.plan, peaks=peaks)
-            change = dataclasses.replace(change, plan=eased)
-        plan = dataclasses.replace(plan, peaks=peaks, change=change)
-    return plan.to_json()
-
-
-def _measured(target: Target, say: Say) -> DevicePeaks | None:
-    """Measures what a CPU of this machine reaches, where no vendor states it."""
-    if target.devices[0].platform != "cpu":
-        return None
-    say("measuring this machine's rates")
-    whole = measured_peaks()
-    share = len(target.devices)  # they are threads of one process
-    return DevicePeaks(whole.flops_per_second / share, whole.bytes_per_second / share)
+    return plan_run(run, target, say, question["search"], **how).to_json()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.run_programs import EVALUATE
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.tpu_slices import larger_slices
+from grpo_eqx.tracking.device_peaks import DevicePeaks
+from grpo_eqx.tracking.measured_peaks import measured_peaks
 
 MICRO_BATCH: Searchable = "micro_batch_size_per_device"
 _MOST = {"num_generations": 1024, "prompts_per_step": 8192}
@@ -48,7 +50,22 @@ def plan_run(
     plan = make_plan(run, target, say, only=(*TRAINING, EVALUATE) if evaluates else TRAINING)
     if help_if_not and not plan.fits and (found is None or found.largest is not None):
         change = find_change(run, target, plan, say)
-    return dataclasses.replace(plan, found=found, change=change)
+    plan = dataclasses.replace(plan, found=found, change=change)
+    return plan if plan.peaks is not None else _with_measured_peaks(plan, target, say)
+
+
+def _with_measured_peaks(plan: Plan, target: Target, say: Say) -> Plan:
+    """Adds what a CPU of this machine reaches, as no vendor states it."""
+    if target.devices[0].platform != "cpu":
+        return plan
+    say("measuring this machine's rates")
+    whole = measured_peaks()
+    share = len(target.devices)  # they are threads of one process
+    peaks = DevicePeaks(whole.flops_per_second / share, whole.bytes_per_second / share)
+    change = plan.change
+    if change is not None:
+        change = dataclasses.replace(change, plan=dataclasses.replace(change.plan, peaks=peaks))
+    return dataclasses.replace(plan, peaks=peaks, change=change)
 
 
 def find_change(run: RunSpec, target: Target, plan: Plan, say: Say) -> Change | None:

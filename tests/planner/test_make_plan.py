@@ -84,6 +84,7 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     update.lower = jitted.lower  # for compilation ahead
     trainer.fit()
     planned = plan.programs["update"].compiled
+    assert plan.step_time is not None  # at rates that are measured, on a CPU
     assert max(micro_batches) < plan.rows.most_micro_batches
     assert set(trainer.programs.num_shapes) == set(plan.training)
     assert trainer.programs.num_shapes["update"] == 1
