@@ -28,9 +28,10 @@ class Eval(Subcommand):
 
     grpo-eqx eval --model MODEL [--data DATA] [--num-samples 8] [--output results.json]
 
-    A greedy completion of each problem gives pass@1, as the evaluations of train do, to the last
-    digit; --num-samples adds sampled ones for pass@k and maj@k. If it is killed, the same command
-    continues after the problems that are done. On several hosts, start it on all of them.
+    A greedy completion of each problem gives pass@1, to the last digit that of a run which scores
+    by the same function; --num-samples adds sampled ones for pass@k and maj@k. If it is killed, the
+    same command continues after the problems that are done. On several hosts, start it on all of
+    them.
     """
 
     model: str
@@ -111,7 +112,7 @@ class Eval(Subcommand):
         track = functools.partial(track_on_terminal, description="completing prompts")
         results = evaluation.make(output, track, say_sometimes)
         if is_main():
-            _print(results, f"{self.model} on {evaluation.problems.name}")
+            _print(results, f"{self.model} on {evaluation.problems.name}", self.eval_func)
             print(
                 f"the results are in {output}, and each problem in {output.with_suffix('.jsonl')}"
             )
@@ -136,11 +137,14 @@ def _last_part(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name.rstrip("/").rsplit("/", 1)[-1]).removesuffix(".jsonl")
 
 
-def _print(evaluations: Sequence["grpo_eqx.evaluation.result.Evaluation"], title: str) -> None:
+def _print(
+    evaluations: Sequence["grpo_eqx.evaluation.result.Evaluation"], title: str, eval_func: str
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=f"{title}, {len(evaluations[0].solved):,} problems", title_justify="left")
+    num = f"{len(evaluations[0].solved):,} problems"
+    table = Table(title=f"{title}, {num}, solved by {eval_func}", title_justify="left")
     table.add_column("completions")
     table.add_column("metric")
     table.add_column("value", justify="right")
