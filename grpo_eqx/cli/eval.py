@@ -28,10 +28,10 @@ class Eval(Subcommand):
 
     grpo-eqx eval --model MODEL [--data DATA] [--num-samples 8] [--output results.json]
 
-    A greedy completion of each problem gives pass@1, to the last digit that of a run which scores
-    by the same function; --num-samples adds sampled ones for pass@k and maj@k. If it is killed, the
-    same command continues after the problems that are done. On several hosts, start it on all of
-    them.
+    A greedy completion of each problem gives pass@1: the same, to the last digit, as in a run that
+    scores by the same function. --num-samples adds sampled ones for pass@k and maj@k. If it is
+    killed, the same command continues after the problems that are done. On several hosts, start it
+    on all of them.
     """
 
     model: str

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 
 
@@ -40,12 +41,10 @@ class Export(Subcommand):
         import jax
 
         from grpo_eqx.checkpoint.export import export
-        from grpo_eqx.distributed.cluster import find_cluster
         from grpo_eqx.distributed.join import check_xla_flags
 
-        cluster = find_cluster()
-        if cluster is not None and cluster.process_id > 0:
-            print(f"nothing to do here: of {cluster.num_processes} hosts, the first one exports")
+        if (hosts := _of_other_host()) is not None:
+            print(f"nothing is written here: of {hosts} hosts, the first one exports")
             return 0
         check_xla_flags()
         # An accelerator may belong to the run, and is not needed.
@@ -58,6 +57,17 @@ class Export(Subcommand):
             f"and the tokenizer, to {self.output}"
         )
         return 0
+
+
+def _of_other_host() -> int | None:
+    """Returns the number of hosts where this process is not on the first of several."""
+    from grpo_eqx.distributed.cluster import find_cluster
+
+    try:
+        cluster = find_cluster()
+    except UserError:  # a run could not start like this; an export needs no other process
+        return None
+    return None if cluster is None or cluster.process_id == 0 else cluster.num_processes
 
 
 def _say(text: str) -> None:

@@ -128,7 +128,7 @@ class Plan(ConfigFlags, _PlanFlags):
         cfg: GRPOConfig,
     ) -> None:
         """Prints the plan, or several in a table."""
-        from grpo_eqx.planner.comparison import comparison, found_sizes
+        from grpo_eqx.planner.comparison import auto_sizes, comparison
         from grpo_eqx.planner.plan_report import print_plan, wide_console
 
         console = wide_console()
@@ -136,8 +136,8 @@ class Plan(ConfigFlags, _PlanFlags):
             print_plan(plans[self.topology], console)
             return
         console.print(comparison(plans))
-        if cfg.micro_batch_size_per_device == "auto" and not any(map(str.isdecimal, plans)):
-            console.print(found_sizes(plans), highlight=False, markup=False)
+        if cfg.micro_batch_size_per_device == "auto" and (sizes := auto_sizes(plans)):
+            console.print(sizes, highlight=False, markup=False)
         for name, refusal in refused.items():
             console.print(f"{name}: {refusal}", highlight=False, markup=False)
 

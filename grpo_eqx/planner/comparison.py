@@ -62,10 +62,14 @@ def comparison(plans: Mapping[str, Plan]) -> Table:
     return table
 
 
-def found_sizes(plans: Mapping[str, Plan]) -> str:
-    """Returns the line on what `auto` micro-batches are in each plan."""
-    sizes = (f"{plan.micro_batch_size} on {name}" for name, plan in in_order(plans))
-    return f"{MICRO_BATCH} auto is {', '.join(sizes)}"
+def auto_sizes(plans: Mapping[str, Plan]) -> str:
+    """Returns the line on what `auto` micro-batches are in plans that fit; empty without any."""
+    sizes = [
+        f"{plan.micro_batch_size} ({name})"
+        for name, plan in in_order(plans)
+        if plan.fits and not name.isdecimal()  # a name that is a size
+    ]
+    return f"{MICRO_BATCH} auto: {', '.join(sizes)}" if sizes else ""
 
 
 def _time(plan: Plan) -> tuple[str, str, str]:

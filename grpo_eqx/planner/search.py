@@ -60,7 +60,8 @@ def _with_measured_peaks(plan: Plan, target: Target, say: Say) -> Plan:
         return plan
     say("measuring this machine's rates")
     whole = measured_peaks()
-    share = len(target.devices)  # they are threads of one process
+    # Those of a process are its threads.
+    share = sum(device.process_index == jax.process_index() for device in target.devices)
     peaks = DevicePeaks(whole.flops_per_second / share, whole.bytes_per_second / share)
     change = plan.change
     if change is not None:

@@ -1,5 +1,6 @@
 """Rates that plain programs reach on the local devices, measured."""
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +20,9 @@ _CACHED = tuple(2**exponent for exponent in range(16, 24))
 """
 
 
+@functools.cache
 def measured_peaks() -> DevicePeaks:
-    """Measures rates of the local CPU that programs do not exceed.
+    """Measures rates of the local CPU that programs do not exceed, once in a process.
 
     Products are of float32 matrices. The bandwidth is that of arrays that fit a cache, as many of
     those of a program do: the highest over several sizes.

@@ -21,7 +21,8 @@ from grpo_eqx.launch.tpu_vm.sync_env import SyncEnv
 class TpuVm(Group):
     """Create, set up, use and delete Google TPU VMs with gcloud.
 
-    Every command acts on all workers, fetch on one. --dry-run prints the gcloud commands instead.
+    Commands act on all workers, unless --worker names one; fetch copies from one. --dry-run prints
+    the gcloud commands instead.
     """
 
     chosen: (

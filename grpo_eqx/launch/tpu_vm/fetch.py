@@ -1,6 +1,7 @@
 """`grpo-eqx launch tpu-vm fetch`."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 from grpo_eqx.errors import UserError
@@ -47,6 +48,7 @@ class Fetch(Subcommand):
             source = self.path
         if not self.vm.dry_run:
             folder.mkdir(parents=True, exist_ok=True)
+            print(f"copying {self.path} from worker {self.worker} ...", file=sys.stderr, flush=True)
         (done,) = pod.try_all(
             [self.worker], lambda worker: self.vm.copy_from(worker, source, folder)
         )

@@ -99,7 +99,7 @@ class Pod:
             raise CommandError(f"{counts} failed to {doing}: {names}.{details}")
 
     def check_worker(self, worker: int) -> None:
-        """Raises `UserError` for the number of a worker that there is not."""
+        """Raises `UserError` unless a worker has this number."""
         if not 0 <= worker < self.slice.hosts:
             raise UserError(f"--worker is {worker}: it must be from 0 to {self.slice.hosts - 1}.")
 

@@ -13,8 +13,8 @@ class Stop(Subcommand):
 
     grpo-eqx launch tpu-vm stop --name NAME --zone ZONE --type TYPE
 
-    The run gets SIGTERM, and two minutes to save its step, as after a notice of preemption. What
-    is left of it by then is killed. The VM stays.
+    The run gets SIGTERM. It saves its step if that takes at most preemption_deadline (25 s by
+    default), and ends. What is left of it after two minutes is killed. The VM stays.
     """
 
     vm: Vm

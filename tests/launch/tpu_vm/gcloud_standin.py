@@ -39,7 +39,7 @@ def main() -> int:
     elif arguments[3] == "scp":
         # As gcloud's own, which has no name of a VM but those in the paths.
         paths = [argument for argument in arguments[4:] if not argument.startswith("--")]
-        for _ in range(min(plan["tries"], 1)):
+        if plan["tries"]:
             copy(folder / f"worker{flags['--worker']}", *paths)
     return 0
 
@@ -55,7 +55,8 @@ def remote(folder: Path, worker: str, command: str) -> int:
 def copy(home: Path, source: str, destination: str) -> None:
     if ":" in source:
         path = home / source.partition(":")[2]
-        shutil.copytree(path, Path(destination) / path.name, dirs_exist_ok=True)
+        copied = shutil.copytree if path.is_dir() else shutil.copyfile
+        copied(path, Path(destination) / path.name)
         return
     target = home / destination.partition(":")[2]
     (home / "mode_before_copy").write_text(f"{target.parent.stat().st_mode & 0o777:o}")

@@ -26,6 +26,12 @@ def test_a_folder_is_copied_into_one_here(launch: Launch, cloud: Any, tmp_path: 
     assert (to / "mine/metrics.jsonl").read_text() == "{}\n"
 
 
+def test_a_file_is_copied(launch: Launch, cloud: Any, tmp_path: Path) -> None:
+    flags = ("--path", "runs/mine/metrics.jsonl", "--to", str(tmp_path), "--worker", "1")
+    assert launch("tpu-vm", "fetch", *ADDRESS, *flags).code == 0
+    assert (tmp_path / "metrics.jsonl").read_text() == "{}\n"
+
+
 def test_an_absolute_path_stays_one(launch: Launch, cloud: Any, tmp_path: Path) -> None:
     (tmp_path / "shared/mine").mkdir(parents=True)
     flags = ("--path", str(tmp_path / "shared/mine"), "--to", str(tmp_path / "here"))

@@ -5,15 +5,15 @@ alive() {
     ps -o stat= -s "$1" | grep -q "^[^Z]"
 }
 
-# running FILE: sets pid, and whether the run with this file of its process is in progress.
+# running FOLDER: reads pid; succeeds if the run of this folder is in progress.
 running() {
-    [ -f "$1" ] && read -r pid <"$1" && alive "$pid"
+    [ ! -L "$1" ] && [ -f "$1/pid" ] && read -r pid <"$1/pid" && alive "$pid"
 }
 
-# end_run PID SECONDS: asks the run to end, and kills it when the seconds are over.
+# end_run PID: asks the run to end, and kills what is left of it after two minutes.
 end_run() {
     pkill -TERM -s "$1" || true
-    for _ in $(seq $((10 * $2))); do
+    for _ in $(seq 1200); do
         alive "$1" || break
         sleep 0.1
     done

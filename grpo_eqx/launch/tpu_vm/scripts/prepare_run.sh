@@ -10,12 +10,12 @@ if [ -e "runs/$run" ]; then
     echo "run $run already exists: choose another --run-name" >&2
     exit 3
 fi
-for file in runs/*/pid; do
-    running "$file" || continue
-    name=$(basename "$(dirname "$file")")
+for folder in runs/*; do
+    running "$folder" || continue
+    name=$(basename "$folder")
     if [ "$replace" = no ]; then
         echo "run $name is in progress (process $pid): wait for it, or end it with --replace" >&2
         exit 3
     fi
-    end_run "$pid" 10
+    end_run "$pid"
 done

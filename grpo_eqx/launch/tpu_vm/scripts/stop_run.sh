@@ -5,10 +5,10 @@ cd "$HOME/grpo-eqx" 2>/dev/null || {
     exit 3
 }
 found=no
-for file in runs/*/pid; do
-    running "$file" || continue
-    found=yes folder=$(dirname "$file")
-    end_run "$pid" 120
+for folder in runs/*; do
+    running "$folder" || continue
+    found=yes
+    end_run "$pid"
     if [ -f "$folder/exit" ]; then
         echo "run $(basename "$folder") ended with exit code $(cat "$folder/exit")"
     else
