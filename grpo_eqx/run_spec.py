@@ -171,11 +171,11 @@ class RunSpec:
     """Memory of each device that all processes count on. `None`: as the devices say."""
 
     @classmethod
-    def describe(cls, cfg: GRPOConfig) -> "RunSpec":
+    def describe(cls, cfg: GRPOConfig, passed: Passed | None = None) -> "RunSpec":
         """Describes the run of a config for planning; of a model only its `config.json` is needed.
 
         Problems are read for the lengths of prompts where they, and the model's tokenizer, are on
-        this machine.
+        this machine. What is passed may be strategies and an optimizer.
         """
         cfg = cfg.resolved()
         model = find_config(cfg.model)
@@ -184,7 +184,7 @@ class RunSpec:
         prompts = _prompt_lengths(cfg, model)
         if prompts.num_train is not None:
             cfg = cfg.for_problems(prompts.num_train)
-        return cls(cfg, model, prompts)
+        return cls(cfg, model, prompts, passed or Passed())
 
     @classmethod
     def load(cls, cfg: GRPOConfig, passed: Passed) -> tuple["RunSpec", Inputs]:

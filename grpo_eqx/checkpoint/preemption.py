@@ -108,7 +108,7 @@ class StopRequest:
                 self.say(
                     f"the step was not done {self.deadline:g} s after SIGTERM: ending without "
                     f"another checkpoint. The same command continues from the last one, or starts "
-                    f"anew if there is none."
+                    f"anew if there is none. preemption_deadline sets the seconds."
                 )
         finally:
             exit_at_once(EXIT_PREEMPTED)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.loss_backends import DenseLoss
+from grpo_eqx.planner import plan_config
 from grpo_eqx.planner.devices import local_target
 from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.step_time import Rates
@@ -71,8 +73,10 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
     settings = {"steps": 2, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 8}
     settings |= {"data": str(PROBLEMS), "max_completion_length": 48, "output_dir": tmp_path / "run"}
     settings |= {"micro_batch_size_per_device": 1}
-    trainer = GRPOTrainer(GRPOConfig(**settings))
+    cfg, backend = GRPOConfig(**settings), DenseLoss()
+    trainer = GRPOTrainer(cfg, loss_backend=backend)
     plan = trainer.plan()
+    assert plan_config(cfg, loss_backend=backend).to_json() == plan.to_json()
     ran, micro_batches = [], []
 
     def update(*arguments):

@@ -7,7 +7,7 @@ from pathlib import Path
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod
-from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
+from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
 
 _WORKING_FOLDER = "grpo-eqx/repo"
 """Folder that commands of runs start in, from the home folder."""
@@ -46,7 +46,9 @@ class Fetch(Subcommand):
         source = f"{_WORKING_FOLDER}/{self.path}"
         if self.path.startswith("/"):
             source = self.path
-        if not self.vm.dry_run:
+        if self.vm.dry_run:
+            show(["mkdir", "-p", str(folder)])
+        else:
             folder.mkdir(parents=True, exist_ok=True)
             print(f"copying {self.path} from worker {self.worker} ...", file=sys.stderr, flush=True)
         (done,) = pod.try_all(

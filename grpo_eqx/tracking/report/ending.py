@@ -37,7 +37,8 @@ def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
     if holder and silence < _SIGNS_MISSED * SIGN_SECONDS:
         return Ending("going on", f"It is going on, at {progress}.")
     if holder:
-        return Ending("failed", f"It was killed after {progress}, or its machine ended; {resumes}.")
+        why = "by a signal, or with its machine"
+        return Ending("failed", f"It was ended {why}, after {progress}; {resumes}.")
     reason = _reason(folder)
     if reason is not None:
         return Ending("stopped", f"A callback stopped it after {progress}: {reason}.")

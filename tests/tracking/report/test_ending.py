@@ -41,7 +41,9 @@ def test_a_run_whose_signs_have_ended_was_killed(folder: RunFolder) -> None:
     os.utime(folder.lock, (hour_ago, hour_ago))
     ending = find_ending(folder, 4, 10)
     assert ending.word == "failed"
-    assert ending.sentence.startswith("It was killed after step 4 of 10")
+    assert ending.sentence.startswith(
+        "It was ended by a signal, or with its machine, after step 4 of 10"
+    )
 
 
 def test_a_run_with_a_checkpoint_of_its_last_step_was_asked_to_stop(folder: RunFolder) -> None:
