@@ -96,7 +96,10 @@ class StopRequest:
             self._interrupted = True
             self.say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
         elif first:
-            self.say("SIGTERM: stopping after this step, with a checkpoint")
+            self.say(
+                f"SIGTERM: stopping after this step, with a checkpoint if it ends within "
+                f"{self.deadline:g} s"
+            )
 
     def _note_maintenance(self, notice: str) -> None:
         self.received = True

@@ -1,10 +1,15 @@
 """`grpo-eqx launch tpu-vm delete`."""
 
 import dataclasses
+from typing import Annotated
+
+import tyro
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import CommandError, Subcommand
+from grpo_eqx.launch.tpu_vm.pod import check_type, describe, describe_command
 from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
+from grpo_eqx.tpu_slices import find_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,14 +17,21 @@ class Delete(Subcommand):
     """Delete a VM with everything on its disks, after asking."""
 
     vm: Vm
+    accelerator: Annotated[str | None, tyro.conf.arg(name="type")] = None
+    """Type that the VM was created with: one of another type is then not deleted."""
     yes: bool = False
     """Skip the confirmation."""
 
     def run(self, command: tuple[str, ...]) -> int:
         arguments = self.vm.gcloud("delete")
+        wanted = None if self.accelerator is None else find_slice(self.accelerator)
         if self.vm.dry_run:
+            if wanted is not None:
+                show(describe_command(self.vm))
             show(arguments)
             return 0
+        if wanted is not None:
+            check_type(self.vm, wanted, describe(self.vm))
         if not self.yes and not self._confirmed():
             print(f"{self.vm.name} was not deleted")
             return 1

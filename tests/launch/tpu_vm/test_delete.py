@@ -39,6 +39,15 @@ def test_with_nobody_to_ask_it_is_refused(
     assert cloud.calls() == []
 
 
+def test_of_another_type_it_is_refused(launch: Launch, cloud: Any) -> None:
+    done = launch("tpu-vm", "delete", *ADDRESS, "--type", "v4-8", "--yes")
+    assert done.code == 2
+    assert "--type is v4-8, but my-vm is a v4-16" in done.err
+    assert DELETE[0] not in cloud.calls()
+    assert launch("tpu-vm", "delete", *ADDRESS, "--type", "v4-16", "--yes").code == 0
+    assert cloud.calls()[-1:] == DELETE
+
+
 def test_a_failure_is_said(launch: Launch, cloud: Any) -> None:
     cloud.fail("delete", errors="ERROR: it is busy")
     done = launch("tpu-vm", "delete", *ADDRESS, "--yes")

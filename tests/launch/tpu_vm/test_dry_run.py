@@ -27,6 +27,7 @@ HASH = "0123456789abcdef0123456789abcdef01234567"
         ("fetch", *VM, *TYPE, "--path", "/it's a $path", "--worker", "1"),
         ("stop", *VM, *TYPE),
         ("delete", *VM, "--project", "my-project", "--yes"),
+        ("delete", *VM, *TYPE, "--yes"),
     ],
     ids=lambda words: words[0],
 )
