@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -502,8 +502,6 @@ class GRPOTrainer:
         Compiles the run's programs, with the objects that were passed for its settings. Raises
         `UserError` where the mesh, the batches or the model do not fit the devices.
         """
-        if search is not None and search not in get_args(Searchable):
-            raise UserError(f"search is {search!r}: use {' or '.join(get_args(Searchable))}.")
         # Each process plans on its own and may stop at a different time.
         alone = jax.process_count() == 1
         return plan_run(self._run, find_target(topology), _say, search, help_if_not=alone)

@@ -3,7 +3,7 @@
 import bisect
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import jax
 
@@ -43,6 +43,8 @@ def plan_run(
     `evaluates`, it is of training alone. Raises `UserError` where the mesh, the batches or the
     model do not fit the devices.
     """
+    if setting is not None and setting not in get_args(Searchable):
+        raise UserError(f"search is {setting!r}: use {' or '.join(get_args(Searchable))}.")
     found, change = None, None
     if setting is not None:
         found, run = search(run, target, setting, say)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
@@ -43,9 +43,7 @@ class Fetch(Subcommand):
             raise UserError(f"--to is {str(self.to)!r}, which is a file: give a folder.")
         pod = Pod.ready(self.vm, self.accelerator)
         pod.check_worker(self.worker)
-        source = f"{_WORKING_FOLDER}/{self.path}"
-        if self.path.startswith("/"):
-            source = self.path
+        source = str(PurePosixPath(_WORKING_FOLDER, self.path))  # an absolute path stays one
         if self.vm.dry_run:
             show(["mkdir", "-p", str(folder)])
         else:
