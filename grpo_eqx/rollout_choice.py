@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
+import numpy as np
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import CausalLM, ModelConfig
@@ -20,7 +21,7 @@ from grpo_eqx.sharding.rollout_sharding import (
     TensorSharding,
 )
 from grpo_eqx.sharding.rules import num_shards
-from grpo_eqx.tracking.device_links import HOP_SECONDS, LinkRates, link_rates
+from grpo_eqx.tracking.device_links import HOP_SECONDS, LinkRates, link_rates, num_hops
 from grpo_eqx.tracking.device_peaks import DevicePeaks, device_peaks
 
 _FULL = 0.9
@@ -98,7 +99,7 @@ class DecodingWork:
         seconds = (
             2 * parameters * slots * scale / peaks.flops_per_second
             + (read + prompt_bytes + own_bytes / 2) / peaks.bytes_per_second
-            + self._sent(layout, slots).seconds(links, layout)
+            + self._exchanging(layout, links, slots)
         )
         logits = slots * config.vocab_size * 4 * _LOGITS * scale
         resident = self.resident_bytes + bytes_per_device(held)
@@ -119,49 +120,53 @@ class DecodingWork:
             shardings,
         )
 
-    def _sent(self, layout: RolloutLayout, slots: int) -> "_Sent":
-        """Counts what a device receives in a decoding step of so many slots."""
+    def _exchanging(self, layout: RolloutLayout, links: LinkRates, slots: int) -> float:
+        """Returns the seconds in which a device receives what a decoding step of slots needs."""
         config = self.config
         layers, row = config.num_hidden_layers, float(slots * config.hidden_size * self.itemsize)
         logits = 4.0 * slots * config.vocab_size
         if layout.sharing is not None:
-            devices = num_shards(layout.mesh, layout.sharing)
+            group = _Group.along(layout.sharing, layout.mesh, links)
             # Two sums a layer, one of embeddings, and the logits of a device's own slots.
-            sums = _sums(2 * layers + 1, row, devices)
-            return sums.plus(_others(logits / devices, devices)).over(layout.sharing)
+            return group.sums(2 * layers + 1, row) + group.others(logits / group.size)
         axes = layout.parameter_rules[-1]["hidden"]
-        devices = num_shards(layout.mesh, axes)
+        split = _Group.along(axes, layout.mesh, links)
         if layout.sends_weights:
-            weights = _others(float(_num_bytes(self.weights.layers)), devices, layers)
-            return weights.plus(_others(logits, devices)).over(axes)
+            weights = float(_num_bytes(self.weights.layers))
+            return split.others(weights, layers) + split.others(logits)
         # Products sum over the hidden size, which is split: queries, keys, values, gate and up.
-        tp = layout.mesh.shape["tp"]
-        widths = 2 / 3 * config.num_active_parameters / layers / config.hidden_size / tp
-        sums = _sums(5 * layers, slots * widths * self.itemsize / 5, devices)
-        sums = sums.plus(_sums(2 * layers + 1, row, tp))
-        return sums.plus(_others(logits, devices)).over((*axes, "tp"))
+        tp = _Group.along(("tp",), layout.mesh, links)
+        widths = 2 / 3 * config.num_active_parameters / layers / config.hidden_size / tp.size
+        sums = split.sums(5 * layers, slots * widths * self.itemsize / 5)
+        return sums + tp.sums(2 * layers + 1, row) + split.others(logits)
 
 
-class _Sent(NamedTuple):
-    """Bytes that a device receives along some axes, and hops that it waits for."""
+class _Group(NamedTuple):
+    """Devices that exchange data, and what these wait for."""
 
-    num_bytes: float
-    hops: float
-    axes: tuple[str, ...] = ()
+    size: int
+    rate: float
+    """Bytes a second over a link."""
+    latency: float
+    """Seconds until data have reached all devices, however few they are."""
 
-    def plus(self, other: "_Sent") -> "_Sent":
-        return _Sent(self.num_bytes + other.num_bytes, self.hops + other.hops)
-
-    def over(self, axes: tuple[str, ...]) -> "_Sent":
-        return self._replace(axes=axes)
-
-    def seconds(self, links: LinkRates, layout: RolloutLayout) -> float:
+    @classmethod
+    def along(cls, axes: tuple[str, ...], mesh: jax.sharding.Mesh, links: LinkRates) -> "_Group":
+        """Returns the first group along some axes of a mesh."""
+        first = tuple(slice(None) if name in axes else 0 for name in mesh.axis_names)
+        devices = np.ravel(mesh.devices[first]).tolist()
         if links.network is None:  # the links of TPUs join all of a slice
-            return self.num_bytes / links.link + self.hops * HOP_SECONDS
-        mesh = layout.mesh
-        first = tuple(slice(None) if name in self.axes else 0 for name in mesh.axis_names)
-        nodes = {device.slice_index for device in mesh.devices[first].reshape(-1)}
-        return self.num_bytes / (links.link if len(nodes) == 1 else links.network)
+            return cls(len(devices), links.link, num_hops(devices) * HOP_SECONDS)
+        nodes = {device.slice_index for device in devices}
+        return cls(len(devices), links.link if len(nodes) == 1 else links.network, 0.0)
+
+    def others(self, num_bytes: float, times: int = 1) -> float:
+        """Returns the seconds to receive what others hold of arrays, in so many parts."""
+        return num_bytes * (self.size - 1) / self.size / self.rate + times * self.latency
+
+    def sums(self, times: int, num_bytes: float) -> float:
+        """Returns the seconds of so many all-reduces."""
+        return 2 * times * self.others(num_bytes)
 
 
 def _read(weights: CausalLM) -> CausalLM:
@@ -173,17 +178,6 @@ def _read(weights: CausalLM) -> CausalLM:
 
 def _num_bytes(tree: Any) -> int:
     return sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(tree))
-
-
-def _others(num_bytes: float, devices: int, times: int = 1) -> _Sent:
-    """Returns what comes from other devices where each holds an equal part, in so many parts."""
-    return _Sent(num_bytes * (devices - 1) / devices, float(times * (devices - 1)))
-
-
-def _sums(times: int, num_bytes: float, devices: int) -> _Sent:
-    """Returns what a device receives in all-reduces around a ring."""
-    each = _others(num_bytes, devices)
-    return _Sent(2 * times * each.num_bytes, 2 * times * each.hops)
 
 
 class AutoSharding(RolloutSharding):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from grpo_eqx.tracking.device_links import wraps
+from grpo_eqx.tracking.device_links import num_hops, wraps
 
 
 class Route(NamedTuple):
@@ -15,8 +15,9 @@ class Route(NamedTuple):
     """Links of the device that has the fewest, along the directions in which its group extends."""
 
 
-FindRoute = Callable[[Sequence[int]], Route]
-"""Returns the links that join a group of devices, given by their numbers in the program."""
+FindRoute = Callable[[Sequence[int]], tuple[Route, int]]
+"""Returns the links that join a group of devices, given by their numbers in the program, and the
+hops that data take to reach all of them, where these take time."""
 
 
 def route_finder(devices: Sequence[Any]) -> FindRoute:
@@ -26,19 +27,20 @@ def route_finder(devices: Sequence[Any]) -> FindRoute:
     """
     platform = devices[0].platform
     if platform == "cpu":
-        return lambda group: Route("memory")
+        return lambda group: (Route("memory"), 0)
     if platform != "tpu":
 
-        def between_gpus(group: Sequence[int]) -> Route:
+        def between_gpus(group: Sequence[int]) -> tuple[Route, int]:
             nodes = {devices[number].slice_index for number in group}
-            return Route("nvlink" if len(nodes) == 1 else "network")
+            return Route("nvlink" if len(nodes) == 1 else "network"), 0
 
         return between_gpus
     coordinates = [device.coords for device in devices]
     grid = [max(sizes) + 1 for sizes in zip(*coordinates, strict=True)]
 
-    def between_tpus(group: Sequence[int]) -> Route:
-        return Route("ici", max(1, sum(_links(grid, axis, coordinates, group) for axis in axes)))
+    def between_tpus(group: Sequence[int]) -> tuple[Route, int]:
+        links = sum(_links(grid, axis, coordinates, group) for axis in axes)
+        return Route("ici", max(1, links)), num_hops([devices[number] for number in group])
 
     axes = range(len(grid))
     return between_tpus

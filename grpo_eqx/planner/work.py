@@ -47,7 +47,7 @@ class Work:
     received: Mapping[Route, float] = dataclasses.field(default_factory=dict)
     """Bytes received from other devices."""
     hops: float = 0.0
-    """Steps from a TPU to its neighbor that data take one after the other, around rings."""
+    """Steps from a TPU to its neighbor that data take one after the other."""
 
     def __add__(self, other: "Work") -> "Work":
         return self._combined(other, lambda x, y: x + y)
@@ -195,10 +195,10 @@ class _Counter:
         return Work(product_flops(each, self._operand_arrays(each, computation)))
 
     def _exchange(self, each: Instruction, computation: str) -> Work:
-        """Returns the bytes that a device receives at least, and the hops around a ring.
+        """Returns the bytes that a device receives at least, and the hops that it waits for.
 
-        Of an all-gather with result R over n devices R(n-1)/n in n-1 hops, of an all-reduce twice
-        that, of a reduce-scatter or an all-to-all of an operand of n parts n-1 parts.
+        Of an all-gather with result R over n devices R(n-1)/n, of an all-reduce twice that, of a
+        reduce-scatter or an all-to-all of an operand of n parts n-1 parts.
         """
         groups = Groups.of(each.attributes, self.program.num_devices)
         operands = self._operand_arrays(each, computation)
@@ -211,9 +211,12 @@ class _Counter:
         received = size * shares.get(each.kind, (n - 1) / n)
         if not received:
             return Work()
-        hops = {"all-reduce": 2 * (n - 1), "collective-permute": 1}.get(each.kind, n - 1)
-        route = self.find_route(groups.first)
-        return Work(received={route: received}, hops=float(hops) if route.kind == "ici" else 0.0)
+        route, hops = self.find_route(groups.first)
+        if each.kind == "collective-permute":
+            hops = min(1, hops)
+        return Work(
+            received={route: received}, hops=hops * (2.0 if each.kind == "all-reduce" else 1.0)
+        )
 
     def _operand_arrays(self, each: Instruction, computation: str) -> list[Array]:
         named = self._indexed[computation].named

@@ -1,7 +1,7 @@
 """Rates of the links between devices, from published figures."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class LinkRates(NamedTuple):
@@ -21,6 +21,18 @@ book named below."""
 def link_rates(device_kind: str) -> LinkRates | None:
     """Returns the rates of a `jax.Device.device_kind`, or `None` if no figure is certain."""
     return _RATES.get(device_kind)
+
+
+def num_hops(devices: Sequence[Any]) -> int:
+    """Returns the hops that data take one after the other to reach all of a group of TPUs.
+
+    They go one way along each axis of the torus, one axis after the other; without coordinates,
+    around a ring. The book named below adds up the axes too, and halves them for both ways.
+    """
+    if not hasattr(devices[0], "coords"):
+        return len(devices) - 1
+    along_axes = zip(*(device.coords for device in devices), strict=True)
+    return sum(max(places) - min(places) for places in along_axes)
 
 
 def wraps(grid: Sequence[int], axis: int) -> bool:

@@ -37,21 +37,24 @@ def grid(*sizes: int):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "group", "links"),
+    ("sizes", "group", "links", "hops"),
     [
-        ((2, 4), (0, 1, 2, 3), 1),  # a line
-        ((2, 4), (0, 4), 1),  # neighbors
-        ((2, 4), range(8), 2),  # two at a corner
-        ((4, 4), range(16), 2),
-        ((16, 16), range(16), 2),  # a ring
-        ((16, 16), range(256), 4),
-        ((16, 16), range(8), 1),  # half of a ring
-        ((4, 4, 4), range(64), 6),
-        ((2, 2, 4), range(16), 3),
+        ((2, 4), (0, 1, 2, 3), 1, 3),  # a line
+        ((2, 4), (0, 4), 1, 1),  # neighbors
+        ((2, 4), (0, 2), 1, 2),  # past another
+        ((2, 4), range(8), 2, 1 + 3),  # two links at a corner
+        ((4, 4), range(16), 2, 3 + 3),
+        ((16, 16), range(16), 2, 15),  # a ring
+        ((16, 16), range(256), 4, 15 + 15),
+        ((16, 16), range(8), 1, 7),  # half of a ring
+        ((4, 4, 4), range(64), 6, 3 + 3 + 3),
+        ((2, 2, 4), range(16), 3, 1 + 1 + 3),
     ],
 )
-def test_links_of_the_device_that_has_the_fewest(sizes, group, links) -> None:
-    assert route_finder(grid(*sizes))(list(group)) == Route("ici", links)
+def test_links_of_the_device_that_has_the_fewest_and_hops_to_the_farthest(
+    sizes, group, links, hops
+) -> None:
+    assert route_finder(grid(*sizes))(list(group)) == (Route("ici", links), hops)
 
 
 def test_only_full_axes_and_whole_cubes_wrap() -> None:
@@ -63,5 +66,5 @@ def test_only_full_axes_and_whole_cubes_wrap() -> None:
 def test_gpus_of_a_node_have_links_of_their_own() -> None:
     gpus = [SimpleNamespace(platform="gpu", slice_index=i // 8) for i in range(16)]
     find = route_finder(gpus)
-    assert find([0, 3]) == Route("nvlink")
-    assert find([0, 8]) == Route("network")
+    assert find([0, 3]) == (Route("nvlink"), 0)
+    assert find([0, 8]) == (Route("network"), 0)
