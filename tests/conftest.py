@@ -20,6 +20,9 @@ os.environ["XLA_FLAGS"] = " ".join(
     ]
 )
 os.environ["JAX_PLATFORMS"] = "cpu"
+# XLA launches and runs programs in a pool of a thread a device. Once 32 wait for a collective, as
+# where sharded trees are compared leaf by leaf, launches hold threads that the collective needs.
+os.environ["PJRT_NPROC"] = "16"
 # Many tests compile the same programs, in all of pytest's workers and in processes that they start.
 # The folder goes with the process that pytest was started in.
 if "PYTEST_XDIST_WORKER" not in os.environ:
@@ -49,6 +52,9 @@ from grpo_eqx.models import hub
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
 from grpo_eqx.tracking.memory import peak_resident_bytes
+
+jax.devices()  # has made its pool
+del os.environ["PJRT_NPROC"]  # processes that tests start have the pool of a user's
 
 
 def pytest_configure(config: pytest.Config) -> None:
