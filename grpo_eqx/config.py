@@ -368,7 +368,7 @@ class GRPOConfig:
     micro_batch_size_per_device: PositiveInt | Literal["auto"] | None = None
     """Completions of full length that a device processes at a time, with their prompts; the update
     is the same for any value. auto: the fewest micro-batches that fit, found by compiling for the
-    devices. None: as many completions as have about 8,192 tokens, and 1,024 on CPUs."""
+    devices. None: at most about 8,192 tokens, and 1,024 on CPUs."""
     loss_backend: Literal["dense", "chunked", "pallas"] = "chunked"
     """Log-probs from all logits at once (dense), from one tile of logits at a time (chunked), or in
     kernels for TPUs and GPUs (pallas; interpreted, and slow, on CPUs)."""
@@ -421,7 +421,8 @@ class GRPOConfig:
     """Seconds without any progress, compilation included, after which a run ends itself, with the
     stacks of all threads in its output. None: it waits forever."""
     preemption_deadline: PositiveFloat = 25.0
-    """Seconds after SIGTERM within which the process ends, with or without a new checkpoint."""
+    """Seconds after SIGTERM within which the process ends, with a new checkpoint if the step is
+    done and saved by then."""
     stop_after: str | None = None
     """Time since the trainer was made, such as 11h50m, by which the run stops with a checkpoint,
     before a batch queue ends it. None: no limit."""

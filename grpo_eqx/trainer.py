@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from grpo_eqx.callbacks import Callback
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
-from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.same_run import RunFacts, code_hash
 from grpo_eqx.checkpoint.shared_folder import check_shared
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
@@ -56,6 +56,7 @@ from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
+from grpo_eqx.rewards.runner import RewardRunner
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
@@ -119,6 +120,16 @@ def _join(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
     if jax.process_count() > 1:  # callbacks are called, and agree, in all processes
         names = ", ".join(type(callback).__qualname__ for callback in callbacks)
         assert_same_on_all_hosts({"callbacks": names or "none"})
+
+
+def _same_rewards(cfg: GRPOConfig, reward_funcs: RewardFuncs | None) -> RewardRunner:
+    """Makes the rewards; raises `UserError` where a host has other code of a reward function."""
+    rewards = raise_on_all_hosts(lambda: make_rewards(cfg, reward_funcs))
+    if jax.process_count() > 1:
+        assert_same_on_all_hosts(
+            {f"the file of reward function {x}": code_hash(f) for x, f in rewards.funcs.items()}
+        )
+    return rewards
 
 
 def _free_folder(cfg: GRPOConfig) -> RunLock:
@@ -234,7 +245,7 @@ class GRPOTrainer:
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
         )
-        self.rewards = make_rewards(cfg, reward_funcs)
+        self.rewards = _same_rewards(cfg, reward_funcs)
         replaced = passed.described()
         if reward_funcs is not None:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)

@@ -97,7 +97,7 @@ class StopRequest:
             self.say("stopping after this step, with a checkpoint; Ctrl-C again stops at once")
         elif first:
             self.say(
-                f"SIGTERM: stopping after this step, with a checkpoint if it ends within "
+                f"SIGTERM: stopping after this step, with a checkpoint if that is written within "
                 f"{self.deadline:g} s"
             )
 

@@ -52,7 +52,7 @@ class RunFacts:
         config = _as_json(cfg) | {"reward_funcs": list(rewards)}
         versions = {name: version(name) for name in _COMPUTING}
         versions["the code of grpo_eqx"] = code_fingerprint()
-        code = {name: _code_hash(func) for name, func in rewards.items()}
+        code = {name: code_hash(func) for name, func in rewards.items()}
         return cls(config, fingerprints, commits, versions, code)
 
     @classmethod
@@ -133,7 +133,7 @@ def _as_json(cfg: GRPOConfig) -> dict[str, Any]:
     return settings
 
 
-def _code_hash(func: RewardFunc) -> str:
+def code_hash(func: RewardFunc) -> str:
     """Hashes the file that defines a function, with its helpers, or else the function's lines."""
     while isinstance(func, functools.partial):
         func = func.func

@@ -62,7 +62,13 @@ class Subject:
                     f"these."
                 )
         model = name if name == EMBEDDED_MODEL else str(path) if path.exists() else name
-        model_folder(model)
+        try:
+            model_folder(model)
+        except UserError as error:
+            if path.exists() or not path.parent.is_dir():
+                raise
+            hint = f"No run is in {name!r} either: of a run, give the output_dir."
+            raise UserError(f"{error} {hint}") from error
         adapter = saved_adapter(model)
         if adapter is None:
             return cls(name, {"model": model})

@@ -226,6 +226,7 @@ def test_without_an_output_the_file_is_named_after_the_flags(
         ({"eval_func": "nice"}, "no reward function named 'nice'"),
         ({"data": "no.jsonl"}, "data 'no.jsonl' is neither a file"),
         ({"model": "no/where/folder"}, "model 'no/where/folder'"),
+        ({"model": "/tmp/no-run"}, "No run is in '/tmp/no-run' either: of a run, give the output"),
         ({"max_completion_length": 0}, "max_completion_length is 0: it must be at least 1"),
     ],
 )

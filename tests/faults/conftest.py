@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,13 @@ class Command:
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    def start_hosts(self, *own_flags: Sequence[str], number: int) -> list[subprocess.Popen[str]]:
+    def start_hosts(
+        self, *own_flags: Sequence[str], number: int, folders: Sequence[Path | None] = ()
+    ) -> list[subprocess.Popen[str]]:
         """Starts the command on hosts of its own, as a scheduler does.
 
         **Arguments:** what each host is told besides; how many hosts there should be, of which
-        only those are started.
+        only those are started; the folder that each is started in, by default this process's.
         """
         with socket.socket() as probe:
             probe.bind(("localhost", 0))
@@ -86,9 +89,9 @@ class Command:
         return [
             subprocess.Popen(
                 [*self.arguments, *pod, str(index), *own], env=self.environment, text=True,
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )
-            for index, own in enumerate(own_flags)
+            for index, (own, folder) in enumerate(zip_longest(own_flags, folders))
         ]  # fmt: skip
 
     def finish(self, code: int = 0) -> str:

@@ -24,7 +24,8 @@ class Bootstrap(Subcommand):
     """URL to clone. Keep tokens out of it: command lines are visible to others."""
     commit: str
     """Commit, branch or tag, resolved here to the one commit that all workers get. In a checkout
-    of the repository it must be pushed, and HEAD must have no uncommitted changes."""
+    of the repository it is the commit of that name there, which must be pushed, and have no
+    uncommitted changes on top. Elsewhere the repository is asked."""
 
     def run(self, command: tuple[str, ...]) -> int:
         commit = resolve_commit(self.repo, self.commit)
