@@ -368,7 +368,7 @@ class GRPOConfig:
     micro_batch_size_per_device: PositiveInt | Literal["auto"] | None = None
     """Completions of full length that a device processes at a time, with their prompts; the update
     is the same for any value. auto: the fewest micro-batches that fit, found by compiling for the
-    devices. None: at most about 8,192 tokens, and 1,024 on CPUs."""
+    devices. None: one, or as many as fit 8,192 tokens, and 1,024 on CPUs."""
     loss_backend: Literal["dense", "chunked", "pallas"] = "chunked"
     """Log-probs from all logits at once (dense), from one tile of logits at a time (chunked), or in
     kernels for TPUs and GPUs (pallas; interpreted, and slow, on CPUs)."""

@@ -56,7 +56,6 @@ from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
-from grpo_eqx.rewards.runner import RewardRunner
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
@@ -122,14 +121,15 @@ def _join(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
         assert_same_on_all_hosts({"callbacks": names or "none"})
 
 
-def _same_rewards(cfg: GRPOConfig, reward_funcs: RewardFuncs | None) -> RewardRunner:
-    """Makes the rewards; raises `UserError` where a host has other code of a reward function."""
-    rewards = raise_on_all_hosts(lambda: make_rewards(cfg, reward_funcs))
+def _check_same_code(funcs: Mapping[str, RewardFunc]) -> None:
+    """Raises `UserError` where hosts have other functions, or other code of one.
+
+    Each host calls them on its share of the completions, and results are gathered by position.
+    """
     if jax.process_count() > 1:
-        assert_same_on_all_hosts(
-            {f"the file of reward function {x}": code_hash(f) for x, f in rewards.funcs.items()}
-        )
-    return rewards
+        code = raise_on_all_hosts(lambda: {name: code_hash(func) for name, func in funcs.items()})
+        facts = {f"the code of {name}": hashed for name, hashed in code.items()}
+        assert_same_on_all_hosts({"the functions that score": ", ".join(funcs), **facts})
 
 
 def _free_folder(cfg: GRPOConfig) -> RunLock:
@@ -245,12 +245,13 @@ class GRPOTrainer:
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
         )
-        self.rewards = _same_rewards(cfg, reward_funcs)
+        self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs))
+        scorer = raise_on_all_hosts(lambda: Scorer(self.cfg, eval_func, eval_metrics))
+        _check_same_code({**self.rewards.funcs, **scorer.funcs})
         replaced = passed.described()
         if reward_funcs is not None:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
         self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
-        scorer = Scorer(cfg, eval_func, eval_metrics)
         with self._stages.lasting("loading the tokenizer and the problems"):
             self._run, inputs = RunSpec.load(cfg, passed)
         self.cfg = cfg = self._run.cfg

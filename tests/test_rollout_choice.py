@@ -87,6 +87,25 @@ def test_sending_weights_takes_the_time_of_the_links() -> None:
     assert difference == pytest.approx(sent, rel=0.01)
 
 
+@pytest.mark.topology
+def test_hops_add_up_over_the_axes_of_a_torus() -> None:
+    """Small activations of all 256 devices wait for 15 + 15 hops, where a ring has 255."""
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    from grpo_eqx.planner.topologies import described_devices
+
+    def seconds(completions: int) -> float:
+        batch, mesh = Batch(256, completions, None), parse_mesh("auto").build(devices)
+        layout = parse_rollout_sharding("legacy").layout(mesh, *batch)
+        other = parse_rollout_sharding("replicated").layout(mesh, *batch)
+        times = [work().estimate(x, batch).seconds for x in (layout, other)]
+        return times[0] - times[1]
+
+    devices = described_devices("v6e-256")
+    head = 1024 * 512 * 2
+    sent = (weight_bytes() - head + 1024 * 4) * 255 / 256 / 90e9 + 9 * 30e-6
+    assert seconds(1) == pytest.approx(sent, rel=0.02)
+
+
 def test_maxtext_over_tp_is_a_group_that_shares_the_weights() -> None:
     """The layout of tensor:8, but for its prompts: neither is far from the other."""
     mesh, batch = parse_mesh("1,1,8").build(), BATCH

@@ -109,7 +109,7 @@ class StopRequest:
         try:
             if not self.is_served:
                 self.say(
-                    f"the step was not done {self.deadline:g} s after SIGTERM: ending without "
+                    f"the step was not saved {self.deadline:g} s after SIGTERM: ending without "
                     f"another checkpoint. The same command continues from the last one, or starts "
                     f"anew if there is none. preemption_deadline sets the seconds."
                 )

@@ -74,6 +74,14 @@ class Scorer:
         return self._read is not None
 
     @property
+    def funcs(self) -> dict[str, RewardFunc]:
+        """The functions, by what they give: `eval_func`, or a name in `eval_metrics`."""
+        found = {"eval_func": self.func}
+        for name, runner in self._metrics.items():
+            (found[f"{name} of eval_metrics"],) = runner.funcs.values()
+        return found
+
+    @property
     def metric_names(self) -> list[str]:
         """Names of the functions whose means are reported."""
         return list(self._metrics)

@@ -212,7 +212,7 @@ class _Counter:
         if not received:
             return Work()
         route, hops = self.find_route(groups.first)
-        if each.kind == "collective-permute":
+        if each.kind == "collective-permute":  # a step of a ring: neighbors exchange
             hops = min(1, hops)
         return Work(
             received={route: received}, hops=hops * (2.0 if each.kind == "all-reduce" else 1.0)

@@ -24,12 +24,13 @@ def link_rates(device_kind: str) -> LinkRates | None:
 
 
 def num_hops(devices: Sequence[Any]) -> int:
-    """Returns the hops that data take one after the other to reach all of a group of TPUs.
+    """Returns the hops that data take one after the other to reach all of a group.
 
-    They go one way along each axis of the torus, one axis after the other; without coordinates,
-    around a ring. The book named below adds up the axes too, and halves them for both ways.
+    Between TPUs they go one way along each axis of the torus, one axis after the other; between
+    other devices around a ring. The book named below adds up the axes too, and halves them for both
+    ways.
     """
-    if not hasattr(devices[0], "coords"):
+    if devices[0].platform != "tpu":
         return len(devices) - 1
     along_axes = zip(*(device.coords for device in devices), strict=True)
     return sum(max(places) - min(places) for places in along_axes)

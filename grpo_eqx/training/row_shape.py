@@ -48,7 +48,7 @@ class RowShape:
 
         **Arguments:** the longest prompt and completion; the parts that rows are split into over
         devices; the completions of full length that each processes at a time, by default as many as
-        have about `most_tokens` tokens with their prompts; a divisor of the width.
+        are in the rows that `most_tokens` tokens hold, at least one; a divisor of the width.
         """
         kept = prompt_length - 1  # the last token is the first input of each completion
         full = min(num_generations, max(1, -(-_COPIES * kept // completion_length)))

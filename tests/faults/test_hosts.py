@@ -63,4 +63,4 @@ def test_hosts_with_other_code_of_a_reward_are_refused(
     outputs = [host.communicate(timeout=120)[0] for host in hosts]
     for host, output in zip(hosts, outputs, strict=True):
         assert host.returncode == EXIT_USER_ERROR, output
-        assert "error: the hosts disagree on the file of reward function marked: " in output
+        assert "error: the hosts disagree on the code of marked: " in output

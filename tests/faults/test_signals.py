@@ -81,7 +81,7 @@ def test_a_step_that_outlasts_the_deadline_is_left_to_the_last_checkpoint(
     process.send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == EXIT_PREEMPTED, output
-    assert "the step was not done 2 s after SIGTERM: ending without another checkpoint" in output
+    assert "the step was not saved 2 s after SIGTERM: ending without another checkpoint" in output
     assert complete_steps(command.folder / "checkpoints") == [2, 1]
 
 

@@ -21,7 +21,7 @@ LINK = Route("ici", 2)
 
 def levels_of(function, *shapes) -> list[Level]:
     text = jax.jit(function).lower(*shapes).compile().as_text()
-    return work_levels(text, lambda group: (LINK, 7))
+    return work_levels(text, lambda group: (LINK, 3))
 
 
 def total(levels: list[Level], open_trips: float = 1) -> Work:
@@ -69,7 +69,20 @@ def test_a_gather_in_a_loop_receives_what_the_others_have() -> None:
     levels = levels_of(lambda x: jax.lax.fori_loop(0, 5, product, x), matrix(64, 16, spec=rows))
     gathered = 4 * 64 * 16
     assert total(levels).received == {LINK: pytest.approx(5 * gathered * 7 / 8)}
-    assert total(levels).hops == 5 * 7
+    assert total(levels).hops == 5 * 3
+
+
+def test_an_all_reduce_takes_its_hops_twice_and_a_step_of_a_ring_one() -> None:
+    def exchanged(x: jax.Array) -> jax.Array:
+        ring = [(i, (i + 1) % 8) for i in range(8)]
+        return jax.lax.ppermute(jax.lax.psum(x, "fsdp"), "fsdp", ring)
+
+    rows = PartitionSpec("fsdp")
+    mapped = jax.shard_map(exchanged, mesh=MESH, in_specs=rows, out_specs=rows, check_vma=False)
+    work = total(levels_of(mapped, matrix(64, 16, spec=rows)))
+    part = 4 * 8 * 16
+    assert work.received == {LINK: pytest.approx(2 * part * 7 / 8 + part)}
+    assert work.hops == 2 * 3 + 1
 
 
 def test_loops_within_a_loop_whose_trips_are_given() -> None:
@@ -96,7 +109,7 @@ def test_slices_read_and_updates_write_what_they_touch() -> None:
     donated = jax.jit(put, donate_argnums=0)
     shapes = matrix(4096, 8), jax.ShapeDtypeStruct((), jnp.int32)
     text = donated.lower(*shapes).compile().as_text()
-    assert total(work_levels(text, lambda group: (LINK, 7))).num_bytes < 10 * 4 * 8
+    assert total(work_levels(text, lambda group: (LINK, 3))).num_bytes < 10 * 4 * 8
 
 
 def test_of_branches_the_most_counts() -> None:
@@ -166,7 +179,7 @@ bf16[36,64,128]{2,1,0:T(8,128)(2,1)}) while(%t), condition=%condition, body=%bod
 
 
 def test_a_tpu_reads_slices_and_keeps_the_rest_in_vector_memory() -> None:
-    once, body = work_levels(TPU_TEXT, lambda group: (Route("ici", len(group)), 7))
+    once, body = work_levels(TPU_TEXT, lambda group: (Route("ici", len(group)), 3))
     assert once.loops == ()
     assert once.work.num_bytes == 2 * 8 * 128 + 8  # x, in whole tiles, and the counter
     (loop,) = body.loops
@@ -182,12 +195,12 @@ def test_a_counter_may_grow_by_more_than_one() -> None:
     text = TPU_TEXT.replace(
         "%one = s32[]{:T(128)} constant(1)", "%one = s32[]{:T(128)} constant(5)"
     )
-    _, body = work_levels(text, lambda group: (LINK, 7))
+    _, body = work_levels(text, lambda group: (LINK, 3))
     assert [loop.trips for loop in body.loops] == [8]
 
 
 def test_levels_survive_json() -> None:
-    levels = work_levels(TPU_TEXT, lambda group: (Route("ici", len(group)), 7))
+    levels = work_levels(TPU_TEXT, lambda group: (Route("ici", len(group)), 3))
     assert [Level.from_json(level.to_json()) for level in levels] == levels
 
 
@@ -202,7 +215,7 @@ ENTRY %main (a: f32[8,32,16], b: f32[8,16,24]) -> f32[8,32,24] {
 dim_labels=0bf_0io->0bf
 }
 """
-    (level,) = work_levels(text, lambda group: (LINK, 7))
+    (level,) = work_levels(text, lambda group: (LINK, 3))
     assert level.work.flops == 2 * 8 * 32 * 16 * 24
 
 
@@ -222,7 +235,7 @@ def test_products_for_a_described_tpu() -> None:
         return jax.ShapeDtypeStruct(sizes, jnp.bfloat16, sharding=here)
 
     lowered = jax.jit(program).lower(shape(64, 256), shape(6, 256, 256), shape(4, 128, 64))
-    levels = work_levels(lowered.compile().as_text(), lambda group: (LINK, 7))
+    levels = work_levels(lowered.compile().as_text(), lambda group: (LINK, 3))
     assert [[loop.trips for loop in level.loops] for level in levels] == [[], [6]]
     assert levels[0].work.flops == 2 * 4 * 128 * 128 * 64
     assert levels[1].work.flops == 2 * 64 * 256 * 256

@@ -23,9 +23,9 @@ class Bootstrap(Subcommand):
     repo: str
     """URL to clone. Keep tokens out of it: command lines are visible to others."""
     commit: str
-    """Commit, branch or tag, resolved here to the one commit that all workers get. In a checkout
-    of the repository it is the commit of that name there, which must be pushed, and have no
-    uncommitted changes on top. Elsewhere the repository is asked."""
+    """Commit, branch or tag, resolved here to the one commit that all workers get. What a
+    checkout of the repository knows by that name comes first: it must be pushed, and HEAD must have
+    no uncommitted changes. Else the repository is asked for branches and tags."""
 
     def run(self, command: tuple[str, ...]) -> int:
         commit = resolve_commit(self.repo, self.commit)

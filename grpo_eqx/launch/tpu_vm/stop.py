@@ -13,8 +13,9 @@ class Stop(Subcommand):
 
     grpo-eqx launch tpu-vm stop --name NAME --zone ZONE --type TYPE
 
-    The run gets SIGTERM. It saves its step if that takes at most preemption_deadline (25 s by
-    default), and ends. What is left of it after two minutes is killed. The VM stays.
+    The run gets SIGTERM. It ends, with a checkpoint if step and checkpoint take at most
+    preemption_deadline (25 s by default). What is left of it after two minutes is killed. The VM
+    stays.
     """
 
     vm: Vm
