@@ -214,9 +214,9 @@ class _Counter:
         route, hops = self.find_route(groups.first)
         if each.kind == "collective-permute":  # a step of a ring: neighbors exchange
             hops = min(1, hops)
-        return Work(
-            received={route: received}, hops=hops * (2.0 if each.kind == "all-reduce" else 1.0)
-        )
+        elif each.kind == "all-reduce":
+            hops *= 2
+        return Work(received={route: received}, hops=float(hops))
 
     def _operand_arrays(self, each: Instruction, computation: str) -> list[Array]:
         named = self._indexed[computation].named
