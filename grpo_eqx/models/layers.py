@@ -92,10 +92,10 @@ class Linear(eqx.Module):
     def _read_only(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """Computes the product in a form without a gradient of its own."""
         dims = "...i,io->...o" if self.is_transposed else "...i,oi->...o"
-        if self.scales is None:
-            return jnp.einsum(dims, x, self.weight)
-        # int8 numbers are exact in bfloat16, and unpacked within the product.
-        return (product(dims, x, self.weight.astype(x.dtype)) * self.scales).astype(x.dtype)
+        # int8 numbers are exact in bfloat16, and unpacked within the product. Its result is in the
+        # dtype of `x`: where devices add up parts of it, float32 would be twice the bytes.
+        y = jnp.einsum(dims, x, self.weight.astype(x.dtype))
+        return y if self.scales is None else (y * self.scales).astype(x.dtype)
 
 
 @jax.custom_vjp

@@ -254,8 +254,8 @@ class _Counter:
         """Returns the bytes that are read of a value, and whether it is passed on as a result."""
         total, passed_on = 0.0, value.is_root
         for user, at in self._indexed[computation].users.get(value.name, []):
-            if user.operation in _ALIASES:
-                follows = True
+            if user.operation in _ALIASES or user.operation == "copy":
+                follows = True  # within a fusion, a copy is another layout of what is read of it
             elif user.operation == "fusion":
                 ((_, callee),) = user.called()
                 read, follows = self._read_of(callee, self._parameter(callee, at))

@@ -190,6 +190,19 @@ def test_a_tpu_reads_slices_and_keeps_the_rest_in_vector_memory() -> None:
     assert body.work.received == {Route("ici", 8): 2 * 64 * 7}
 
 
+def test_a_stack_that_a_fusion_lays_out_otherwise_is_read_a_layer_at_a_time() -> None:
+    """As a TPU's compiler does where int8 weights enter a product."""
+    text = TPU_TEXT.replace("dynamic-slice(%p0, ", "dynamic-slice(%other_layout, ").replace(
+        "  %p1 = bf16[8,64]",
+        "  %other_layout = bf16[36,64,128]{2,1,0:T(32,128)(4,1)} copy(%p0)\n  %p1 = bf16[8,64]",
+        1,
+    )
+    assert "dynamic-slice(%other_layout, " in text
+    assert "copy(%p0)" in text
+    _, body = work_levels(text, lambda group: (LINK, 3))
+    assert body.work.num_bytes == 2 * 64 * 128 + 4 + 12 + 9
+
+
 def test_a_counter_may_grow_by_more_than_one() -> None:
     """As in the rings that a TPU's compiler makes of gathers and products."""
     text = TPU_TEXT.replace(

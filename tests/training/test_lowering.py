@@ -17,7 +17,9 @@ from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.objective import Objective
 from grpo_eqx.planner.hlo import Collective, Program, collectives
+from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.planner.work import work_levels
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.batch import Batch
@@ -199,14 +201,38 @@ def test_replicated_sends_weights_once_and_nothing_while_it_decodes(
 
 
 @pytest.mark.topology
-def test_tensor_adds_up_twice_a_layer() -> None:
+@pytest.mark.parametrize("rollout_dtype", [None, pytest.param("int8", marks=pytest.mark.long)])
+def test_tensor_adds_up_twice_a_layer(rollout_dtype: str | None) -> None:
     """And sends nothing else for a layer of a token. Two devices hold each head of keys."""
     config = dataclasses.replace(OF_0_5B, num_attention_heads=16, hidden_size=1024)
-    found = on_v6e_16("generate", "auto", "tensor:4", config=config)
-    of_layer = [x for x in found if x.loops == 2]
-    of_group = f"bf16[4,4,1,{config.hidden_size}]"  # 16 x 4 completions over 4 groups
-    assert [(x.kind, x.shapes) for x in of_layer] == [("all-reduce", of_group)] * 2
+    dtype = None if rollout_dtype is None else jnp.dtype(rollout_dtype)
+    found = on_v6e_16("generate", "auto", "tensor:4", config=config, rollout_dtype=dtype)
+    # Some have an axis of length 1 for the token.
+    of_layer = [(x.kind, x.shapes.replace(",1,", ",")) for x in found if x.loops == 2]
+    of_group = f"bf16[4,4,{config.hidden_size}]"  # 16 x 4 completions over 4 groups
+    assert of_layer == [("all-reduce", of_group)] * 2
     assert max(x.num_bytes for x in found if x.loops == 0) < 2 * config.num_head_parameters
+
+
+@pytest.mark.topology
+@pytest.mark.long
+def test_int8_weights_halve_what_a_token_reads() -> None:
+    pytest.importorskip("libtpu", reason="needs the plan extra")
+    mesh = parse_mesh("auto").build(described_devices("v6e-1"))
+    # As many layers as the chip's vector memory does not hold.
+    config = dataclasses.replace(OF_0_5B, num_hidden_layers=24, vocab_size=8192)
+    shapes = model_shapes(config, mesh)
+    read = []
+    for dtype in (None, jnp.dtype("int8")):
+        runner = programs(config, mesh, 128, 128, "replicated", rollout_dtype=dtype)
+        lowered = lower_generate(runner, shapes, 1, 8, 128)
+        levels = work_levels(lowered.compile().as_text(), lambda group: (Route("ici", 1), 0))
+        decoding = [x for x in levels if x.loops and x.loops[0].source.startswith("engine.py")]
+        layers = config.num_hidden_layers
+        read.append(sum(layers ** (len(x.loops) - 1) * x.work.num_bytes for x in decoding[:2]))
+    weights = sum(x.size for x in jax.tree.leaves(shapes))
+    assert read[0] == pytest.approx(2 * weights, rel=0.1)
+    assert read[1] == pytest.approx(weights, rel=0.1)
 
 
 @pytest.mark.topology
