@@ -80,11 +80,19 @@ def larger_slices(name: str) -> list[Slice]:
 
 
 def slice_of_grid(grid: str) -> Slice | None:
-    """Returns the slice whose chips form a grid, by libtpu's name for it: `v6e:4x4`."""
-    generation, _, topology = grid.partition(":")
-    generation = _ALIASES.get(generation, generation)
-    known = _slices(generation) if generation in _GENERATIONS else []
-    return next((each for each in known if each.topology == topology), None)
+    """Returns the slice whose chips form a grid, by libtpu's name for it: `v6e:4x4`.
+
+    `None` for what is no grid of a known generation; raises `UserError` for a grid that none has.
+    """
+    generation, colon, topology = grid.partition(":")
+    known = _GENERATIONS.get(_ALIASES.get(generation, generation))
+    if known is None or not colon:
+        return None
+    for each in _slices(_ALIASES.get(generation, generation)):
+        if each.topology == topology:
+            return each
+    grids = ", ".join(known.topologies)
+    raise UserError(f"there is no {generation} of {topology} chips: use one of {grids}.")
 
 
 def _slices(generation: str) -> list[Slice]:

@@ -33,7 +33,7 @@ class _PlanFlags(Subcommand, abc.ABC):
     topology: str = LOCAL
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
-    compare: tuple[str, ...] = ()
+    compare: tuple[str, ...] | None = None
     """Topologies, rollout shardings or sizes of micro-batches to plan side by side. The cheapest is
     first in the table, or without a price the fastest: --compare v6e-8 v6e-16, --compare replicated
     tensor:4, --compare 2 4 8."""
@@ -72,13 +72,14 @@ class Plan(ConfigFlags, _PlanFlags):
         file = None if self.json == _STDOUT else self.json
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise UserError(f"json is {file}: it must be a file in an existing folder.")
-        if self.compare and self.search is not None:
+        if self.compare is not None and self.search is not None:
             raise UserError("compare and search exclude each other: give one of them.")
         plans, refused = self._plans(cfg)
         if not plans:
             raise next(iter(refused.values()))
         fields = {name: plan.to_json() for name, plan in plans.items()}
-        text = json.dumps(fields if self.compare else fields[self.topology], indent=2)
+        alone = self.compare is None
+        text = json.dumps(fields[self.topology] if alone else fields, indent=2)
         if self.json == _STDOUT:
             print(text)
         else:
@@ -92,7 +93,7 @@ class Plan(ConfigFlags, _PlanFlags):
 
     def _plans(self, cfg: GRPOConfig) -> "tuple[dict[str, PlanOfRun], dict[str, UserError]]":
         """Returns the plans that are asked for, and why others cannot be made, by name."""
-        from grpo_eqx.planner.comparison import variant
+        from grpo_eqx.planner.comparison import Variant, variants
         from grpo_eqx.planner.plan import check_expected_length
         from grpo_eqx.planner.planning_process import ask
 
@@ -103,17 +104,21 @@ class Plan(ConfigFlags, _PlanFlags):
             check_expected_length(expected, longest)
         plans: dict[str, PlanOfRun] = {}
         refused: dict[str, UserError] = {}
-        alone = not self.compare
+        alone = self.compare is None
+        if self.compare is None:
+            asked = {self.topology: Variant(self.topology, {})}
+        else:
+            asked = variants(self.compare, self.topology)
         with _progress() as say, ThreadPoolExecutor(min(_AT_A_TIME, os.cpu_count() or 1)) as pool:
 
-            def plan_of(name: str) -> "PlanOfRun":
-                topology, changes = variant(name, self.topology)
-                changed = dataclasses.replace(cfg, **changes)
-                return ask(changed, topology, say, self.search, help_if_not=alone, evaluates=alone)
+            def plan_of(each: Variant) -> "PlanOfRun":
+                changed = dataclasses.replace(cfg, **each.changes)
+                return ask(
+                    changed, each.topology, say, self.search, help_if_not=alone, evaluates=alone
+                )
 
             # Each plan is a process of its own, whose compiler hardly uses a second core.
-            names = self.compare or (self.topology,)
-            planned = {name: pool.submit(plan_of, name) for name in names}
+            planned = {name: pool.submit(plan_of, each) for name, each in asked.items()}
             for name, plan in planned.items():
                 try:
                     plans[name] = plan.result().asked(expected, self.price_per_device_hour)
@@ -132,7 +137,7 @@ class Plan(ConfigFlags, _PlanFlags):
         from grpo_eqx.planner.plan_report import print_plan, wide_console
 
         console = wide_console()
-        if not self.compare:
+        if self.compare is None:
             print_plan(plans[self.topology], console)
             return
         console.print(comparison(plans))

@@ -1,30 +1,66 @@
 """Plans of a run for several topologies, or with several values of a setting, side by side."""
 
+import difflib
 import math
-from collections.abc import Mapping
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
 
 from rich.table import Table
 
-from grpo_eqx.choices import RolloutShardingName
+from grpo_eqx.choices import LOCAL, RolloutShardingName
+from grpo_eqx.errors import UserError
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.tables import columns
 from grpo_eqx.planner.time_report import STEPS, shown_cost, shown_duration, shown_seconds
+from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.sharding.layout_report import readable_bytes
 
+_KINDS = "topologies, rollout shardings (replicated, tensor:2, ...) or sizes of micro-batches"
 
-def variant(name: str, topology: str) -> tuple[str, dict[str, Any]]:
-    """Returns what a name of `--compare` stands for: a topology, and settings.
 
-    **Arguments:** a topology, a rollout sharding, or a size of micro-batches; the topology to plan
-    for where it is not the first.
+class Variant(NamedTuple):
+    """One of the plans to compare."""
+
+    topology: str
+    changes: Mapping[str, Any]
+    """Settings that are not the run's."""
+
+
+def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
+    """Returns what names of `--compare` stand for.
+
+    **Arguments:** topologies, rollout shardings, or sizes of micro-batches; the topology to plan
+    for where a name is not one. Raises `UserError` for a name that is none of these, and for those
+    that would be planned for this machine beside a topology.
     """
-    if name in get_args(RolloutShardingName) or name.startswith("tensor"):
-        return topology, {"rollout_sharding": name}
+    if not names:
+        raise UserError(f"compare has no names: give {_KINDS}.")
+    found = {name: _variant(name, topology) for name in names}
+    beside = [name for name, each in found.items() if not each.changes and name != LOCAL]
+    others = [name for name, each in found.items() if each.changes]
+    if topology == LOCAL and beside and others:
+        raise UserError(
+            f"compare has {others[0]}, which is planned for the devices of this machine, beside "
+            f"{beside[0]}: name the devices for it with --topology, or compare it alone."
+        )
+    return found
+
+
+def _variant(name: str, topology: str) -> Variant:
+    shardings = get_args(RolloutShardingName)
+    if name in shardings or name.startswith("tensor:"):
+        return Variant(topology, {"rollout_sharding": name})
     if name.isdecimal():
-        return topology, {MICRO_BATCH: int(name)}
-    return name, {}
+        return Variant(topology, {MICRO_BATCH: int(name)})
+    if name != LOCAL:
+        if near := difflib.get_close_matches(name, shardings, n=1):
+            raise UserError(f"compare has {name!r}: did you mean {near[0]}?")
+        try:
+            described_slice(name)
+        except UserError as error:
+            raise UserError(f"{error} compare takes {_KINDS}.") from error
+    return Variant(name, {})
 
 
 def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
@@ -46,7 +82,11 @@ def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
 def comparison(plans: Mapping[str, Plan]) -> Table:
     """Returns a table with a row for each plan, the best first."""
     model = next(iter(plans.values())).model
-    table = Table(title=f"{model}, plans side by side")
+    priced = any(plan.price_per_device_hour is not None for plan in plans.values())
+    table = Table(
+        title=f"{model}, plans side by side",
+        caption=f"What fits is first, then what {'costs' if priced else 'takes'} least at best.",
+    )
     names = ("", "devices", "memory", "fits", "rollout", "a step", f"{STEPS:,} steps", "cost")
     columns(table, *names, right={1, 2, 5, 6, 7})
     for name, plan in in_order(plans):

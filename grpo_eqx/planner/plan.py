@@ -256,6 +256,7 @@ class Plan:
         """Returns the plan as plain JSON."""
         names = {field.name for field in dataclasses.fields(self)} - {"found", "change"}
         found, change = self.found, self.change
+        links = link_rates(self.device_kind)
         return {
             "fits": self.fits,
             "peak_bytes": self.peak_bytes,
@@ -264,6 +265,7 @@ class Plan:
             "rows": dataclasses.asdict(self.rows),
             "programs": {name: program.to_json() for name, program in self.programs.items()},
             "peaks": None if self.peaks is None else self.peaks._asdict(),
+            "links": None if links is None else links._asdict(),
             "step_time": None if self.step_time is None else self.step_time.to_json(),
             "search": None if found is None else found.setting,
             "largest": None if found is None else found.largest,

@@ -48,11 +48,13 @@ def plan_run(
     found, change = None, None
     if setting is not None:
         found, run = search(run, target, setting, say)
+    is_auto = run.cfg.micro_batch_size_per_device == "auto" or setting == MICRO_BATCH
     run = settled(run, target, say)
     plan = make_plan(run, target, say, only=(*TRAINING, EVALUATE) if evaluates else TRAINING)
     if help_if_not and not plan.fits and (found is None or found.largest is not None):
         change = find_change(run, target, plan, say)
-    plan = dataclasses.replace(plan, found=found, change=change)
+    settings = {**plan.settings, MICRO_BATCH: "auto"} if is_auto else plan.settings
+    plan = dataclasses.replace(plan, found=found, change=change, settings=settings)
     return plan if plan.peaks is not None else _with_measured_peaks(plan, target, say)
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from grpo_eqx.planner.advice import advice
+from grpo_eqx.tracking.device_peaks import DevicePeaks
 
 
 @pytest.mark.parametrize(
@@ -15,9 +16,10 @@ from grpo_eqx.planner.advice import advice
         ("generate", "memory", "replicated", {}, "--rollout-sharding tensor:2"),
         ("generate", "memory", "legacy", {"max_num_seqs": 8}, "--max-num-seqs"),
         ("generate", "memory", "maxtext", {}, "--rollout-sharding replicated"),
+        ("generate", "memory", "replicated", {"rollout_sharding": "auto"}, None),
         ("generate", "arithmetic", "legacy", {}, None),
         ("update", "links", "legacy", {}, "--micro-batch-size-per-device"),
-        ("update", "memory", "legacy", {}, "--micro-batch-size-per-device"),
+        ("update", "memory", "legacy", {}, None),  # of activations: there are many tokens
         ("update", "arithmetic", "legacy", {"remat": "full"}, "--remat dots"),
         ("update", "arithmetic", "legacy", {"remat": "none"}, None),
         ("score", "arithmetic", "legacy", {"remat": "full"}, None),
@@ -32,7 +34,7 @@ def test_a_setting_that_moves_it(
         num_devices=8,
         device_kind="TPU v6 lite",
         rollout_sharding=f"{sharding}: for a reason",
-        settings={**plan.settings, **settings},
+        settings={**plan.settings, "rollout_sharding": sharding, **settings},
     )
     said = advice(program, bound_by, plan)
     assert said is None if words is None else words in said
@@ -42,6 +44,7 @@ def test_nothing_is_advised_that_one_device_cannot_do(plan_of, with_memory) -> N
     plan = dataclasses.replace(
         plan_of({"generate": 1}, with_memory(2)), rollout_sharding="replicated"
     )
+    plan = dataclasses.replace(plan, settings={**plan.settings, "rollout_sharding": "replicated"})
     assert advice("generate", "memory", plan) is None
 
 
@@ -49,6 +52,19 @@ def test_micro_batches_are_not_to_be_larger_than_what_fills_them(plan_of, with_m
     plan = plan_of({"update": 1}, with_memory(2))
     number = plan.programs["update"].trips.number
     assert [number(length) for length in (48, 24, 12)] == [4, 2, 1]
-    assert "up to 8 " in advice("update", "memory", plan)
-    assert "up to 4 " in advice("update", "memory", plan.asked(24, None))
-    assert advice("update", "memory", plan.asked(12, None)) is None
+    assert "--compare 2 4 8 has" in advice("update", "links", plan)
+    assert "--compare 2 4 has" in advice("update", "links", plan.asked(24, None))
+    assert advice("update", "links", plan.asked(12, None)) is None
+
+
+def test_small_micro_batches_read_mostly_weights(plan_of, with_memory) -> None:
+    plan = plan_of({"update": 1}, with_memory(2))
+    assert advice("update", "memory", plan) is None  # 271 tokens, at 20 FLOPs a byte
+    fast = dataclasses.replace(plan, peaks=DevicePeaks(3e13, 1e11))
+    assert "reads all weights" in advice("update", "memory", fast)
+
+
+def test_no_larger_micro_batch_is_advised_than_the_largest_that_fits(plan_of, with_memory) -> None:
+    plan = plan_of({"update": 1}, with_memory(2))
+    settings = {**plan.settings, "micro_batch_size_per_device": "auto"}
+    assert advice("update", "links", dataclasses.replace(plan, settings=settings)) is None

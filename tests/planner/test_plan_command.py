@@ -104,7 +104,7 @@ def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
     assert plan(monkeypatch, "--topology", "v6e-8", "--json", str(file)) == 3
     fields = json.loads(file.read_text())
     assert fields["fits"] is False
-    assert {"peak_bytes", "hbm_bytes", "programs", "largest"} <= fields.keys()
+    assert {"peak_bytes", "hbm_bytes", "programs", "largest", "peaks", "links"} <= fields.keys()
 
 
 def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
@@ -138,6 +138,14 @@ def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
         (
             ["--compare", "v6e-8", "--search", "num_generations"],
             "error: compare and search exclude each other",
+        ),
+        (["--compare"], "error: compare has no names: give topologies, rollout shardings"),
+        (["--compare", "tensr:2"], "error: compare has 'tensr:2': did you mean tensor:2?"),
+        (["--compare", "v6e-8", "8x"], "error: unknown TPU type '8x': use one of"),
+        (
+            ["--compare", "v6e-8", "tensor:2"],
+            "error: compare has tensor:2, which is planned for the devices of this machine, beside "
+            "v6e-8: name the devices for it with --topology",
         ),
         (["--expected-completion-length", "0"], "error: expected_completion_length is 0: it must"),
         (["--price-per-device-hour", "0"], "error: price_per_device_hour is 0.0: it must be above"),

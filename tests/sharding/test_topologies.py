@@ -56,7 +56,12 @@ def test_grids_by_libtpus_names(grid: str, name: str) -> None:
     assert slice_of_grid(grid) == find_slice(name)
 
 
-@pytest.mark.parametrize("name", ["v6e:3x3", "v7x-8", "h100", "v6e", ""])
+def test_a_grid_that_does_not_exist_is_refused_with_those_that_do() -> None:
+    with pytest.raises(UserError, match=r"there is no v6e of 3x3 chips: use one of 1x1, 2x2, 2x4,"):
+        described_devices("v6e:3x3")
+
+
+@pytest.mark.parametrize("name", ["v7x-8", "h100", "v6e", "h100:2x2", ""])
 def test_what_is_not_known_is_one_line(name: str) -> None:
     with pytest.raises(UserError, match=r"unknown TPU type .*: use one of .* for local") as error:
         described_devices(name)
