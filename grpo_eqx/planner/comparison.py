@@ -85,7 +85,7 @@ def comparison(plans: Mapping[str, Plan]) -> Table:
     priced = any(plan.price_per_device_hour is not None for plan in plans.values())
     table = Table(
         title=f"{model}, plans side by side",
-        caption=f"What fits is first, then what {'costs' if priced else 'takes'} least at best.",
+        caption=f"What fits is first, then the lower end of the {'cost' if priced else 'time'} counts.",
     )
     names = ("", "devices", "memory", "fits", "rollout", "a step", f"{STEPS:,} steps", "cost")
     columns(table, *names, right={1, 2, 5, 6, 7})
