@@ -37,8 +37,13 @@ class Work:
         return self.prompts * self.group * self.completion_length
 
 
-def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
-    """The programs with one rollout sharding; nothing ends a completion before the limit."""
+def make_programs(
+    work: Work, style: str, mesh: jax.sharding.Mesh, *, loops_over_layers: bool = False
+) -> Programs:
+    """The programs with one rollout sharding; nothing ends a completion before the limit.
+
+    With `loops_over_layers`, decoding does so on CPUs too, as accelerators do.
+    """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = ProgramOptions(
         sampling=Sampling(),
@@ -49,7 +54,7 @@ def make_programs(work: Work, style: str, mesh: jax.sharding.Mesh) -> Programs:
         seed=0,
         dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
         kv_head_multiple=vector_size(mesh),
-        decodes_on_cpu=on_cpu,
+        decodes_on_cpu=on_cpu and not loops_over_layers,
         remat="none" if on_cpu else "full",
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),

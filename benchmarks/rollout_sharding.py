@@ -75,6 +75,9 @@ class RolloutShardings:
     """Tokens of a completion."""
     repeats: int = 5
     """Timed rollouts of each."""
+    as_on_cpus: bool = False
+    """Decode as runs on CPUs do, with unrolled layers: XLA then gathers weights once, before the
+    loop over tokens, in any style. Otherwise CPUs do as accelerators: layers are a loop."""
     topology: str | None = None
     """Compile for a described TPU type (v6e-16), and run nothing."""
     markdown: bool = False
@@ -111,7 +114,10 @@ def measured(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Seconds and memory of each style's rollouts, which take turns."""
     work = cfg.work
     model, prompts = random_model(work, mesh), random_prompts(work)
-    programs = {style: make_programs(work, style, mesh) for style in cfg.styles}
+    programs = {
+        style: make_programs(work, style, mesh, loops_over_layers=not cfg.as_on_cpus)
+        for style in cfg.styles
+    }
     seconds: dict[str, list[float]] = {style: [] for style in cfg.styles}
     sampled, rows = [], []
 

@@ -83,9 +83,10 @@ def comparison(plans: Mapping[str, Plan]) -> Table:
     """Returns a table with a row for each plan, the best first."""
     model = next(iter(plans.values())).model
     priced = any(plan.price_per_device_hour is not None for plan in plans.values())
+    by = "cost" if priced else "time"
     table = Table(
         title=f"{model}, plans side by side",
-        caption=f"What fits is first, then the lower end of the {'cost' if priced else 'time'} counts.",
+        caption=f"What fits is first, then the lower end of the {by} counts.",
     )
     names = ("", "devices", "memory", "fits", "rollout", "a step", f"{STEPS:,} steps", "cost")
     columns(table, *names, right={1, 2, 5, 6, 7})
