@@ -592,6 +592,9 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
 def _guess(name: str, known: Collection[str]) -> str | None:
     """Returns what to do instead of a name that is close to one of ours, or of another library."""
     of_ours = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    started = [each for each in known if each.startswith(f"{name}_")]
+    if not of_ours and len(started) == 1:
+        return f"did you mean {started[0]}?"
     # Advice for another name than was meant would mislead.
     of_others = difflib.get_close_matches(name, ADVICE, n=1, cutoff=0.9)
     near = difflib.get_close_matches(name, [*of_ours, *of_others], n=1, cutoff=0.7)

@@ -198,6 +198,8 @@ def test_a_knob_that_would_do_nothing_is_refused(fields: dict[str, Any], message
     ("fields", "message"),
     [
         ({"kv_cache_dtype": "int16"}, "kv_cache_dtype is 'int16': use auto, float32, bfloat16"),
+        # As close to tensor:2 as to tensor:4: no guess.
+        ({"rollout_sharding": "tensor:3"}, "tensor:16, legacy or maxtext; pass an object"),
         ({"remat": "some"}, "remat is 'some': use "),
         ({"loss_type": None}, "loss_type is None: use grpo, "),
         (

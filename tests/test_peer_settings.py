@@ -38,6 +38,13 @@ def test_a_misspelled_name_of_another_library_is_answered_by_ours() -> None:
         refuse_unknown(["eval_step"], ["eval_steps", "steps"])
 
 
+def test_the_start_of_one_name_is_answered_by_it() -> None:
+    with pytest.raises(UserError, match=r"did you mean micro_batch_size_per_device\?$"):
+        refuse_unknown(["micro_batch"], OURS)
+    with pytest.raises(UserError, match="lists all settings"):
+        refuse_unknown(["num"], OURS)  # of several
+
+
 def test_advice_for_a_name_that_is_only_alike_is_not_given() -> None:
     for name in ("half_precision", "kl_losses", "prompt_lengths_of_eval"):
         with pytest.raises(UserError, match=f"{name} is no setting: grpo-eqx train --help-all"):
