@@ -42,7 +42,7 @@ def make_programs(
 ) -> Programs:
     """The programs with one rollout sharding; nothing ends a completion before the limit.
 
-    With `loops_over_layers`, decoding does so on CPUs too, as accelerators do.
+    With `loops_over_layers`, decoding loops over layers on CPUs too, as on accelerators.
     """
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     options = ProgramOptions(

@@ -76,8 +76,9 @@ class RolloutShardings:
     repeats: int = 5
     """Timed rollouts of each."""
     as_on_cpus: bool = False
-    """Decode as runs on CPUs do, with unrolled layers: XLA then gathers weights once, before the
-    loop over tokens, in any style. Otherwise CPUs do as accelerators: layers are a loop."""
+    """Decode as runs on CPUs do, with unrolled layers and transposed weights: XLA then gathers
+    weights once, before the loop over tokens, in any style. Otherwise CPUs loop over layers, as
+    accelerators do."""
     topology: str | None = None
     """Compile for a described TPU type (v6e-16), and run nothing."""
     markdown: bool = False
@@ -89,6 +90,9 @@ class RolloutShardings:
         for name in ("prompts", "group", "prompt_length", "completion_length", "repeats"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1.")
+
+        if self.as_on_cpus and (self.topology or jax.default_backend() != "cpu"):
+            raise UserError("as_on_cpus is for CPUs that run: leave it out.")
 
     @property
     def work(self) -> Work:

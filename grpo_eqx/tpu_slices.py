@@ -84,15 +84,15 @@ def slice_of_grid(grid: str) -> Slice | None:
 
     `None` for what is no grid of a known generation; raises `UserError` for a grid that none has.
     """
-    generation, colon, topology = grid.partition(":")
-    known = _GENERATIONS.get(_ALIASES.get(generation, generation))
-    if known is None or not colon:
+    name, colon, topology = grid.partition(":")
+    generation = _ALIASES.get(name, name)
+    if generation not in _GENERATIONS or not colon:
         return None
-    for each in _slices(_ALIASES.get(generation, generation)):
-        if each.topology == topology:
-            return each
-    grids = ", ".join(known.topologies)
-    raise UserError(f"there is no {generation} of {topology} chips: use one of {grids}.")
+    for known in _slices(generation):
+        if known.topology == topology:
+            return known
+    grids = ", ".join(f"{name}:{each}" for each in _GENERATIONS[generation].topologies)
+    raise UserError(f"{grid!r} is no grid of chips: use one of {grids}.")
 
 
 def _slices(generation: str) -> list[Slice]:

@@ -511,8 +511,9 @@ class GRPOTrainer:
         **Arguments:** a TPU type (`v6e-16`) or grid (`v6e:4x4`), for which the `plan` extra brings
         the compiler, or `local`; a setting, to look for the largest value with which it fits.
 
-        Compiles the run's programs, with the objects that were passed for its settings. Raises
-        `UserError` where the mesh, the batches or the model do not fit the devices.
+        Compiles the run's programs, with the objects that were passed for its settings, and
+        micro-batches of the size that `auto` found for the devices at hand. Raises `UserError`
+        where the mesh, the batches or the model do not fit the devices.
         """
         # Each process plans on its own and may stop at a different time.
         alone = jax.process_count() == 1

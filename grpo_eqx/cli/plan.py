@@ -4,6 +4,7 @@ import abc
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -34,9 +35,9 @@ class _PlanFlags(Subcommand, abc.ABC):
     """Devices to plan for: a TPU type (v6e-8, v6e-16, v5e-16, v5p-8, v4-16, ...) or grid of chips
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
     compare: tuple[str, ...] | None = None
-    """Topologies, rollout shardings or sizes of micro-batches to plan side by side. The cheapest is
-    first in the table, or without a price the fastest: --compare v6e-8 v6e-16, --compare replicated
-    tensor:4, --compare 2 4 8."""
+    """Topologies, rollout shardings or sizes of micro-batches to plan side by side: --compare v6e-8
+    v6e-16, --compare replicated tensor:4, --compare 2 4 8. Of those that fit, the cheapest is first
+    in the table, or without a price the fastest."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
     expected_completion_length: PositiveInt | None = None
@@ -82,6 +83,8 @@ class Plan(ConfigFlags, _PlanFlags):
         text = json.dumps(fields[self.topology] if alone else fields, indent=2)
         if self.json == _STDOUT:
             print(text)
+            for name, refusal in refused.items():
+                print(f"{name}: {refusal}", file=sys.stderr)
         else:
             self._show(plans, refused, cfg)
         if file is not None:

@@ -1,7 +1,5 @@
 """Settings that move what bounds the time of a program."""
 
-import math
-
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.step_time import Resource
@@ -9,6 +7,8 @@ from grpo_eqx.planner.trips import MicroBatches
 from grpo_eqx.training.programs import GENERATE, UPDATE
 
 _SHARDING = "--rollout-sharding"
+_MOST_SIZES = 3
+"""Most sizes of micro-batches to compare with: each takes minutes to plan."""
 
 
 def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
@@ -22,7 +22,7 @@ def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
 
 
 def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
-    settings, strategy = plan.settings, plan.rollout_sharding.partition(": ")[0]
+    settings, strategy = plan.settings, plan.rollout_sharding.partition(":")[0]
     if bound_by == "links":
         if strategy in ("replicated", "tensor"):
             return None
@@ -45,14 +45,15 @@ def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
 
 def _for_micro_batches(program: str, bound_by: Resource, plan: Plan) -> str | None:
     if bound_by != "arithmetic":
-        is_largest = plan.settings[MICRO_BATCH] == "auto"
-        sizes = [] if is_largest else _larger_sizes(program, plan)
-        if not sizes or (bound_by == "memory" and not _reads_mostly_weights(plan)):
+        gathers = bound_by == "links" and plan.mesh["fsdp"] > 1
+        reads = bound_by == "memory" and _reads_mostly_weights(program, plan)
+        sizes = _larger_sizes(program, plan)
+        if not (gathers or reads) or not sizes:
             return None
-        gathers = "gathers" if bound_by == "links" else "reads"
         return (
-            f"try a larger --micro-batch-size-per-device, as each micro-batch {gathers} all "
-            f"weights: --compare {plan.micro_batch_size} {' '.join(map(str, sizes))} has the times"
+            f"try a larger --micro-batch-size-per-device, as each micro-batch "
+            f"{'gathers' if gathers else 'reads'} all weights: --compare {plan.micro_batch_size} "
+            f"{' '.join(map(str, sizes))} has the times"
         )
     recomputes = program == UPDATE and plan.settings["remat"] in ("auto", "full")
     if recomputes and plan.device_kind != "cpu":
@@ -60,26 +61,34 @@ def _for_micro_batches(program: str, bound_by: Resource, plan: Plan) -> str | No
     return None
 
 
-def _larger_sizes(program: str, plan: Plan) -> list[int]:
-    """Returns larger sizes of micro-batches, up to the one with which there is a single one.
-
-    Beyond that, a micro-batch holds more padding.
-    """
+def _micro_batches(program: str, plan: Plan) -> MicroBatches:
     trips = plan.programs[program].trips
     assert isinstance(trips, MicroBatches)
-    size, completions = plan.micro_batch_size, trips.num_prompts * trips.num_generations
-    number = trips.number(plan.completion_length)
-    most = min(number * size, math.ceil(completions / plan.rows.num_shards))
-    doubled = [size << i for i in range(1, most.bit_length()) if size << i < most]
-    return [*doubled, most] if most > size else []
+    return trips
 
 
-def _reads_mostly_weights(plan: Plan) -> bool:
+def _larger_sizes(program: str, plan: Plan) -> list[int]:
+    """Returns a few larger sizes of micro-batches, at most the one with which there is but one.
+
+    None where the plan already has the largest that fits, or does not fit.
+    """
+    found, size = plan.found, plan.micro_batch_size
+    is_largest = found is not None and found.setting == MICRO_BATCH
+    if is_largest or plan.settings[MICRO_BATCH] == "auto" or program in plan.too_large:
+        return []
+    most = size * _micro_batches(program, plan).number(plan.completion_length)
+    return [] if most == size else sorted({min(size << i, most) for i in range(1, 1 + _MOST_SIZES)})
+
+
+def _reads_mostly_weights(program: str, plan: Plan) -> bool:
     """Returns whether a micro-batch has so few tokens that reading weights takes longest.
 
-    With more, what is read are activations, of which larger micro-batches have as many.
+    With more, it reads mostly activations, of which larger micro-batches have as many.
     """
     assert plan.peaks is not None
-    tokens = plan.rows.width * plan.rows.num_rows // plan.rows.num_shards
-    # Each bfloat16 weight, two bytes, takes part in two FLOPs a token.
-    return tokens < plan.peaks.flops_per_second / plan.peaks.bytes_per_second
+    rows = _micro_batches(program, plan).rows
+    # An update reads each bfloat16 weight three times and adds to a float32 gradient, for eight
+    # FLOPs a token, recomputed ones included; a score reads it once, for two.
+    num_bytes, flops = (14, 8) if program == UPDATE else (2, 2)
+    rate = plan.peaks.flops_per_second / plan.peaks.bytes_per_second
+    return flops * rows.width * rows.num_rows // rows.num_shards < num_bytes * rate

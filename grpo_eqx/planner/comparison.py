@@ -39,6 +39,11 @@ def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
     found = {name: _variant(name, topology) for name in names}
     beside = [name for name, each in found.items() if not each.changes and name != LOCAL]
     others = [name for name, each in found.items() if each.changes]
+    if "auto" in found and any(name.isdecimal() for name in found):
+        raise UserError(
+            "compare has auto, a rollout sharding, beside sizes of micro-batches: compare one or "
+            "the other."
+        )
     if topology == LOCAL and beside and others:
         raise UserError(
             f"compare has {others[0]}, which is planned for the devices of this machine, beside "
@@ -49,7 +54,7 @@ def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
 
 def _variant(name: str, topology: str) -> Variant:
     shardings = get_args(RolloutShardingName)
-    if name in shardings or name.startswith("tensor:"):
+    if name in shardings or name.startswith("tensor"):
         return Variant(topology, {"rollout_sharding": name})
     if name.isdecimal():
         return Variant(topology, {MICRO_BATCH: int(name)})
@@ -83,10 +88,9 @@ def comparison(plans: Mapping[str, Plan]) -> Table:
     """Returns a table with a row for each plan, the best first."""
     model = next(iter(plans.values())).model
     priced = any(plan.price_per_device_hour is not None for plan in plans.values())
-    by = "cost" if priced else "time"
     table = Table(
         title=f"{model}, plans side by side",
-        caption=f"What fits is first, then the lower end of the {by} counts.",
+        caption=f"Plans that fit come first, by their least {'cost' if priced else 'time'}.",
     )
     names = ("", "devices", "memory", "fits", "rollout", "a step", f"{STEPS:,} steps", "cost")
     columns(table, *names, right={1, 2, 5, 6, 7})

@@ -76,10 +76,10 @@ def _micro_batches(plan: Plan) -> str:
     count = "1 micro-batch" if most == 1 else f"{most} micro-batches or fewer"
     name = "micro_batch_size_per_device"
     plural = "" if rows.num_rows == 1 else "s"
-    by_default = {None: ", by default", "auto": ", by auto"}.get(plan.settings[name], "")
+    reasons = {None: ", by default", "auto": ", auto: the largest that fits"}
     return (
         f"updates in {count} of {rows.num_rows} row{plural} of {rows.width} tokens "
-        f"({name} {plan.micro_batch_size}{by_default})"
+        f"({name} {plan.micro_batch_size}{reasons.get(plan.settings[name], '')})"
     )
 
 

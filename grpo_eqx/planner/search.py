@@ -48,7 +48,7 @@ def plan_run(
     found, change = None, None
     if setting is not None:
         found, run = search(run, target, setting, say)
-    is_auto = run.cfg.micro_batch_size_per_device == "auto" or setting == MICRO_BATCH
+    is_auto = run.cfg.micro_batch_size_per_device == "auto"
     run = settled(run, target, say)
     plan = make_plan(run, target, say, only=(*TRAINING, EVALUATE) if evaluates else TRAINING)
     if help_if_not and not plan.fits and (found is None or found.largest is not None):

@@ -41,8 +41,8 @@ def described_slice(name: str) -> Slice:
         return slice_of_grid(name) or find_slice(name)
     except UserError as error:
         raise UserError(
-            f"{error} Plans are also for a grid, such as v6e:4x4, and for local, the devices of "
-            f"this machine (the only way to plan for GPUs)."
+            f"{error} Plans are for a TPU type, such as v6e-8, a grid, such as v6e:4x4, or local, "
+            f"the devices of this machine (the only way to plan for GPUs)."
         ) from error
 
 

@@ -250,29 +250,37 @@ class _Counter:
         read, passed_on = self._read_of(computation, parameter)
         return _size(parameter) if passed_on else min(_size(parameter), read)
 
-    def _read_of(self, computation: str, value: Instruction) -> tuple[float, bool]:
-        """Returns the bytes that are read of a value, and whether it is passed on as a result."""
+    def _read_of(
+        self, computation: str, value: Instruction, copied: bool = False
+    ) -> tuple[float, bool]:
+        """Returns the bytes that are read of a value, and whether it is passed on as a result.
+
+        A fusion computes a copy only where it is read, so a slice of one reads no more than a slice
+        of the value. But what updates a copy reads all of it.
+        """
         total, passed_on = 0.0, value.is_root
         for user, at in self._indexed[computation].users.get(value.name, []):
-            if user.operation in _ALIASES or user.operation == "copy":
-                follows = True  # within a fusion, a copy is another layout of what is read of it
+            is_copy = user.operation == "copy"
+            if user.operation in _ALIASES or is_copy:
+                follows = True
             elif user.operation == "fusion":
                 ((_, callee),) = user.called()
-                read, follows = self._read_of(callee, self._parameter(callee, at))
+                read, follows = self._read_of(callee, self._parameter(callee, at), copied)
                 total += read
             else:
-                total, follows = total + self._read_by(computation, user, at), False
+                read = self._read_by(computation, user, at, copied)
+                total, follows = total + read, False
             if follows:
-                read, further = self._read_of(computation, user)
+                read, further = self._read_of(computation, user, copied or is_copy)
                 total, passed_on = total + read, passed_on or further
         return total, passed_on
 
-    def _read_by(self, computation: str, user: Instruction, at: int) -> float:
+    def _read_by(self, computation: str, user: Instruction, at: int, copied: bool) -> float:
         """Returns the bytes of operand number `at` that an instruction reads; infinite for all."""
         if at == 0 and user.operation in _SLICES:
             return _size(user)
         in_place = at == 0 and _updates(user) and self._is_result(computation, user)
-        return 0.0 if in_place else math.inf
+        return 0.0 if in_place and not copied else math.inf
 
     def _parameter(self, computation: str, number: int) -> Instruction:
         return self._indexed[computation].parameters[number]
@@ -303,6 +311,11 @@ class _Counter:
         while part.operation in _ALIASES and part.operands[0] in named:
             part = named[part.operands[0]]
         if updates := _updates(part):
+            updated = named[part.operands[0]]
+            while updated.operation in _ALIASES and updated.operands[0] in named:
+                updated = named[updated.operands[0]]
+            if updated.operation == "copy":
+                return _size(part)
             return sum(_size(named[part.operands[i]]) for i in updates)
         if part.operation == "fusion" and len(part.arrays) == 1:
             ((_, callee),) = part.called()

@@ -141,6 +141,7 @@ def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
         ),
         (["--compare"], "error: compare has no names: give topologies, rollout shardings"),
         (["--compare", "tensr:2"], "error: compare has 'tensr:2': did you mean tensor:2?"),
+        (["--compare", "8", "auto"], "error: compare has auto, a rollout sharding, beside sizes"),
         (["--compare", "v6e-8", "8x"], "error: unknown TPU type '8x': use one of"),
         (
             ["--compare", "v6e-8", "tensor:2"],

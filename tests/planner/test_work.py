@@ -203,6 +203,32 @@ def test_a_stack_that_a_fusion_lays_out_otherwise_is_read_a_layer_at_a_time() ->
     assert body.work.num_bytes == 2 * 64 * 128 + 4 + 12 + 9
 
 
+def test_what_updates_a_copy_reads_and_writes_all_of_it() -> None:
+    text = """HloModule m
+
+%fused (p0: f32[36,8,128], p1: f32[1,8,128], p2: s32[]) -> f32[36,8,128] {
+  %p0 = f32[36,8,128]{2,1,0} parameter(0)
+  %p1 = f32[1,8,128]{2,1,0} parameter(1)
+  %p2 = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %whole = f32[36,8,128]{1,2,0} copy(%p0)
+  ROOT %put = f32[36,8,128]{1,2,0} dynamic-update-slice(%whole, %p1, %p2, %zero, %zero)
+}
+
+ENTRY %main (a: f32[36,8,128], b: f32[1,8,128], i: s32[]) -> f32[36,8,128] {
+  %a = f32[36,8,128]{2,1,0} parameter(0)
+  %b = f32[1,8,128]{2,1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %f = f32[36,8,128]{1,2,0} fusion(%a, %b, %i), kind=kLoop, calls=%fused
+}
+"""
+    layer = 4 * 8 * 128
+    (level,) = work_levels(text, lambda group: (LINK, 3))
+    assert level.work.num_bytes == 2 * 36 * layer + layer + 4
+    (level,) = work_levels(text.replace("slice(%whole", "slice(%p0"), lambda group: (LINK, 3))
+    assert level.work.num_bytes == 2 * layer + 4
+
+
 def test_a_counter_may_grow_by_more_than_one() -> None:
     """As in the rings that a TPU's compiler makes of gathers and products."""
     text = TPU_TEXT.replace(
