@@ -68,9 +68,14 @@ class KVCache(NamedTuple):
         """
 
         def write(cache: Array, token: Array, layer: Array, position: Array) -> Array:
-            P, J = position.shape
-            where = layer, jnp.arange(P)[:, None], jnp.arange(J), slice(None), position
-            return cache.at[where].set(token[..., 0, :])
+            P, J, K = token.shape[:3]
+            row, column = jnp.arange(P)[:, None], jnp.arange(J)
+            if cache.dtype != jnp.int8:
+                return cache.at[layer, row, column, :, position].set(token[..., 0, :])
+            # Head by head: to write several at once, a TPU's compiler would lay int8 numbers out in
+            # another way than attention reads them, and copy the cache for each token and layer.
+            where = row[..., None], column[:, None], jnp.arange(K), position[..., None]
+            return cache.at[layer, *where].set(token[..., 0, :])
 
         if layout is not None:
             row = layout.prompts, layout.groups

@@ -235,15 +235,31 @@ def test_int8_weights_halve_what_a_token_reads() -> None:
     assert read[1] == pytest.approx(weights, rel=0.1)
 
 
-@pytest.mark.topology
-def test_decoding_copies_no_cache_of_small_heads() -> None:
-    """In a TPU's vectors of 128 elements, heads of 64 are laid out otherwise, unless filled up."""
+def decoding_program(**fields: Any) -> str:
+    """Generates 16 x 4 completions of up to 256 tokens on one described TPU."""
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh("auto").build(described_devices("v6e-1"))
     multiple = RunSpec.describe(GRPOConfig()).programs(mesh).options.kv_head_multiple
-    runner = programs(OF_0_5B, mesh, 128, 256, kv_head_multiple=multiple)
+    runner = programs(OF_0_5B, mesh, 128, 256, kv_head_multiple=multiple, **fields)
     lowered = lower_generate(runner, model_shapes(OF_0_5B, mesh), 16, 4, 128)
-    program = Program(lowered.compile().as_text())
+    return lowered.compile().as_text()
+
+
+@pytest.mark.topology
+def test_decoding_copies_no_int8_cache() -> None:
+    """Written several heads at once, int8 keys would be laid out otherwise than they are read."""
+    text = decoding_program(kv_cache_dtype=jnp.dtype("int8"))
+    levels = work_levels(text, lambda group: (Route("ici", 1), 0))
+    token, layer, *_ = [x for x in levels if x.loops and x.loops[0].source.startswith("engine.py")]
+    assert (len(token.loops), len(layer.loops)) == (1, 2)
+    heads = OF_0_5B.num_hidden_layers * 2 * OF_0_5B.num_key_value_heads
+    assert layer.work.num_bytes < 16 * 4 * heads * 256 * 128  # with heads of 128, filled up
+
+
+@pytest.mark.topology
+def test_decoding_copies_no_cache_of_small_heads() -> None:
+    """In a TPU's vectors of 128 elements, heads of 64 are laid out otherwise, unless filled up."""
+    program = Program(decoding_program())
     caches = [  # keys or values of several layers
         array.shape
         for each, loops, _ in program.walk(program.entry, 0, "")
