@@ -158,17 +158,17 @@ def _wanted(parts: Sequence[Any], value: Any, hint: str | None) -> str:
     wanted = f"{', '.join(others)}{comma} or {last}" if others else last
     texts = [str(choice) for choice in choices if choice is not None]
     is_guess = isinstance(value, str) and (hint is None or value not in hint)
-    near = _closest(value, texts) if is_guess else []
-    guess = f" (did you mean {near[0]}?)" if near else ""
+    near = closest(value, texts) if is_guess else None
+    guess = f" (did you mean {near}?)" if near else ""
     more = "" if hint is None or near else f"; {hint}"
     return f"use {wanted}{guess}{more}"
 
 
-def _closest(value: str, texts: Sequence[str]) -> list[str]:
-    """Returns the text that a value is close to; none where two are equally close."""
+def closest(value: str, texts: Sequence[str]) -> str | None:
+    """Returns the text that a value is close to; `None` where there is none, or two are alike."""
     near = difflib.get_close_matches(value, texts, n=2)
-    alike = {difflib.SequenceMatcher(None, text, value).ratio() for text in near}
-    return near[:1] if len(alike) == len(near) else []
+    ratios = {difflib.SequenceMatcher(None, text, value).ratio() for text in near}
+    return near[0] if near and len(ratios) == len(near) else None
 
 
 def as_one_of(parts: Sequence[Any], value: Any) -> tuple[Any, Any]:

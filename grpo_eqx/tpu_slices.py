@@ -92,7 +92,7 @@ def slice_of_grid(grid: str) -> Slice | None:
         if known.topology == topology:
             return known
     grids = ", ".join(f"{name}:{each}" for each in _GENERATIONS[generation].topologies)
-    raise UserError(f"{grid!r} is no grid of chips: use one of {grids}.")
+    raise UserError(f"no TPU slice has the grid {grid!r}: use one of {grids}.")
 
 
 def _slices(generation: str) -> list[Slice]:

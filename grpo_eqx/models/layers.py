@@ -92,9 +92,9 @@ class Linear(eqx.Module):
     def _read_only(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """Computes the product in a form without a gradient of its own."""
         dims = "...i,io->...o" if self.is_transposed else "...i,oi->...o"
-        # int8 numbers are exact in bfloat16, and unpacked within the product. Its result is in the
-        # dtype of `x`, and as precise as without scales: where devices add up parts of it, float32
-        # would be twice the bytes.
+        # int8 numbers are exact in bfloat16, and unpacked within the product. Its result is rounded
+        # to the dtype of `x` before it is scaled: where devices add up parts of it, float32 would
+        # be twice the bytes.
         y = jnp.einsum(dims, x, self.weight.astype(x.dtype))
         return y if self.scales is None else (y * self.scales).astype(x.dtype)
 

@@ -1,5 +1,7 @@
 """Settings that move what bounds the time of a program."""
 
+import math
+
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.step_time import Resource
@@ -68,16 +70,18 @@ def _micro_batches(program: str, plan: Plan) -> MicroBatches:
 
 
 def _larger_sizes(program: str, plan: Plan) -> list[int]:
-    """Returns a few larger sizes of micro-batches, at most the one with which there is but one.
+    """Returns a few larger sizes of micro-batches, up to one with which there is a single one.
 
-    None where the plan already has the largest that fits, or does not fit.
+    Empty where the plan already has the largest that fits, or does not fit.
     """
-    found, size = plan.found, plan.micro_batch_size
+    found, size, trips = plan.found, plan.micro_batch_size, _micro_batches(program, plan)
     is_largest = found is not None and found.setting == MICRO_BATCH
     if is_largest or plan.settings[MICRO_BATCH] == "auto" or program in plan.too_large:
         return []
-    most = size * _micro_batches(program, plan).number(plan.completion_length)
-    return [] if most == size else sorted({min(size << i, most) for i in range(1, 1 + _MOST_SIZES)})
+    # Devices are dealt whole groups, as far as rows hold them.
+    of_device = math.ceil(trips.num_prompts / trips.rows.num_shards) * trips.num_generations
+    most = min(size * trips.number(plan.completion_length), of_device)
+    return [] if most <= size else sorted({min(size << i, most) for i in range(1, 1 + _MOST_SIZES)})
 
 
 def _reads_mostly_weights(program: str, plan: Plan) -> bool:
@@ -88,7 +92,10 @@ def _reads_mostly_weights(program: str, plan: Plan) -> bool:
     assert plan.peaks is not None
     rows = _micro_batches(program, plan).rows
     # An update reads each bfloat16 weight three times and adds to a float32 gradient, for eight
-    # FLOPs a token, recomputed ones included; a score reads it once, for two.
-    num_bytes, flops = (14, 8) if program == UPDATE else (2, 2)
+    # FLOPs a token, recomputed ones included; without gradients of the weights, for six. A score
+    # reads it once, for two.
+    num_bytes, flops = 2, 2
+    if program == UPDATE:
+        num_bytes, flops = (14, 8) if plan.settings["lora_rank"] is None else (6, 6)
     rate = plan.peaks.flops_per_second / plan.peaks.bytes_per_second
     return flops * rows.width * rows.num_rows // rows.num_shards < num_bytes * rate

@@ -1,6 +1,5 @@
 """Plans of a run for several topologies, or with several values of a setting, side by side."""
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
@@ -14,6 +13,7 @@ from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.tables import columns
 from grpo_eqx.planner.time_report import STEPS, shown_cost, shown_duration, shown_seconds
 from grpo_eqx.planner.topologies import described_slice
+from grpo_eqx.setting_types import closest
 from grpo_eqx.sharding.layout_report import readable_bytes
 
 _KINDS = "topologies, rollout shardings (replicated, tensor:2, ...) or sizes of micro-batches"
@@ -41,8 +41,8 @@ def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
     others = [name for name, each in found.items() if each.changes]
     if "auto" in found and any(name.isdecimal() for name in found):
         raise UserError(
-            "compare has auto, a rollout sharding, beside sizes of micro-batches: compare one or "
-            "the other."
+            "compare has auto, a rollout sharding there, beside sizes of micro-batches: leave it "
+            "out, and find the largest that fits with --search micro_batch_size_per_device."
         )
     if topology == LOCAL and beside and others:
         raise UserError(
@@ -59,8 +59,8 @@ def _variant(name: str, topology: str) -> Variant:
     if name.isdecimal():
         return Variant(topology, {MICRO_BATCH: int(name)})
     if name != LOCAL:
-        if near := difflib.get_close_matches(name, shardings, n=1):
-            raise UserError(f"compare has {name!r}: did you mean {near[0]}?")
+        if near := closest(name, shardings):
+            raise UserError(f"compare has {name!r}: did you mean {near}?")
         try:
             described_slice(name)
         except UserError as error:

@@ -314,7 +314,7 @@ class _Counter:
             updated = named[part.operands[0]]
             while updated.operation in _ALIASES and updated.operands[0] in named:
                 updated = named[updated.operands[0]]
-            if updated.operation == "copy":
+            if updated.operation != "parameter" and not _updates(updated):
                 return _size(part)
             return sum(_size(named[part.operands[i]]) for i in updates)
         if part.operation == "fusion" and len(part.arrays) == 1:

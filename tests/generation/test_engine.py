@@ -280,12 +280,19 @@ def test_stop_strings_end_completions_and_stay_in_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "most"), [pytest.param("bfloat16", 0.05, marks=pytest.mark.slow), ("int8", 0.1)]
+    ("dtype", "most", "unrolled"),
+    [
+        pytest.param("bfloat16", 0.05, False, marks=pytest.mark.slow),
+        ("int8", 0.1, False),
+        ("int8", 0.1, True),
+    ],
 )
-def test_a_rounded_cache_samples_nearly_the_same_distribution(dtype: str, most: float) -> None:
+def test_a_rounded_cache_samples_nearly_the_same_distribution(
+    dtype: str, most: float, unrolled: bool
+) -> None:
     """Its log-probs are off those of the model by rounding, and they are what is recorded."""
     rollout = run(
-        *prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5, unrolled=dtype == "int8"
+        *prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5, unrolled=unrolled
     )
     mask = np.asarray(rollout.completion_mask)
     gap = np.abs(np.asarray(rollout.sampler_logps) - trainers_logps(rollout))[mask]

@@ -60,8 +60,16 @@ def test_micro_batches_are_not_to_be_larger_than_what_fills_them(plan_of, with_m
     assert advice("update", "links", plan.asked(12, None)) is None
 
 
+def test_no_micro_batch_is_to_be_larger_than_a_device_s_share(plan_of, with_memory) -> None:
+    """Of two groups of 8, in micro-batches of 12."""
+    plan = dataclasses.replace(
+        _sharded(plan_of({"update": 1}, with_memory(2))), micro_batch_size=12
+    )
+    assert "--compare 12 16 has" in advice("update", "links", plan)
+
+
 def test_small_micro_batches_read_mostly_weights(plan_of, with_memory) -> None:
-    """271 tokens are more than a byte's time has FLOPs for, or fewer."""
+    """Just below and just above the number of tokens at which arithmetic takes longer."""
     plan = plan_of({"update": 1, "score": 1}, with_memory(2))
     for name, most in (("update", 271 * 8 / 14), ("score", 271)):
         above, below = (

@@ -8,6 +8,8 @@ import pytest
 
 from grpo_eqx import GRPOConfig, recipes
 from grpo_eqx.cli.main import main
+from grpo_eqx.errors import UserError
+from grpo_eqx.planner import planning_process
 
 
 @pytest.fixture
@@ -107,6 +109,23 @@ def test_the_json_file(asked, monkeypatch, tmp_path) -> None:
     assert {"peak_bytes", "hbm_bytes", "programs", "largest", "peaks", "links"} <= fields.keys()
 
 
+def test_json_on_standard_output_leaves_refusals_to_standard_error(
+    asked, monkeypatch, capsys
+) -> None:
+    answered = planning_process.ask
+
+    def ask(cfg, topology, *others, **how):
+        if topology == "v6e-16":
+            raise UserError("it is taken.")
+        return answered(cfg, topology, *others, **how)
+
+    monkeypatch.setattr(planning_process, "ask", ask)
+    assert plan(monkeypatch, "--compare", "local", "v6e-16", "--json", "-") == 0
+    said = capsys.readouterr()
+    assert list(json.loads(said.out)) == ["local"]
+    assert said.err.splitlines()[-1] == "v6e-16: it is taken."
+
+
 def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
     asked, monkeypatch, capsys, tmp_path
 ) -> None:
@@ -140,8 +159,9 @@ def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
             "error: compare and search exclude each other",
         ),
         (["--compare"], "error: compare has no names: give topologies, rollout shardings"),
+        (["--compare", "v6e-8", "tensr:3"], "error: unknown TPU type 'tensr:3'"),  # no guess
         (["--compare", "tensr:2"], "error: compare has 'tensr:2': did you mean tensor:2?"),
-        (["--compare", "8", "auto"], "error: compare has auto, a rollout sharding, beside sizes"),
+        (["--compare", "8", "auto"], "error: compare has auto, a rollout sharding there, beside"),
         (["--compare", "v6e-8", "8x"], "error: unknown TPU type '8x': use one of"),
         (
             ["--compare", "v6e-8", "tensor:2"],

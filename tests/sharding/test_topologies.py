@@ -57,9 +57,7 @@ def test_grids_by_libtpus_names(grid: str, name: str) -> None:
 
 
 def test_a_grid_that_does_not_exist_is_refused_with_those_that_do() -> None:
-    with pytest.raises(
-        UserError, match=r"'v5e:3x3' is no grid of chips: use one of v5e:1x1, v5e:2x2"
-    ):
+    with pytest.raises(UserError, match=r"has the grid 'v5e:3x3': use one of v5e:1x1, v5e:2x2"):
         described_devices("v5e:3x3")
 
 
