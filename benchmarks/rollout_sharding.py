@@ -52,6 +52,7 @@ GENERATE_TOKENS = ("once", "each token", "each token and layer")
 # The loop over layers in a loop over tokens.
 _DECODED_LAYERS = re.compile(r' while\(.*op_name="jit\(_generate_program\)/while/body/while"')
 Rows = list[dict[str, Any]]
+_ONLY_ON_CPUS = "as_on_cpus is for CPUs that run: leave it out."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,9 +91,8 @@ class RolloutShardings:
         for name in ("prompts", "group", "prompt_length", "completion_length", "repeats"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}: it must be at least 1.")
-
-        if self.as_on_cpus and (self.topology or jax.default_backend() != "cpu"):
-            raise UserError("as_on_cpus is for CPUs that run: leave it out.")
+        if self.as_on_cpus and self.topology is not None:
+            raise UserError(_ONLY_ON_CPUS)
 
     @property
     def work(self) -> Work:
@@ -116,6 +116,9 @@ def main(cfg: RolloutShardings) -> None:
 
 def measured(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Seconds and memory of each style's rollouts, which take turns."""
+    # Not before: devices are known only once the processes have met.
+    if cfg.as_on_cpus and mesh.devices.flat[0].platform != "cpu":
+        raise UserError(_ONLY_ON_CPUS)
     work = cfg.work
     model, prompts = random_model(work, mesh), random_prompts(work)
     programs = {

@@ -108,9 +108,8 @@ class Plan(ConfigFlags, _PlanFlags):
         plans: dict[str, PlanOfRun] = {}
         refused: dict[str, UserError] = {}
         alone = self.compare is None
-        if self.compare is None:
-            asked = {self.topology: Variant(self.topology, {})}
-        else:
+        asked = {self.topology: Variant(self.topology, {})}
+        if self.compare is not None:
             asked = variants(self.compare, self.topology)
         with _progress() as say, ThreadPoolExecutor(min(_AT_A_TIME, os.cpu_count() or 1)) as pool:
 

@@ -8,7 +8,6 @@ from grpo_eqx.planner.step_time import Resource
 from grpo_eqx.planner.trips import MicroBatches
 from grpo_eqx.training.programs import GENERATE, UPDATE
 
-_SHARDING = "--rollout-sharding"
 _MOST_SIZES = 3
 """Most sizes of micro-batches to compare with: each takes minutes to plan."""
 
@@ -28,7 +27,7 @@ def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
     if bound_by == "links":
         if strategy in ("replicated", "tensor"):
             return None
-        return f"try {_SHARDING} replicated, or tensor:2 where that does not fit"
+        return "try --rollout-sharding replicated, or tensor:2 where that does not fit"
     if bound_by == "arithmetic":
         return None
     if settings["max_num_seqs"] is not None:
@@ -37,11 +36,11 @@ def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
         return None  # the fastest by an estimate already
     if strategy == "replicated" and plan.num_devices % 2 == 0:
         return (
-            f"try {_SHARDING} tensor:2, by which each device reads half of the weights, but waits "
-            f"for another: --compare replicated tensor:2 has both"
+            "try --rollout-sharding tensor:2, by which each device reads half of the weights, but "
+            "waits for another: --compare replicated tensor:2 has both"
         )
     if strategy == "maxtext" and plan.num_devices > 1:
-        return f"try {_SHARDING} replicated, by which devices decode fewer completions each"
+        return "try --rollout-sharding replicated, by which devices decode fewer completions each"
     return None
 
 

@@ -308,12 +308,9 @@ class _Counter:
 
     def _written_part(self, computation: str, part: Instruction) -> float:
         named = self._indexed[computation].named
-        while part.operation in _ALIASES and part.operands[0] in named:
-            part = named[part.operands[0]]
+        part = _origin(part, named)
         if updates := _updates(part):
-            updated = named[part.operands[0]]
-            while updated.operation in _ALIASES and updated.operands[0] in named:
-                updated = named[updated.operands[0]]
+            updated = _origin(named[part.operands[0]], named)
             if updated.operation != "parameter" and not _updates(updated):
                 return _size(part)
             return sum(_size(named[part.operands[i]]) for i in updates)
@@ -321,6 +318,13 @@ class _Counter:
             ((_, callee),) = part.called()
             return self._written(callee, part.arrays)
         return _size(part)
+
+
+def _origin(each: Instruction, named: Mapping[str, Instruction]) -> Instruction:
+    """Returns the instruction that a value is only another name or shape of."""
+    while each.operation in _ALIASES and each.operands[0] in named:
+        each = named[each.operands[0]]
+    return each
 
 
 def _updates(each: Instruction) -> Sequence[int]:
