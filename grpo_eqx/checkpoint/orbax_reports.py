@@ -2,11 +2,15 @@
 
 import functools
 import logging
+import os
 import sys
 import traceback
 import warnings
 from types import TracebackType
 from typing import Any
+
+_ORBAX = f"{os.sep}orbax{os.sep}"
+"""Part of the path of each of Orbax's files."""
 
 
 @functools.cache
@@ -24,7 +28,10 @@ def silence_orbax() -> None:
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:
-    return "orbax" not in record.pathname and "orbax" not in record.getMessage()
+    if _ORBAX in record.pathname or _ORBAX in record.getMessage():
+        return False
+    # A future of several reads names none of them; the trace of its exception does.
+    return not record.exc_info or not _passes_orbax(record.exc_info[2])
 
 
 def _report_others(report: Any, unraisable: Any) -> None:
@@ -35,4 +42,4 @@ def _report_others(report: Any, unraisable: Any) -> None:
 
 
 def _passes_orbax(trace: TracebackType | None) -> bool:
-    return any("orbax" in frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
+    return any(_ORBAX in frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
