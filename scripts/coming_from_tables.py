@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from generated_part import with_part
+
 from grpo_eqx import GRPOConfig
 from grpo_eqx.peer_settings import ADVICE, advice
 
 PAGES = Path(__file__).parents[1] / "docs" / "coming_from"
-BEGIN = "<!-- settings: scripts/coming_from_tables.py writes what follows -->"
-END = "<!-- end of settings -->"
 
 OURS = {field.name: field.default for field in dataclasses.fields(GRPOConfig)}
 _MODEL = "Qwen/Qwen2.5-3B-Instruct"
@@ -288,14 +288,13 @@ PEERS = (TRL, TUNIX, VERL, MLLM_JAX)
 
 def with_tables(page: str, peer: Peer) -> str:
     """Returns a peer's page with the tables of its settings between its two marks."""
-    head, _, rest = page.partition(BEGIN)
-    tail = rest.partition(END)[2]
     parts = [_same(peer), _differing(peer)]
     parts += _answers(name for name in peer.settings if _is_other(name))
     if peer is TRL:
         parts.append("## What TRL inherits from transformers")
         parts += _answers(TRL_INHERITED, level=3)
-    return f"{head}{BEGIN}\n\n" + "\n\n".join(filter(None, parts)) + f"\n\n{END}{tail}"
+    text = "\n\n".join(filter(None, parts))
+    return with_part(page, "settings", "coming_from_tables", text)
 
 
 def _same(peer: Peer) -> str:

@@ -11,6 +11,8 @@ import textwrap
 from pathlib import Path
 from typing import Literal
 
+from generated_part import with_part
+
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = DOCS / "guides" / "how_it_works.md"
 ARCHITECTURE = DOCS / "project" / "architecture.md"
@@ -162,11 +164,7 @@ def house() -> str:
 def with_pictures(page: str) -> str:
     """Returns the page with its pictures between their marks."""
     for name, picture in (("a step", step()), ("the house", house())):
-        begin = f"<!-- {name}: scripts/how_it_works_pictures.py draws what follows -->"
-        end = f"<!-- end of {name} -->"
-        head, mark, rest = page.partition(begin)
-        assert mark, f"the page has no mark {begin}"
-        page = f"{head}{begin}\n\n{picture}\n\n{end}{rest.partition(end)[2]}"
+        page = with_part(page, name, "how_it_works_pictures", picture)
     return page
 
 

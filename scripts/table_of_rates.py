@@ -2,14 +2,12 @@
 
 from pathlib import Path
 
+from generated_part import with_part
+
 from grpo_eqx.tracking.device_links import link_rates
 from grpo_eqx.tracking.device_peaks import device_peaks
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "planning.md"
-BEGIN, END = (
-    "<!-- rates: scripts/table_of_rates.py writes what follows -->",
-    "<!-- end of rates -->",
-)
 KINDS = {
     "TPU v4": "TPU v4",
     "TPU v5e": "TPU v5 lite",
@@ -25,14 +23,12 @@ KINDS = {
 
 def with_table(page: str) -> str:
     """Returns the page with the table of rates between its two marks."""
-    head, _, rest = page.partition(BEGIN)
-    tail = rest.partition(END)[2]
     table = [
         "| device | bfloat16, TFLOP/s | memory, GB/s | a link, GB/s | network, GB/s |",
         "|---|---:|---:|---:|---:|",
         *(_row(name, kind) for name, kind in KINDS.items()),
     ]
-    return f"{head}{BEGIN}\n\n" + "\n".join(table) + f"\n\n{END}{tail}"
+    return with_part(page, "rates", "table_of_rates", "\n".join(table))
 
 
 def _row(name: str, kind: str) -> str:

@@ -4,20 +4,16 @@ import dataclasses
 import re
 from pathlib import Path
 
+from generated_part import with_part
+
 from grpo_eqx import GRPOConfig
 from grpo_eqx.tracking.diagnosis import RULES
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "sick_runs.md"
-BEGIN, END = (
-    "<!-- rules: scripts/table_of_rules.py writes what follows -->",
-    "<!-- end of rules -->",
-)
 
 
 def with_table(page: str) -> str:
     """Returns the page with the table of all rules between its two marks."""
-    head, _, rest = page.partition(BEGIN)
-    tail = rest.partition(END)[2]
     rows = [
         f"| `{rule.name}` | {rule.symptom} | {rule.cause} | {_quoted(rule.advice)} |"
         for rule in RULES
@@ -32,7 +28,7 @@ def with_table(page: str) -> str:
         "| rule | symptom | usual cause | what to do |", "|---|---|---|---|", *rows, "",
         "Told once, and no sickness:", "", "| note | when | why |", "|---|---|---|", *notes,
     ]  # fmt: skip
-    return f"{head}{BEGIN}\n\n" + "\n".join(table) + f"\n\n{END}{tail}"
+    return with_part(page, "rules", "table_of_rules", "\n".join(table))
 
 
 def _quoted(text: str) -> str:

@@ -1,10 +1,12 @@
 """Scripts of the project, which are files and no modules of a package."""
 
 import importlib.util
+import sys
 from pathlib import Path
 from types import ModuleType
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
+sys.path.append(str(SCRIPTS))  # for what scripts import of each other
 
 
 def load_script(name: str) -> ModuleType:
