@@ -1,13 +1,13 @@
-"""The part of a page that a script writes, between two marks: for the scripts beside this one."""
+"""The part of a page that a script writes, between two marks."""
 
 
 def with_part(page: str, name: str, script: str, text: str) -> str:
-    """Returns the page with a text between the marks of a part.
+    """Returns the page with a text between the marks of one of its parts.
 
-    **Arguments:** the page; the part's name and the script that writes it, without `.py`, which
-    its marks have; the text.
+    **Arguments:** the page; the part's name, and that of the script that writes it, without `.py`,
+    both of which are in the marks; the text.
 
-    Raises `ValueError` where the page has no such marks.
+    Raises `ValueError` where the page lacks a mark.
     """
     begin = f"<!-- {name}: scripts/{script}.py writes what follows -->"
     end = f"<!-- end of {name} -->"

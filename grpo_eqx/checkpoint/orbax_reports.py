@@ -6,11 +6,14 @@ import os
 import sys
 import traceback
 import warnings
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-_ORBAX = f"{os.sep}orbax{os.sep}"
-"""Part of the path of each of Orbax's files."""
+import orbax.checkpoint as ocp
+
+_ORBAX = f"{Path(ocp.__file__).parent}{os.sep}"
+"""Folder of Orbax's code."""
 
 
 @functools.cache
@@ -28,10 +31,12 @@ def silence_orbax() -> None:
 
 
 def _is_of_others(record: logging.LogRecord) -> bool:
-    if _ORBAX in record.pathname or _ORBAX in record.getMessage():
-        return False
-    # A future of several reads names none of them; the trace of its exception does.
-    return not record.exc_info or not _passes_orbax(record.exc_info[2])
+    if record.name != "asyncio":
+        return not record.pathname.startswith(_ORBAX)
+    message = record.getMessage()
+    if message.startswith("_GatheringFuture "):  # of several reads, whose code it does not name
+        return not (record.exc_info and _passes_orbax(record.exc_info[2]))
+    return _ORBAX not in message
 
 
 def _report_others(report: Any, unraisable: Any) -> None:
@@ -42,4 +47,4 @@ def _report_others(report: Any, unraisable: Any) -> None:
 
 
 def _passes_orbax(trace: TracebackType | None) -> bool:
-    return any(_ORBAX in frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace))
+    return any(frame.f_code.co_filename.startswith(_ORBAX) for frame, _ in traceback.walk_tb(trace))
