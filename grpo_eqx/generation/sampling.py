@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
 from grpo_eqx import prng
+from grpo_eqx.models.tiles import filled
 from grpo_eqx.setting_types import (
     NonNegativeFloat,
     PositiveInt,
@@ -14,6 +15,10 @@ from grpo_eqx.setting_types import (
     Share,
     convert_settings,
 )
+
+_PART = 512
+"""Tokens of a part of the vocabulary: about the square root of a large one's size. Another number
+would give other draws."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,13 +54,33 @@ def sample_tokens(
     if sampling.temperature == 0:
         tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
-    logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
+    return _draw(_truncate(logits.astype(jnp.float32) / sampling.temperature, sampling), keys)
+
+
+def _draw(
+    logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"]
+) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
+    """Draws a part of the vocabulary, then a token of that part, and returns its log-prob.
+
+    The logit of a part is the logarithm of its sum of exponentials, so each token has the
+    probability that it would have in a single draw. Noise is needed for the parts and for the
+    tokens of one, instead of for every token.
+    """
     # Gumbel-max keeps a draw the same under the rounding noise of another device layout;
     # inverting a cumulative sum over the vocabulary would not.
-    draw = jnp.vectorize(lambda key: prng.gumbel(key, logits.shape[-1]), signature="()->(v)")
-    tokens = _first_highest(logits + draw(keys))
-    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
-    return tokens, chosen - jax.nn.logsumexp(logits, axis=-1)
+    in_parts = filled(logits, -1, _PART, -jnp.inf)
+    in_parts = in_parts.reshape(*logits.shape[:-1], -1, _PART)
+    highest = in_parts.max(axis=(-2, -1))
+    sums = jnp.exp(in_parts - highest[..., None, None]).sum(axis=-1)
+    noise = jnp.vectorize(lambda key: prng.gumbel(key, _PART + sums.shape[-1]), signature="()->(n)")
+    of_tokens, of_parts = jnp.split(noise(keys), [_PART], axis=-1)
+    part = _first_highest(jnp.log(sums) + of_parts)
+    tokens = jnp.take_along_axis(in_parts, part[..., None, None], axis=-2)[..., 0, :]
+    place = _first_highest(tokens + of_tokens)
+    chosen = jnp.take_along_axis(tokens, place[..., None], axis=-1)[..., 0]
+    # Where logits are NaN, the last place is found, which may be a filled one.
+    token = jnp.minimum(part * _PART + place, logits.shape[-1] - 1)
+    return token, chosen - highest - jnp.log(sums.sum(axis=-1))
 
 
 def _first_highest(scores: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:

@@ -15,7 +15,7 @@ def even_tile(length: int, most: int, multiple: int = 1) -> int:
     return -(-even // multiple) * multiple
 
 
-def filled(x: Array, axis: int, multiple: int, value: int = 0) -> Array:
+def filled(x: Array, axis: int, multiple: int, value: float = 0) -> Array:
     """Pads the end of an axis with `value`, so that its length is a multiple of `multiple`."""
     pads = [(0, 0)] * x.ndim
     pads[axis] = (0, -x.shape[axis] % multiple)

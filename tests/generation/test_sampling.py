@@ -10,6 +10,7 @@ from grpo_eqx.generation import Sampling
 from grpo_eqx.generation.sampling import GREEDY, sample_tokens
 from grpo_eqx.prng import make_key
 
+ALL = Sampling()
 LOGITS = jnp.log(jnp.array([0.4, 0.3, 0.15, 0.1, 0.05]))
 
 
@@ -67,6 +68,40 @@ def test_of_equally_likely_tokens_truncation_keeps_the_first(
     of_token = dict(zip(kept, jnp.log(probs).tolist(), strict=True))
     expected = [of_token[token] for token in tokens.tolist()]
     np.testing.assert_allclose(logps, expected, atol=1e-6)
+
+
+def test_entries_of_several_parts_have_their_probabilities() -> None:
+    """Pearson's chi-square over all entries of a vocabulary that fills two parts and a half."""
+    vocab_size, count = 1280, 200_000
+    logits = jax.random.normal(make_key(4), (vocab_size,)).at[::7].set(-jnp.inf)
+    draws = jax.jit(lambda keys: sample_tokens(jnp.broadcast_to(logits, (1000, 1280)), keys, ALL))
+    keys = jax.random.split(make_key(5), (count // 1000, 1000))
+    tokens, logps = (np.concatenate(x) for x in zip(*map(draws, keys), strict=True))
+    expected = jax.nn.log_softmax(logits)
+    np.testing.assert_allclose(logps, expected[tokens], atol=1e-5)
+    counts = np.bincount(tokens, minlength=vocab_size)
+    means = count * np.exp(np.asarray(expected, np.float64))
+    assert (counts[means == 0] == 0).all()
+    drawn = means > 0
+    chi_square = ((counts - means)[drawn] ** 2 / means[drawn]).sum()
+    freedom = drawn.sum() - 1
+    assert abs(chi_square - freedom) < 3.3 * (2 * freedom) ** 0.5  # one in a thousand is farther
+
+
+def test_rounding_changes_hardly_any_draw() -> None:
+    logits = 0.1 * jax.random.normal(make_key(6), (5000, 1280))
+    keys = jax.random.split(make_key(7), 5000)
+    rounding = jax.random.uniform(make_key(8), logits.shape, minval=-1e-5, maxval=1e-5)
+    tokens = sample_tokens(logits, keys, ALL)[0]
+    rounded = sample_tokens(logits + rounding, keys, ALL)[0]
+    assert jnp.sum(tokens != rounded) <= 2
+
+
+def test_truncation_reaches_over_parts() -> None:
+    logits = jnp.zeros((500, 1280)).at[:, jnp.array([3, 700, 1279])].set(5.0)
+    tokens, logps = sample_tokens(logits, jax.random.split(make_key(9), 500), Sampling(top_k=3))
+    assert set(tokens.tolist()) == {3, 700, 1279}
+    np.testing.assert_allclose(logps, -np.log(3), atol=1e-6)
 
 
 @pytest.mark.slow
