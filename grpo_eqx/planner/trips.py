@@ -4,11 +4,16 @@ import abc
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from grpo_eqx.models.causal_attention import Visible
+from grpo_eqx.models.causal_attention.blocked import BlockCounts
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
 from grpo_eqx.planner.work import ATTENTION, Level, Loop
 from grpo_eqx.training.packing import Packing
@@ -116,7 +121,7 @@ class Decoding(Trips):
     def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
         loop, sources = path[-1], [_file(each) for each in path]
         if loop.source == ATTENTION or sources[-1] == "blocked.py":
-            return self._of_prompts(loop)
+            return self._of_prompts(path)
         tokens = [each for each in outer if _file(each) == "engine.py"]
         if sources[0] != "engine.py":
             return None
@@ -129,13 +134,17 @@ class Decoding(Trips):
             return Repeats("each refill", self._refills(length))
         return decoded if sources[-1] == "engine.py" else None
 
-    def _of_prompts(self, loop: Loop) -> Repeats:
+    def _of_prompts(self, path: _Path) -> Repeats:
+        if path[-1].source != ATTENTION:
+            zeros = jnp.zeros((1, 1, self.prompt_length), jnp.int32)
+            whole = Visible(zeros, zeros, zeros)
+            return _of_blocks(path, whole, self.attention_blocks[0], "prompts' ")
         queries, keys = self.attention_blocks
         visible = np.arange(0, self.prompt_length, keys) < np.arange(
             queries, self.prompt_length + queries, queries
         ).clip(max=self.prompt_length).reshape(-1, 1)
-        times = float(visible.mean() if loop.source == ATTENTION else visible.sum())
-        return Repeats("prompts' attention", Range(times, times))
+        share = float(visible.mean())
+        return Repeats("prompts' attention", Range(share, share))
 
     def _in_queue(self, length: int) -> Repeats:
         turns = self.num_completions / self.num_slots - 1
@@ -190,10 +199,11 @@ class MicroBatches(Trips):
             share = float(self._meets(packing).mean())
             return Repeats("attention", Range(number * share, number * share))
         if _file(path[-1]) == "blocked.py":
-            # A pair of blocks is computed for all rows of a micro-batch, if any of them needs it.
-            meets = self._meets(packing).reshape(int(number), self.rows.num_rows, -1)
-            pairs = float(meets.any(axis=1).sum())
-            return Repeats("each pair of blocks", Range(pairs, pairs))
+            # Blocks are computed for all rows of a micro-batch, if any of them needs it.
+            fields = _visible(packing, int(number) * self.rows.num_rows)
+            shape = -1, self.rows.num_rows, self.rows.width
+            visible = Visible(*(jnp.asarray(x.reshape(shape), jnp.int32) for x in fields))
+            return _of_blocks(path, visible, self.attention_blocks[0], "each ")
         return None
 
     def number(self, length: int) -> int:
@@ -221,6 +231,19 @@ class MicroBatches(Trips):
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+
+def _of_blocks(path: _Path, visible: Visible, size: int, which: str) -> Repeats:
+    """Returns the repeats of a loop over blocks of queries, or of the loop over pairs in it.
+
+    **Arguments:** the loop's path; what is visible in each pass, `[passes, R, T]`; the most
+    positions of a block; the words before the body's name.
+    """
+    counts = jax.jit(partial(jax.lax.map, lambda x: BlockCounts.of(x, size)))(visible)
+    of_pairs = sum(_file(loop) == "blocked.py" for loop in path) > 1
+    times = float(jnp.sum(counts.pairs if of_pairs else counts.queries))
+    name = "pair of blocks" if of_pairs else "block of queries"
+    return Repeats(which + name, Range(times, times))
 
 
 def _visible(

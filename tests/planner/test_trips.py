@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.causal_attention.blocked import BlockCounts
 from grpo_eqx.planner.attention_blocks import attention_blocks
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips
 from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work
@@ -53,9 +54,11 @@ def test_slots_that_are_refilled_decode_in_turns() -> None:
 
 
 def test_prompts_attend_in_blocks() -> None:
-    path = (LAYERS, Loop("pairs", None, "blocked.py:117"))
+    path = (LAYERS, Loop("blocks", None, "blocked.py:117"))
+    inner = (*path, Loop("pairs", None, "blocked.py:110"))
     kernel = (LAYERS, Loop("kernel", None, ATTENTION))
-    pairs, share = repeats(decoding(64), path, kernel, length=8)
+    blocks, pairs, share = repeats(decoding(64), path, inner, kernel, length=8)
+    assert blocks == Range(3, 3)
     assert pairs == Range(6, 6)
     assert share == Range(6 / 9, 6 / 9)
 
@@ -78,12 +81,13 @@ def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(tiny_run, le
     )
     assert Trips.from_json(trips.to_json()) == trips
     micro_batch = Loop("m", None, "programs.py:450")
-    pairs = micro_batch, LAYERS, Loop("p", None, "blocked.py:43")
-    number, visited = repeats(trips, (micro_batch,), pairs, length=length)
+    queries = micro_batch, LAYERS, Loop("q", None, "blocked.py:54")
+    pairs = *queries, Loop("p", None, "blocked.py:43")
+    number, *found = repeats(trips, (micro_batch,), queries, pairs, length=length)
     packing = Packing.plan(np.full(4, 90), np.full((4, 4), length), rows)
     assert number.least == number.most == int(packing.number)
-    expected = 0
+    expected = np.zeros(2)
     for index in range(int(packing.number)):
-        visible = Rows.of(packing, jnp.int32(index), 4).visible.filled(blocks[0])
-        expected += int(visible.blocks(*blocks).any(axis=0).sum())
-    assert visited == Range(expected, expected)
+        visible = Rows.of(packing, jnp.int32(index), 4).visible
+        expected += BlockCounts.of(visible, blocks[0])
+    assert found == [Range(times, times) for times in expected]

@@ -81,12 +81,15 @@ class Visible(NamedTuple):
         """
         R, T = self.own_start.shape
         start = jnp.arange(0, T, keys, dtype=jnp.int32)
-        end = start + keys
+        sees = self.sees(start, start + keys)
+        return sees.reshape(R, T // queries, queries, -1).any(axis=2)
+
+    def sees(self, start: Int[Array, " j"], end: Int[Array, " j"]) -> Bool[Array, "R T j"]:
+        """Returns whether each query sees any key of each block, from `start` to `end`."""
         own, first, last = (x[..., None] for x in self)
-        itself = jnp.arange(T, dtype=jnp.int32)[:, None]
+        itself = jnp.arange(own.shape[1], dtype=jnp.int32)[:, None]
         meets = (own < end) & (itself >= start)
-        meets |= (first < last) & (first < end) & (last > start)
-        return meets.reshape(R, T // queries, queries, -1).any(axis=2)
+        return meets | ((first < last) & (first < end) & (last > start))
 
 
 class Inputs(NamedTuple):

@@ -1,16 +1,18 @@
 """Attention over whole sequences in blocks, forward and backward.
 
-FlashAttention-2 (arXiv 2307.08691) in plain JAX, for any device: the forward pass keeps a running
-softmax over blocks of keys, the backward pass recomputes the weights from its statistics, and
-blocks in which no query sees a key are never computed. So no `T x T` array is ever materialized.
+FlashAttention-2 (arXiv 2307.08691) in plain JAX, for any device: for each block of queries, the
+forward pass keeps a running softmax over blocks of keys, the backward pass recomputes the weights
+from its statistics, and blocks in which no query sees a key are never computed. So no `T x T` array
+is ever materialized.
 """
 
 import functools
+import math
 from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.causal_attention.base import (
     CausalAttention,
@@ -26,6 +28,8 @@ from grpo_eqx.models.tiles import even_tile, filled
 Arrays = TypeVar("Arrays")
 _VECTOR = 16
 """Float32 numbers in a CPU's widest vectors."""
+_LEAST_FILLED = 3 / 4
+"""Share of a block that is filled where it ends early."""
 _Index = Int[Array, ""] | int
 
 
@@ -41,63 +45,142 @@ class BlockedAttention(CausalAttention):
         T = inputs.queries.shape[-2]
         # CPUs run what a loop leaves beyond whole vectors one number at a time.
         size = min(self.block, even_tile(T, self.block, _VECTOR))
-        inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
-        return _attention(size, softcap, inputs, visible.filled(size))[..., :T, :]
-
-
-class _Pairs(NamedTuple):
-    """Pairs of a block of queries and a block of keys, of which some query of some row sees any."""
-
-    queries: Int[Array, " pairs"]
-    keys: Int[Array, " pairs"]
-    number: Int[Array, ""]
-    """Number of pairs; the rest of the arrays is padding."""
-
-    @classmethod
-    def of(cls, visible: Visible, size: int) -> "_Pairs":
-        meets = visible.blocks(size, size).any(axis=0)
-        most = len(meets) * (len(meets) + 1) // 2
-        queries, keys = jnp.nonzero(meets, size=most, fill_value=0)
-        return cls(queries, keys, meets.sum())
+        if size > T:
+            inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
+            visible = visible.filled(size)
+        return _attention(size, softcap, inputs, visible)[..., :T, :]
 
 
 class _Block(NamedTuple):
-    """Block of positions, which are the second-to-last axis of every array."""
+    """Block of positions, which are the second-to-last axis of every array.
+
+    What is cut out has one size. Of a smaller block, it holds neighboring positions too.
+    """
 
     size: int
-    number: _Index
+    first: Int[Array, ""]
+    """First position that is cut out."""
+    start: Int[Array, ""]
+    end: Int[Array, ""]
 
     @property
-    def start(self) -> _Index:
-        return self.number * self.size
+    def positions(self) -> Int[Array, " B"]:
+        return self.first + jnp.arange(self.size, dtype=jnp.int32)
+
+    @property
+    def holds(self) -> Bool[Array, " B"]:
+        """Whether each position that is cut out is the block's own."""
+        return (self.positions >= self.start) & (self.positions < self.end)
 
     def cut(self, tree: Arrays) -> Arrays:
         return jax.tree.map(
-            lambda x: jax.lax.dynamic_slice_in_dim(x, self.start, self.size, x.ndim - 2), tree
+            lambda x: jax.lax.dynamic_slice_in_dim(x, self.first, self.size, x.ndim - 2), tree
         )
 
     def put(self, tree: Arrays, block: Arrays) -> Arrays:
         return jax.tree.map(
-            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, self.start, x.ndim - 2),
+            lambda x, y: jax.lax.dynamic_update_slice_in_dim(x, y, self.first, x.ndim - 2),
             tree,
             block,
         )
 
+    def put_own(self, tree: Arrays, block: Arrays) -> Arrays:
+        """Puts the block's own positions, and leaves its neighbors as they are."""
+        own = self.holds[:, None]
+        return self.put(
+            tree, jax.tree.map(lambda x, y: jnp.where(own, y, x), self.cut(tree), block)
+        )
 
-def _scores(
-    queries: Float[Array, "R K r B D"],
-    keys: Float[Array, "R K B D"],
-    visible: Visible,
-    i: _Block,
-    j: _Block,
-    softcap: float | None,
-) -> Float[Array, "R K r B B"]:
-    """Computes capped and masked scores of a block of queries with a block of keys."""
-    offsets = jnp.arange(i.size, dtype=jnp.int32)
-    of_block = Visible(*i.cut(tuple(x[..., None] for x in visible)))
-    seen = of_block.shows(i.start + offsets[:, None], j.start + offsets)
-    scores = product("rkgtd,rksd->rkgts", queries, keys) * queries.shape[-1] ** -0.5
-    return jnp.where(seen[:, None, None], soft_capped(scores, softcap), MASKED)
+
+class _Blocks(NamedTuple):
+    """Blocks that all rows are cut into, and the pairs of which any query of any row sees a key."""
+
+    size: int
+    """Most positions of a block."""
+    length: int
+    """Positions of a row."""
+    start: Int[Array, " n"]
+    """First positions, or `length` where no block is left."""
+    end: Int[Array, " n"]
+    keys: Int[Array, " pairs"]
+    """Blocks of keys, in the order of the blocks of queries that see any of them."""
+    first_pair: Int[Array, " n+1"]
+    """Index of each block of queries' first pair, and the number of pairs."""
+
+    @classmethod
+    def of(cls, visible: Visible, size: int) -> "_Blocks":
+        start, end = _cut_at_sequences(visible, size)
+        positions = start[:, None] + jnp.arange(size, dtype=jnp.int32)
+        seen = visible.sees(start, end).any(axis=0).at[positions].get(mode="fill", fill_value=False)
+        pairs = (seen & (positions < end[:, None])[..., None]).any(axis=1)
+        _, keys = jnp.nonzero(pairs, size=len(pairs) * (len(pairs) + 1) // 2, fill_value=0)
+        first_pair = jnp.append(0, jnp.cumsum(pairs.sum(axis=1)))
+        return cls(size, visible.own_start.shape[1], start, end, keys, first_pair)
+
+    @property
+    def number(self) -> Int[Array, ""]:
+        return jnp.sum(self.start < self.length)
+
+    def at(self, index: _Index) -> _Block:
+        start = self.start[index]
+        first = jnp.minimum(start, self.length - self.size)
+        return _Block(self.size, first, start, self.end[index])
+
+
+def _cut_at_sequences(visible: Visible, size: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
+    """Returns starts and ends of blocks of at most `size` positions.
+
+    A block ends early where a sequence begins, unless that leaves too much of it empty: a block
+    with the end of one sequence and the start of the next sees the keys of both.
+    """
+    T = visible.own_start.shape[1]
+    if size >= T:
+        return jnp.zeros(1, jnp.int32), jnp.full(1, T, jnp.int32)
+    positions = jnp.arange(T + 1, dtype=jnp.int32)
+    begins = (visible.own_start == positions[:T]).any(axis=0)
+    last_begin = jax.lax.cummax(jnp.append(jnp.where(begins, positions[:T], 0), T))
+    full = jnp.minimum(positions + size, T)
+    least = math.ceil(size * _LEAST_FILLED)
+    end = jnp.where(last_begin[full] >= positions + least, last_begin[full], full)
+    _, start = jax.lax.scan(lambda at, _: (end[at], at), jnp.int32(0), length=-(-T // least))
+    return start, end[start]
+
+
+class BlockCounts(NamedTuple):
+    """Trips of the loops over blocks."""
+
+    queries: Int[Array, "*calls"]
+    """Blocks of queries."""
+    pairs: Int[Array, "*calls"]
+    """Pairs of a block of queries and a block of keys."""
+
+    @classmethod
+    def of(cls, visible: Visible, size: int) -> "BlockCounts":
+        """Counts them in a pass over rows, cut into blocks of at most `size` positions."""
+        blocks = _Blocks.of(visible, size)
+        return cls(blocks.number, blocks.first_pair[-1])
+
+
+class _Queries(NamedTuple):
+    """Block of queries, with what each of them sees."""
+
+    block: _Block
+    queries: Float[Array, "R K r B D"]
+    visible: Visible
+
+    @classmethod
+    def at(cls, block: _Block, inputs: Inputs, visible: Visible) -> "_Queries":
+        fields = block.cut(tuple(x[..., None] for x in visible))
+        return cls(block, block.cut(inputs.queries), Visible(*fields))
+
+    def scores(
+        self, keys: Float[Array, "R K B D"], of_keys: _Block, softcap: float | None
+    ) -> Float[Array, "R K r B B"]:
+        """Computes capped and masked scores with a block of keys."""
+        seen = self.visible.shows(self.block.positions[:, None], of_keys.positions)
+        seen &= self.block.holds[:, None] & of_keys.holds
+        scores = product("rkgtd,rksd->rkgts", self.queries, keys) * self.queries.shape[-1] ** -0.5
+        return jnp.where(seen[:, None, None], soft_capped(scores, softcap), MASKED)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -110,56 +193,50 @@ def _attention(
 def _forward(
     size: int, softcap: float | None, inputs: Inputs, visible: Visible
 ) -> tuple[Float[Array, "R K r T D"], Residuals]:
-    pairs = _Pairs.of(visible, size)
+    blocks = _Blocks.of(visible, size)
+    Results = tuple[Float[Array, "R K r T D"], Float[Array, "R K r T 1"]]
 
-    def add(n: _Index, part: RunningSoftmax) -> RunningSoftmax:
-        i, j = _Block(size, pairs.queries[n]), _Block(size, pairs.keys[n])
-        keys, values = j.cut((inputs.keys, inputs.values))
-        scores = _scores(i.cut(inputs.queries), keys, visible, i, j, softcap)
-        return i.put(part, i.cut(part).updated(scores, values, "rkgts,rksd->rkgtd"))
+    def add_block(number: _Index, results: Results) -> Results:
+        block = blocks.at(number)
+        queries = _Queries.at(block, inputs, visible)
 
-    part = RunningSoftmax.over_nothing(inputs.queries)
-    part = jax.lax.fori_loop(0, pairs.number, add, part)
-    attended = part.attended(inputs.queries.dtype)
-    return attended, Residuals(inputs, visible, attended, part.logsumexp()[..., 0])
+        def add_pair(pair: _Index, part: RunningSoftmax) -> RunningSoftmax:
+            of_keys = blocks.at(blocks.keys[pair])
+            keys, values = of_keys.cut((inputs.keys, inputs.values))
+            scores = queries.scores(keys, of_keys, softcap)
+            return part.updated(scores, values, "rkgts,rksd->rkgtd")
+
+        nothing = RunningSoftmax.over_nothing(queries.queries)
+        pairs = blocks.first_pair[number], blocks.first_pair[number + 1]
+        part = jax.lax.fori_loop(*pairs, add_pair, nothing)
+        return block.put_own(results, (part.attended(inputs.queries.dtype), part.logsumexp()))
+
+    start = jnp.zeros_like(inputs.queries), jnp.zeros((*inputs.queries.shape[:-1], 1), jnp.float32)
+    attended, logsumexp = jax.lax.fori_loop(0, blocks.number, add_block, start)
+    return attended, Residuals(inputs, visible, attended, logsumexp[..., 0])
 
 
-class _Queries(NamedTuple):
-    """Queries, with the values that the backward pass needs for them."""
+class _Known(NamedTuple):
+    """What the backward pass knows of queries."""
 
-    queries: Float[Array, "R K r T D"]
     slope: Float[Array, "R K r T D"]
     """Gradient with respect to the queries' results."""
     logsumexp: Float[Array, "R K r T 1"]
     inner: Float[Array, "R K r T 1"]
     """Inner products of slopes and results, which a softmax's gradient subtracts."""
 
-    def gradients(
+    def weights(
         self,
         scores: Float[Array, "R K r B B"],
-        keys: Float[Array, "R K B D"],
         values: Float[Array, "R K B D"],
         softcap: float | None,
-    ) -> Inputs:
-        """Computes a block's contributions to the gradients of queries, keys and values."""
-        dtype, scale = self.queries.dtype, self.queries.shape[-1] ** -0.5
+        scale: float,
+    ) -> tuple[Float[Array, "R K r B B"], Float[Array, "R K r B B"]]:
+        """Computes the weights of keys, and the gradient with respect to products with them."""
         weights = jnp.exp(scores - self.logsumexp)
         by_weights = product("rkgtd,rksd->rkgts", self.slope, values)
         by_scores = weights * (by_weights - self.inner) * scale
-        by_scores = gradient_before_cap(by_scores, scores, softcap).astype(dtype)
-        # XLA's CPU compiler copies the left operand to transpose it, so the narrower one is there.
-        # Without the barrier, the compiler swaps the operands back.
-        by_keys, by_values = jax.lax.optimization_barrier(
-            (
-                product("rkgtd,rkgts->rkds", self.queries, by_scores),
-                product("rkgtd,rkgts->rkds", self.slope, weights.astype(dtype)),
-            )
-        )
-        return Inputs(
-            queries=product("rkgts,rksd->rkgtd", by_scores, keys),
-            keys=by_keys.swapaxes(-1, -2),
-            values=by_values.swapaxes(-1, -2),
-        )
+        return weights, gradient_before_cap(by_scores, scores, softcap)
 
 
 def _backward(
@@ -169,26 +246,46 @@ def _backward(
     slope: Float[Array, "R K r T D"],
 ) -> tuple[Inputs, None]:
     inputs, visible, _, logsumexp = residuals
-    pairs = _Pairs.of(visible, size)
-    of_queries = _Queries(
-        inputs.queries, slope, logsumexp[..., None], residuals.inner(slope)[..., None]
-    )
+    dtype, scale = inputs.queries.dtype, inputs.queries.shape[-1] ** -0.5
+    blocks = _Blocks.of(visible, size)
+    of_all = _Known(slope, logsumexp[..., None], residuals.inner(slope)[..., None])
 
-    def add(n: _Index, sums: Inputs) -> Inputs:
-        i, j = _Block(size, pairs.queries[n]), _Block(size, pairs.keys[n])
-        queries, (keys, values) = i.cut(of_queries), j.cut((inputs.keys, inputs.values))
-        scores = _scores(queries.queries, keys, visible, i, j, softcap)
-        more = queries.gradients(scores, keys, values, softcap)
-        return Inputs(
-            *(
-                block.put(x, block.cut(x) + y)
-                for block, x, y in zip((i, j, j), sums, more, strict=True)
-            )
+    def add_block(number: _Index, gradients: Inputs) -> Inputs:
+        block = blocks.at(number)
+        queries, known = _Queries.at(block, inputs, visible), block.cut(of_all)
+        # Transposed once: XLA's CPU compiler copies the left operand to transpose it.
+        columns = jax.lax.optimization_barrier(
+            (_columns(queries.queries), _columns(known.slope)),
         )
 
+        def add_pair(pair: _Index, sums: Inputs) -> Inputs:
+            of_keys = blocks.at(blocks.keys[pair])
+            keys, values = of_keys.cut((inputs.keys, inputs.values))
+            scores = queries.scores(keys, of_keys, softcap)
+            weights, by_scores = known.weights(scores, values, softcap, scale)
+            rows = [x.astype(dtype).reshape(*x.shape[:2], -1, size) for x in (by_scores, weights)]
+            # Without the barrier, the compiler swaps the operands back.
+            more = jax.lax.optimization_barrier(
+                tuple(product("rkdm,rkms->rkds", x, y) for x, y in zip(columns, rows, strict=True))
+            )
+            before = sums.keys, sums.values
+            after = jax.tree.map(lambda x, y: x + y.swapaxes(-1, -2), of_keys.cut(before), more)
+            by_queries = product("rkgts,rksd->rkgtd", by_scores.astype(dtype), keys)
+            return Inputs(sums.queries + by_queries, *of_keys.put(before, after))
+
+        nothing = jnp.zeros(queries.queries.shape, jnp.float32)
+        pairs = blocks.first_pair[number], blocks.first_pair[number + 1]
+        sums = jax.lax.fori_loop(*pairs, add_pair, gradients._replace(queries=nothing))
+        return sums._replace(queries=block.put_own(gradients.queries, sums.queries))
+
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), inputs)
-    gradients = jax.lax.fori_loop(0, pairs.number, add, zeros)
+    gradients = jax.lax.fori_loop(0, blocks.number, add_block, zeros)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, inputs), None
+
+
+def _columns(x: Float[Array, "R K r B D"]) -> Float[Array, "R K D r*B"]:
+    R, K, _, _, D = x.shape
+    return x.reshape(R, K, -1, D).swapaxes(-1, -2)
 
 
 _attention.defvjp(_forward, _backward)

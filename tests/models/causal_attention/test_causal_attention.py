@@ -23,6 +23,7 @@ from grpo_eqx.models.causal_attention import (
     Visible,
     best_attention,
 )
+from grpo_eqx.models.causal_attention.blocked import BlockCounts, _Blocks
 from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.sharding import parse_mesh
 
@@ -88,6 +89,26 @@ def meeting_blocks(visible: Visible, queries: int, keys: int) -> np.ndarray:
         for i in range(0, T, queries)
     ]
     return np.moveaxis(np.array(blocks), -1, 0)
+
+
+def cut_at_sequences(visible: Visible, size: int) -> list[tuple[int, int]]:
+    """Blocks that all rows are cut into, one after the other."""
+    T = visible.own_start.shape[1]
+    begins = [*np.flatnonzero((visible.own_start == np.arange(T)).any(axis=0)), T]
+    blocks, at = [], 0
+    while at < T:
+        full = min(at + size, T)
+        last = max((x for x in begins if x <= full), default=0)
+        blocks.append((at, last if last - at >= size * 3 / 4 else full))
+        at = blocks[-1][1]
+    return blocks
+
+
+def pairs_of(visible: Visible, blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Pairs of blocks of which any query sees any key in any row, from the mask."""
+    mask = mask_of(visible).any(axis=0)
+    pairs = itertools.product(range(len(blocks)), repeat=2)
+    return [(i, j) for i, j in pairs if mask[slice(*blocks[i]), slice(*blocks[j])].any()]
 
 
 def reference(
@@ -269,10 +290,34 @@ def test_blocks_that_no_query_sees_are_not_computed(
     jax.block_until_ready(result_and_gradients(make(mesh_of()), case(T), visible))
     jax.effects_barrier()
     if make is blocked:  # all rows and heads at once
-        pairs = meeting_blocks(visible, BLOCK, BLOCK).any(axis=0).sum()
+        pairs = len(pairs_of(visible, cut_at_sequences(visible, BLOCK)))
     else:
         pairs = K * meeting_blocks(visible, BLOCK, 128).sum()
     assert len(counted) == products * pairs
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 10**6), T=st.integers(1, 70), size=st.integers(1, 40))
+def test_rows_are_cut_where_sequences_begin(seed: int, T: int, size: int) -> None:
+    visible = random_rows(T, seed)
+    expected = cut_at_sequences(visible, size)
+    found = _Blocks.of(Visible(*map(jnp.asarray, visible)), size)
+    assert list(zip(found.start.tolist(), found.end.tolist(), strict=True))[: len(expected)] == (
+        expected
+    )
+    pairs = pairs_of(visible, expected)
+    assert found.keys[: len(pairs)].tolist() == [key for _, key in pairs]
+    assert BlockCounts.of(Visible(*map(jnp.asarray, visible)), size) == (len(expected), len(pairs))
+
+
+def test_sequences_of_whole_blocks_share_none() -> None:
+    """After a prompt of any length, as long as the end of it leaves no block nearly empty."""
+    visible = nothing_but_itself(63 + 8 * 128)
+    visible.own_start[:] = np.r_[np.zeros(63), np.repeat(np.arange(63, 63 + 8 * 128, 128), 128)]
+    visible.prompt_end[:, 63:] = 63
+    counts = BlockCounts.of(Visible(*map(jnp.asarray, visible)), 64)
+    # A completion's two blocks see each other and the prompt's.
+    assert counts == (1 + 8 * 2, 1 + 8 * (3 + 2))
 
 
 def test_blocks_that_no_query_sees_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
