@@ -425,8 +425,7 @@ class CausalLM(eqx.Module):
         if isinstance(self.output_table, RoundedTable):
             logits = self.output_table.project(hidden)
         else:
-            head = self.head.astype(hidden.dtype)
-            logits = jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
+            logits = _logits(hidden, self.head.astype(hidden.dtype))
         return soft_capped(logits, self.config.logit_softcap)
 
 
@@ -447,6 +446,29 @@ def _seen(lengths: np.ndarray, window: int | None) -> np.ndarray:
     """Counts the pairs of a query and a key that it sees, in sequences of these lengths."""
     within = lengths if window is None else np.minimum(lengths, window)
     return within * (within + 1) / 2 + (lengths - within) * within
+
+
+def _logits(
+    hidden: Float[Array, "*batch H"], head: Float[Array, "V H"]
+) -> Float[Array, "*batch V"]:
+    if hidden.size >= hidden.shape[-1] ** 2:  # then there are no fewer rows than columns
+        return _logits_by_row(hidden, head)
+    return jax.lax.platform_dependent(hidden, head, cpu=_logits_by_entry, default=_logits_by_row)
+
+
+def _logits_by_row(
+    hidden: Float[Array, "*batch H"], head: Float[Array, "V H"]
+) -> Float[Array, "*batch V"]:
+    return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
+
+
+def _logits_by_entry(
+    hidden: Float[Array, "*batch H"], head: Float[Array, "V H"]
+) -> Float[Array, "*batch V"]:
+    """Computes the same in a form in which XLA's CPU compiler transposes logits, not the head."""
+    logits = jnp.einsum("vh,...h->v...", head, hidden, preferred_element_type=jnp.float32)
+    # Without the barrier, the compiler folds the transposition back into the product.
+    return jnp.moveaxis(jax.lax.optimization_barrier(logits), 0, -1)
 
 
 def _floats(*lengths: np.ndarray) -> list[np.ndarray]:

@@ -5,6 +5,7 @@ import dataclasses
 import math
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -143,9 +144,10 @@ class Rotary(NamedTuple):
             scaled = rope.scaling.frequencies(head_dim, rope.theta)
             frequencies, amplitude = jnp.asarray(scaled, jnp.float32), rope.scaling.amplitude
         angles = positions[..., None].astype(jnp.float32) * frequencies
-        angles = jnp.concatenate([angles, angles], axis=-1)
-        cos, sin = jnp.cos(angles), jnp.sin(angles)
-        return cls(cos, sin) if amplitude == 1 else cls(cos * amplitude, sin * amplitude)
+        waves = jnp.cos(angles) * amplitude, jnp.sin(angles) * amplitude
+        whole = (jnp.concatenate([wave, wave], axis=-1) for wave in waves)
+        # Without the barrier, XLA's CPU compiler computes them anew for each head of a layer.
+        return cls(*jax.lax.optimization_barrier(tuple(whole)))
 
     def rotate(self, x: Float[Array, "*shape heads D"]) -> Float[Array, "*shape heads D"]:
         """Rotates heads, each dimension together with the one half a head away."""
