@@ -66,20 +66,21 @@ def _draw(
     probability that it would have in a single draw. Noise is needed for the parts and for the
     tokens of one, instead of for every token.
     """
+    # A part is every n-th token, so that devices which share the vocabulary all hold some of it.
+    by_part = filled(logits, -1, _PART, -jnp.inf).reshape(*logits.shape[:-1], _PART, -1)
+    num_parts = by_part.shape[-1]
+    highest = by_part.max(axis=(-2, -1))
+    sums = jnp.exp(by_part - highest[..., None, None]).sum(axis=-2)
     # Gumbel-max keeps a draw the same under the rounding noise of another device layout;
     # inverting a cumulative sum over the vocabulary would not.
-    in_parts = filled(logits, -1, _PART, -jnp.inf)
-    in_parts = in_parts.reshape(*logits.shape[:-1], -1, _PART)
-    highest = in_parts.max(axis=(-2, -1))
-    sums = jnp.exp(in_parts - highest[..., None, None]).sum(axis=-1)
-    noise = jnp.vectorize(lambda key: prng.gumbel(key, _PART + sums.shape[-1]), signature="()->(n)")
+    noise = jnp.vectorize(lambda key: prng.gumbel(key, _PART + num_parts), signature="()->(n)")
     of_tokens, of_parts = jnp.split(noise(keys), [_PART], axis=-1)
     part = _first_highest(jnp.log(sums) + of_parts)
-    tokens = jnp.take_along_axis(in_parts, part[..., None, None], axis=-2)[..., 0, :]
-    place = _first_highest(tokens + of_tokens)
-    chosen = jnp.take_along_axis(tokens, place[..., None], axis=-1)[..., 0]
-    # Where logits are NaN, the last place is found, which may be a filled one.
-    token = jnp.minimum(part * _PART + place, logits.shape[-1] - 1)
+    in_part = jnp.take_along_axis(by_part, part[..., None, None], axis=-1)[..., 0]
+    place = _first_highest(in_part + of_tokens)
+    chosen = jnp.take_along_axis(in_part, place[..., None], axis=-1)[..., 0]
+    # Where logits are NaN, the last place of the last part is found, which may be a filled one.
+    token = jnp.minimum(place * num_parts + part, logits.shape[-1] - 1)
     return token, chosen - highest - jnp.log(sums.sum(axis=-1))
 
 
