@@ -13,7 +13,7 @@ _TPU_SUBLANES, _TPU_LANES = 16, 128
 def attention_blocks(
     attention: CausalAttention, model: ModelConfig, length: int
 ) -> tuple[int, int]:
-    """Returns the sizes of the blocks of queries and of keys for rows of `length` tokens.
+    """Returns the largest sizes of blocks of queries and of keys for rows of `length` tokens.
 
     They are those that `BlockedAttention` and `MosaicAttention` choose; for others, a guess.
     """

@@ -116,7 +116,7 @@ class Decoding(Trips):
     max_length: int
     prompt_length: int
     attention_blocks: tuple[int, int]
-    """Sizes of the blocks of queries and of keys in the attention of prompts."""
+    """Sizes of the blocks of queries and of keys in the attention of prompts, at most."""
 
     def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
         loop, sources = path[-1], [_file(each) for each in path]
@@ -187,7 +187,7 @@ class MicroBatches(Trips):
     num_generations: int
     prompt_length: int
     attention_blocks: tuple[int, int]
-    """Sizes of the blocks of queries and of keys in attention."""
+    """Sizes of the blocks of queries and of keys in attention, at most."""
 
     def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
         # What all micro-batches share, as everything is shared by a single one, has left the loop.
@@ -216,16 +216,12 @@ class MicroBatches(Trips):
 
     def _meets(self, packing: Packing) -> Bool[np.ndarray, "rows i j"]:
         """Returns the pairs of blocks of which any query sees any key, in the rows in use."""
-        number = int(packing.number) * self.rows.num_rows
-        own, first, last = _visible(packing, number)
+        fields = _visible(packing, int(packing.number) * self.rows.num_rows)
         queries, keys = self.attention_blocks
-        start = np.arange(0, self.rows.width, keys)
-        itself = np.arange(self.rows.width)[:, None]
-        meets = (own[..., None] < start + keys) & (itself >= start)
-        shown = (first < last)[..., None] & (first[..., None] < start + keys)
-        meets |= shown & (last[..., None] > start)
+        start = jnp.arange(0, self.rows.width, keys)
+        sees = np.asarray(Visible(*map(jnp.asarray, fields)).sees(start, start + keys))
         return np.stack(
-            [meets[:, at : at + queries].any(axis=1) for at in range(0, self.rows.width, queries)],
+            [sees[:, at : at + queries].any(axis=1) for at in range(0, self.rows.width, queries)],
             axis=1,
         )
 
@@ -239,11 +235,16 @@ def _of_blocks(path: _Path, visible: Visible, size: int, which: str) -> Repeats:
     **Arguments:** the loop's path; what is visible in each pass, `[passes, R, T]`; the most
     positions of a block; the words before the body's name.
     """
-    counts = jax.jit(partial(jax.lax.map, lambda x: BlockCounts.of(x, size)))(visible)
+    counts = _block_counts(visible, size)
     of_pairs = sum(_file(loop) == "blocked.py" for loop in path) > 1
     times = float(jnp.sum(counts.pairs if of_pairs else counts.queries))
     name = "pair of blocks" if of_pairs else "block of queries"
     return Repeats(which + name, Range(times, times))
+
+
+@partial(jax.jit, static_argnames="size")
+def _block_counts(visible: Visible, size: int) -> BlockCounts:
+    return jax.lax.map(lambda x: BlockCounts.of(x, size), visible)
 
 
 def _visible(

@@ -7,7 +7,6 @@ is ever materialized.
 """
 
 import functools
-import math
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -28,8 +27,6 @@ from grpo_eqx.models.tiles import even_tile, filled
 Arrays = TypeVar("Arrays")
 _VECTOR = 16
 """Float32 numbers in a CPU's widest vectors."""
-_LEAST_FILLED = 3 / 4
-"""Share of a block that is filled where it ends early."""
 _Index = Int[Array, ""] | int
 
 
@@ -54,12 +51,12 @@ class BlockedAttention(CausalAttention):
 class _Block(NamedTuple):
     """Block of positions, which are the second-to-last axis of every array.
 
-    What is cut out has one size. Of a smaller block, it holds neighboring positions too.
+    Slices have one size: that of a smaller block also holds positions of its neighbors.
     """
 
     size: int
     first: Int[Array, ""]
-    """First position that is cut out."""
+    """First position of the slice."""
     start: Int[Array, ""]
     end: Int[Array, ""]
 
@@ -69,7 +66,7 @@ class _Block(NamedTuple):
 
     @property
     def holds(self) -> Bool[Array, " B"]:
-        """Whether each position that is cut out is the block's own."""
+        """Whether each position of the slice is the block's own."""
         return (self.positions >= self.start) & (self.positions < self.end)
 
     def cut(self, tree: Arrays) -> Arrays:
@@ -130,24 +127,24 @@ class _Blocks(NamedTuple):
 def _cut_at_sequences(visible: Visible, size: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
     """Returns starts and ends of blocks of at most `size` positions.
 
-    A block ends early where a sequence begins, unless that leaves too much of it empty: a block
-    with the end of one sequence and the start of the next sees the keys of both.
+    A block ends early where a sequence begins in half of the rows, if it is then at least half
+    full: a block with the end of one sequence and the start of the next sees the keys of both.
     """
     T = visible.own_start.shape[1]
     if size >= T:
         return jnp.zeros(1, jnp.int32), jnp.full(1, T, jnp.int32)
     positions = jnp.arange(T + 1, dtype=jnp.int32)
-    begins = (visible.own_start == positions[:T]).any(axis=0)
+    begins = jnp.mean(visible.own_start == positions[:T], axis=0) >= 0.5
     last_begin = jax.lax.cummax(jnp.append(jnp.where(begins, positions[:T], 0), T))
     full = jnp.minimum(positions + size, T)
-    least = math.ceil(size * _LEAST_FILLED)
-    end = jnp.where(last_begin[full] >= positions + least, last_begin[full], full)
-    _, start = jax.lax.scan(lambda at, _: (end[at], at), jnp.int32(0), length=-(-T // least))
+    half = size - size // 2
+    end = jnp.where(last_begin[full] >= positions + half, last_begin[full], full)
+    _, start = jax.lax.scan(lambda at, _: (end[at], at), jnp.int32(0), length=-(-T // half))
     return start, end[start]
 
 
 class BlockCounts(NamedTuple):
-    """Trips of the loops over blocks."""
+    """Trips of the loops over blocks in a pass."""
 
     queries: Int[Array, "*calls"]
     """Blocks of queries."""
@@ -156,7 +153,7 @@ class BlockCounts(NamedTuple):
 
     @classmethod
     def of(cls, visible: Visible, size: int) -> "BlockCounts":
-        """Counts them in a pass over rows, cut into blocks of at most `size` positions."""
+        """Counts those over rows in which blocks have at most `size` positions."""
         blocks = _Blocks.of(visible, size)
         return cls(blocks.number, blocks.first_pair[-1])
 
@@ -216,8 +213,8 @@ def _forward(
     return attended, Residuals(inputs, visible, attended, logsumexp[..., 0])
 
 
-class _Known(NamedTuple):
-    """What the backward pass knows of queries."""
+class _Slopes(NamedTuple):
+    """Values per query that the backward pass needs besides the queries."""
 
     slope: Float[Array, "R K r T D"]
     """Gradient with respect to the queries' results."""
@@ -248,21 +245,21 @@ def _backward(
     inputs, visible, _, logsumexp = residuals
     dtype, scale = inputs.queries.dtype, inputs.queries.shape[-1] ** -0.5
     blocks = _Blocks.of(visible, size)
-    of_all = _Known(slope, logsumexp[..., None], residuals.inner(slope)[..., None])
+    slopes = _Slopes(slope, logsumexp[..., None], residuals.inner(slope)[..., None])
 
     def add_block(number: _Index, gradients: Inputs) -> Inputs:
         block = blocks.at(number)
-        queries, known = _Queries.at(block, inputs, visible), block.cut(of_all)
+        queries, of_block = _Queries.at(block, inputs, visible), block.cut(slopes)
         # Transposed once: XLA's CPU compiler copies the left operand to transpose it.
         columns = jax.lax.optimization_barrier(
-            (_columns(queries.queries), _columns(known.slope)),
+            (_columns(queries.queries), _columns(of_block.slope)),
         )
 
         def add_pair(pair: _Index, sums: Inputs) -> Inputs:
             of_keys = blocks.at(blocks.keys[pair])
             keys, values = of_keys.cut((inputs.keys, inputs.values))
             scores = queries.scores(keys, of_keys, softcap)
-            weights, by_scores = known.weights(scores, values, softcap, scale)
+            weights, by_scores = of_block.weights(scores, values, softcap, scale)
             rows = [x.astype(dtype).reshape(*x.shape[:2], -1, size) for x in (by_scores, weights)]
             # Without the barrier, the compiler swaps the operands back.
             more = jax.lax.optimization_barrier(
