@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
+from grpo_eqx.models.base import _logits_by_entry, _logits_by_row
 from grpo_eqx.models.causal_attention import Visible
 from grpo_eqx.models.decoder import Decoder
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
@@ -131,3 +132,11 @@ def test_flops_are_those_that_xla_counts() -> None:
     flops = config.update_flops(np.full(P, T), np.full((P, G), T))
     assert counted(forward) == pytest.approx(flops / 3, rel=0.03)
     assert counted(jax.value_and_grad(forward)) == pytest.approx(flops, rel=0.03)
+
+
+def test_both_orders_of_the_product_give_the_same_logits() -> None:
+    rng = np.random.default_rng(1)
+    hidden = jnp.asarray(rng.normal(size=(2, 3, 8)), jnp.float32)
+    head = jnp.asarray(rng.normal(size=(20, 8)), jnp.float32)
+    found, expected = _logits_by_entry(hidden, head), _logits_by_row(hidden, head)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
