@@ -17,8 +17,8 @@ from grpo_eqx.setting_types import (
 )
 
 _PART = 512
-"""Tokens of a part of the vocabulary: about the square root of a large one's size. Another number
-would give other draws."""
+"""Tokens of a part of a larger vocabulary: about the square root of a large one's size. Another
+number would give other draws."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,13 +54,25 @@ def sample_tokens(
     if sampling.temperature == 0:
         tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
-    return _draw(_truncate(logits.astype(jnp.float32) / sampling.temperature, sampling), keys)
+    logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
+    return (_draw if logits.shape[-1] <= _PART else _draw_in_stages)(logits, keys)
 
 
 def _draw(
     logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"]
 ) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
-    """Draws a part of the vocabulary, then a token of that part, and returns its log-prob.
+    """Draws tokens, and returns their log-probs."""
+    # Gumbel-max keeps a draw the same under the rounding noise of another device layout;
+    # inverting a cumulative sum over the vocabulary would not.
+    tokens = _first_highest(logits + _noise(keys, logits.shape[-1]))
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    return tokens, chosen - jax.nn.logsumexp(logits, axis=-1)
+
+
+def _draw_in_stages(
+    logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"]
+) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
+    """Draws parts of the vocabulary, then a token of each, and returns their log-probs.
 
     The logit of a part is the logarithm of its sum of exponentials, so each token has the
     probability that it would have in a single draw. Noise is needed for the parts and for the
@@ -71,17 +83,18 @@ def _draw(
     num_parts = by_part.shape[-1]
     highest = by_part.max(axis=(-2, -1))
     sums = jnp.exp(by_part - highest[..., None, None]).sum(axis=-2)
-    # Gumbel-max keeps a draw the same under the rounding noise of another device layout;
-    # inverting a cumulative sum over the vocabulary would not.
-    noise = jnp.vectorize(lambda key: prng.gumbel(key, _PART + num_parts), signature="()->(n)")
-    of_tokens, of_parts = jnp.split(noise(keys), [_PART], axis=-1)
+    of_tokens, of_parts = jnp.split(_noise(keys, _PART + num_parts), [_PART], axis=-1)
     part = _first_highest(jnp.log(sums) + of_parts)
     in_part = jnp.take_along_axis(by_part, part[..., None, None], axis=-1)[..., 0]
     place = _first_highest(in_part + of_tokens)
     chosen = jnp.take_along_axis(in_part, place[..., None], axis=-1)[..., 0]
     # Where logits are NaN, the last place of the last part is found, which may be a filled one.
-    token = jnp.minimum(place * num_parts + part, logits.shape[-1] - 1)
-    return token, chosen - highest - jnp.log(sums.sum(axis=-1))
+    tokens = jnp.minimum(place * num_parts + part, logits.shape[-1] - 1)
+    return tokens, chosen - highest - jnp.log(sums.sum(axis=-1))
+
+
+def _noise(keys: Key[Array, "*batch"], size: int) -> Float[Array, "*batch {size}"]:
+    return jnp.vectorize(lambda key: prng.gumbel(key, size), signature="()->(n)")(keys)
 
 
 def _first_highest(scores: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
