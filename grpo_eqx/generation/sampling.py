@@ -16,9 +16,10 @@ from grpo_eqx.setting_types import (
     convert_settings,
 )
 
-_PART = 512
-"""Tokens of a part of a larger vocabulary: about the square root of a large one's size. Another
-number would give other draws."""
+_MOST_IN_ONE_STAGE = 512
+"""Tokens of the largest vocabulary that is not drawn from in parts."""
+_PART = 128
+"""Tokens of a part of a larger one. Another number would give other draws."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,9 @@ def sample_tokens(
         tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
     logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
-    return (_draw if logits.shape[-1] <= _PART else _draw_in_stages)(logits, keys)
+    if logits.shape[-1] > _MOST_IN_ONE_STAGE:
+        return _draw_in_stages(logits, keys)
+    return _draw(logits, keys)
 
 
 def _draw(

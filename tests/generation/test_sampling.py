@@ -73,7 +73,7 @@ def test_of_equally_likely_tokens_truncation_keeps_the_first(
 
 
 def test_entries_of_several_parts_have_their_probabilities() -> None:
-    """Pearson's chi-square over all entries of a vocabulary that fills two parts and a half."""
+    """Pearson's chi-square over all entries of a vocabulary of ten parts."""
     vocab_size, count = 1280, 200_000
     logits = jax.random.normal(make_key(4), (vocab_size,)).at[::7].set(-jnp.inf)
     draws = jax.jit(lambda keys: sample_tokens(jnp.broadcast_to(logits, (1000, 1280)), keys, ALL))
