@@ -65,10 +65,7 @@ def _draw(
     logits: Float[Array, "*batch V"], keys: Key[Array, "*batch"]
 ) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
     """Draws tokens, and returns their log-probs."""
-    # Gumbel-max keeps a draw the same under the rounding noise of another device layout;
-    # inverting a cumulative sum over the vocabulary would not.
-    tokens = _first_highest(logits + _noise(keys, logits.shape[-1]))
-    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0]
+    tokens, chosen = _drawn(logits, _noise(keys, logits.shape[-1]))
     return tokens, chosen - jax.nn.logsumexp(logits, axis=-1)
 
 
@@ -87,13 +84,22 @@ def _draw_in_stages(
     highest = by_part.max(axis=(-2, -1))
     sums = jnp.exp(by_part - highest[..., None, None]).sum(axis=-2)
     of_tokens, of_parts = jnp.split(_noise(keys, _PART + num_parts), [_PART], axis=-1)
-    part = _first_highest(jnp.log(sums) + of_parts)
+    part, _ = _drawn(jnp.log(sums), of_parts)
     in_part = jnp.take_along_axis(by_part, part[..., None, None], axis=-1)[..., 0]
-    place = _first_highest(in_part + of_tokens)
-    chosen = jnp.take_along_axis(in_part, place[..., None], axis=-1)[..., 0]
+    place, chosen = _drawn(in_part, of_tokens)
     # Where logits are NaN, the last place of the last part is found, which may be a filled one.
     tokens = jnp.minimum(place * num_parts + part, logits.shape[-1] - 1)
     return tokens, chosen - highest - jnp.log(sums.sum(axis=-1))
+
+
+def _drawn(
+    logits: Float[Array, "*batch n"], noise: Float[Array, "*batch n"]
+) -> tuple[Int[Array, "*batch"], Float[Array, "*batch"]]:
+    """Returns the indices that Gumbel noise selects, and their logits."""
+    # Gumbel-max keeps a draw the same under the rounding noise of another device layout;
+    # inverting a cumulative sum over the vocabulary would not.
+    index = _first_highest(logits + noise)
+    return index, jnp.take_along_axis(logits, index[..., None], axis=-1)[..., 0]
 
 
 def _noise(keys: Key[Array, "*batch"], size: int) -> Float[Array, "*batch {size}"]:

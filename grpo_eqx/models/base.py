@@ -448,14 +448,14 @@ def _seen(lengths: np.ndarray, window: int | None) -> np.ndarray:
     return within * (within + 1) / 2 + (lengths - within) * within
 
 
-_FEW_ROWS = 8
+_COLUMNS_PER_ROW = 8
 """Columns of the head for each row of hidden states from which on transposing logits is faster."""
 
 
 def _logits(
     hidden: Float[Array, "*batch H"], head: Float[Array, "V H"]
 ) -> Float[Array, "*batch V"]:
-    few = _FEW_ROWS * hidden.size <= hidden.shape[-1] ** 2
+    few = _COLUMNS_PER_ROW * hidden.size <= hidden.shape[-1] ** 2
     if not few or hidden.dtype != jnp.float32:
         return _logits_by_row(hidden, head)
     return jax.lax.platform_dependent(hidden, head, cpu=_logits_by_entry, default=_logits_by_row)

@@ -118,6 +118,10 @@ class _Blocks(NamedTuple):
     def number(self) -> Int[Array, ""]:
         return jnp.sum(self.start < self.length)
 
+    def pairs(self, index: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """Returns the first pair of a block of queries, and the end of its pairs."""
+        return self.first_pair[index], self.first_pair[index + 1]
+
     def at(self, index: _Index) -> _Block:
         start = self.start[index]
         first = jnp.minimum(start, self.length - self.size)
@@ -204,8 +208,7 @@ def _forward(
             return part.updated(scores, values, "rkgts,rksd->rkgtd")
 
         nothing = RunningSoftmax.over_nothing(queries.queries)
-        pairs = blocks.first_pair[number], blocks.first_pair[number + 1]
-        part = jax.lax.fori_loop(*pairs, add_pair, nothing)
+        part = jax.lax.fori_loop(*blocks.pairs(number), add_pair, nothing)
         return block.put_own(results, (part.attended(inputs.queries.dtype), part.logsumexp()))
 
     start = jnp.zeros_like(inputs.queries), jnp.zeros((*inputs.queries.shape[:-1], 1), jnp.float32)
@@ -271,8 +274,9 @@ def _backward(
             return Inputs(sums.queries + by_queries, *of_keys.put(before, after))
 
         nothing = jnp.zeros(queries.queries.shape, jnp.float32)
-        pairs = blocks.first_pair[number], blocks.first_pair[number + 1]
-        sums = jax.lax.fori_loop(*pairs, add_pair, gradients._replace(queries=nothing))
+        sums = jax.lax.fori_loop(
+            *blocks.pairs(number), add_pair, gradients._replace(queries=nothing)
+        )
         return sums._replace(queries=block.put_own(gradients.queries, sums.queries))
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), inputs)
