@@ -332,9 +332,10 @@ def _backward(
             of_rows = layout.sum_over_tokens(of_rows).astype(head.dtype)
             return of_hidden, slices.write(of_head, of_rows, index)
 
-        start = jnp.zeros(cut.hidden.shape, jnp.float32), jnp.zeros_like(head)
+        count, n, H = cut.hidden.shape
+        start = jnp.zeros((count, H, n), jnp.float32), jnp.zeros_like(head)
         of_hidden, of_head = jax.lax.fori_loop(0, slices.count, add_slice, start)
-        of_hidden = layout.sum_over_vocabulary_axis(of_hidden.reshape(-1, hidden.shape[-1]))
+        of_hidden = layout.sum_over_vocabulary_axis(of_hidden.swapaxes(1, 2).reshape(-1, H))
         return of_hidden[: ids.size].reshape(hidden.shape).astype(hidden.dtype), of_head
 
     tokens = layout.tokens
@@ -371,11 +372,14 @@ class _HeadSlice(NamedTuple):
 def _slice_gradients(
     cut: _TokenTiles,
     slice_: _HeadSlice,
-    of_hidden: Float[Array, "tiles n H"],
+    of_hidden: Float[Array, "tiles H n"],
     temperature: float,
     tiles: Tiles,
-) -> tuple[Float[Array, "tiles n H"], Float[Array, "v H"]]:
-    """Adds a slice's part to the hidden states' gradient; returns that and the slice's own."""
+) -> tuple[Float[Array, "tiles H n"], Float[Array, "v H"]]:
+    """Adds a slice's part to the hidden states' gradient; returns that and the slice's own.
+
+    The former is transposed: XLA's CPU compiler would transpose the scores' gradient for it.
+    """
     rows = slice_.rows
     new = jnp.arange(len(rows)) >= slice_.first_new
     new_rows = jnp.where(new[:, None], rows, 0)
@@ -385,7 +389,7 @@ def _slice_gradients(
         hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
         ds = tiles.score_gradient(hidden, rows, ids - slice_.start, gradient, temperature)
         of_rows += product("vn,nh->vh", ds, hidden)
-        of_tokens = of_hidden[tile] + product("vn,vh->nh", ds, new_rows)
+        of_tokens = of_hidden[tile] + product("vn,vh->hn", ds, new_rows)
         return jax.lax.dynamic_update_index_in_dim(of_hidden, of_tokens, tile, 0), of_rows
 
     start = of_hidden, jnp.zeros(rows.shape, jnp.float32)
