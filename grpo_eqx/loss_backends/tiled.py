@@ -378,7 +378,8 @@ def _slice_gradients(
 ) -> tuple[Float[Array, "tiles H n"], Float[Array, "v H"]]:
     """Adds a slice's part to the hidden states' gradient; returns that and the slice's own.
 
-    The former is transposed: XLA's CPU compiler would transpose the scores' gradient for it.
+    The former is transposed: otherwise XLA's CPU compiler makes a strided copy of the scores'
+    gradient.
     """
     rows = slice_.rows
     new = jnp.arange(len(rows)) >= slice_.first_new
