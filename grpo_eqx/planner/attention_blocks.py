@@ -1,5 +1,7 @@
 """Sizes of the blocks in which attention over whole sequences skips what no query sees."""
 
+from typing import NamedTuple
+
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.causal_attention.mosaic_tpu import MosaicAttention
@@ -10,19 +12,28 @@ _CPU_VECTOR = 16
 _TPU_SUBLANES, _TPU_LANES = 16, 128
 
 
+class AttentionBlocks(NamedTuple):
+    """Sizes of blocks, at most, in positions."""
+
+    queries: int
+    keys: int
+    wide: int = 1
+    """Blocks in a wide one, or 1 (`BlockedAttention.wide`)."""
+
+
 def attention_blocks(
     attention: CausalAttention, model: ModelConfig, length: int
-) -> tuple[int, int]:
-    """Returns the largest sizes of blocks of queries and of keys for rows of `length` tokens.
+) -> AttentionBlocks:
+    """Returns the sizes of blocks for rows of `length` tokens.
 
     They are those that `BlockedAttention` and `MosaicAttention` choose; for others, a guess.
     """
     if isinstance(attention, BlockedAttention):
         size = min(attention.block, even_tile(length, attention.block, _CPU_VECTOR))
-        return size, size
+        return AttentionBlocks(size, size, attention.wide)
     if isinstance(attention, MosaicAttention):
         repeats = model.num_attention_heads // model.num_key_value_heads
         queries = even_tile(length, attention.query_block // repeats, _TPU_SUBLANES)
         padded = -(-length // queries) * queries
-        return queries, even_tile(padded, attention.key_block, _TPU_LANES)
-    return _OTHER, _OTHER
+        return AttentionBlocks(queries, even_tile(padded, attention.key_block, _TPU_LANES))
+    return AttentionBlocks(_OTHER, _OTHER)

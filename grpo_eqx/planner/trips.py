@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 from grpo_eqx.models.causal_attention import Visible
 from grpo_eqx.models.causal_attention.blocked import BlockCounts
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
+from grpo_eqx.planner.attention_blocks import AttentionBlocks
 from grpo_eqx.planner.work import ATTENTION, Level, Loop
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
@@ -63,26 +64,25 @@ class Trips(abc.ABC):
         **Arguments:** a program's levels; the tokens of a completion, on average. The tokens of the
         longest are between these and `max_completion_length`.
         """
-        paths = {open_loops(level.loops): None for level in levels}
-        outer = list(dict.fromkeys(path[0] for path in paths if path))
-        return {path: self._repeats(path, outer, length) for path in paths}
+        paths = list(dict.fromkeys(open_loops(level.loops) for level in levels))
+        return {path: self._repeats(path, paths, length) for path in paths}
 
-    def _repeats(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats:
+    def _repeats(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats:
         if not path:
             return Repeats("once", ONCE)
-        known = self.of_body(path, outer, length)
+        known = self.of_body(path, paths, length)
         if known is not None:
             return known
-        before = self._repeats(path[:-1], outer, length)
+        before = self._repeats(path[:-1], paths, length)
         # Nothing is known of it, as of a loop in a user's loss backend.
         where = f"loop at {path[-1].source or path[-1].name}, counted once"
         return Repeats(where, before.times)
 
     @abc.abstractmethod
-    def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
+    def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
         """Returns how often the body of the last loop of a path runs, `None` if it is unknown.
 
-        **Arguments:** the path of open loops; all outermost open loops, in order; the tokens of a
+        **Arguments:** the path of open loops; those of the whole program, in order; the tokens of a
         completion.
         """
 
@@ -94,7 +94,7 @@ class Trips(abc.ABC):
     def from_json(fields: Mapping[str, Any]) -> "Trips":
         """Inverts `to_json`."""
         own: dict[str, Any] = dict(fields)
-        own["attention_blocks"] = tuple(own["attention_blocks"])
+        own["attention_blocks"] = AttentionBlocks(*own["attention_blocks"])
         if "rows" not in own:
             return Decoding(**own)
         own["rows"] = RowShape(**own["rows"])
@@ -115,13 +115,14 @@ class Decoding(Trips):
     """Parts of the slots that are refilled on their own."""
     max_length: int
     prompt_length: int
-    attention_blocks: tuple[int, int]
-    """Sizes of the blocks of queries and of keys in the attention of prompts, at most."""
+    attention_blocks: AttentionBlocks
+    """Those of the prompts."""
 
-    def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
+    def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
         loop, sources = path[-1], [_file(each) for each in path]
         if loop.source == ATTENTION or sources[-1] == "blocked.py":
-            return self._of_prompts(path)
+            return self._of_prompts(path, paths)
+        outer = dict.fromkeys(each[0] for each in paths if each)
         tokens = [each for each in outer if _file(each) == "engine.py"]
         if sources[0] != "engine.py":
             return None
@@ -134,12 +135,12 @@ class Decoding(Trips):
             return Repeats("each refill", self._refills(length))
         return decoded if sources[-1] == "engine.py" else None
 
-    def _of_prompts(self, path: _Path) -> Repeats:
+    def _of_prompts(self, path: _Path, paths: Sequence[_Path]) -> Repeats:
         if path[-1].source != ATTENTION:
             zeros = jnp.zeros((1, 1, self.prompt_length), jnp.int32)
             whole = Visible(zeros, zeros, zeros)
-            return _of_blocks(path, whole, self.attention_blocks[0], "prompts' ")
-        queries, keys = self.attention_blocks
+            return _of_blocks(path, paths, whole, self.attention_blocks, "prompts' ")
+        queries, keys, _ = self.attention_blocks
         visible = np.arange(0, self.prompt_length, keys) < np.arange(
             queries, self.prompt_length + queries, queries
         ).clip(max=self.prompt_length).reshape(-1, 1)
@@ -186,10 +187,9 @@ class MicroBatches(Trips):
     num_prompts: int
     num_generations: int
     prompt_length: int
-    attention_blocks: tuple[int, int]
-    """Sizes of the blocks of queries and of keys in attention, at most."""
+    attention_blocks: AttentionBlocks
 
-    def of_body(self, path: _Path, outer: Sequence[Loop], length: int) -> Repeats | None:
+    def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
         # What all micro-batches share, as everything is shared by a single one, has left the loop.
         packing = self._packing(length)
         number = float(packing.number)
@@ -203,7 +203,7 @@ class MicroBatches(Trips):
             fields = _visible(packing, int(number) * self.rows.num_rows)
             shape = -1, self.rows.num_rows, self.rows.width
             visible = Visible(*(jnp.asarray(x.reshape(shape), jnp.int32) for x in fields))
-            return _of_blocks(path, visible, self.attention_blocks[0], "each ")
+            return _of_blocks(path, paths, visible, self.attention_blocks, "each ")
         return None
 
     def number(self, length: int) -> int:
@@ -217,7 +217,7 @@ class MicroBatches(Trips):
     def _meets(self, packing: Packing) -> Bool[np.ndarray, "rows i j"]:
         """Returns the pairs of blocks of which any query sees any key, in the rows in use."""
         fields = _visible(packing, int(packing.number) * self.rows.num_rows)
-        queries, keys = self.attention_blocks
+        queries, keys, _ = self.attention_blocks
         start = jnp.arange(0, self.rows.width, keys)
         sees = np.asarray(Visible(*map(jnp.asarray, fields)).sees(start, start + keys))
         return np.stack(
@@ -229,22 +229,40 @@ class MicroBatches(Trips):
         return dataclasses.asdict(self)
 
 
-def _of_blocks(path: _Path, visible: Visible, size: int, which: str) -> Repeats:
+def _of_blocks(
+    path: _Path,
+    paths: Sequence[_Path],
+    visible: Visible,
+    blocks: AttentionBlocks,
+    which: str,
+) -> Repeats:
     """Returns the repeats of a loop over blocks of queries, or of the loop over pairs in it.
 
-    **Arguments:** the loop's path; what is visible in each pass, `[passes, R, T]`; the most
-    positions of a block; the words before the body's name.
+    **Arguments:** the loop's path; those of the whole program, in order; what is visible in each
+    pass, `[passes, R, T]`; the sizes of blocks; the words before the body's name.
     """
-    counts = _block_counts(visible, size)
-    of_pairs = sum(_file(loop) == "blocked.py" for loop in path) > 1
-    times = float(jnp.sum(counts.pairs if of_pairs else counts.queries))
+    over_queries = next(i for i, loop in enumerate(path, 1) if _file(loop) == "blocked.py")
+    # Each pass has a loop for each width of blocks, one after the other.
+    loops = _blocked_loops(path[: over_queries - 1], paths)
+    of_widths = _block_counts(visible, blocks.queries, blocks.wide)
+    width = loops.index(path[:over_queries]) % len(of_widths)
+    of_pairs = len(path) > over_queries
+    times = float(jnp.sum(of_widths[width].pairs if of_pairs else of_widths[width].queries))
     name = "pair of blocks" if of_pairs else "block of queries"
-    return Repeats(which + name, Range(times, times))
+    wide = "wide " if width < len(of_widths) - 1 else ""
+    return Repeats(which + wide + name, Range(times, times))
 
 
-@partial(jax.jit, static_argnames="size")
-def _block_counts(visible: Visible, size: int) -> BlockCounts:
-    return jax.lax.map(lambda x: BlockCounts.of(x, size), visible)
+def _blocked_loops(parent: _Path, paths: Sequence[_Path]) -> list[_Path]:
+    """Returns the paths of the loops over blocks of queries directly in a path, in order."""
+    depth = len(parent) + 1
+    inner = (each[:depth] for each in paths if len(each) >= depth and each[: depth - 1] == parent)
+    return [each for each in dict.fromkeys(inner) if _file(each[-1]) == "blocked.py"]
+
+
+@partial(jax.jit, static_argnames=("size", "wide"))
+def _block_counts(visible: Visible, size: int, wide: int) -> list[BlockCounts]:
+    return jax.lax.map(lambda x: BlockCounts.of_levels(x, size, wide), visible)
 
 
 def _visible(

@@ -1,14 +1,16 @@
 """How often open loops run."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.causal_attention.base import Inputs
 from grpo_eqx.models.causal_attention.blocked import BlockCounts
-from grpo_eqx.planner.attention_blocks import attention_blocks
-from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips
-from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work
+from grpo_eqx.planner.attention_blocks import AttentionBlocks, attention_blocks
+from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips, open_loops
+from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work, work_levels
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import Rows
@@ -32,7 +34,7 @@ def decoding(num_slots: int) -> Decoding:
         num_shards=2,
         max_length=512,
         prompt_length=300,
-        attention_blocks=(128, 128),
+        attention_blocks=AttentionBlocks(128, 128),
     )
 
 
@@ -89,5 +91,38 @@ def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(tiny_run, le
     expected = np.zeros(2)
     for index in range(int(packing.number)):
         visible = Rows.of(packing, jnp.int32(index), 4).visible
-        expected += BlockCounts.of(visible, blocks[0])
+        (counts,) = BlockCounts.of_levels(visible, blocks.queries)
+        expected += counts
     assert found == [Range(times, times) for times in expected]
+
+
+def test_pairs_of_wide_blocks_are_counted_as_such(tiny_run) -> None:
+    """In a compiled program, by the work of all pairs, forward and backward."""
+    K, repeats, D, wide = 2, 3, 8, 3
+    rows = RowShape.of(
+        1, 4, prompt_length=90, completion_length=40, num_shards=1, size=4, most_tokens=512
+    )
+    packing = Packing.plan(np.full(1, 90), np.full((1, 4), 40), rows)
+    assert int(packing.number) == 1
+    R, visible = rows.num_rows, Rows.of(packing, jnp.int32(0), 4).visible
+    attention = BlockedAttention(16, wide)
+    size = attention_blocks(attention, tiny_run().model, rows.width).queries
+
+    @jax.jit
+    @jax.grad
+    def gradient(inputs: Inputs) -> jax.Array:
+        return attention.attend(inputs, visible, None).sum()
+
+    keys = jnp.ones((R, K, rows.width, D))
+    of_loops = gradient.lower(Inputs(jnp.ones((R, K, repeats, rows.width, D)), keys, keys))
+    levels = work_levels(of_loops.compile().as_text(), lambda *_: None)
+    trips = MicroBatches(
+        rows=rows, num_prompts=1, num_generations=4, prompt_length=90,
+        attention_blocks=AttentionBlocks(size, size, wide),
+    )  # fmt: skip
+    found = trips.repeats(levels, 40)
+    flops = sum(level.work.flops * found[open_loops(level.loops)].times.least for level in levels)
+    wider, narrow = BlockCounts.of_levels(visible, size, wide)
+    assert wider.pairs > 0
+    of_pair = (2 + 5) * 2 * R * K * repeats * size**2 * D
+    assert flops == of_pair * (int(narrow.pairs) + wide**2 * int(wider.pairs))

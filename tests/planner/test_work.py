@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from grpo_eqx.planner.attention_blocks import AttentionBlocks
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates, program_time
 from grpo_eqx.planner.trips import Decoding
@@ -297,7 +298,7 @@ DECODING = Decoding(
     num_shards=1,
     max_length=32,
     prompt_length=8,
-    attention_blocks=(8, 8),
+    attention_blocks=AttentionBlocks(8, 8),
 )
 
 

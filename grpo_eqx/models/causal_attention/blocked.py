@@ -35,6 +35,9 @@ class BlockedAttention(CausalAttention):
 
     block: int = 128
     """Maximum number of positions in a block; by default, the width of matrix units."""
+    wide: int = 1
+    """Number of neighboring blocks in a wide block. A pair of wide blocks is computed at once where
+    every pair of their blocks is needed. With 1, there are no wide blocks."""
 
     def attend(
         self, inputs: Inputs, visible: Visible, softcap: float | None
@@ -45,7 +48,7 @@ class BlockedAttention(CausalAttention):
         if size > T:
             inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
             visible = visible.filled(size)
-        return _attention(size, softcap, inputs, visible)[..., :T, :]
+        return _attention(size, self.wide, softcap, inputs, visible)[..., :T, :]
 
 
 class _Block(NamedTuple):
@@ -90,7 +93,7 @@ class _Block(NamedTuple):
 
 
 class _Blocks(NamedTuple):
-    """Blocks that all rows are cut into, and the pairs of which any query of any row sees a key."""
+    """Blocks that all rows are cut into, one after the other."""
 
     size: int
     """Most positions of a block."""
@@ -99,33 +102,75 @@ class _Blocks(NamedTuple):
     start: Int[Array, " n"]
     """First positions, or `length` where no block is left."""
     end: Int[Array, " n"]
-    keys: Int[Array, " pairs"]
-    """Blocks of keys, in the order of the blocks of queries that see any of them."""
-    first_pair: Int[Array, " n+1"]
-    """Index of each block of queries' first pair, and the number of pairs."""
 
     @classmethod
     def of(cls, visible: Visible, size: int) -> "_Blocks":
-        start, end = _cut_at_sequences(visible, size)
-        positions = start[:, None] + jnp.arange(size, dtype=jnp.int32)
-        seen = visible.sees(start, end).any(axis=0).at[positions].get(mode="fill", fill_value=False)
-        pairs = (seen & (positions < end[:, None])[..., None]).any(axis=1)
-        _, keys = jnp.nonzero(pairs, size=len(pairs) * (len(pairs) + 1) // 2, fill_value=0)
-        first_pair = jnp.append(0, jnp.cumsum(pairs.sum(axis=1)))
-        return cls(size, visible.own_start.shape[1], start, end, keys, first_pair)
+        return cls(size, visible.own_start.shape[1], *_cut_at_sequences(visible, size))
+
+    @property
+    def exist(self) -> Bool[Array, " n"]:
+        return self.start < self.length
 
     @property
     def number(self) -> Int[Array, ""]:
-        return jnp.sum(self.start < self.length)
-
-    def pairs(self, index: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
-        """Returns the first pair of a block of queries, and the end of its pairs."""
-        return self.first_pair[index], self.first_pair[index + 1]
+        return jnp.sum(self.exist)
 
     def at(self, index: _Index) -> _Block:
         start = self.start[index]
         first = jnp.minimum(start, self.length - self.size)
         return _Block(self.size, first, start, self.end[index])
+
+    def joined(self, wide: int) -> "_Blocks":
+        """Returns blocks of `wide` neighbors each; the last may have fewer."""
+        last = jnp.arange(wide - 1, len(self.end) + wide - 1, wide)
+        end = self.end.at[last].get(mode="clip")
+        return _Blocks(min(wide * self.size, self.length), self.length, self.start[::wide], end)
+
+    def meet(self, visible: Visible) -> Bool[Array, "n n"]:
+        """Returns the pairs of which any query of any row sees a key."""
+        positions = self.start[:, None] + jnp.arange(self.size, dtype=jnp.int32)
+        sees = visible.sees(self.start, self.end).any(axis=0)
+        seen = sees.at[positions].get(mode="fill", fill_value=False)
+        return (seen & (positions < self.end[:, None])[..., None]).any(axis=1)
+
+
+class _Level(NamedTuple):
+    """Blocks of one width, and the pairs of them that a pass computes."""
+
+    blocks: _Blocks
+    keys: Int[Array, " pairs"]
+    """Blocks of keys, in the order of the blocks of queries."""
+    first_pair: Int[Array, " n+1"]
+    """Index of each block of queries' first pair, and the number of pairs."""
+
+    @classmethod
+    def of(cls, blocks: _Blocks, pairs: Bool[Array, "n n"]) -> "_Level":
+        _, keys = jnp.nonzero(pairs, size=len(pairs) * (len(pairs) + 1) // 2, fill_value=0)
+        return cls(blocks, keys, jnp.append(0, jnp.cumsum(pairs.sum(axis=1))))
+
+    def pairs(self, index: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
+        """Returns the first pair of a block of queries, and the end of its pairs."""
+        return self.first_pair[index], self.first_pair[index + 1]
+
+
+def _levels(visible: Visible, size: int, wide: int) -> list[_Level]:
+    """Returns the levels of a pass, which together compute each needed pair once.
+
+    Wide blocks come first, if rows are longer than one. Their products are large enough for XLA's
+    CPU compiler to share them out among cores.
+    """
+    blocks = _Blocks.of(visible, size)
+    pairs = blocks.meet(visible)
+    if wide == 1 or wide * size >= blocks.length:
+        return [_Level.of(blocks, pairs)]
+    joined, n = blocks.joined(wide), len(pairs)
+    # A wide block with fewer blocks than others lacks no pair for it.
+    needed = pairs | ~blocks.exist[:, None] | ~blocks.exist
+    needed = jnp.pad(needed, (0, -n % wide), constant_values=True)
+    whole = needed.reshape(-(-n // wide), wide, -(-n // wide), wide).all(axis=(1, 3))
+    whole &= joined.exist[:, None] & joined.exist
+    in_whole = jnp.repeat(jnp.repeat(whole, wide, axis=0), wide, axis=1)[:n, :n]
+    return [_Level.of(joined, whole), _Level.of(blocks, pairs & ~in_whole)]
 
 
 def _cut_at_sequences(visible: Visible, size: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
@@ -148,7 +193,7 @@ def _cut_at_sequences(visible: Visible, size: int) -> tuple[Int[Array, " n"], In
 
 
 class BlockCounts(NamedTuple):
-    """Trips of the loops over blocks in a pass."""
+    """Trips of the loops over blocks of one width in a pass."""
 
     queries: Int[Array, "*calls"]
     """Blocks of queries."""
@@ -156,10 +201,13 @@ class BlockCounts(NamedTuple):
     """Pairs of a block of queries and a block of keys."""
 
     @classmethod
-    def of(cls, visible: Visible, size: int) -> "BlockCounts":
-        """Counts those over rows in which blocks have at most `size` positions."""
-        blocks = _Blocks.of(visible, size)
-        return cls(blocks.number, blocks.first_pair[-1])
+    def of_levels(cls, visible: Visible, size: int, wide: int = 1) -> "list[BlockCounts]":
+        """Counts those over rows in which blocks have at most `size` positions.
+
+        Those of wide blocks, of `wide` neighbors each, come first, if there are any.
+        """
+        levels = _levels(visible, size, wide)
+        return [cls(level.blocks.number, level.first_pair[-1]) for level in levels]
 
 
 class _Queries(NamedTuple):
@@ -184,36 +232,42 @@ class _Queries(NamedTuple):
         return jnp.where(seen[:, None, None], soft_capped(scores, softcap), MASKED)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attention(
-    size: int, softcap: float | None, inputs: Inputs, visible: Visible
+    size: int, wide: int, softcap: float | None, inputs: Inputs, visible: Visible
 ) -> Float[Array, "R K r T D"]:
-    return _forward(size, softcap, inputs, visible)[0]
+    return _forward(size, wide, softcap, inputs, visible)[0]
 
 
 def _forward(
-    size: int, softcap: float | None, inputs: Inputs, visible: Visible
+    size: int, wide: int, softcap: float | None, inputs: Inputs, visible: Visible
 ) -> tuple[Float[Array, "R K r T D"], Residuals]:
-    blocks = _Blocks.of(visible, size)
-    Results = tuple[Float[Array, "R K r T D"], Float[Array, "R K r T 1"]]
+    parts = RunningSoftmax.over_nothing(inputs.queries)
+    for level in _levels(visible, size, wide):
+        parts = _with_level(level, softcap, inputs, visible, parts)
+    attended, logsumexp = parts.attended(inputs.queries.dtype), parts.logsumexp()
+    return attended, Residuals(inputs, visible, attended, logsumexp[..., 0])
 
-    def add_block(number: _Index, results: Results) -> Results:
-        block = blocks.at(number)
+
+def _with_level(
+    level: _Level, softcap: float | None, inputs: Inputs, visible: Visible, parts: RunningSoftmax
+) -> RunningSoftmax:
+    """Adds the pairs of a level to the attention of all queries so far."""
+
+    def add_block(number: _Index, parts: RunningSoftmax) -> RunningSoftmax:
+        block = level.blocks.at(number)
         queries = _Queries.at(block, inputs, visible)
 
         def add_pair(pair: _Index, part: RunningSoftmax) -> RunningSoftmax:
-            of_keys = blocks.at(blocks.keys[pair])
+            of_keys = level.blocks.at(level.keys[pair])
             keys, values = of_keys.cut((inputs.keys, inputs.values))
             scores = queries.scores(keys, of_keys, softcap)
             return part.updated(scores, values, "rkgts,rksd->rkgtd")
 
-        nothing = RunningSoftmax.over_nothing(queries.queries)
-        part = jax.lax.fori_loop(*blocks.pairs(number), add_pair, nothing)
-        return block.put_own(results, (part.attended(inputs.queries.dtype), part.logsumexp()))
+        part = jax.lax.fori_loop(*level.pairs(number), add_pair, block.cut(parts))
+        return block.put_own(parts, part)
 
-    start = jnp.zeros_like(inputs.queries), jnp.zeros((*inputs.queries.shape[:-1], 1), jnp.float32)
-    attended, logsumexp = jax.lax.fori_loop(0, blocks.number, add_block, start)
-    return attended, Residuals(inputs, visible, attended, logsumexp[..., 0])
+    return jax.lax.fori_loop(0, level.blocks.number, add_block, parts)
 
 
 class _Slopes(NamedTuple):
@@ -241,17 +295,32 @@ class _Slopes(NamedTuple):
 
 def _backward(
     size: int,
+    wide: int,
     softcap: float | None,
     residuals: Residuals,
     slope: Float[Array, "R K r T D"],
 ) -> tuple[Inputs, None]:
     inputs, visible, _, logsumexp = residuals
-    dtype, scale = inputs.queries.dtype, inputs.queries.shape[-1] ** -0.5
-    blocks = _Blocks.of(visible, size)
     slopes = _Slopes(slope, logsumexp[..., None], residuals.inner(slope)[..., None])
+    gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), inputs)
+    for level in _levels(visible, size, wide):
+        gradients = _with_gradients(level, softcap, inputs, visible, slopes, gradients)
+    return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, inputs), None
+
+
+def _with_gradients(
+    level: _Level,
+    softcap: float | None,
+    inputs: Inputs,
+    visible: Visible,
+    slopes: _Slopes,
+    gradients: Inputs,
+) -> Inputs:
+    """Adds the gradients through the pairs of a level to those so far, in float32."""
+    dtype, scale = inputs.queries.dtype, inputs.queries.shape[-1] ** -0.5
 
     def add_block(number: _Index, gradients: Inputs) -> Inputs:
-        block = blocks.at(number)
+        block = level.blocks.at(number)
         queries, of_block = _Queries.at(block, inputs, visible), block.cut(slopes)
         # Transposed once: XLA's CPU compiler copies the left operand to transpose it.
         columns = jax.lax.optimization_barrier(
@@ -259,11 +328,14 @@ def _backward(
         )
 
         def add_pair(pair: _Index, sums: Inputs) -> Inputs:
-            of_keys = blocks.at(blocks.keys[pair])
+            of_keys = level.blocks.at(level.keys[pair])
             keys, values = of_keys.cut((inputs.keys, inputs.values))
             scores = queries.scores(keys, of_keys, softcap)
             weights, by_scores = of_block.weights(scores, values, softcap, scale)
-            rows = [x.astype(dtype).reshape(*x.shape[:2], -1, size) for x in (by_scores, weights)]
+            rows = [
+                x.astype(dtype).reshape(*x.shape[:2], -1, of_keys.size)
+                for x in (by_scores, weights)
+            ]
             # Without the barrier, the compiler swaps the operands back.
             more = jax.lax.optimization_barrier(
                 tuple(product("rkdm,rkms->rkds", x, y) for x, y in zip(columns, rows, strict=True))
@@ -273,15 +345,11 @@ def _backward(
             by_queries = product("rkgts,rksd->rkgtd", by_scores.astype(dtype), keys)
             return Inputs(sums.queries + by_queries, *of_keys.put(before, after))
 
-        nothing = jnp.zeros(queries.queries.shape, jnp.float32)
-        sums = jax.lax.fori_loop(
-            *blocks.pairs(number), add_pair, gradients._replace(queries=nothing)
-        )
+        sums = gradients._replace(queries=block.cut(gradients.queries))
+        sums = jax.lax.fori_loop(*level.pairs(number), add_pair, sums)
         return sums._replace(queries=block.put_own(gradients.queries, sums.queries))
 
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), inputs)
-    gradients = jax.lax.fori_loop(0, blocks.number, add_block, zeros)
-    return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, inputs), None
+    return jax.lax.fori_loop(0, level.blocks.number, add_block, gradients)
 
 
 def _columns(x: Float[Array, "R K r B D"]) -> Float[Array, "R K D r*B"]:

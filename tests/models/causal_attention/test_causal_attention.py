@@ -23,7 +23,7 @@ from grpo_eqx.models.causal_attention import (
     Visible,
     best_attention,
 )
-from grpo_eqx.models.causal_attention.blocked import BlockCounts, _Blocks
+from grpo_eqx.models.causal_attention.blocked import BlockCounts, _Level, _levels
 from grpo_eqx.models.kv_cache import KeyValues
 from grpo_eqx.sharding import parse_mesh
 
@@ -111,6 +111,17 @@ def pairs_of(visible: Visible, blocks: list[tuple[int, int]]) -> list[tuple[int,
     return [(i, j) for i, j in pairs if mask[slice(*blocks[i]), slice(*blocks[j])].any()]
 
 
+def wide_pairs_of(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
+    """Pairs of wide blocks that miss no pair of their blocks; the last may have fewer."""
+    n = max(max(pair) for pair in pairs) + 1
+    wide_blocks = [range(i, min(i + wide, n)) for i in range(0, n, wide)]
+    return [
+        (i, j)
+        for i, j in itertools.product(range(len(wide_blocks)), repeat=2)
+        if set(itertools.product(wide_blocks[i], wide_blocks[j])) <= set(pairs)
+    ]
+
+
 def reference(
     case: Case, visible: Visible, softcap: float | None = None
 ) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -167,6 +178,11 @@ def blocked(mesh: jax.sharding.Mesh) -> BlockedAttention:
     return BlockedAttention(BLOCK)
 
 
+def wide_blocked(mesh: jax.sharding.Mesh) -> BlockedAttention:
+    """Smaller ones, three of which are a wide one."""
+    return BlockedAttention(BLOCK // 4, wide=3)
+
+
 def mosaic(mesh: jax.sharding.Mesh, query_block: int = 2 * BLOCK) -> MosaicAttention:
     """Small blocks; those of keys are as small as the kernels allow."""
     return MosaicAttention(mesh, query_block=query_block, key_block=128)
@@ -215,6 +231,16 @@ def test_blocks_may_have_any_size(block: int) -> None:
     check(BlockedAttention(block), case(50), random_rows(50))
 
 
+@settings(max_examples=20)
+@given(
+    seed=st.integers(0, 10**6), T=st.integers(1, 70), size=st.integers(1, 9), wide=st.integers(1, 5)
+)
+def test_wide_blocks_give_the_textbooks_values_and_gradients(
+    seed: int, T: int, size: int, wide: int
+) -> None:
+    check(BlockedAttention(size, wide), case(T), random_rows(T, seed))
+
+
 @pytest.mark.parametrize("T", [5, pytest.param(290, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [mosaic, cudnn])
 def test_kernels_give_the_textbooks_values_and_gradients(make: Make, T: int) -> None:
@@ -231,7 +257,7 @@ def test_blocks_of_queries_and_keys_need_not_divide_each_other(query_block: int,
     check(mosaic(mesh_of(), query_block), case(T), random_rows(T))
 
 
-@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+@pytest.mark.parametrize("make", [blocked, wide_blocked, mosaic, cudnn])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, 1.5), (SHARP, 20.0)])
 def test_scores_have_a_soft_cap(make: Make, scale: float, softcap: float) -> None:
     """Of about their own size; masked ones, far below the cap, add no NaN to a gradient."""
@@ -242,7 +268,7 @@ def test_a_soft_cap_on_a_mesh() -> None:
     check(mosaic(mesh_of("2,1,2", 4)), case(20), random_rows(20), softcap=1.5)
 
 
-@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+@pytest.mark.parametrize("make", [blocked, wide_blocked, mosaic, cudnn])
 def test_in_bfloat16_results_are_as_near_as_its_rounding(make: Make) -> None:
     """The dtype of TPUs and GPUs; products of rounded numbers are summed in float32."""
     of = jax.tree.map(lambda x: x.astype(jnp.bfloat16), case(40))
@@ -259,7 +285,7 @@ def test_kernels_on_a_mesh(make: Make, shape: str, devices: int) -> None:
     check(make(mesh_of(shape, devices)), case(20), random_rows(20))
 
 
-@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+@pytest.mark.parametrize("make", [blocked, wide_blocked, mosaic, cudnn])
 def test_completions_that_share_a_row_are_as_if_alone_after_their_prompt(make: Make) -> None:
     """A row of a prompt and two completions, against rows of the prompt and one of them."""
     attention, (queries, keys, values, slope) = make(mesh_of()), case(30)
@@ -274,7 +300,9 @@ def test_completions_that_share_a_row_are_as_if_alone_after_their_prompt(make: M
         assert_close(together[:, at], np.asarray(expected), 3e-6)
 
 
-@pytest.mark.parametrize(("make", "products"), [(blocked, 2 + 5), (mosaic, 2 + 7)])
+@pytest.mark.parametrize(
+    ("make", "products"), [(blocked, 2 + 5), (wide_blocked, 2 + 5), (mosaic, 2 + 7)]
+)
 def test_blocks_that_no_query_sees_are_not_computed(
     make: Make, products: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,6 +319,11 @@ def test_blocks_that_no_query_sees_are_not_computed(
     jax.effects_barrier()
     if make is blocked:  # all rows and heads at once
         pairs = len(pairs_of(visible, cut_at_sequences(visible, BLOCK)))
+    elif make is wide_blocked:
+        narrow = pairs_of(visible, cut_at_sequences(visible, BLOCK // 4))
+        whole = wide_pairs_of(narrow, 3)
+        assert whole
+        pairs = len(whole) + sum((i // 3, j // 3) not in whole for i, j in narrow)
     else:
         pairs = K * meeting_blocks(visible, BLOCK, 128).sum()
     assert len(counted) == products * pairs
@@ -301,13 +334,46 @@ def test_blocks_that_no_query_sees_are_not_computed(
 def test_rows_are_cut_where_sequences_begin(seed: int, T: int, size: int) -> None:
     visible = random_rows(T, seed)
     expected = cut_at_sequences(visible, size)
-    found = _Blocks.of(Visible(*map(jnp.asarray, visible)), size)
-    assert list(zip(found.start.tolist(), found.end.tolist(), strict=True))[: len(expected)] == (
-        expected
-    )
-    pairs = pairs_of(visible, expected)
-    assert found.keys[: len(pairs)].tolist() == [key for _, key in pairs]
-    assert BlockCounts.of(Visible(*map(jnp.asarray, visible)), size) == (len(expected), len(pairs))
+    (found,) = _levels(Visible(*map(jnp.asarray, visible)), size, wide=1)
+    assert blocks_of(found) == expected
+    assert pairs_at(found) == pairs_of(visible, expected)
+    counts = BlockCounts.of_levels(Visible(*map(jnp.asarray, visible)), size)
+    assert counts == [(len(expected), len(pairs_at(found)))]
+
+
+def blocks_of(level: _Level) -> list[tuple[int, int]]:
+    """Starts and ends of a level's blocks."""
+    number = int(level.blocks.number)
+    return list(zip(level.blocks.start.tolist(), level.blocks.end.tolist(), strict=True))[:number]
+
+
+def pairs_at(level: _Level) -> list[tuple[int, int]]:
+    """Pairs of a level, in the order in which they are computed."""
+    first, keys = level.first_pair.tolist(), level.keys.tolist()
+    return [(i, key) for i, (a, b) in enumerate(itertools.pairwise(first)) for key in keys[a:b]]
+
+
+@pytest.mark.parametrize(
+    ("T", "size", "wide"), [(70, 7, 2), (70, 4, 3), (50, 3, 5), (33, 2, 3), (70, 14, 5)]
+)
+@settings(max_examples=10)
+@given(seed=st.integers(0, 10**6))
+def test_wide_blocks_take_what_needs_all_of_their_pairs(
+    T: int, size: int, wide: int, seed: int
+) -> None:
+    """Each pair of blocks is computed once, in a pair of wide blocks or on its own."""
+    visible = random_rows(T, seed)
+    blocks = cut_at_sequences(visible, size)
+    pairs = pairs_of(visible, blocks)
+    *wider, narrow = _levels(Visible(*map(jnp.asarray, visible)), size, wide)
+    assert len(wider) == (wide * size < T)
+    whole = wide_pairs_of(pairs, wide) if wider else []
+    assert blocks_of(narrow) == blocks
+    assert pairs_at(narrow) == [(i, j) for i, j in pairs if (i // wide, j // wide) not in whole]
+    for level in wider:
+        joined = [blocks[i : i + wide] for i in range(0, len(blocks), wide)]
+        assert blocks_of(level) == [(each[0][0], each[-1][1]) for each in joined]
+        assert pairs_at(level) == whole
 
 
 @pytest.mark.parametrize(("prompt", "pairs"), [(63, 41), (64, 41), (40, 41), (20, 55)])
@@ -319,7 +385,8 @@ def test_after_a_prompt_that_leaves_no_block_nearly_empty_sequences_share_none(
     starts = np.repeat(np.arange(prompt, prompt + 8 * 128, 128), 128)
     visible.own_start[:] = np.r_[np.zeros(prompt), starts]
     visible.prompt_end[:, prompt:] = prompt
-    assert BlockCounts.of(Visible(*map(jnp.asarray, visible)), 64).pairs == pairs
+    (counts,) = BlockCounts.of_levels(Visible(*map(jnp.asarray, visible)), 64)
+    assert counts.pairs == pairs
 
 
 def test_blocks_that_no_query_sees_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,7 +454,7 @@ def test_a_window_shows_the_last_positions_of_each_querys_own_sequence(
     np.testing.assert_array_equal(blocks, meeting_blocks(found, 8, 8))
 
 
-@pytest.mark.parametrize("make", [blocked, mosaic, cudnn])
+@pytest.mark.parametrize("make", [blocked, wide_blocked, mosaic, cudnn])
 def test_attention_in_a_window(make: Make) -> None:
     windowed = Visible(*map(jnp.asarray, random_rows(40))).windowed(jnp.int32(6))
     check(make(mesh_of()), case(40), Visible(*map(np.asarray, windowed)))
@@ -447,4 +514,9 @@ def test_each_device_has_its_own(
     device = Mock(spec=jax.Device, platform=platform, device_kind=kind)
     device.compute_capability = capability
     mesh = Mock(spec=jax.sharding.Mesh, devices=np.array([device], object))
-    assert isinstance(best_attention(mesh), expected)
+    assert isinstance(best_attention(mesh, max_prompt_length=512), expected)
+
+
+@pytest.mark.parametrize(("max_prompt_length", "wide"), [(255, 1), (256, 4)])
+def test_cpus_have_wide_blocks_for_prompts_that_fill_one(max_prompt_length: int, wide: int) -> None:
+    assert best_attention(mesh_of(), max_prompt_length) == BlockedAttention(64, wide)
