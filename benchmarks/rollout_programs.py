@@ -57,7 +57,7 @@ def make_programs(
         decodes_on_cpu=on_cpu and not loops_over_layers,
         remat="none" if on_cpu else "full",
         rollout_sharding=parse_rollout_sharding(style),
-        attention=best_attention(mesh, work.prompt_length),
+        attention=best_attention(mesh),
         objective=Objective(loss_type="dapo"),
         tokens_per_micro_batch=1024 if on_cpu else 8192,
         row_multiple=vector_size(mesh),

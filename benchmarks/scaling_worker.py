@@ -59,7 +59,7 @@ def make_programs(work: Work) -> Programs:
         seed=0,
         dtype=jnp.dtype("float32"),
         remat="none",
-        attention=best_attention(mesh, work.prompt_length),
+        attention=best_attention(mesh),
         decodes_on_cpu=True,
         objective=Objective(),
         tokens_per_micro_batch=1024,

@@ -509,7 +509,7 @@ def _program_options(
         router_replay=cfg.router_replay,
         remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
         rollout_sharding=run.rollout_sharding,
-        attention=best_attention(mesh, run.prompts.train),
+        attention=best_attention(mesh),
         objective=_objective(cfg),
         mask_truncated_completions=cfg.mask_truncated_completions,
         top_entropy_quantile=cfg.top_entropy_quantile,

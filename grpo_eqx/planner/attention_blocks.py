@@ -13,12 +13,14 @@ _TPU_SUBLANES, _TPU_LANES = 16, 128
 
 
 class AttentionBlocks(NamedTuple):
-    """Sizes of blocks, at most, in positions."""
+    """Sizes of blocks."""
 
     queries: int
+    """Most positions of a block of queries."""
     keys: int
-    wide: int = 1
-    """Blocks in a wide one, or 1 (`BlockedAttention.wide`)."""
+    """Most positions of a block of keys."""
+    per_wide: int = 1
+    """Blocks in a wide block (`BlockedAttention.per_wide`)."""
 
 
 def attention_blocks(
@@ -30,7 +32,7 @@ def attention_blocks(
     """
     if isinstance(attention, BlockedAttention):
         size = min(attention.block, even_tile(length, attention.block, _CPU_VECTOR))
-        return AttentionBlocks(size, size, attention.wide)
+        return AttentionBlocks(size, size, attention.per_wide)
     if isinstance(attention, MosaicAttention):
         repeats = model.num_attention_heads // model.num_key_value_heads
         queries = even_tile(length, attention.query_block // repeats, _TPU_SUBLANES)

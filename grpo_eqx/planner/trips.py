@@ -116,7 +116,7 @@ class Decoding(Trips):
     max_length: int
     prompt_length: int
     attention_blocks: AttentionBlocks
-    """Those of the prompts."""
+    """Sizes of blocks in the attention of prompts."""
 
     def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
         loop, sources = path[-1], [_file(each) for each in path]
@@ -234,23 +234,22 @@ def _of_blocks(
     paths: Sequence[_Path],
     visible: Visible,
     blocks: AttentionBlocks,
-    which: str,
+    prefix: str,
 ) -> Repeats:
     """Returns the repeats of a loop over blocks of queries, or of the loop over pairs in it.
 
     **Arguments:** the loop's path; those of the whole program, in order; what is visible in each
     pass, `[passes, R, T]`; the sizes of blocks; the words before the body's name.
     """
-    over_queries = next(i for i, loop in enumerate(path, 1) if _file(loop) == "blocked.py")
-    # Each pass has a loop for each width of blocks, one after the other.
-    loops = _blocked_loops(path[: over_queries - 1], paths)
-    of_widths = _block_counts(visible, blocks.queries, blocks.wide)
-    width = loops.index(path[:over_queries]) % len(of_widths)
-    of_pairs = len(path) > over_queries
-    times = float(jnp.sum(of_widths[width].pairs if of_pairs else of_widths[width].queries))
+    depth = next(i for i, loop in enumerate(path, 1) if _file(loop) == "blocked.py")
+    counts = _block_counts(visible, blocks.queries, blocks.per_wide)
+    # A pass has a loop for each width of blocks. No pass starts before the one before has ended.
+    which = _blocked_loops(path[: depth - 1], paths).index(path[:depth]) % len(counts)
+    of_pairs = len(path) > depth
+    times = float(jnp.sum(counts[which].pairs if of_pairs else counts[which].queries))
     name = "pair of blocks" if of_pairs else "block of queries"
-    wide = "wide " if width < len(of_widths) - 1 else ""
-    return Repeats(which + wide + name, Range(times, times))
+    wide = "wide " if which < len(counts) - 1 else ""
+    return Repeats(prefix + wide + name, Range(times, times))
 
 
 def _blocked_loops(parent: _Path, paths: Sequence[_Path]) -> list[_Path]:
@@ -260,9 +259,9 @@ def _blocked_loops(parent: _Path, paths: Sequence[_Path]) -> list[_Path]:
     return [each for each in dict.fromkeys(inner) if _file(each[-1]) == "blocked.py"]
 
 
-@partial(jax.jit, static_argnames=("size", "wide"))
-def _block_counts(visible: Visible, size: int, wide: int) -> list[BlockCounts]:
-    return jax.lax.map(lambda x: BlockCounts.of_levels(x, size, wide), visible)
+@partial(jax.jit, static_argnames=("size", "per_wide"))
+def _block_counts(visible: Visible, size: int, per_wide: int) -> list[BlockCounts]:
+    return jax.lax.map(lambda x: BlockCounts.by_width(x, size, per_wide), visible)
 
 
 def _visible(

@@ -1,5 +1,7 @@
 """How often open loops run."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,6 +67,23 @@ def test_prompts_attend_in_blocks() -> None:
     assert share == Range(6 / 9, 6 / 9)
 
 
+def test_the_loops_of_each_pass_are_over_wide_blocks_and_then_the_others() -> None:
+    """Of eight blocks, the last four see all of the first four."""
+    trips = dataclasses.replace(
+        decoding(64), prompt_length=512, attention_blocks=AttentionBlocks(64, 64, per_wide=4)
+    )
+    assert Trips.from_json(trips.to_json()) == trips
+    blocks = [(LAYERS, Loop(name, None, "blocked.py:117")) for name in "abcd"]
+    paths = [each for path in blocks for each in (path, (*path, Loop("p", None, "blocked.py:9")))]
+    found = trips.repeats([Level(path, Work()) for path in paths], 8)
+    assert [(each.where, each.times.least) for each in found.values()] == 2 * [
+        ("prompts' wide block of queries", 1),
+        ("prompts' wide pair of blocks", 1),
+        ("prompts' block of queries", 8),
+        ("prompts' pair of blocks", 36 - 16),
+    ]
+
+
 def test_a_loop_that_nothing_is_known_of_counts_once() -> None:
     unknown = Loop("while.7", None, "mine.py:3")
     found = decoding(64).repeats([Level((TOKENS, unknown), Work())], 256)[TOKENS, unknown]
@@ -91,21 +110,21 @@ def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(tiny_run, le
     expected = np.zeros(2)
     for index in range(int(packing.number)):
         visible = Rows.of(packing, jnp.int32(index), 4).visible
-        (counts,) = BlockCounts.of_levels(visible, blocks.queries)
+        (counts,) = BlockCounts.by_width(visible, blocks.queries)
         expected += counts
     assert found == [Range(times, times) for times in expected]
 
 
 def test_pairs_of_wide_blocks_are_counted_as_such(tiny_run) -> None:
     """In a compiled program, by the work of all pairs, forward and backward."""
-    K, repeats, D, wide = 2, 3, 8, 3
+    K, repeats, D, per_wide = 2, 3, 8, 3
     rows = RowShape.of(
         1, 4, prompt_length=90, completion_length=40, num_shards=1, size=4, most_tokens=512
     )
     packing = Packing.plan(np.full(1, 90), np.full((1, 4), 40), rows)
     assert int(packing.number) == 1
     R, visible = rows.num_rows, Rows.of(packing, jnp.int32(0), 4).visible
-    attention = BlockedAttention(16, wide)
+    attention = BlockedAttention(16, per_wide)
     size = attention_blocks(attention, tiny_run().model, rows.width).queries
 
     @jax.jit
@@ -118,11 +137,11 @@ def test_pairs_of_wide_blocks_are_counted_as_such(tiny_run) -> None:
     levels = work_levels(of_loops.compile().as_text(), lambda *_: None)
     trips = MicroBatches(
         rows=rows, num_prompts=1, num_generations=4, prompt_length=90,
-        attention_blocks=AttentionBlocks(size, size, wide),
+        attention_blocks=AttentionBlocks(size, size, per_wide),
     )  # fmt: skip
     found = trips.repeats(levels, 40)
     flops = sum(level.work.flops * found[open_loops(level.loops)].times.least for level in levels)
-    wider, narrow = BlockCounts.of_levels(visible, size, wide)
+    wider, narrow = BlockCounts.by_width(visible, size, per_wide)
     assert wider.pairs > 0
     of_pair = (2 + 5) * 2 * R * K * repeats * size**2 * D
-    assert flops == of_pair * (int(narrow.pairs) + wide**2 * int(wider.pairs))
+    assert flops == of_pair * (int(narrow.pairs) + per_wide**2 * int(wider.pairs))

@@ -65,7 +65,7 @@ def programs(
         dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
         remat="full",
         rollout_sharding=parse_rollout_sharding(rollout_sharding),
-        attention=best_attention(mesh, prompt_length),
+        attention=best_attention(mesh),
         objective=Objective(epsilon=0.2, epsilon_high=0.2, max_completion_length=length),
         tokens_per_micro_batch=64 if on_cpu else 8192,
     )

@@ -35,7 +35,7 @@ class BlockedAttention(CausalAttention):
 
     block: int = 128
     """Maximum number of positions in a block; by default, the width of matrix units."""
-    wide: int = 1
+    per_wide: int = 1
     """Number of neighboring blocks in a wide block. A pair of wide blocks is computed at once where
     every pair of their blocks is needed. With 1, there are no wide blocks."""
 
@@ -48,7 +48,7 @@ class BlockedAttention(CausalAttention):
         if size > T:
             inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
             visible = visible.filled(size)
-        return _attention(size, self.wide, softcap, inputs, visible)[..., :T, :]
+        return _attention(size, self.per_wide, softcap, inputs, visible)[..., :T, :]
 
 
 class _Block(NamedTuple):
@@ -107,24 +107,16 @@ class _Blocks(NamedTuple):
     def of(cls, visible: Visible, size: int) -> "_Blocks":
         return cls(size, visible.own_start.shape[1], *_cut_at_sequences(visible, size))
 
-    @property
-    def exist(self) -> Bool[Array, " n"]:
-        return self.start < self.length
-
-    @property
-    def number(self) -> Int[Array, ""]:
-        return jnp.sum(self.exist)
-
     def at(self, index: _Index) -> _Block:
         start = self.start[index]
         first = jnp.minimum(start, self.length - self.size)
         return _Block(self.size, first, start, self.end[index])
 
-    def joined(self, wide: int) -> "_Blocks":
-        """Returns blocks of `wide` neighbors each; the last may have fewer."""
-        last = jnp.arange(wide - 1, len(self.end) + wide - 1, wide)
+    def joined(self, per_wide: int) -> "_Blocks":
+        """Returns wide blocks of so many neighbors each; the last may have fewer."""
+        last = jnp.arange(per_wide - 1, len(self.end) + per_wide - 1, per_wide)
         end = self.end.at[last].get(mode="clip")
-        return _Blocks(min(wide * self.size, self.length), self.length, self.start[::wide], end)
+        return _Blocks(per_wide * self.size, self.length, self.start[::per_wide], end)
 
     def meet(self, visible: Visible) -> Bool[Array, "n n"]:
         """Returns the pairs of which any query of any row sees a key."""
@@ -138,6 +130,10 @@ class _Level(NamedTuple):
     """Blocks of one width, and the pairs of them that a pass computes."""
 
     blocks: _Blocks
+    number: Int[Array, ""]
+    """Number of blocks of queries that have pairs."""
+    queries: Int[Array, " n"]
+    """Blocks of queries that have pairs."""
     keys: Int[Array, " pairs"]
     """Blocks of keys, in the order of the blocks of queries."""
     first_pair: Int[Array, " n+1"]
@@ -145,32 +141,33 @@ class _Level(NamedTuple):
 
     @classmethod
     def of(cls, blocks: _Blocks, pairs: Bool[Array, "n n"]) -> "_Level":
-        _, keys = jnp.nonzero(pairs, size=len(pairs) * (len(pairs) + 1) // 2, fill_value=0)
-        return cls(blocks, keys, jnp.append(0, jnp.cumsum(pairs.sum(axis=1))))
+        n, have_pairs = len(pairs), pairs.any(axis=1)
+        (queries,) = jnp.nonzero(have_pairs, size=n, fill_value=0)
+        _, keys = jnp.nonzero(pairs, size=n * (n + 1) // 2, fill_value=0)
+        first_pair = jnp.append(0, jnp.cumsum(pairs.sum(axis=1)))
+        return cls(blocks, have_pairs.sum(), queries, keys, first_pair)
 
     def pairs(self, index: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
         """Returns the first pair of a block of queries, and the end of its pairs."""
         return self.first_pair[index], self.first_pair[index + 1]
 
 
-def _levels(visible: Visible, size: int, wide: int) -> list[_Level]:
+def _levels(visible: Visible, size: int, per_wide: int) -> list[_Level]:
     """Returns the levels of a pass, which together compute each needed pair once.
 
-    Wide blocks come first, if rows are longer than one. Their products are large enough for XLA's
-    CPU compiler to share them out among cores.
+    Wide blocks come first, if rows are longer than one of them. Their products are large enough for
+    XLA's CPU compiler to share them out among cores.
     """
     blocks = _Blocks.of(visible, size)
     pairs = blocks.meet(visible)
-    if wide == 1 or wide * size >= blocks.length:
+    if per_wide == 1 or per_wide * size >= blocks.length:
         return [_Level.of(blocks, pairs)]
-    joined, n = blocks.joined(wide), len(pairs)
-    # A wide block with fewer blocks than others lacks no pair for it.
-    needed = pairs | ~blocks.exist[:, None] | ~blocks.exist
-    needed = jnp.pad(needed, (0, -n % wide), constant_values=True)
-    whole = needed.reshape(-(-n // wide), wide, -(-n // wide), wide).all(axis=(1, 3))
-    whole &= joined.exist[:, None] & joined.exist
-    in_whole = jnp.repeat(jnp.repeat(whole, wide, axis=0), wide, axis=1)[:n, :n]
-    return [_Level.of(joined, whole), _Level.of(blocks, pairs & ~in_whole)]
+    joined, n = blocks.joined(per_wide), len(pairs)
+    m = len(joined.start)
+    # The last wide block may have fewer blocks, and then has no pairs.
+    in_groups = jnp.pad(pairs, (0, -n % per_wide)).reshape(m, per_wide, m, per_wide)
+    whole, group = in_groups.all(axis=(1, 3)), jnp.arange(n) // per_wide
+    return [_Level.of(joined, whole), _Level.of(blocks, pairs & ~whole[group[:, None], group])]
 
 
 def _cut_at_sequences(visible: Visible, size: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
@@ -201,13 +198,13 @@ class BlockCounts(NamedTuple):
     """Pairs of a block of queries and a block of keys."""
 
     @classmethod
-    def of_levels(cls, visible: Visible, size: int, wide: int = 1) -> "list[BlockCounts]":
+    def by_width(cls, visible: Visible, size: int, per_wide: int = 1) -> "list[BlockCounts]":
         """Counts those over rows in which blocks have at most `size` positions.
 
-        Those of wide blocks, of `wide` neighbors each, come first, if there are any.
+        Wide blocks, of `per_wide` neighbors each, come first, if there are any.
         """
-        levels = _levels(visible, size, wide)
-        return [cls(level.blocks.number, level.first_pair[-1]) for level in levels]
+        levels = _levels(visible, size, per_wide)
+        return [cls(level.number, level.first_pair[-1]) for level in levels]
 
 
 class _Queries(NamedTuple):
@@ -234,16 +231,16 @@ class _Queries(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def _attention(
-    size: int, wide: int, softcap: float | None, inputs: Inputs, visible: Visible
+    size: int, per_wide: int, softcap: float | None, inputs: Inputs, visible: Visible
 ) -> Float[Array, "R K r T D"]:
-    return _forward(size, wide, softcap, inputs, visible)[0]
+    return _forward(size, per_wide, softcap, inputs, visible)[0]
 
 
 def _forward(
-    size: int, wide: int, softcap: float | None, inputs: Inputs, visible: Visible
+    size: int, per_wide: int, softcap: float | None, inputs: Inputs, visible: Visible
 ) -> tuple[Float[Array, "R K r T D"], Residuals]:
     parts = RunningSoftmax.over_nothing(inputs.queries)
-    for level in _levels(visible, size, wide):
+    for level in _levels(visible, size, per_wide):
         parts = _with_level(level, softcap, inputs, visible, parts)
     attended, logsumexp = parts.attended(inputs.queries.dtype), parts.logsumexp()
     return attended, Residuals(inputs, visible, attended, logsumexp[..., 0])
@@ -254,7 +251,8 @@ def _with_level(
 ) -> RunningSoftmax:
     """Adds the pairs of a level to the attention of all queries so far."""
 
-    def add_block(number: _Index, parts: RunningSoftmax) -> RunningSoftmax:
+    def add_block(index: _Index, parts: RunningSoftmax) -> RunningSoftmax:
+        number = level.queries[index]
         block = level.blocks.at(number)
         queries = _Queries.at(block, inputs, visible)
 
@@ -267,7 +265,7 @@ def _with_level(
         part = jax.lax.fori_loop(*level.pairs(number), add_pair, block.cut(parts))
         return block.put_own(parts, part)
 
-    return jax.lax.fori_loop(0, level.blocks.number, add_block, parts)
+    return jax.lax.fori_loop(0, level.number, add_block, parts)
 
 
 class _Slopes(NamedTuple):
@@ -295,7 +293,7 @@ class _Slopes(NamedTuple):
 
 def _backward(
     size: int,
-    wide: int,
+    per_wide: int,
     softcap: float | None,
     residuals: Residuals,
     slope: Float[Array, "R K r T D"],
@@ -303,7 +301,7 @@ def _backward(
     inputs, visible, _, logsumexp = residuals
     slopes = _Slopes(slope, logsumexp[..., None], residuals.inner(slope)[..., None])
     gradients = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), inputs)
-    for level in _levels(visible, size, wide):
+    for level in _levels(visible, size, per_wide):
         gradients = _with_gradients(level, softcap, inputs, visible, slopes, gradients)
     return jax.tree.map(lambda g, x: g.astype(x.dtype), gradients, inputs), None
 
@@ -319,7 +317,8 @@ def _with_gradients(
     """Adds the gradients through the pairs of a level to those so far, in float32."""
     dtype, scale = inputs.queries.dtype, inputs.queries.shape[-1] ** -0.5
 
-    def add_block(number: _Index, gradients: Inputs) -> Inputs:
+    def add_block(index: _Index, gradients: Inputs) -> Inputs:
+        number = level.queries[index]
         block = level.blocks.at(number)
         queries, of_block = _Queries.at(block, inputs, visible), block.cut(slopes)
         # Transposed once: XLA's CPU compiler copies the left operand to transpose it.
@@ -349,7 +348,7 @@ def _with_gradients(
         sums = jax.lax.fori_loop(*level.pairs(number), add_pair, sums)
         return sums._replace(queries=block.put_own(gradients.queries, sums.queries))
 
-    return jax.lax.fori_loop(0, level.blocks.number, add_block, gradients)
+    return jax.lax.fori_loop(0, level.number, add_block, gradients)
 
 
 def _columns(x: Float[Array, "R K r B D"]) -> Float[Array, "R K D r*B"]:

@@ -112,9 +112,9 @@ def pairs_of(visible: Visible, blocks: list[tuple[int, int]]) -> list[tuple[int,
 
 
 def wide_pairs_of(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
-    """Pairs of wide blocks that miss no pair of their blocks; the last may have fewer."""
+    """Pairs of wide blocks that miss no pair of their blocks."""
     n = max(max(pair) for pair in pairs) + 1
-    wide_blocks = [range(i, min(i + wide, n)) for i in range(0, n, wide)]
+    wide_blocks = [range(i, i + wide) for i in range(0, n, wide)]
     return [
         (i, j)
         for i, j in itertools.product(range(len(wide_blocks)), repeat=2)
@@ -179,8 +179,8 @@ def blocked(mesh: jax.sharding.Mesh) -> BlockedAttention:
 
 
 def wide_blocked(mesh: jax.sharding.Mesh) -> BlockedAttention:
-    """Smaller ones, three of which are a wide one."""
-    return BlockedAttention(BLOCK // 4, wide=3)
+    """Blocks a quarter as large; three make a wide one."""
+    return BlockedAttention(BLOCK // 4, per_wide=3)
 
 
 def mosaic(mesh: jax.sharding.Mesh, query_block: int = 2 * BLOCK) -> MosaicAttention:
@@ -334,17 +334,17 @@ def test_blocks_that_no_query_sees_are_not_computed(
 def test_rows_are_cut_where_sequences_begin(seed: int, T: int, size: int) -> None:
     visible = random_rows(T, seed)
     expected = cut_at_sequences(visible, size)
-    (found,) = _levels(Visible(*map(jnp.asarray, visible)), size, wide=1)
+    (found,) = _levels(Visible(*map(jnp.asarray, visible)), size, per_wide=1)
     assert blocks_of(found) == expected
     assert pairs_at(found) == pairs_of(visible, expected)
-    counts = BlockCounts.of_levels(Visible(*map(jnp.asarray, visible)), size)
+    counts = BlockCounts.by_width(Visible(*map(jnp.asarray, visible)), size)
     assert counts == [(len(expected), len(pairs_at(found)))]
 
 
 def blocks_of(level: _Level) -> list[tuple[int, int]]:
     """Starts and ends of a level's blocks."""
-    number = int(level.blocks.number)
-    return list(zip(level.blocks.start.tolist(), level.blocks.end.tolist(), strict=True))[:number]
+    blocks = zip(level.blocks.start.tolist(), level.blocks.end.tolist(), strict=True)
+    return [(start, end) for start, end in blocks if start < level.blocks.length]
 
 
 def pairs_at(level: _Level) -> list[tuple[int, int]]:
@@ -374,6 +374,8 @@ def test_wide_blocks_take_what_needs_all_of_their_pairs(
         joined = [blocks[i : i + wide] for i in range(0, len(blocks), wide)]
         assert blocks_of(level) == [(each[0][0], each[-1][1]) for each in joined]
         assert pairs_at(level) == whole
+        of_queries = sorted({i for i, _ in whole})
+        assert level.queries[: level.number].tolist() == of_queries
 
 
 @pytest.mark.parametrize(("prompt", "pairs"), [(63, 41), (64, 41), (40, 41), (20, 55)])
@@ -385,7 +387,7 @@ def test_after_a_prompt_that_leaves_no_block_nearly_empty_sequences_share_none(
     starts = np.repeat(np.arange(prompt, prompt + 8 * 128, 128), 128)
     visible.own_start[:] = np.r_[np.zeros(prompt), starts]
     visible.prompt_end[:, prompt:] = prompt
-    (counts,) = BlockCounts.of_levels(Visible(*map(jnp.asarray, visible)), 64)
+    (counts,) = BlockCounts.by_width(Visible(*map(jnp.asarray, visible)), 64)
     assert counts.pairs == pairs
 
 
@@ -514,9 +516,4 @@ def test_each_device_has_its_own(
     device = Mock(spec=jax.Device, platform=platform, device_kind=kind)
     device.compute_capability = capability
     mesh = Mock(spec=jax.sharding.Mesh, devices=np.array([device], object))
-    assert isinstance(best_attention(mesh, max_prompt_length=512), expected)
-
-
-@pytest.mark.parametrize(("max_prompt_length", "wide"), [(255, 1), (256, 4)])
-def test_cpus_have_wide_blocks_for_prompts_that_fill_one(max_prompt_length: int, wide: int) -> None:
-    assert best_attention(mesh_of(), max_prompt_length) == BlockedAttention(64, wide)
+    assert isinstance(best_attention(mesh), expected)

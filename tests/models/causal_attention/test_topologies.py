@@ -35,7 +35,7 @@ def compiled(
 ) -> jax.stages.Compiled:
     """Gradients of packed rows."""
     mesh = parse_mesh(shape).build(described_devices(tpu)[:devices])
-    attention = best_attention(mesh, T)
+    attention = best_attention(mesh)
     assert isinstance(attention, MosaicAttention)
     here = NamedSharding(mesh, PartitionSpec())
     K, repeats, D = heads
