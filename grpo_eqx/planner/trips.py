@@ -188,6 +188,7 @@ class MicroBatches(Trips):
     num_generations: int
     prompt_length: int
     attention_blocks: AttentionBlocks
+    """Sizes of blocks in attention."""
 
     def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
         # What all micro-batches share, as everything is shared by a single one, has left the loop.
