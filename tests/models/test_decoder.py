@@ -306,14 +306,16 @@ def test_transposed_weights_are_the_same_model():
 def gradient(remat: Remat) -> tuple[Qwen2, int]:
     """The gradient of a loss that reads every completion token, and its bytes of scratch memory."""
     (ids, mask), completions = prompts("left"), random_ids(len(LENGTHS), GROUP, 16)
+    # Deep enough that what is kept for all layers exceeds what one layer needs at once.
+    model = random_model(dataclasses.replace(CONFIG, num_hidden_layers=8))
 
     def loss(model: Qwen2) -> Float[Array, ""]:
         hidden = group_hidden(model, ids, mask, completions, remat)
         logps = jax.nn.log_softmax(model.project_logits(hidden))
         return -jnp.take_along_axis(logps, completions[..., None], axis=-1).mean()
 
-    compiled = jax.jit(jax.grad(loss)).lower(random_model()).compile()
-    return compiled(random_model()), compiled.memory_analysis().temp_size_in_bytes
+    compiled = jax.jit(jax.grad(loss)).lower(model).compile()
+    return compiled(model), compiled.memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.slow
