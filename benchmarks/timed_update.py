@@ -11,7 +11,7 @@ import optax
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.base import CausalLM
-from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.batch import Batch
@@ -37,7 +37,7 @@ class TimedUpdate:
             seed=0,
             dtype=jnp.dtype("float32"),
             remat="none",
-            attention=BlockedAttention(64),
+            attention=best_attention(mesh),
             # The mean over all tokens, with advantages as given: it knows of no groups.
             objective=Objective(loss_type="dapo"),
             micro_batch_size_per_device=micro_batch_size,
