@@ -32,8 +32,8 @@ from grpo_eqx.prng import token_keys
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _Tree = TypeVar("_Tree")
-FEWEST_SLOTS = 4
-MOST_HALVINGS = 3
+FEWEST_SLOTS = 2
+MOST_HALVINGS = 4
 """Limits on how far slots are reduced."""
 MOST_READ = 2 / 3
 """Largest share of keys and values that a step may still read for slots to be reduced. Each number
@@ -68,9 +68,9 @@ def generate(
     number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
     layout over devices (`None`: a single one), where each shard refills its slots from its own
     prompts; the dtype of keys and values (`None`: the model's); the multiple up to which zeros
-    follow each stored head; the attention of the prefill; whether the layers are unrolled, which
-    CPUs decode faster, and which takes longer to compile; whether the rollout holds the experts
-    that the model's routers chose.
+    follow each stored head; the attention of the prefill; whether the layers are unrolled and the
+    slots' caches cut, which CPUs decode faster, and which takes longer to compile; whether the
+    rollout holds the experts that the model's routers chose.
 
     Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
     `num_slots` or `refill_at` is below 1.
@@ -95,6 +95,8 @@ def generate(
         model, cache = model.unstacked(), cache.unstacked()
     queue = SlotQueue(cache, G, num_shards)
     slots = queue.first_slots(num_slots, max_length, routes)
+    if unrolled:
+        slots = slots.with_cut_caches()
     made = MadeCompletions.of_nothing(N, max_length, routes)
     state = DecodeState(
         slots=slots if layout is None else slots.laid_out(layout),

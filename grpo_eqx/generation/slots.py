@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from grpo_eqx.models.base import PromptCache
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache, positions_read
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, positions_read
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import last_dim_sharding
 
@@ -70,7 +70,7 @@ class Slots(NamedTuple):
     """True where the completion ended by itself."""
     routes: Integer[Array, "R W Tc Lk"] | None
     """Experts of the inputs so far, if they are recorded."""
-    cache: list[KVCache]
+    cache: list[GrowingCache]
     """Keys and values of the inputs so far, for each stack of layers `[L, R, W, K, S, D]`."""
 
     @classmethod
@@ -104,12 +104,12 @@ class Slots(NamedTuple):
             logps=jnp.zeros((R, W, max_length), jnp.float32),
             finished=jnp.zeros((R, W), bool),
             routes=_nothing((R, W, max_length), routes),
-            cache=jax.tree.map(empty, prompt.kv),
+            cache=[GrowingCache((jax.tree.map(empty, each),)) for each in prompt.kv],
         )
 
     @property
     def cache_length(self) -> int:
-        return self.cache[0].keys.shape[-2]
+        return self.cache[0].length
 
     @property
     def position(self) -> Int[Array, "R W"]:
@@ -122,7 +122,7 @@ class Slots(NamedTuple):
         logps: Float[Array, "R W"],
         stop_state: Int[Array, "R W"],
         ended: Bool[Array, "R W"],
-        cache: list[KVCache],
+        cache: list[GrowingCache],
         routes: Integer[Array, "R W Lk"] | None,
         layout: RolloutLayout | None,
     ) -> "Slots":
@@ -161,7 +161,7 @@ class Slots(NamedTuple):
     def laid_out(self, layout: RolloutLayout) -> "Slots":
         """Returns the slots with rows sharded as prompts, and the slots of each row as groups."""
         by_slot = layout.sharding(layout.prompts, layout.groups)
-        heads = layout.heads(self.cache[0].keys.shape[3])
+        heads = layout.heads(self.cache[0].parts[0].keys.shape[3])
         of_cache = layout.sharding((), layout.prompts, layout.groups, heads)
 
         def split(x: Array) -> Array:
@@ -172,6 +172,10 @@ class Slots(NamedTuple):
             **{name: jax.tree.map(split, getattr(self, name)) for name in self._fields[1:-1]},
             cache=jax.lax.with_sharding_constraint(self.cache, of_cache),
         )
+
+    def with_cut_caches(self) -> "Slots":
+        """Returns the slots with caches in parts (`GrowingCache.cut`)."""
+        return self._replace(cache=[each.cut() for each in self.cache])
 
     def packed(self, order: Int[Array, " n"]) -> "Slots":
         """Returns the slots at the flat indices `order`, one per row."""

@@ -5,13 +5,20 @@ Queries have shape `[P, G, ...]`: `P` prompts with `G` completions each. Attenti
 completion.
 """
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache, positions_read
+from grpo_eqx.models.kv_cache import (
+    CACHE_BLOCK,
+    GrowingCache,
+    KeyValues,
+    KVCache,
+    positions_read,
+)
 from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import soft_capped
@@ -31,8 +38,8 @@ class OwnKeys(NamedTuple):
     With a window, those of the last `window` positions, its own included.
     """
 
-    kv: KVCache
-    """Cache of all layers, in whole blocks of `CACHE_BLOCK`, or one shorter block."""
+    kv: GrowingCache
+    """Cache of all layers."""
     layer: Int[Array, ""]
     position: Int[Array, "P G"]
     num_written: Int[Array, ""]
@@ -42,31 +49,32 @@ class OwnKeys(NamedTuple):
     window: Int[Array, ""] | None = None
     """Length of the sliding window; the largest int32 is no limit."""
 
-    def block(self, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
-        """Returns the segment of one block, in `dtype`."""
-        size = min(CACHE_BLOCK, self.kv.keys.shape[-2])
+    def block(self, part: KVCache, start: int, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
+        """Returns the segment of one block of the part that begins at `start`, in `dtype`."""
+        size = min(CACHE_BLOCK, part.keys.shape[-2])
         first = number * size
 
         def cut(x: Num[Array, "L P G K S D"]) -> Num[Array, "P G K B D"]:
             _, P, G, K, _, D = x.shape
             # All of one dtype, even where JAX's integers have 64 bits.
-            start = [jnp.asarray(i, jnp.int32) for i in (self.layer, 0, 0, 0, first, 0)]
-            return jax.lax.dynamic_slice(x, start, (1, P, G, K, size, D))[0]
+            corner = [jnp.asarray(i, jnp.int32) for i in (self.layer, 0, 0, 0, first, 0)]
+            return jax.lax.dynamic_slice(x, corner, (1, P, G, K, size, D))[0]
 
-        positions, own = first + jnp.arange(size), self.position[..., None]
-        kv = jax.tree.map(cut, self.kv).loaded(dtype)
-        if self.kv.keys.dtype != dtype:
+        positions, own = start + first + jnp.arange(size), self.position[..., None]
+        kv = jax.tree.map(cut, part).loaded(dtype)
+        if part.keys.dtype != dtype:
             is_own = (positions == own)[:, :, None, :, None]
-            exact = self.new.filled(self.kv.keys.shape[-1])
+            exact = self.new.filled(part.keys.shape[-1])
             kv = jax.tree.map(lambda new, rounded: jnp.where(is_own, new, rounded), exact, kv)
         visible = positions <= own
         if self.window is not None:
             visible &= positions > own - self.window
         return Segment(kv, visible)
 
-    def num_blocks(self) -> Int[Array, ""]:
-        """Returns the number of blocks that hold anything, of a cache of several."""
-        return positions_read(self.num_written, self.kv.keys.shape[-2]) // CACHE_BLOCK
+    def num_blocks(self, part: KVCache, start: int) -> Int[Array, ""]:
+        """Returns how many blocks of the part that begins at `start` hold anything."""
+        read = positions_read(self.num_written, self.kv.length) - start
+        return jnp.clip(read, 0, part.keys.shape[-2]) // CACHE_BLOCK
 
 
 def attend(
@@ -86,15 +94,23 @@ def attend(
     K, stored = prompt.kv.keys.shape[2], prompt.kv.keys.shape[-1]
     by_key, scale = filled(queries.reshape(P, G, K, N // K, D), -1, stored), D**-0.5
 
-    def add(number: Int[Array, ""], part: RunningSoftmax) -> RunningSoftmax:
-        block = own.block(number, queries.dtype)
-        return _updated(part, by_key, block.kv, block.visible[:, :, None, None], scale, softcap)
+    def add(
+        of_cache: KVCache, start: int, number: Int[Array, ""], part: RunningSoftmax
+    ) -> RunningSoftmax:
+        by_block = by_key
+        if len(own.kv.parts) > 1:
+            # A loop over one block. The compiler would compute its scores before it, read or not.
+            by_block, number = jax.lax.optimization_barrier((by_key, number))
+        block = own.block(of_cache, start, number, queries.dtype)
+        return _updated(part, by_block, block.kv, block.visible[:, :, None, None], scale, softcap)
 
     part = _attend_prompt(by_key, prompt, scale, softcap)
-    if own.kv.keys.shape[-2] <= CACHE_BLOCK:
-        part = add(jnp.int32(0), part)
-    else:
-        part = jax.lax.fori_loop(0, own.num_blocks(), add, part)
+    for start, of_cache in own.kv.placed():
+        if own.kv.length <= CACHE_BLOCK:
+            part = add(of_cache, start, jnp.int32(0), part)
+        else:
+            number = own.num_blocks(of_cache, start)
+            part = jax.lax.fori_loop(0, number, partial(add, of_cache, start), part)
     return part.attended(queries.dtype)[..., :D].reshape(P, G, N, D)
 
 

@@ -17,7 +17,7 @@ from grpo_eqx.choices import Remat
 from grpo_eqx.models.architecture import ExpertsShape
 from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
-from grpo_eqx.models.kv_cache import KeyValues, KVCache
+from grpo_eqx.models.kv_cache import GrowingCache, KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, LowRank
 from grpo_eqx.models.rounding import RoundedTable
 from grpo_eqx.models.softcap import soft_capped
@@ -241,7 +241,7 @@ class Decoded(NamedTuple):
 
     logits: Float[Array, "P G V"]
     """In float32."""
-    own: list[KVCache]
+    own: list[GrowingCache]
     """The completions' keys and values, with those of this position."""
     routes: Integer[Array, "P G Lk"] | None = None
     """Experts that routers chose for this position, of models with experts."""
@@ -340,7 +340,7 @@ class CausalLM(eqx.Module):
     def decode(
         self,
         prompt: PromptCache,
-        own: list[KVCache],
+        own: list[GrowingCache],
         ids: Int[Array, "P G"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],

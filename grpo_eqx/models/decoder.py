@@ -24,7 +24,7 @@ from grpo_eqx.models.base import (
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.decoder_config import DecoderConfig
 from grpo_eqx.models.experts import Experts
-from grpo_eqx.models.kv_cache import KeyValues, KVCache
+from grpo_eqx.models.kv_cache import GrowingCache, KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, geglu, rms_norm, swiglu
 from grpo_eqx.models.rotary import Rotary
 from grpo_eqx.models.rounding import RoundedTable
@@ -344,7 +344,7 @@ class Decoder(CausalLM):
     def decode(
         self,
         prompt: PromptCache,
-        own: list[KVCache],
+        own: list[GrowingCache],
         ids: Int[Array, "P G"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
@@ -355,9 +355,9 @@ class Decoder(CausalLM):
         by_kind = _ByKind.at(positions[..., None], self.config)
 
         def step(
-            carry: tuple[Float[Array, "P G 1 H"], KVCache],
+            carry: tuple[Float[Array, "P G 1 H"], GrowingCache],
             xs: tuple[DecoderLayer, Int[Array, ""] | None, KVCache, Int[Array, ""]],
-        ) -> tuple[tuple[Float[Array, "P G 1 H"], KVCache], _Chosen]:
+        ) -> tuple[tuple[Float[Array, "P G 1 H"], GrowingCache], _Chosen]:
             (x, own), (layer, kind, prompt_kv, depth) = carry, xs
             rotary, window = by_kind.of(kind)
             queries, new = layer.project(x, rotary, self.config)
@@ -374,13 +374,13 @@ class Decoder(CausalLM):
         x, written, routes, first = self.embed(ids)[:, :, None], [], [], 0
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
         for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
-            depths = jnp.arange(len(kv.keys))  # XLA unrolls the loop over a single one
-            kinds = self._kind_of_layer(first, len(kv.keys))
+            depths = jnp.arange(len(prompt_kv.keys))  # XLA unrolls the loop over a single one
+            kinds = self._kind_of_layer(first, len(depths))
             (x, kv), chosen = jax.lax.scan(step, (x, kv), (stack, kinds, prompt_kv, depths))
             written.append(kv)
             if chosen is not None:
                 routes.append(_by_token(chosen[:, :, :, 0]))
-            first += len(kv.keys)
+            first += len(depths)
         hidden = _normed(x[:, :, 0], self.norm, self.config)
         joined = jnp.concatenate(routes, axis=-1) if routes else None
         return Decoded(self.project_logits(hidden), written, joined)

@@ -1,5 +1,6 @@
 """Keys and values of past positions, as attention computes them and as they are stored."""
 
+import itertools
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,8 @@ from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 CACHE_BLOCK = 128
 """Number of positions of a growing cache that attention reads at a time."""
+_MOST_PARTS = 8
+"""Limit on the parts of a growing cache. Each is one more loop to compile for each layer."""
 
 
 class KeyValues(NamedTuple):
@@ -99,3 +102,59 @@ class KVCache(NamedTuple):
             return KeyValues(self.keys.astype(dtype), self.values.astype(dtype))
         keys, values = self.keys * self.key_scales, self.values * self.value_scales
         return KeyValues(keys.astype(dtype), values.astype(dtype))
+
+
+class GrowingCache(NamedTuple):
+    """Keys and values of completions so far, in parts: runs of successive positions.
+
+    A part has whole blocks of `CACHE_BLOCK` positions; a shorter one is the only one.
+    """
+
+    parts: tuple[KVCache, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of positions."""
+        return sum(part.keys.shape[-2] for part in self.parts)
+
+    def placed(self) -> list[tuple[int, KVCache]]:
+        """Returns the parts, each with its first position."""
+        ends = itertools.accumulate(part.keys.shape[-2] for part in self.parts)
+        return list(zip([0, *ends], self.parts, strict=False))
+
+    def written(
+        self,
+        new: KeyValues,
+        layer: Int[Array, ""],
+        position: Int[Array, "P J"],
+        layout: RolloutLayout | None = None,
+    ) -> "GrowingCache":
+        """Returns the cache with one position of each row replaced, as of `KVCache.written`."""
+        parts = []
+        for start, part in self.placed():
+            size = part.keys.shape[-2]
+            is_here = (position >= start) & (position < start + size)
+            # Past a part's end, nothing is written.
+            within = position if size == self.length else jnp.where(is_here, position - start, size)
+            parts.append(part.written(new, layer, within, layout))
+        return GrowingCache(tuple(parts))
+
+    def cut(self) -> "GrowingCache":
+        """Returns a cache of a single part in several: all but the last have one block.
+
+        A CPU reads such a part where it is. One block of a longer part is copied first.
+        """
+        (whole,) = self.parts
+        starts = [CACHE_BLOCK * i for i in range(num_parts(self.length))]
+        ends = [*starts[1:], self.length]
+        return GrowingCache(
+            tuple(
+                jax.tree.map(lambda x, i=i, j=j: x[..., i:j, :], whole)
+                for i, j in zip(starts, ends, strict=True)
+            )
+        )
+
+
+def num_parts(cache_length: int) -> int:
+    """Returns the number of parts of a growing cache that is cut."""
+    return min(-(-cache_length // CACHE_BLOCK), _MOST_PARTS)

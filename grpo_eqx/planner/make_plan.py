@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.models.kv_cache import num_parts
 from grpo_eqx.planner.attention_blocks import attention_blocks
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
@@ -135,4 +136,5 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
         max_length=options.max_completion_length,
         prompt_length=run.prompts.train,
         attention_blocks=attention_blocks(options.attention, run.model, run.prompts.train),
+        cache_parts=num_parts(options.max_completion_length) if options.decodes_on_cpu else 1,
     )

@@ -117,6 +117,8 @@ class Decoding(Trips):
     prompt_length: int
     attention_blocks: AttentionBlocks
     """Sizes of blocks in the attention of prompts."""
+    cache_parts: int = 1
+    """Parts of the slots' caches, each of which has a loop over its blocks."""
 
     def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
         loop, sources = path[-1], [_file(each) for each in path]
@@ -129,7 +131,8 @@ class Decoding(Trips):
         in_queue = self.num_slots < self.num_completions and path[0] == tokens[0]
         decoded = self._in_queue(length) if in_queue else self._at_the_end(path[0], tokens, length)
         if sources[-1] == "attention.py":
-            blocks = self._blocks(length, in_queue=in_queue)
+            # Blocks have one size, so that their work may be that of any part.
+            blocks = self._blocks(length, in_queue=in_queue).times(1 / self.cache_parts)
             return Repeats("each block of keys", decoded.times.times(blocks))
         if in_queue and len(path) == 1:
             return Repeats("each refill", self._refills(length))

@@ -122,11 +122,13 @@ def test_sampler_logps_are_the_trainers(temperature: float, side: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("unrolled", [False, True], ids=["scanned", "unrolled"])
 @pytest.mark.parametrize("num_slots", [None, 5])
-def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None) -> None:
+def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None, unrolled: bool) -> None:
     endless = Stopping.of_ids([], CONFIG.vocab_size)
     ids, mask = prompts()
-    rollout = run(ids, mask, max_length=2 * CACHE_BLOCK + 9, stopping=endless, num_slots=num_slots)
+    slots = {"num_slots": num_slots, "unrolled": unrolled}
+    rollout = run(ids, mask, max_length=2 * CACHE_BLOCK + 9, stopping=endless, **slots)
     assert (rollout.lengths == 2 * CACHE_BLOCK + 9).all()
     check_logps(rollout, 1.0)
 
@@ -239,9 +241,9 @@ def test_steps_and_slots_are_counted() -> None:
 @pytest.mark.parametrize(
     ("slots_per_row", "prompt_width", "cache_length", "expected"),
     [
-        (8, 100, 128, [64, 16, 8]),  # a half reads 0.81 of what all slots read: skipped
-        (1, 100, 128, [8, 4]),  # no fewer than four
-        (8, 16, 512, [64, 32, 16, 8]),
+        (8, 100, 128, [64, 16, 8, 4]),  # a half reads 0.81 of what all slots read: skipped
+        (1, 100, 128, [8, 4, 2]),  # no fewer than two
+        (8, 16, 512, [64, 32, 16, 8, 4]),
     ],
 )
 def test_slots_are_reduced_where_a_step_reads_a_third_less(

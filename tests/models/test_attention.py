@@ -13,7 +13,7 @@ from grpo_eqx.models.attention import (
     _scores_by_query,
     attend,
 )
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KeyValues, KVCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache
 
 jitted_attend = jax.jit(attend, static_argnames="softcap")
 
@@ -47,11 +47,20 @@ def softmax_attention(
 
 @pytest.mark.parametrize("head_multiple", [1, 16], ids=["as_computed", "filled"])
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
-@pytest.mark.parametrize("length", [7, 2 * CACHE_BLOCK], ids=["one_block", "two_blocks"])
+@pytest.mark.parametrize(
+    ("length", "is_cut"),
+    [(7, False), (2 * CACHE_BLOCK, False), (2 * CACHE_BLOCK, True)],
+    ids=["one_block", "two_blocks", "two_parts"],
+)
 @pytest.mark.parametrize("is_rounded", [False, True], ids=["exact", "rounded"])
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["mild", "sharp"])
 def test_attention_over_prompt_and_completion_is_attention_over_their_concatenation(
-    scale: float, is_rounded: bool, length: int, shares_prompt: bool, head_multiple: int
+    scale: float,
+    is_rounded: bool,
+    length: int,
+    is_cut: bool,
+    shares_prompt: bool,
+    head_multiple: int,
 ) -> None:
     """Also for a query that sees nothing of its prompt; the cache has two layers.
 
@@ -71,6 +80,7 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
     )
     stored = stored.written(KeyValues(*jnp.asarray(new)), jnp.int32(1), jnp.asarray(position))
     cache = np.stack(stored.loaded(jnp.dtype("float32")))[..., :D]
+    own_cache = GrowingCache((stored,))
     attended = jitted_attend(
         jnp.asarray(queries),
         Segment(
@@ -78,7 +88,7 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
             jnp.asarray(visible)[:, None],
         ),
         OwnKeys(
-            stored,
+            own_cache.cut() if is_cut else own_cache,
             jnp.int32(1),
             jnp.asarray(position),
             jnp.int32(length - 1),
@@ -109,7 +119,7 @@ def test_attention_with_a_soft_cap_and_a_window(window: int, shares_prompt: bool
         jnp.asarray(queries),
         Segment(KeyValues(*map(jnp.asarray, prompt)), jnp.asarray(visible)),
         OwnKeys(
-            KVCache.of(own, jnp.dtype("float32")),
+            GrowingCache((KVCache.of(own, jnp.dtype("float32")),)),
             jnp.int32(0),
             jnp.asarray(position),
             jnp.int32(length - 1),
@@ -161,3 +171,23 @@ def test_a_cache_gives_back_what_its_dtype_can_hold(dtype: str) -> None:
         assert found.dtype == jnp.float32
         largest = jnp.abs(given).max(axis=-1, keepdims=True)
         assert (jnp.abs(found - given) <= step / 2 * largest * 1.001).all()
+
+
+@pytest.mark.parametrize("length", [CACHE_BLOCK // 2, 3 * CACHE_BLOCK, 12 * CACHE_BLOCK])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_cut_cache_is_written_where_the_whole_one_is(dtype: str, length: int) -> None:
+    P, G, K, D = 2, 4, 1, 2
+    rng = np.random.default_rng(3)
+    old = KeyValues(*jnp.asarray(rng.normal(size=(2, 1, P, G, K, length, D)), "f4"))
+    new = KeyValues(*jnp.asarray(rng.normal(size=(2, P, G, K, 1, D)), "f4"))
+    position = jnp.asarray(
+        [[0, length - 1, length // 2, length // 3], rng.integers(length, size=G)]
+    )
+    whole = GrowingCache((KVCache.of(old, jnp.dtype(dtype)),))
+    expected = whole.written(new, jnp.int32(0), position).cut()
+    found = whole.cut().written(new, jnp.int32(0), position)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert found.length == length
+    assert [start for start, _ in found.placed()] == [
+        CACHE_BLOCK * i for i in range(len(found.parts))
+    ]

@@ -29,7 +29,7 @@ def repeats(trips: Trips, *paths: tuple[Loop, ...], length: int) -> list[Range]:
     return [found[tuple(loop for loop in path if loop.trips is None)].times for path in paths]
 
 
-def decoding(num_slots: int) -> Decoding:
+def decoding(num_slots: int, cache_parts: int = 1) -> Decoding:
     return Decoding(
         num_completions=64,
         num_slots=num_slots,
@@ -37,6 +37,7 @@ def decoding(num_slots: int) -> Decoding:
         max_length=512,
         prompt_length=300,
         attention_blocks=AttentionBlocks(128, 128),
+        cache_parts=cache_parts,
     )
 
 
@@ -46,6 +47,13 @@ def test_a_slot_for_each_completion_decodes_as_long_as_the_longest() -> None:
     assert tokens == Range(256, 512)
     assert blocks == Range(256 * 1.5, 512 * 2.5)  # blocks of 128 tokens, in the mean
     assert fewer == Range(0, 0)
+
+
+def test_the_loops_of_all_parts_of_a_cache_have_its_blocks() -> None:
+    loops = [Loop(f"blocks.{i}", None, "attention.py:80") for i in range(4)]
+    found = repeats(decoding(64, cache_parts=4), *((TOKENS, loop) for loop in loops), length=256)
+    assert sum(each.least for each in found) == 256 * 1.5
+    assert sum(each.most for each in found) == 512 * 2.5
 
 
 def test_slots_that_are_refilled_decode_in_turns() -> None:
