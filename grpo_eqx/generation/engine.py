@@ -32,9 +32,10 @@ from grpo_eqx.prng import token_keys
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _Tree = TypeVar("_Tree")
-FEWEST_SLOTS = 2
-MOST_HALVINGS = 4
-"""Limits on how far slots are reduced."""
+FEWEST_SLOTS = 4
+MOST_HALVINGS = 3
+"""Limits on how far slots are reduced. Unrolled, they are halved once more: each of a CPU's steps
+takes less time, the fewer they are."""
 MOST_READ = 2 / 3
 """Largest share of keys and values that a step may still read for slots to be reduced. Each number
 of slots is one more loop to compile."""
@@ -111,7 +112,7 @@ def generate(
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
     if layout is None or layout.num_shards == 1:  # else caches would move across devices
-        sizes = _sizes(state.slots)
+        sizes = _sizes(state.slots, unrolled)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
             order = jnp.argsort(~state.slots.live.reshape(-1), stable=True)[:size]
@@ -120,7 +121,7 @@ def generate(
     return _rollout(prompts, state.saved(), (P, G), pad_id), state.counts
 
 
-def _sizes(slots: Slots) -> list[int]:
+def _sizes(slots: Slots, unrolled: bool = False) -> list[int]:
     """Returns the successive numbers of slots to decode in: halved wherever that pays.
 
     The slots of a row read their shared prompt once; packed slots each read their own copy.
@@ -128,9 +129,9 @@ def _sizes(slots: Slots) -> list[int]:
     (R, W), S = slots.completion.shape, slots.cache_length
     Tp = slots.prompt.visible.shape[1]
     sizes, read = [R * W], R * Tp + R * W * S
-    for halvings in range(1, MOST_HALVINGS + 1):
+    for halvings in range(1, MOST_HALVINGS + unrolled + 1):
         size = R * W >> halvings
-        if size >= FEWEST_SLOTS and size * (Tp + S) <= MOST_READ * read:
+        if size >= FEWEST_SLOTS >> unrolled and size * (Tp + S) <= MOST_READ * read:
             sizes.append(size)
             read = size * (Tp + S)
     return sizes

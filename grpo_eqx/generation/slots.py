@@ -71,7 +71,8 @@ class Slots(NamedTuple):
     routes: Integer[Array, "R W Tc Lk"] | None
     """Experts of the inputs so far, if they are recorded."""
     cache: list[GrowingCache]
-    """Keys and values of the inputs so far, for each stack of layers `[L, R, W, K, S, D]`."""
+    """Keys and values of the inputs so far, for each stack of layers, in parts
+    `[L, R, W, K, S, D]`."""
 
     @classmethod
     def of_prompts(

@@ -95,23 +95,25 @@ def attend(
     by_key, scale = filled(queries.reshape(P, G, K, N // K, D), -1, stored), D**-0.5
 
     def add(
-        of_cache: KVCache, start: int, number: Int[Array, ""], part: RunningSoftmax
+        part: KVCache, start: int, number: Int[Array, ""], softmax: RunningSoftmax
     ) -> RunningSoftmax:
         by_block = by_key
         if len(own.kv.parts) > 1:
-            # A loop over one block. The compiler would compute its scores before it, read or not.
-            by_block, number = jax.lax.optimization_barrier((by_key, number))
-        block = own.block(of_cache, start, number, queries.dtype)
-        return _updated(part, by_block, block.kv, block.visible[:, :, None, None], scale, softcap)
+            # In a loop over a single block, nothing depends on its number. The compiler would
+            # compute all of it before the loop, whether the block is read or not.
+            part, by_block, number = jax.lax.optimization_barrier((part, by_key, number))
+        block = own.block(part, start, number, queries.dtype)
+        visible = block.visible[:, :, None, None]
+        return _updated(softmax, by_block, block.kv, visible, scale, softcap)
 
-    part = _attend_prompt(by_key, prompt, scale, softcap)
-    for start, of_cache in own.kv.placed():
+    softmax = _attend_prompt(by_key, prompt, scale, softcap)
+    for start, part in own.kv.placed():
         if own.kv.length <= CACHE_BLOCK:
-            part = add(of_cache, start, jnp.int32(0), part)
+            softmax = add(part, start, jnp.int32(0), softmax)
         else:
-            number = own.num_blocks(of_cache, start)
-            part = jax.lax.fori_loop(0, number, partial(add, of_cache, start), part)
-    return part.attended(queries.dtype)[..., :D].reshape(P, G, N, D)
+            num_blocks = own.num_blocks(part, start)
+            softmax = jax.lax.fori_loop(0, num_blocks, partial(add, part, start), softmax)
+    return softmax.attended(queries.dtype)[..., :D].reshape(P, G, N, D)
 
 
 def _attend_prompt(

@@ -349,9 +349,9 @@ class CausalLM(eqx.Module):
         """Computes the logits after `ids`, each the input at position `position` of its completion.
 
         **Arguments:** the prompts, stored for decoding; `own` holds the completions' keys and
-        values so far, for each stack of layers `[L, P, G, K, S, D]`, of which only the first
-        `num_written` need to be read, those of `ids` included;
-        the layout over devices.
+        values so far, for each stack of layers, in parts `[L, P, G, K, S, D]` of successive
+        positions (`GrowingCache`), of which only the first `num_written` need to be read, those of
+        `ids` included; the layout over devices.
         """
 
     @property

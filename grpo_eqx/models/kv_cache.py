@@ -13,8 +13,9 @@ from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 CACHE_BLOCK = 128
 """Number of positions of a growing cache that attention reads at a time."""
-_MOST_PARTS = 8
-"""Limit on the parts of a growing cache. Each is one more loop to compile for each layer."""
+_MOST_PARTS = 4
+"""Limit on the parts of a growing cache. Each is one more loop to compile for each layer and number
+of slots."""
 
 
 class KeyValues(NamedTuple):
@@ -67,18 +68,20 @@ class KVCache(NamedTuple):
         """Returns the cache of all layers with one position of each row replaced, in one layer.
 
         **Arguments:** keys and values of single positions, `[P, J, K, 1, D]`, filled here as the
-        cache is; the layer; where each row's is written; the layout over devices.
+        cache is; the layer; where each row's is written, nowhere if that is past the end; the
+        layout over devices.
         """
 
         def write(cache: Array, token: Array, layer: Array, position: Array) -> Array:
             P, J, K = token.shape[:3]
             row, column = jnp.arange(P)[:, None], jnp.arange(J)
             if cache.dtype != jnp.int8:
-                return cache.at[layer, row, column, :, position].set(token[..., 0, :])
+                where = layer, row, column, slice(None), position
+                return cache.at[where].set(token[..., 0, :], mode="drop")
             # Head by head: to write several at once, a TPU's compiler would lay int8 numbers out in
             # another way than attention reads them, and copy the cache for each token and layer.
-            where = row[..., None], column[:, None], jnp.arange(K), position[..., None]
-            return cache.at[layer, *where].set(token[..., 0, :])
+            by_head = row[..., None], column[:, None], jnp.arange(K), position[..., None]
+            return cache.at[layer, *by_head].set(token[..., 0, :], mode="drop")
 
         if layout is not None:
             row = layout.prompts, layout.groups
@@ -119,8 +122,8 @@ class GrowingCache(NamedTuple):
 
     def placed(self) -> list[tuple[int, KVCache]]:
         """Returns the parts, each with its first position."""
-        ends = itertools.accumulate(part.keys.shape[-2] for part in self.parts)
-        return list(zip([0, *ends], self.parts, strict=False))
+        sizes = (part.keys.shape[-2] for part in self.parts)
+        return list(zip(itertools.accumulate(sizes, initial=0), self.parts, strict=False))
 
     def written(
         self,
@@ -134,7 +137,6 @@ class GrowingCache(NamedTuple):
         for start, part in self.placed():
             size = part.keys.shape[-2]
             is_here = (position >= start) & (position < start + size)
-            # Past a part's end, nothing is written.
             within = position if size == self.length else jnp.where(is_here, position - start, size)
             parts.append(part.written(new, layer, within, layout))
         return GrowingCache(tuple(parts))

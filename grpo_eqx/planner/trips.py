@@ -117,7 +117,7 @@ class Decoding(Trips):
     prompt_length: int
     attention_blocks: AttentionBlocks
     """Sizes of blocks in the attention of prompts."""
-    cache_parts: int = 1
+    cache_parts: int
     """Parts of the slots' caches, each of which has a loop over its blocks."""
 
     def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
@@ -131,7 +131,7 @@ class Decoding(Trips):
         in_queue = self.num_slots < self.num_completions and path[0] == tokens[0]
         decoded = self._in_queue(length) if in_queue else self._at_the_end(path[0], tokens, length)
         if sources[-1] == "attention.py":
-            # Blocks have one size, so that their work may be that of any part.
+            # Each block costs the same, so the parts may share them equally.
             blocks = self._blocks(length, in_queue=in_queue).times(1 / self.cache_parts)
             return Repeats("each block of keys", decoded.times.times(blocks))
         if in_queue and len(path) == 1:

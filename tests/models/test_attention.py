@@ -49,8 +49,8 @@ def softmax_attention(
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
 @pytest.mark.parametrize(
     ("length", "is_cut"),
-    [(7, False), (2 * CACHE_BLOCK, False), (2 * CACHE_BLOCK, True)],
-    ids=["one_block", "two_blocks", "two_parts"],
+    [(7, False), (2 * CACHE_BLOCK, False), (2 * CACHE_BLOCK, True), (6 * CACHE_BLOCK, True)],
+    ids=["one_block", "two_blocks", "two_parts", "last_part_of_several_blocks"],
 )
 @pytest.mark.parametrize("is_rounded", [False, True], ids=["exact", "rounded"])
 @pytest.mark.parametrize("scale", [1.0, 30.0], ids=["mild", "sharp"])
@@ -104,8 +104,11 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
 
 
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
 @pytest.mark.parametrize("window", [1, 4, CACHE_BLOCK, 2**31 - 1])
-def test_attention_with_a_soft_cap_and_a_window(window: int, shares_prompt: bool) -> None:
+def test_attention_with_a_soft_cap_and_a_window(
+    window: int, is_cut: bool, shares_prompt: bool
+) -> None:
     """The prompt's part of the window differs by completion; queries are in both blocks."""
     P, G, N, K, D, Tp, length = 2, 3, 6, 2, 8, 5, 2 * CACHE_BLOCK
     rng = np.random.default_rng(window)
@@ -115,11 +118,12 @@ def test_attention_with_a_soft_cap_and_a_window(window: int, shares_prompt: bool
     position = np.array([[0, 2, length // 2], [length // 2 + 1, length - 2, 4]])
     visible = np.arange(Tp) + window > Tp + position[..., None]
     own = KeyValues(*jnp.asarray(cache))
+    own_cache = GrowingCache((KVCache.of(own, jnp.dtype("float32")),))
     attended = jitted_attend(
         jnp.asarray(queries),
         Segment(KeyValues(*map(jnp.asarray, prompt)), jnp.asarray(visible)),
         OwnKeys(
-            GrowingCache((KVCache.of(own, jnp.dtype("float32")),)),
+            own_cache.cut() if is_cut else own_cache,
             jnp.int32(0),
             jnp.asarray(position),
             jnp.int32(length - 1),

@@ -96,7 +96,7 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
     rows = RowShape(4, 1, 1, width=271, num_scored=256, places=16)
     decoding = Decoding(
         num_completions=16, num_slots=16, num_shards=1, max_length=48, prompt_length=16,
-        attention_blocks=AttentionBlocks(16, 16),
+        attention_blocks=AttentionBlocks(16, 16), cache_parts=1,
     )  # fmt: skip
     micro_batches = MicroBatches(
         rows=rows,

@@ -299,6 +299,7 @@ DECODING = Decoding(
     max_length=32,
     prompt_length=8,
     attention_blocks=AttentionBlocks(8, 8),
+    cache_parts=1,
 )
 
 
