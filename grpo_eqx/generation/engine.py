@@ -112,7 +112,7 @@ def generate(
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
     if layout is None or layout.num_shards == 1:  # else caches would move across devices
-        sizes = _sizes(state.slots, unrolled)
+        sizes = _sizes(state.slots, unrolled=unrolled)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
             order = jnp.argsort(~state.slots.live.reshape(-1), stable=True)[:size]
@@ -121,7 +121,7 @@ def generate(
     return _rollout(prompts, state.saved(), (P, G), pad_id), state.counts
 
 
-def _sizes(slots: Slots, unrolled: bool = False) -> list[int]:
+def _sizes(slots: Slots, *, unrolled: bool) -> list[int]:
     """Returns the successive numbers of slots to decode in: halved wherever that pays.
 
     The slots of a row read their shared prompt once; packed slots each read their own copy.
