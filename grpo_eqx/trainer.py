@@ -18,22 +18,18 @@ from jaxtyping import Array, Float
 from grpo_eqx.callbacks import Callback
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
-from grpo_eqx.checkpoint.same_run import RunFacts, code_hash
-from grpo_eqx.checkpoint.shared_folder import check_shared
+from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
-from grpo_eqx.data.prompts import Conversation, quoted
-from grpo_eqx.data.records import as_prompts
-from grpo_eqx.data.run_inputs import check_positions, hub_commits
+from grpo_eqx.data.prompts import Conversation
+from grpo_eqx.data.run_inputs import encode, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import (
-    assert_same_on_all_hosts,
     from_main,
     raise_on_all_hosts,
 )
-from grpo_eqx.distributed.join import join_processes
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
@@ -54,24 +50,24 @@ from grpo_eqx.planner import Plan
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
+from grpo_eqx.resumption import Source, find_resumable, notes_on, resuming_from
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
+from grpo_eqx.run_start import check_same_code, free_folder, join_run
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
+from grpo_eqx.step_metrics import StepMetrics
 from grpo_eqx.tracking.compile_phases import CompilePhases, CompileTimes
 from grpo_eqx.tracking.completions_table import completion_columns, token_columns
-from grpo_eqx.tracking.device_peaks import device_peaks
-from grpo_eqx.tracking.final_model import write_final_model
+from grpo_eqx.tracking.final_model import write_final_model, write_model
 from grpo_eqx.tracking.memory import MemoryGauge
-from grpo_eqx.tracking.metrics import StepClock, merge_updates
-from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_metrics
+from grpo_eqx.tracking.metrics import StepClock
 from grpo_eqx.tracking.progress import track_on_terminal
 from grpo_eqx.tracking.run_folder import PASSED, RunFolder
-from grpo_eqx.tracking.run_lock import RunLock
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.stages import Stages
 from grpo_eqx.tracking.step_profiler import StepProfiler, phase
@@ -94,7 +90,6 @@ from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
 from grpo_eqx.training_events import TrainingEvents
 
-_BY_SETTING = "by its setting"
 _TRACK = functools.partial(track_on_terminal, description="completing prompts")
 
 
@@ -108,43 +103,6 @@ def _say_here(text: str) -> None:
     """Prints what happens to this process."""
     where = "" if is_main() else f"process {jax.process_index()}: "
     print(where + text, file=sys.stderr, flush=True)
-
-
-def _join(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
-    """Connects the processes of the run.
-
-    Raises `UserError` where they do not agree on it, and `RunError` where some did not join.
-    """
-    join_processes(cfg)
-    if jax.process_count() > 1:  # callbacks are called, and agree, in all processes
-        names = ", ".join(type(callback).__qualname__ for callback in callbacks)
-        assert_same_on_all_hosts({"callbacks": names or "none"})
-
-
-def _check_same_code(funcs: Mapping[str, RewardFunc]) -> None:
-    """Raises `UserError` where hosts have other functions, or other code of one.
-
-    Each host calls them on its share of the completions, and results are gathered by position.
-    """
-    if jax.process_count() > 1:
-        code = raise_on_all_hosts(lambda: {name: code_hash(func) for name, func in funcs.items()})
-        facts = {f"the code of {name}": hashed for name, hashed in code.items()}
-        assert_same_on_all_hosts({"the functions that score": ", ".join(funcs), **facts})
-
-
-def _free_folder(cfg: GRPOConfig) -> RunLock:
-    """Returns the lock of the run's folder.
-
-    Raises `UserError` if it is in use or not writable, or if the hosts do not share it, which is
-    tried in it.
-    """
-    assert cfg.output_dir is not None  # resolved
-    folder = RunFolder(cfg.output_dir)
-    raise_on_all_hosts(folder.check_writable)
-    lock = RunLock(folder.path)
-    raise_on_all_hosts(lock.check_free)
-    check_shared(folder.path)
-    return lock
 
 
 class GRPOTrainer:
@@ -219,7 +177,7 @@ class GRPOTrainer:
             others,
         )
         given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
-        _join(given, callbacks)
+        join_run(given, callbacks)
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
         self._notes: tuple[str | None, ...] = (
@@ -234,7 +192,7 @@ class GRPOTrainer:
             ),
         )
         self.cfg = cfg = given.resolved()
-        self._lock = _free_folder(cfg)
+        self._lock = free_folder(cfg)
         passed = Passed(
             model=None if isinstance(model, str | Path) else model,
             tokenizer=named["tokenizer"],
@@ -247,13 +205,23 @@ class GRPOTrainer:
         )
         self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs))
         scorer = raise_on_all_hosts(lambda: Scorer(self.cfg, eval_func, eval_metrics))
-        _check_same_code({**self.rewards.funcs, **scorer.funcs})
+        check_same_code({**self.rewards.funcs, **scorer.funcs})
         replaced = passed.described()
         if reward_funcs is not None:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
         self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
+        self._load_inputs(passed, scorer)
+        self._load_model(passed, scorer, cache)
+        self.trackers = trackers
+        self.callbacks = callbacks
+        self._record: RunRecord | None = None
+        self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
+        self._starts_up = True
+
+    def _load_inputs(self, passed: Passed, scorer: Scorer) -> None:
+        """Reads the tokenizer and the problems, and checks that they suit what scores them."""
         with self._stages.lasting("loading the tokenizer and the problems"):
-            self._run, inputs = RunSpec.load(cfg, passed)
+            self._run, inputs = RunSpec.load(self.cfg, passed)
         self.cfg = cfg = self._run.cfg
         self.tokenizer, data, self.heldout = inputs
         self._fingerprints = inputs.fingerprints()
@@ -264,20 +232,27 @@ class GRPOTrainer:
             seed=cfg.seed,
         )
         self._check_problems(scorer)
+
+    def _load_model(self, passed: Passed, scorer: Scorer, cache: str | None) -> None:
+        """Places the model on the devices, beside the programs and what else steps need.
+
+        **Arguments:** the passed objects; what scores evaluations; the folder of compiled programs.
+        """
         self.mesh = self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
-        self.cfg = self._run.cfg
+        self.cfg = cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
-        self.learning_rates = None if optimizer is not None else learning_rates(self.cfg)
+        self.learning_rates = None if passed.optimizer is not None else learning_rates(cfg)
         compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
         self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
+        self._step_metrics = StepMetrics(cfg, self.programs, self.learning_rates)
         self._evaluator = Evaluator(
             self.programs, self.tokenizer, self.heldout, scorer,
             max_prompt_length=cfg.max_prompt_length,
         )  # fmt: skip
-        self._evaluations = TrainingEvaluations(self.cfg, self._evaluator)
+        self._evaluations = TrainingEvaluations(cfg, self._evaluator)
         check_best_metric(
-            self.cfg, self.rewards, self.programs.options, self._run.passes, self._run.model,
+            cfg, self.rewards, self.programs.options, self._run.passes, self._run.model,
             self.evaluation_names,
         )  # fmt: skip
         if passed.model is None and cfg.model != EMBEDDED_MODEL:
@@ -291,13 +266,8 @@ class GRPOTrainer:
         self._base_model = self._run.base_model
         self._run = self._run.without_passed_model()
         self.experiences = ExperienceCollector(
-            self.programs, self.prompts, self.tokenizer, self.rewards, self.cfg, self._run.passes
+            self.programs, self.prompts, self.tokenizer, self.rewards, cfg, self._run.passes
         )
-        self.trackers = trackers
-        self.callbacks = callbacks
-        self._record: RunRecord | None = None
-        self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
-        self._starts_up = True
 
     def _check_problems(self, scorer: Scorer) -> None:
         """Raises `UserError` where the problems lack what the reward functions need of them."""
@@ -333,7 +303,10 @@ class GRPOTrainer:
         with StopRequest(cfg.preemption_deadline, _say_here) as stop, self._watchdog, self._lock:
             checkpoints = self._checkpoints(stop, resume_from_checkpoint)
             again = self.state.step > 0 and resume_from_checkpoint is None  # in this process
-            found = None if again else self._found(checkpoints, resume_from_checkpoint)
+            found = (
+                None if again
+                else find_resumable(checkpoints, resume_from_checkpoint, self._saved_shapes)
+            )  # fmt: skip
             continued = again or (found is not None and found.folder == checkpoints.folder)
             folder = RunFolder(checkpoints.folder.parent)
             raise_on_all_hosts(lambda: folder.check_start(continued=continued))
@@ -343,12 +316,8 @@ class GRPOTrainer:
                         raise_on_all_hosts(self._try_rewards)
                 if found is not None:  # last, so that a refusal leaves everything as it was
                     self._restore(checkpoints, found)
-                    self._say_other_objects(RunFolder(found.folder.parent))
-                    if continued and folder.stopped.exists():
-                        _say(
-                            "a callback has ended this run: it goes on unless one stops it in "
-                            "on_train_begin"
-                        )
+                    for note in notes_on(found, self._passed, continued=continued):
+                        _say(note)
                 self._record = record = RunRecord(
                     cfg, self.layout(), self.trackers, passed=self._passed,
                     only_history=not is_main(), step=self.state.step, continued=continued,
@@ -485,23 +454,13 @@ class GRPOTrainer:
         `UserError` for a prompt that has more than `max_prompt_length` tokens.
         """
         refuse_arguments("generate", others)
-        messages = as_prompts(prompts)
-        tokens = self.tokenizer.encode_prompts(messages)
-        limit = self.cfg.max_prompt_length
-        for message, ids in zip(messages, tokens, strict=True):
-            prompt = f"the prompt {quoted(message.text)}"
-            if len(ids) > limit:
-                raise UserError(
-                    f"{prompt} has {len(ids)} tokens, and max_prompt_length is {limit}: raise it "
-                    f"or shorten the prompt."
-                )
-            check_positions(self.cfg, self.state.model.config, prompt, len(ids))
+        tokens = encode(prompts, self.cfg, self.tokenizer, self.state.model.config)
         if not tokens:
             return []
         with self._watchdog:
             completions = completed(
                 self.programs, self.state.model, tokens, self.tokenizer, Draws(float(temperature)),
-                max_prompt_length=limit, track=_TRACK,
+                max_prompt_length=self.cfg.max_prompt_length, track=_TRACK,
             )  # fmt: skip
             return [texts[0] for part in completions for texts in part.texts]
 
@@ -525,17 +484,7 @@ class GRPOTrainer:
         Raises `UserError` where the path cannot be a folder, or cannot be written.
         """
         refuse_arguments("save_pretrained", others)
-        folder = Path(path).expanduser()
-        try:
-            if not str(path):
-                raise UserError("save_pretrained needs a folder: give its path.")
-            if folder.is_file():
-                raise UserError(f"{str(path)!r} is a file: give the path of a folder.")
-            self._save_model(folder)
-        except OSError as error:
-            raise UserError(
-                f"{str(path)!r} cannot be written ({error.strerror or error}): choose another."
-            ) from error
+        write_model(self._save_model, path)
 
     def _save_model(self, folder: Path) -> None:
         """Writes model and tokenizer; raises `OSError` where the folder cannot be written."""
@@ -636,31 +585,15 @@ class GRPOTrainer:
             return f"note: evaluate() cannot score the held-out problems: {error}"
         return None
 
-    def _checkpoints(self, stop: StopRequest, source: str | Path | bool | None) -> Checkpoints:
+    def _checkpoints(self, stop: StopRequest, source: Source) -> Checkpoints:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
-        if isinstance(source, bool):
-            source = "auto" if source else "never"
-        cfg = self.cfg if source is None else dataclasses.replace(self.cfg, resume=str(source))
+        cfg = resuming_from(self.cfg, source)
         facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
         return Checkpoints(cfg, facts, stop, _say, self._stages.started)
 
-    def _found(
-        self, checkpoints: Checkpoints, source: str | Path | bool | None
-    ) -> Resumable | None:
-        """Returns the checkpoints to resume from, if there are any.
-
-        Raises `UserError` if they are of another run, or if there are none and the source is
-        `True`.
-        """
-        found = checkpoints.find()
-        if found is None and source is True:
-            raise UserError(
-                f"resume_from_checkpoint is True, and {str(self.cfg.output_dir)!r} has no "
-                f"checkpoint of this run to resume from: leave it out, or name one."
-            )
-        if found is not None:
-            checkpoints.check(found, self._run.state_shapes(self.programs).saved())
-        return found
+    def _saved_shapes(self) -> TrainState:
+        """Returns the shapes of what a checkpoint of the run holds."""
+        return self._run.state_shapes(self.programs).saved()
 
     def _restore(self, checkpoints: Checkpoints, found: Resumable) -> None:
         """Replaces the state by that of a checkpoint."""
@@ -672,8 +605,7 @@ class GRPOTrainer:
         ):
             array.delete()
         try:
-            shapes = self._run.state_shapes(self.programs).saved()
-            self.state = checkpoints.restore(found, shapes).with_frozen(before.model)
+            self.state = checkpoints.restore(found, self._saved_shapes()).with_frozen(before.model)
         except BaseException:
             new = self._run.untrained_state(self.programs, before.model)
             self.state = dataclasses.replace(
@@ -683,21 +615,6 @@ class GRPOTrainer:
                 _say("warning: all but the model was freed to read a checkpoint, and starts anew")
             raise
         self._watchdog.progress("reading the checkpoint")
-
-    def _say_other_objects(self, earlier: RunFolder) -> None:
-        """Says which objects are passed now that are of another class than in the earlier run."""
-        try:
-            before = earlier.read_passed()
-        except (OSError, ValueError):
-            return  # reports say that it is damaged
-        now = self._passed
-        kinds = [
-            (name, *(str(x.get(name, _BY_SETTING)).removesuffix(PASSED) for x in (before, now)))
-            for name in sorted({*before, *now})
-        ]
-        changes = [f"{name}: {old} -> {new}" for name, old, new in kinds if old != new]
-        if changes:
-            _say(f"objects passed to GRPOTrainer changed since then: {'; '.join(changes)}")
 
     def _in_order_of_use(
         self, next_batch: int = 0
@@ -769,16 +686,11 @@ class GRPOTrainer:
         """Waits for a step's updates; returns the metrics of the step."""
         fetched = fetch(updates)
         clock.lap("update")
-        metrics = {**experience.metrics, **merge_updates(fetched)}
         before, most = self.state.skipped_in_a_row, self.cfg.max_skipped_updates
         skipped, in_a_row = count_skipped(fetched, before, most, checkpoints.describe_last)
         self.state = dataclasses.replace(self.state, skipped_in_a_row=in_a_row)
-        metrics[SKIPPED] = float(skipped)
-        if self.learning_rates is not None:
-            last_update = self.state.step * self.cfg.updates_per_step - 1
-            metrics["learning_rate"] = float(self.learning_rates[last_update])
-        metrics["num_tokens"] = float(self.state.num_tokens)
-        return metrics | clock.metrics() | self._performance(experience, clock)
+        metrics = self._step_metrics.of(self.state, experience, fetched, clock)
+        return metrics | {SKIPPED: float(skipped)}
 
     def _startup(self, first_rollout_s: float) -> dict[str, float]:
         """Says how long the start took, now that it is over, and returns it as metrics."""
@@ -793,39 +705,3 @@ class GRPOTrainer:
 
     def _note_progress(self, lap: str) -> None:
         self._watchdog.progress(f"the {lap} of step {self.state.step}")
-
-    def _performance(self, experience: Experience, clock: StepClock) -> dict[str, float]:
-        """Returns how well a step used the devices, and how many shapes were compiled."""
-        generated, groups = experience.generated, experience.groups
-        completions, seconds = groups.completions, clock.metrics()
-        lengths, written = completions.lengths, completions.num_written
-        tokens = generated.completion_lengths.sum()
-        options, shapes = self.programs.options, self.programs.num_shapes
-        return {
-            **throughput_metrics(
-                self.programs.num_counted(written, completions.finished),
-                step_seconds=seconds["step_time"],
-                update_seconds=seconds["time/train/update_s"],
-            ),
-            **performance_metrics(
-                self.state.model.config,
-                rollout=Work(
-                    generated.prompt_lengths,
-                    generated.completion_lengths,
-                    seconds["time/train/rollout_s"],
-                ),
-                num_decode_steps=generated.num_decode_steps,
-                update=Work(groups.prompt_lengths, lengths, seconds["time/train/update_s"]),
-                num_iterations=self.cfg.num_iterations,
-                frozen=self.state.model.has_adapters,
-                peaks=device_peaks(self.mesh.devices.flat[0].device_kind),
-                num_devices=self.mesh.size,
-                num_copies=self._rollout_layout.num_copies,
-                itemsize=options.weight_itemsize,
-                kv_itemsize=options.kv_itemsize(self.state.model.config.head_size),
-            ),
-            "perf/slot_utilization": float(tokens / generated.num_slots),
-            "perf/cache_read_share": generated.cache_share / generated.num_slots,
-            **experience.packing_metrics(),
-            **{f"compile/num_shapes/{name}": float(count) for name, count in dict(shapes).items()},
-        }

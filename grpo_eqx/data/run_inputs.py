@@ -1,13 +1,15 @@
 """The inputs of a run besides weights: tokenizer and problems, read and checked."""
 
 import copy
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts
 from grpo_eqx.data.load import Data, load_data
-from grpo_eqx.data.prompts import Prompt, PromptSource
+from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource, quoted
+from grpo_eqx.data.records import as_prompts
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import ModelConfig
@@ -81,6 +83,31 @@ def load_heldout(cfg: GRPOConfig, source: PromptSource) -> tuple[ChatTokenizer, 
     """Reads the tokenizer of the config's model, and with it problems to evaluate on."""
     tokenizer = _tokenizer_for(source, cfg, None)
     return tokenizer, _tokenize(cfg, source, len(source), tokenizer)
+
+
+def encode(
+    prompts: Iterable[str | Conversation],
+    cfg: GRPOConfig,
+    tokenizer: ChatTokenizer,
+    model: ModelConfig,
+) -> list[list[int]]:
+    """Tokenizes user messages, or conversations, as problems are.
+
+    Raises `UserError` for one with more than `max_prompt_length` tokens, or for which the model has
+    too few positions.
+    """
+    messages = as_prompts(prompts)
+    tokens = tokenizer.encode_prompts(messages)
+    limit = cfg.max_prompt_length
+    for message, ids in zip(messages, tokens, strict=True):
+        prompt = f"the prompt {quoted(message.text)}"
+        if len(ids) > limit:
+            raise UserError(
+                f"{prompt} has {len(ids)} tokens, and max_prompt_length is {limit}: raise it or "
+                f"shorten the prompt."
+            )
+        check_positions(cfg, model, prompt, len(ids))
+    return tokens
 
 
 def _tokenizer_for(

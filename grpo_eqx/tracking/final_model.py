@@ -1,4 +1,4 @@
-"""Writing of the trained model at the end of a run."""
+"""Writing of the trained model to folders: one that a user names, and that of its run."""
 
 import shutil
 import tempfile
@@ -8,7 +8,26 @@ from pathlib import Path
 import jax
 
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import RunError
+from grpo_eqx.errors import RunError, UserError
+
+
+def write_model(save: Callable[[Path], None], path: str | Path) -> None:
+    """Writes the trained model to a folder that a user names.
+
+    **Arguments:** writes the model to the folder that it is called with; the folder. Raises
+    `UserError` where it cannot be a folder, or cannot be written.
+    """
+    folder = Path(path).expanduser()
+    try:
+        if not str(path):
+            raise UserError("save_pretrained needs a folder: give its path.")
+        if folder.is_file():
+            raise UserError(f"{str(path)!r} is a file: give the path of a folder.")
+        save(folder)
+    except OSError as error:
+        raise UserError(
+            f"{str(path)!r} cannot be written ({_reason(error)}): choose another."
+        ) from error
 
 
 def write_final_model(save: Callable[[Path], None], folder: Path) -> None:

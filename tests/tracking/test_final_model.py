@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import RunError
-from grpo_eqx.tracking.final_model import write_final_model
+from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.tracking.final_model import write_final_model, write_model
 
 
 class Disk:
@@ -61,3 +61,13 @@ def test_where_nothing_takes_it_that_is_said_and_nothing_is_left(
     with pytest.raises(RunError, match=said):
         write_final_model(Disk(tmp_path).save, folder)
     assert list(temporary.iterdir()) == list(folder.parent.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_refused_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file' is a file: give the path of a folder\."):
+        write_model(Disk().save, tmp_path / "file")
+    with pytest.raises(UserError, match="needs a folder: give its path"):
+        write_model(Disk().save, "")
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\)"):
+        write_model(Disk(tmp_path).save, tmp_path / "model")
