@@ -4,7 +4,6 @@ Each check takes the settings that it reads, under their names in `GRPOConfig`, 
 `UserError`.
 """
 
-import difflib
 import math
 from typing import Any
 
@@ -20,7 +19,7 @@ from grpo_eqx.choices import (
     SamplerCorrection,
     ScaleRewards,
 )
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, did_you_mean
 from grpo_eqx.setting_types import parse_steps
 
 DEFAULT_EPSILON = 0.2
@@ -327,8 +326,7 @@ def check_trackers(
     """Refuses unknown trackers, and settings of Weights & Biases that contradict each other."""
     for name in report_to:
         if name not in TRACKERS:
-            near = difflib.get_close_matches(name, TRACKERS, n=1)
-            guess = f" (did you mean {near[0]}?)" if near else ""
+            guess = did_you_mean(name, TRACKERS)
             raise UserError(
                 f"report_to has {name!r}: use {' or '.join(TRACKERS)}{guess}; leave it out for "
                 f"metrics.jsonl alone, and pass others to GRPOTrainer(trackers=[...])."

@@ -1,5 +1,6 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
+import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -100,6 +101,12 @@ def refuse_unknown(function: str, names: Iterable[str], advice: Mapping[str, str
     ]
     if answers:
         raise UserError(" ".join(answers))
+
+
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Returns " (did you mean NAME?)", with the nearest of known names; "" where none is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def without_repetition(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -1,12 +1,11 @@
 """TPU slices by name, as Google sells them."""
 
-import difflib
 import itertools
 import math
 import re
 from typing import NamedTuple
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, did_you_mean
 
 _PLANES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = (
@@ -61,11 +60,9 @@ def find_slice(name: str) -> Slice:
     if match is None or generation not in _GENERATIONS:
         every = [each.name for each in itertools.chain(*map(_slices, _GENERATIONS))]
         every += [f"v5e-{each.chips}" for each in _slices("v5litepod")]
-        near = difflib.get_close_matches(name, every, n=1, cutoff=0.85)
-        guess = f" (did you mean {near[0]}?)" if near else ""
         raise UserError(
-            f"unknown TPU type {name!r}{guess}: use one of {_names('v4')}; {_names('v5litepod')} "
-            f"(or v5e-N); {_names('v5p')}; {_names('v6e')}."
+            f"unknown TPU type {name!r}{did_you_mean(name, every, cutoff=0.85)}: use one of "
+            f"{_names('v4')}; {_names('v5litepod')} (or v5e-N); {_names('v5p')}; {_names('v6e')}."
         )
     for known in _slices(generation):
         if known.name == f"{generation}-{match[2]}":

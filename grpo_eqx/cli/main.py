@@ -29,7 +29,7 @@ from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.report import Report
 from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.cli.train import Train
-from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunError, UserError
+from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunError, UserError, did_you_mean
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
@@ -191,9 +191,7 @@ def _about_no_subcommand(word: str) -> str:
         return f"a subcommand is missing: use one of {known}."
     if word.startswith("-"):
         return f"{word} comes before the subcommand ({known}): put flags after it."
-    near = difflib.get_close_matches(word, _SUBCOMMANDS, n=1)
-    guess = f" (did you mean {near[0]}?)" if near else ""
-    return f"there is no subcommand {word!r}: use one of {known}{guess}."
+    return f"there is no subcommand {word!r}: use one of {known}{did_you_mean(word, _SUBCOMMANDS)}."
 
 
 def _help_or_refuse(kind: type[ConfigFlags], arguments: Sequence[str]) -> None:

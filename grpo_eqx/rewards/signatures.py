@@ -1,11 +1,10 @@
 """Checks that reward functions can be called with the columns that the problems have."""
 
-import difflib
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, did_you_mean
 
 _ALWAYS = "prompts", "completions", "completion_ids"
 _OTHERWISE = {
@@ -66,8 +65,7 @@ def _missing(wanted: str, columns: Collection[str]) -> str:
     if wanted in _OTHERWISE:
         return f"{wanted}, which it does not get: {_OTHERWISE[wanted]}"
     has = f"they have {', '.join(columns)}" if columns else "they have none"
-    near = difflib.get_close_matches(wanted, {*_ALWAYS, *columns}, n=1, cutoff=0.75)
-    guess = f" (did you mean {near[0]}?)" if near else ""
+    guess = did_you_mean(wanted, {*_ALWAYS, *columns}, cutoff=0.75)
     return f"the column {wanted}, which the problems do not have: {has}{guess}"
 
 

@@ -46,6 +46,7 @@ def test_functions_that_can_be_called_pass(func: Callable[..., Any]) -> None:
         (score, ["answer"], "f asks for the column level, .* do not have: they have answer."),
         (score, [], "do not have: they have none."),
         (lambda answers, **_: [], ["answer"], r"they have answer \(did you mean answer\?\)."),
+        (lambda answer_text, **_: [], ["answer"], r"they have answer\."),  # too far for a guess
         (lambda p, /, **_: [], [], "f takes p by position only"),
         (
             lambda completions: [],
