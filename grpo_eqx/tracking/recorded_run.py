@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.tracking.run_folder import RunFolder, is_of_step
+from grpo_eqx.tracking.run_folder import RunFolder, is_of_step, read_object
 
 _MOST_NAMED = 3
 
@@ -36,13 +36,9 @@ class RecordedRun:
         if not folder.metrics.is_file():
             raise _not_a_run(folder)
         try:
-            settings = json.loads(folder.config.read_text(encoding="utf-8"))
-            if isinstance(settings, dict):
-                return cls.of(folder, settings | folder.read_passed())
-            why = f"{folder.config.name} holds no JSON object"
+            return cls.of(folder, read_object(folder.config) | folder.read_passed())
         except (OSError, ValueError) as error:
-            why = str(error)
-        raise UserError(f"the run in {str(path)!r} cannot be read: {why}")
+            raise UserError(f"the run in {str(path)!r} cannot be read: {error}") from error
 
     @classmethod
     def of(cls, folder: RunFolder, settings: Mapping[str, Any]) -> "RecordedRun":

@@ -188,12 +188,7 @@ class RunFolder:
 
         Raises `OSError` or `ValueError` where it cannot be read.
         """
-        if not self.passed.exists():
-            return {}
-        passed = json.loads(self.passed.read_text(encoding="utf-8"))
-        if not isinstance(passed, dict):
-            raise ValueError(f"{self.passed.name} holds no JSON object")
-        return passed
+        return read_object(self.passed) if self.passed.exists() else {}
 
     def read_metrics(self, last: int | None = None) -> MetricRows:
         """Reads the metrics up to step `last`, and which of their lines are damaged."""
@@ -266,6 +261,17 @@ class RunFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             entry.rename(target)
         return kept
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Reads a file of one JSON object; raises `OSError` or `ValueError` where it cannot."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path.name} is no valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return found
 
 
 def _metrics_of(line: bytes) -> dict[str, Any] | None:

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,7 +13,7 @@ import numpy as np
 from grpo_eqx.tracking.plots.series import Course
 from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.report.ending import Ending, find_ending
-from grpo_eqx.tracking.run_folder import RunFolder
+from grpo_eqx.tracking.run_folder import RunFolder, read_object
 from grpo_eqx.tracking.safe_text import literal
 
 
@@ -108,13 +107,10 @@ def read_run(path: Path) -> ReportedRun:
 def _fields(path: Path, gaps: list[str], consequence: str) -> Mapping[str, Any]:
     """Reads a JSON object; where it cannot be, notes so."""
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(fields, dict):
-            return fields
-        reason = "holds no JSON object"
+        return read_object(path)
     except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
+        reason = f"{path.name} cannot be read ({error.strerror})"
     except ValueError as error:
-        reason = f"is no valid JSON ({error})"
-    gaps.append(f"{path.name} {reason}: {consequence}.")
+        reason = str(error)
+    gaps.append(f"{reason}: {consequence}.")
     return {}
