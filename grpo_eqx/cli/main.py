@@ -43,10 +43,10 @@ _ANY = functools.reduce(
 )
 """Union of the subcommands, for the help on all of them."""
 _OF_LAUNCHERS: Mapping[str, str] = {
-    "nproc_per_node": "use --processes",
-    "num_processes": "use --processes",
-    "nnodes": "use --processes",
-    "max_restarts": "use --restarts",
+    "nproc_per_node": "use --processes.",
+    "num_processes": "use --processes.",
+    "nnodes": "use --processes.",
+    "max_restarts": "use --restarts.",
 }
 """Flags of other launchers, and what to use instead."""
 _ABOUT = "GRPO in JAX, from a laptop to a TPU pod. --version prints the version."
@@ -165,7 +165,9 @@ def _in_a_sentence(box: str, command: str, flags: Collection[str]) -> str:
     lines = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
     text = " ".join(line for line in lines if line.strip("-"))
     complaint = re.split(r"Argument helptext|For full helptext", text)[0].strip(" .")
-    unknown = complaint.partition("Unrecognized options:")[2].split()
+    # "or misplaced" where another subcommand has the flag.
+    _, *after = re.split(r"Unrecognized (?:or misplaced )?options:", complaint, maxsplit=1)
+    unknown = " ".join(after).split()
     if unknown and unknown[0].startswith("-"):
         return _unknown_flag(unknown[0].rstrip(","), command, flags)
     if complaint.startswith("Missing from"):
@@ -180,9 +182,9 @@ def _in_a_sentence(box: str, command: str, flags: Collection[str]) -> str:
 
 def _unknown_flag(flag: str, command: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(flag, known, n=1)
-    guess = f"did you mean {near[0]}" if near else f"{command} --help lists all"
+    guess = f"did you mean {near[0]}?" if near else f"{command} --help lists all."
     fix = _OF_LAUNCHERS.get(flag.lstrip("-").replace("-", "_"), guess)
-    return f"{flag} is no flag of {command}: {fix}" + ("?" if near else ".")
+    return f"{flag} is no flag of {command}: {fix}"
 
 
 def _about_no_subcommand(word: str) -> str:
