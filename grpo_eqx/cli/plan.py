@@ -63,6 +63,8 @@ class Plan(ConfigFlags, _PlanFlags):
     """
 
     def run(self, command: tuple[str, ...]) -> int:
+        import jax
+
         from grpo_eqx.distributed.join import check_xla_flags
 
         cfg = self.settings()
@@ -70,6 +72,8 @@ class Plan(ConfigFlags, _PlanFlags):
             print(to_yaml(cfg), end="")
             return 0
         check_xla_flags()
+        # This machine's devices are for the process that compiles, or for a run beside it.
+        jax.config.update("jax_platforms", "cpu")
         file = None if self.json == _STDOUT else self.json
         if file is not None and (file.is_dir() or not file.parent.is_dir()):
             raise UserError(f"json is {file}: it must be a file in an existing folder.")

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 
+import jax
 import pytest
 
 from grpo_eqx import GRPOConfig, recipes
@@ -42,6 +43,12 @@ def test_it_ends_with_0_where_a_run_fits_and_with_3_where_not(asked, monkeypatch
     out = capsys.readouterr()
     assert "does not fit" in out.out
     assert out.err == "compiling update\n"
+
+
+def test_it_leaves_this_machines_accelerators_to_others(asked, monkeypatch) -> None:
+    jax.config.update("jax_platforms", None)  # as on a machine with some
+    plan(monkeypatch, "--topology", "v6e-8")
+    assert jax.config.jax_platforms == "cpu"
 
 
 def test_side_by_side_it_says_what_automatic_sizes_are(asked, monkeypatch, capsys) -> None:
