@@ -1,7 +1,6 @@
 """The model that the command `eval` evaluates, with the settings that belong to it."""
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +16,7 @@ from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
 from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.tracking.run_folder import RunFolder, is_of_step
+from grpo_eqx.tracking.run_folder import RunFolder, is_of_step, read_object
 from grpo_eqx.training.programs import Programs
 
 _OF_A_RUN = (
@@ -91,7 +90,7 @@ class Subject:
                     f"when it has saved one."
                 )
             return cls._of_checkpoint(name, run.checkpoints, steps[0])
-        settings = _of_a_run(json.loads(run.config.read_text(encoding="utf-8")))
+        settings = _of_a_run(_config_of(run))
         template = settings.get("chat_template")
         # The tokenizer in the model's folder has the template already.
         own = {"model": str(run.model), "chat_template": template if template == PLAIN else None}
@@ -168,7 +167,18 @@ def _goes_on(run: RunFolder) -> bool:
     if run.stopped.exists():
         return False
     made = max((int(row["step"]) for row in run.rows() if is_of_step(row)), default=0)
-    return made < json.loads(run.config.read_text(encoding="utf-8"))["steps"]
+    return made < _config_of(run)["steps"]
+
+
+def _config_of(run: RunFolder) -> dict[str, Any]:
+    """Reads the settings of a run; raises `UserError` where they cannot be read."""
+    try:
+        return read_object(run.config)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"the run in {str(run.path)!r} cannot be read: {first_line(error)}; give its folder "
+            f"model, or one of its checkpoints."
+        ) from error
 
 
 def _of_a_run(config: Mapping[str, Any]) -> dict[str, Any]:
