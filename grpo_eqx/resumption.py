@@ -12,12 +12,12 @@ from grpo_eqx.training.state import TrainState
 
 _BY_SETTING = "by its setting"
 
-Source = str | Path | bool | None
-"""Value of `resume_from_checkpoint`: a run folder or checkpoint; True for the newest of the run;
-False for none; `None` for what `cfg.resume` says."""
+ResumeSource = str | Path | bool | None
+"""Value of `resume_from_checkpoint`: a run folder or checkpoint; `True` for the newest of the run,
+`False` for none; `None` for what `cfg.resume` says."""
 
 
-def resuming_from(cfg: GRPOConfig, source: Source) -> GRPOConfig:
+def resuming_from(cfg: GRPOConfig, source: ResumeSource) -> GRPOConfig:
     """Returns the settings with the source in place of `resume`, unless it is `None`."""
     if isinstance(source, bool):
         source = "auto" if source else "never"
@@ -25,12 +25,12 @@ def resuming_from(cfg: GRPOConfig, source: Source) -> GRPOConfig:
 
 
 def find_resumable(
-    checkpoints: Checkpoints, source: Source, shapes: Callable[[], TrainState]
+    checkpoints: Checkpoints, source: ResumeSource, shapes: Callable[[], TrainState]
 ) -> Resumable | None:
     """Returns the checkpoints to resume from, if there are any.
 
-    **Arguments:** the checkpoints of the run; the source that its `resume` is from; returns the
-    shapes of what a checkpoint of the run holds.
+    **Arguments:** the checkpoints of the run; the value of `resume_from_checkpoint`; a function
+    that returns the shapes of what a checkpoint holds.
 
     Raises `UserError` if they are of another run, or if there are none and the source is `True`.
     """

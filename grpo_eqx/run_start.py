@@ -26,8 +26,8 @@ def join_run(cfg: GRPOConfig, callbacks: Sequence[Callback]) -> None:
         assert_same_on_all_hosts({"callbacks": names or "none"})
 
 
-def free_folder(cfg: GRPOConfig) -> RunLock:
-    """Returns the lock of the run's folder.
+def folder_lock(cfg: GRPOConfig) -> RunLock:
+    """Checks the run's folder, and returns its lock.
 
     Raises `UserError` if it is in use or not writable, or if the hosts do not share it, which is
     tried in it.

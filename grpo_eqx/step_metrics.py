@@ -11,7 +11,7 @@ from grpo_eqx.experience import Experience
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.tracking.metrics import StepClock, merge_updates
 from grpo_eqx.tracking.performance import Work, performance_metrics, throughput_metrics
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.training.programs import SKIPPED, Programs
 from grpo_eqx.training.state import TrainState
 
 
@@ -29,19 +29,20 @@ class StepMetrics:
         """
         self._cfg, self._programs, self._learning_rates = cfg, programs, learning_rates
 
-    def of(
+    def after(
         self,
         state: TrainState,
         experience: Experience,
         updates: Sequence[Mapping[str, SupportsFloat]],
+        skipped: int,
         clock: StepClock,
     ) -> dict[str, float]:
         """Returns the metrics of a step.
 
         **Arguments:** the state after it; what it learned from; the metrics of each of its updates,
-        on the host; its times, up to the end of the updates.
+        on the host; how many of these were skipped; its times, up to the end of the updates.
         """
-        metrics = {**experience.metrics, **merge_updates(updates)}
+        metrics = {**experience.metrics, **merge_updates(updates), SKIPPED: float(skipped)}
         if self._learning_rates is not None:
             last_update = state.step * self._cfg.updates_per_step - 1
             metrics["learning_rate"] = float(self._learning_rates[last_update])
@@ -91,10 +92,7 @@ class StepMetrics:
         )
 
     def _use_of_arrays(self, experience: Experience) -> dict[str, float]:
-        """Returns how much of the slots, caches and rows was used, and how many shapes there are.
-
-        A new shape is compiled when it is first met.
-        """
+        """Returns the shares of slots, caches and rows that were used, and the shapes compiled."""
         generated, shapes = experience.generated, self._programs.num_shapes
         tokens = generated.completion_lengths.sum()
         return {

@@ -24,7 +24,7 @@ from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
 from grpo_eqx.data.prompts import Conversation
-from grpo_eqx.data.run_inputs import encode, hub_commits
+from grpo_eqx.data.run_inputs import encode_prompts, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import (
     from_main,
@@ -50,13 +50,13 @@ from grpo_eqx.planner import Plan
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
-from grpo_eqx.resumption import Source, find_resumable, notes_on, resuming_from
+from grpo_eqx.resumption import ResumeSource, find_resumable, notes_on, resuming_from
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
-from grpo_eqx.run_start import check_same_code, free_folder, join_run
+from grpo_eqx.run_start import check_same_code, folder_lock, join_run
 from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
@@ -84,7 +84,6 @@ from grpo_eqx.trainer_arguments import (
 )
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rates
-from grpo_eqx.training.programs import SKIPPED
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
@@ -192,7 +191,7 @@ class GRPOTrainer:
             ),
         )
         self.cfg = cfg = given.resolved()
-        self._lock = free_folder(cfg)
+        self._lock = folder_lock(cfg)
         passed = Passed(
             model=None if isinstance(model, str | Path) else model,
             tokenizer=named["tokenizer"],
@@ -234,7 +233,7 @@ class GRPOTrainer:
         self._check_problems(scorer)
 
     def _load_model(self, passed: Passed, scorer: Scorer, cache: str | None) -> None:
-        """Places the model on the devices, beside the programs and what else steps need.
+        """Builds the mesh and the programs, and loads the model onto the devices.
 
         **Arguments:** the passed objects; what scores evaluations; the folder of compiled programs.
         """
@@ -454,7 +453,7 @@ class GRPOTrainer:
         `UserError` for a prompt that has more than `max_prompt_length` tokens.
         """
         refuse_arguments("generate", others)
-        tokens = encode(prompts, self.cfg, self.tokenizer, self.state.model.config)
+        tokens = encode_prompts(prompts, self.cfg, self.tokenizer, self.state.model.config)
         if not tokens:
             return []
         with self._watchdog:
@@ -585,7 +584,7 @@ class GRPOTrainer:
             return f"note: evaluate() cannot score the held-out problems: {error}"
         return None
 
-    def _checkpoints(self, stop: StopRequest, source: Source) -> Checkpoints:
+    def _checkpoints(self, stop: StopRequest, source: ResumeSource) -> Checkpoints:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
         cfg = resuming_from(self.cfg, source)
         facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
@@ -689,8 +688,8 @@ class GRPOTrainer:
         before, most = self.state.skipped_in_a_row, self.cfg.max_skipped_updates
         skipped, in_a_row = count_skipped(fetched, before, most, checkpoints.describe_last)
         self.state = dataclasses.replace(self.state, skipped_in_a_row=in_a_row)
-        metrics = self._step_metrics.of(self.state, experience, fetched, clock)
-        return metrics | {SKIPPED: float(skipped)}
+        metrics = self._step_metrics.after(self.state, experience, fetched, skipped, clock)
+        return metrics
 
     def _startup(self, first_rollout_s: float) -> dict[str, float]:
         """Says how long the start took, now that it is over, and returns it as metrics."""

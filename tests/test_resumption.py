@@ -7,7 +7,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.checkpoint.checkpoints import Resumable
-from grpo_eqx.resumption import Source, notes_on, resuming_from
+from grpo_eqx.resumption import ResumeSource, notes_on, resuming_from
 from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 
 
@@ -24,7 +24,7 @@ def earlier(tmp_path: Path) -> RunFolder:
     ("source", "resume"),
     [(None, "never"), (True, "auto"), (False, "never"), ("run/checkpoints/3", "run/checkpoints/3")],
 )
-def test_a_source_takes_the_place_of_the_setting(source: Source, resume: str) -> None:
+def test_a_source_takes_the_place_of_the_setting(source: ResumeSource, resume: str) -> None:
     assert resuming_from(GRPOConfig(resume="never"), source).resume == resume
 
 

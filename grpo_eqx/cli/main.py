@@ -166,15 +166,15 @@ def _in_a_sentence(box: str, command: str, flags: Collection[str]) -> str:
     text = " ".join(line for line in lines if line.strip("-"))
     complaint = re.split(r"Argument helptext|For full helptext", text)[0].strip(" .")
     # "or misplaced" where another subcommand has the flag.
-    _, *after = re.split(r"Unrecognized (?:or misplaced )?options:", complaint, maxsplit=1)
-    unknown = " ".join(after).split()
+    found = re.search(r"Unrecognized (?:or misplaced )?options:(.*)", complaint)
+    unknown = found[1].split() if found else []
     if unknown and unknown[0].startswith("-"):
-        return _unknown_flag(unknown[0].rstrip(","), command, flags)
+        return _unknown_flag(unknown[0].rstrip(",").partition("=")[0], command, flags)
     if complaint.startswith("Missing from"):
         # Arguments are less indented than the help on them.
         about = re.split("Unrecognized|For full helptext", box)[0]
-        found = re.findall(r"(?m)^[│ ] {5}((?:--)?[\w-]+)", about)
-        complaint = f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} missing"
+        named = re.findall(r"(?m)^[│ ] {5}((?:--)?[\w-]+)", about)
+        complaint = f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} missing"
         if unknown:
             complaint += f", and {unknown[0]} comes after no flag"
     return f"{complaint}; {command} --help says more."

@@ -85,7 +85,7 @@ def load_heldout(cfg: GRPOConfig, source: PromptSource) -> tuple[ChatTokenizer, 
     return tokenizer, _tokenize(cfg, source, len(source), tokenizer)
 
 
-def encode(
+def encode_prompts(
     prompts: Iterable[str | Conversation],
     cfg: GRPOConfig,
     tokenizer: ChatTokenizer,

@@ -1,4 +1,4 @@
-"""Writing of the trained model to folders: one that a user names, and that of its run."""
+"""Writing of the trained model, to its run's folder or to one that a user names."""
 
 import shutil
 import tempfile

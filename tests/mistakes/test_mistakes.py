@@ -272,7 +272,7 @@ COMMANDS = {
     "launch slurm python train.py": "-- is missing before python",
     "launch local --processes 0 -- python x.py": "processes",
     "doctor --outputdir x": "--outputdir",
-    "launch local --max-restarts 3 -- python x.py": (  # which two other launchers have
+    "launch local --max-restarts=3 -- python x.py": (  # which two other launchers have
         "--max-restarts is no flag of grpo-eqx launch local: use --restarts."
     ),
     "launch local --nproc_per_node 2 -- python x.py": (
