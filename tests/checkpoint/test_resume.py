@@ -151,11 +151,13 @@ def test_it_continues_on_another_mesh(
 def test_objects_of_another_class_are_said(
     settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for steps, backend in ((1, DenseLoss()), (2, ChunkedLoss())):
+    for steps, backend in ((1, DenseLoss()), (2, ChunkedLoss()), (3, ChunkedLoss()), (4, None)):
         cfg = GRPOConfig(**{**settings, "steps": steps, "save_steps": 1}, output_dir=tmp_path)
         GRPOTrainer(cfg, reward_funcs=[distinct_words], loss_backend=backend).fit()
         error = capsys.readouterr().err
         assert ("loss_backend: DenseLoss -> ChunkedLoss" in error) == (steps == 2)
+        assert ("loss_backend: ChunkedLoss -> by its setting" in error) == (steps == 4)
+        assert ("objects passed to GRPOTrainer changed" in error) == (steps in (2, 4))
 
 
 def test_a_finished_run_is_finished_and_more_steps_continue_it(
