@@ -1,4 +1,4 @@
-"""How a trainer continues a run: from which checkpoint, and what its user is told about that."""
+"""Continuation of a run: the checkpoint that it resumes from, and what its user is told of that."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping

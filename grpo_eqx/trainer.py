@@ -26,10 +26,7 @@ from grpo_eqx.data.load import Data
 from grpo_eqx.data.prompts import Conversation
 from grpo_eqx.data.run_inputs import encode_prompts, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.distributed.exchange import (
-    from_main,
-    raise_on_all_hosts,
-)
+from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
@@ -57,7 +54,7 @@ from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.run_programs import in_order_of_use
 from grpo_eqx.run_spec import Passed, RunSpec
 from grpo_eqx.run_start import check_same_code, folder_lock, join_run
-from grpo_eqx.sharding import Mesh, RolloutLayout, RolloutSharding
+from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.step_metrics import StepMetrics
@@ -210,7 +207,7 @@ class GRPOTrainer:
             replaced["reward_funcs"] = ", ".join(self.rewards.funcs)
         self._passed = {setting: f"{kind}{PASSED}" for setting, kind in replaced.items()}
         self._load_inputs(passed, scorer)
-        self._load_model(passed, scorer, cache)
+        self._load_model(scorer, cache)
         self.trackers = trackers
         self.callbacks = callbacks
         self._record: RunRecord | None = None
@@ -232,12 +229,12 @@ class GRPOTrainer:
         )
         self._check_problems(scorer)
 
-    def _load_model(self, passed: Passed, scorer: Scorer, cache: str | None) -> None:
+    def _load_model(self, scorer: Scorer, cache: str | None) -> None:
         """Builds the mesh and the programs, and loads the model onto the devices.
 
-        **Arguments:** the passed objects; what scores evaluations; the folder of compiled programs.
+        **Arguments:** what scores evaluations; the folder of compiled programs.
         """
-        self.mesh = self._run.build_mesh()
+        passed, self.mesh = self._run.passed, self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
         self.cfg = cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
@@ -548,15 +545,9 @@ class GRPOTrainer:
 
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""
-        state = self.state
-        return LayoutReport.of(
-            self.mesh, self._rollout_layout, state.model, state.opt_state, state.reference
-        )
-
-    @property
-    def _rollout_layout(self) -> RolloutLayout:
-        """The layout of a step's rollout."""
-        return self.programs.rollout_layout(self.cfg.prompts_per_step, self.cfg.num_generations)
+        cfg, state = self.cfg, self.state
+        rollout = self.programs.rollout_layout(cfg.prompts_per_step, cfg.num_generations)
+        return LayoutReport.of(self.mesh, rollout, state.model, state.opt_state, state.reference)
 
     def describe(self) -> str:
         """Describes the model and the data in one line."""
