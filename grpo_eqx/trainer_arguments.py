@@ -164,6 +164,15 @@ def check_objects(
     _check_object("mesh", mesh, Mesh)
     _check_object("rollout_sharding", rollout_sharding, RolloutSharding)
     _check_object("loss_backend", loss_backend, LossBackend)
+    _check_signature("mesh", mesh, "shape", "devices")
+    _check_signature(
+        "rollout sharding", rollout_sharding, "layout", "mesh", "num_prompts", "num_generations",
+        "num_slots",
+    )  # fmt: skip
+    _check_signature(
+        "loss backend", loss_backend, "token_stats", "hidden", "head", "ids", "temperature", "mesh",
+        "softcap",
+    )  # fmt: skip
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise UserError(
             f"trackers is {trackers!r}: pass a list of Tracker objects; for Weights & Biases, set "
@@ -225,12 +234,15 @@ def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:
 
 
 def _check_signature(kind: str, given: object, method: str, *arguments: str) -> None:
+    if given is None:
+        return
     try:
         inspect.signature(getattr(given, method)).bind(*arguments)
     except TypeError as error:
+        *first, last = arguments or ("no arguments",)
+        takes = f"{', '.join(first)} and {last}" if first else last
         raise UserError(
-            f"the method {method} of {kind} {type(given).__name__} must take "
-            f"{' and '.join(arguments) or 'no arguments'}: {error}."
+            f"the method {method} of {kind} {type(given).__name__} must take {takes}: {error}."
         ) from error
 
 

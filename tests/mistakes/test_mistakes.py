@@ -442,6 +442,21 @@ SCRIPTS = {
     "trainer(callbacks=[Old()])": (
         "the method on_step_end of callback Old must take event: missing a required argument"
     ),
+    "class Mine(sharding.Mesh):\n    def shape(self): ...\nGRPOTrainer(mesh=Mine())": (
+        "the method shape of mesh Mine must take devices: too many positional arguments."
+    ),
+    "class Mine(sharding.LegacySharding):\n"
+    "    def layout(self, mesh, num_prompts, num_generations): ...\n"
+    "GRPOTrainer(rollout_sharding=Mine())": (
+        "the method layout of rollout sharding Mine must take mesh, num_prompts, num_generations "
+        "and num_slots: too many positional arguments."
+    ),
+    "class Mine(loss_backends.LossBackend):\n"
+    "    def token_stats(self, hidden, head, ids, temperature): ...\n"
+    "GRPOTrainer(loss_backend=Mine())": (
+        "the method token_stats of loss backend Mine must take hidden, head, ids, temperature, "
+        "mesh and softcap: too many positional arguments."
+    ),
     "trainer(ref_model=1)": "the reference is the model that the run starts from: set beta",
     "GRPOTrainer(learning_rate=1e-6)": "it is a setting: GRPOConfig(learning_rate=...)",
     "GRPOTrainer(max_steps=3)": "use steps",
