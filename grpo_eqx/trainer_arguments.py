@@ -12,7 +12,7 @@ import optax
 from grpo_eqx.callback_calls import EVENTS
 from grpo_eqx.callbacks import Callback
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import MissingAttributeError, UserError, refuse_unknown
+from grpo_eqx.errors import MissingAttributeError, UserError, listed, refuse_unknown
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.peer_settings import advice
@@ -239,10 +239,9 @@ def _check_signature(kind: str, given: object, method: str, *arguments: str) -> 
     try:
         inspect.signature(getattr(given, method)).bind(*arguments)
     except TypeError as error:
-        *first, last = arguments or ("no arguments",)
-        takes = f"{', '.join(first)} and {last}" if first else last
         raise UserError(
-            f"the method {method} of {kind} {type(given).__name__} must take {takes}: {error}."
+            f"the method {method} of {kind} {type(given).__name__} must take "
+            f"{listed(arguments or ['no arguments'])}: {error}."
         ) from error
 
 

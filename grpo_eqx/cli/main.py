@@ -29,7 +29,14 @@ from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.report import Report
 from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.cli.train import Train
-from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, RunError, UserError, did_you_mean
+from grpo_eqx.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
+    RunError,
+    UserError,
+    did_you_mean,
+    listed,
+)
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
 
@@ -84,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
     if own[:1] == ["launch"] and not command and (start := _program(own)) is not None:
         raise UserError(f"-- is missing before {own[start]}: put it before the command to run.")
     if not own or (own[0] not in _SUBCOMMANDS and not asks_for_help(own[:1])):
-        raise UserError(_about_no_subcommand(own[0] if own else ""))
+        raise UserError(_about_no_subcommand(own[0] if own else "", _SUBCOMMANDS))
     chosen = _parsed(_SUBCOMMANDS[own[0]], own) if own[0] in _SUBCOMMANDS else _cli(_ANY, own)
     while isinstance(chosen, Group):
         chosen = chosen.chosen
@@ -152,31 +159,39 @@ def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **op
     except SystemExit:
         if not said.getvalue():  # the help
             raise
-        words = list(itertools.takewhile(lambda word: not word.startswith("-"), arguments))
-        command = " ".join(["grpo-eqx", name, *(words if name == "launch" else ())])
+        words = itertools.takewhile(lambda word: not word.startswith("-"), arguments)
         with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
             parse(args=[*words, "--help"])
-        flags = re.findall(r"(?m)^[│ ] *(--[a-z0-9-]+)", shown.getvalue())
-        raise UserError(_in_a_sentence(said.getvalue(), command, flags)) from None
+        raise UserError(_in_a_sentence(said.getvalue(), shown.getvalue())) from None
 
 
-def _in_a_sentence(box: str, command: str, flags: Collection[str]) -> str:
+def _in_a_sentence(box: str, help_text: str) -> str:
     """Returns the complaint of the parser about a command, which comes in a box, in a sentence."""
+    usage = re.search(r"usage: (.+?) \[-h\](?: \{(.+?)\})?", " ".join(help_text.split()))
+    assert usage is not None
+    command, subcommands = usage[1], usage[2].split(",") if usage[2] else []
+    flags = re.findall(r"(?m)^[│ ] *(--[a-z0-9-]+)", help_text)
     lines = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
     text = " ".join(line for line in lines if line.strip("-"))
     complaint = re.split(r"Argument helptext|For full helptext", text)[0].strip(" .")
     # "or misplaced" where another subcommand has the flag.
     found = re.search(r"Unrecognized (?:or misplaced )?options:(.*)", complaint)
-    unknown = found[1].split() if found else []
+    unknown = [word.rstrip(",") for word in found[1].split()] if found else []
     if unknown and unknown[0].startswith("-"):
-        return _unknown_flag(unknown[0].rstrip(",").partition("=")[0], command, flags)
+        return _unknown_flag(unknown[0].partition("=")[0], command, flags)
+    if unknown and subcommands:
+        return _about_no_subcommand(unknown[0], subcommands)
+    if complaint.startswith("Expected one of"):
+        return _about_no_subcommand("", subcommands)
     if complaint.startswith("Missing from"):
         # Arguments are less indented than the help on them.
         about = re.split("Unrecognized|For full helptext", box)[0]
         named = re.findall(r"(?m)^[│ ] {5}((?:--)?[\w-]+)", about)
-        complaint = f"{' and '.join(named)} {'is' if len(named) == 1 else 'are'} missing"
+        complaint = f"{listed(named)} {'is' if len(named) == 1 else 'are'} missing"
         if unknown:
             complaint += f", and {unknown[0]} comes after no flag"
+    elif unknown:
+        complaint = f"{unknown[0]} comes after no flag"
     return f"{complaint}; {command} --help says more."
 
 
@@ -187,13 +202,13 @@ def _unknown_flag(flag: str, command: str, known: Collection[str]) -> str:
     return f"{flag} is no flag of {command}: {fix}"
 
 
-def _about_no_subcommand(word: str) -> str:
-    known = ", ".join(_SUBCOMMANDS)
+def _about_no_subcommand(word: str, subcommands: Collection[str]) -> str:
+    known = ", ".join(subcommands)
     if not word:
         return f"a subcommand is missing: use one of {known}."
     if word.startswith("-"):
         return f"{word} comes before the subcommand ({known}): put flags after it."
-    return f"there is no subcommand {word!r}: use one of {known}{did_you_mean(word, _SUBCOMMANDS)}."
+    return f"there is no subcommand {word!r}: use one of {known}{did_you_mean(word, subcommands)}."
 
 
 def _help_or_refuse(kind: type[ConfigFlags], arguments: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_eqx.data.prompts import Conversation, Prompt, quoted
-from grpo_eqx.errors import MissingAttributeError, UserError, first_line
+from grpo_eqx.errors import MissingAttributeError, UserError, first_line, listed
 from grpo_eqx.models.hub import failed_download
 
 _GENERATION_CONFIG = "generation_config.json"
@@ -188,7 +188,7 @@ class ChatTokenizer:
                 messages, tokenize=False, add_generation_prompt=True
             )
         except Exception as error:  # whatever a template does, or raises on purpose
-            roles = " and ".join(message["role"] for message in messages)
+            roles = listed([message["role"] for message in messages])
             fix = "set chat_template to a file with another"
             if adds_system:
                 fix = f"leave system_prompt unset, with its text in the problems, or {fix}"

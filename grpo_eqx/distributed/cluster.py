@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from grpo_eqx.distributed import tpu_metadata
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, listed
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"
@@ -71,7 +71,7 @@ def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
         return None
     if missing := [name for name, value in zip(names, given, strict=True) if not value]:
         raise UserError(
-            f"{' and '.join(missing)} must be set too: the address of process 0, the number of "
+            f"{listed(missing)} must be set too: the address of process 0, the number of "
             f"processes and the number of this one (from 0) go together."
         )
     return Cluster(given[0], _number(NUM_PROCESSES, environment), _number(PROCESS_ID, environment))

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from statistics import fmean, median
 
+from grpo_eqx.errors import listed
 from grpo_eqx.tracking.diagnosis.history import History
 from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
@@ -101,8 +102,8 @@ def _cause_of_gap(history: History) -> tuple[str, str | None]:
     ]
     if cut:
         return (
-            f": {' and '.join(cut)} cut the sampler's distribution, and the trainer has all of it",
-            f"Leave {' and '.join(name.split()[0] for name in cut)} out, and lower temperature a "
+            f": {listed(cut)} cut the sampler's distribution, and the trainer has all of it",
+            f"Leave {listed([name.split()[0] for name in cut])} out, and lower temperature a "
             f"little instead; or correct with importance_sampling_mode.",
         )
     rounded = [
@@ -110,7 +111,7 @@ def _cause_of_gap(history: History) -> tuple[str, str | None]:
         for name in ("rollout_dtype", "kv_cache_dtype")
         if history.settings.get(name) in ("int8", "bfloat16")
     ]
-    return (f", with {' and '.join(rounded)}" if rounded else ""), None
+    return (f", with {listed(rounded)}" if rounded else ""), None
 
 
 def kl_blew_up(history: History) -> Iterator[Seen]:
