@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
-from grpo_eqx.loss_backends.tiled import WeighingTiles, check_tiles, tiled_stats
+from grpo_eqx.loss_backends.tiled import ScoreTiles, check_tiles, tiled_stats
 from grpo_eqx.models.product import product
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 
@@ -16,17 +17,24 @@ from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 class ChunkedLoss(LossBackend):
     """Backend that computes logits tile by tile, and once more for the gradient of the head.
 
-    At most `token_tile x vocabulary_tile` logits exist at a time on a device. A vocabulary sharded
-    over `tp` stays sharded: only sums over its parts are exchanged.
+    At most `token_tile x vocabulary_tile` logits exist at a time on a device, unless all of them
+    are few enough to keep for that gradient. A vocabulary sharded over `tp` stays sharded: only
+    sums over its parts are exchanged.
     """
 
     token_tile: int = 2048
     """Maximum tokens per tile, on one device."""
     vocabulary_tile: int = 2048
     """Maximum vocabulary entries per tile."""
+    most_kept: int = 2**24
+    """Maximum logits on one device to keep, by default 64 MiB; more are computed once more."""
 
     def __check_init__(self) -> None:
         check_tiles(self.token_tile, self.vocabulary_tile)
+        if type(self.most_kept) is not int or self.most_kept < 0:
+            raise UserError(
+                f"most_kept is {self.most_kept!r}: it must be a whole number, at least 0."
+            )
 
     def token_stats(
         self,
@@ -37,27 +45,38 @@ class ChunkedLoss(LossBackend):
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:
-        tiles = _XlaTiles(self.token_tile, self.vocabulary_tile, softcap)
+        tiles = _XlaTiles(self.token_tile, self.vocabulary_tile, softcap, self.most_kept)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
 
 
 @dataclasses.dataclass(frozen=True)
-class _XlaTiles(WeighingTiles):
+class _XlaTiles(ScoreTiles):
     tokens: int
     vocabulary: int
     softcap: float | None
+    most_kept: int
 
-    def sums(
+    def scores(self, hidden: Float[Array, "n H"], head: Float[Array, "v H"]) -> Float[Array, "v n"]:
+        return soft_capped(product("vh,nh->vn", head, hidden), self.softcap)
+
+    def sums_of(
         self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
+        scores: Float[Array, "v n"],
         ids: Int[Array, " n"],
         first: Int[Array, ""],
         temperature: float,
     ) -> Partial:
-        scores, own = self._scores(hidden, head, ids)
-        valid = jnp.arange(len(head))[:, None] >= first
-        return Partial.of_scores(scores, own, valid, temperature)
+        return Partial.of_scores(scores, _own(scores, ids), _valid(scores, first), temperature)
+
+    def gradient_of(
+        self,
+        scores: Float[Array, "v n"],
+        ids: Int[Array, " n"],
+        gradient: ScoreGradient,
+        temperature: float,
+    ) -> Float[Array, "v n"]:
+        by_scores = gradient.at(scores, _own(scores, ids), temperature)
+        return gradient_before_cap(by_scores, scores, self.softcap)
 
     def weighted_rows(
         self,
@@ -67,28 +86,19 @@ class _XlaTiles(WeighingTiles):
         first: Int[Array, ""],
         temperature: float,
     ) -> tuple[Partial, Float[Array, "n H"]]:
-        scores, own = self._scores(hidden, head, ids)
-        valid = jnp.arange(len(head))[:, None] >= first
+        scores = self.scores(hidden, head)
+        own, valid = _own(scores, ids), _valid(scores, first)
         sums = Partial.of_scores(scores, own, valid, temperature)
         weights = jnp.where(valid & ~own, jnp.exp((scores - sums.highest) / temperature), 0.0)
         weights = gradient_before_cap(weights, scores, self.softcap).astype(hidden.dtype)
         return sums.merged(temperature), product("vn,vh->nh", weights, head)
 
-    def score_gradient(
-        self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
-        ids: Int[Array, " n"],
-        gradient: ScoreGradient,
-        temperature: float,
-    ) -> Float[Array, "v n"]:
-        scores, own = self._scores(hidden, head, ids)
-        by_scores = gradient.at(scores, own, temperature)
-        return gradient_before_cap(by_scores, scores, self.softcap).astype(hidden.dtype)
 
-    def _scores(
-        self, hidden: Float[Array, "n H"], head: Float[Array, "v H"], ids: Int[Array, " n"]
-    ) -> tuple[Float[Array, "v n"], Bool[Array, "v n"]]:
-        """Returns the capped scores, and a mask that is True at each token's own."""
-        scores = soft_capped(product("vh,nh->vn", head, hidden), self.softcap)
-        return scores, ids == jnp.arange(len(head))[:, None]
+def _own(scores: Float[Array, "v n"], ids: Int[Array, " n"]) -> Bool[Array, "v n"]:
+    """Returns True at each token's own score."""
+    return ids == jnp.arange(len(scores))[:, None]
+
+
+def _valid(scores: Float[Array, "v n"], first: Int[Array, ""]) -> Bool[Array, "v 1"]:
+    """Returns True for the rows from `first` on."""
+    return jnp.arange(len(scores))[:, None] >= first

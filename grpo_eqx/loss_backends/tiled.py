@@ -8,6 +8,7 @@ and then written once, so neither exists whole in a layout or dtype other than t
 
 import abc
 import dataclasses
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -71,11 +72,60 @@ class Tiles(abc.ABC):
         """Computes the gradient of the tile's scores before their cap, in the dtype of `hidden`."""
 
 
-class WeighingTiles(Tiles):
-    """Tiles that can add up rows of the head too, where these are not trained.
+class ScoreTiles(Tiles):
+    """Tiles whose scores are arrays, which can be kept for the gradient.
 
-    They yield the gradient of log-probs without a second pass.
+    They can add up rows of the head too, where these are not trained: that yields the gradient of
+    log-probs without a second pass.
     """
+
+    most_kept: int
+    """Most scores on a device to keep between the passes; more are computed once more."""
+
+    @abc.abstractmethod
+    def scores(self, hidden: Float[Array, "n H"], head: Float[Array, "v H"]) -> Float[Array, "v n"]:
+        """Computes the scores, float32, under their cap."""
+
+    @abc.abstractmethod
+    def sums_of(
+        self,
+        scores: Float[Array, "v n"],
+        ids: Int[Array, " n"],
+        first: Int[Array, ""],
+        temperature: float,
+    ) -> Partial:
+        """Computes `sums` of these scores."""
+
+    @abc.abstractmethod
+    def gradient_of(
+        self,
+        scores: Float[Array, "v n"],
+        ids: Int[Array, " n"],
+        gradient: ScoreGradient,
+        temperature: float,
+    ) -> Float[Array, "v n"]:
+        """Computes the gradient of these scores before their cap, float32."""
+
+    def sums(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        first: Int[Array, ""],
+        temperature: float,
+    ) -> Partial:
+        return self.sums_of(self.scores(hidden, head), ids, first, temperature)
+
+    def score_gradient(
+        self,
+        hidden: Float[Array, "n H"],
+        head: Float[Array, "v H"],
+        ids: Int[Array, " n"],
+        gradient: ScoreGradient,
+        temperature: float,
+    ) -> Float[Array, "v n"]:
+        by_scores = self.gradient_of(self.scores(hidden, head), ids, gradient, temperature)
+        return by_scores.astype(hidden.dtype)
 
     @abc.abstractmethod
     def weighted_rows(
@@ -105,14 +155,17 @@ class _Layout(NamedTuple):
     mesh: jax.sharding.Mesh | None
     tokens: PartitionSpec
     head: PartitionSpec
+    by_device: PartitionSpec
+    """Of arrays that each device has for itself: their first dim."""
 
     @classmethod
     def of(cls, mesh: jax.sharding.Mesh | None, ids: Array, head: Array) -> "_Layout":
         if mesh is None or mesh.size == 1:
-            return cls(None, PartitionSpec(), PartitionSpec(None, None))
+            return cls(None, PartitionSpec(), PartitionSpec(None, None), PartitionSpec())
         P, G = ids.shape[:2]
         sharding = parameter_sharding(mesh, ("vocab", "hidden"), head.shape)
-        return cls(mesh, batch_sharding(mesh, P, G).spec, sharding.spec)
+        by_device = PartitionSpec(mesh.axis_names)
+        return cls(mesh, batch_sharding(mesh, P, G).spec, sharding.spec, by_device)
 
     def on_each_device(
         self, function: Callable[..., Any], in_specs: Any, out_specs: Any
@@ -167,6 +220,8 @@ class _Slices:
 
     def first_new(self, index: Int[Array, ""]) -> Int[Array, ""]:
         """Returns the first row, relative to its slice, that no earlier slice covered."""
+        if self.total % self.size == 0:
+            return jnp.int32(0)  # compilers then leave out the comparisons with it
         return index * self.size - self.start(index)
 
     def cut(self, head: Float[Array, "V h"], index: Int[Array, ""]) -> Float[Array, "v h"]:
@@ -189,7 +244,7 @@ class _Sums(NamedTuple):
 
     scores: Partial
     rows: Float[Array, "*n H"] | None
-    """Sum of the rows that `WeighingTiles.weighted_rows` weights, where the head is not trained."""
+    """Sum of the rows that `ScoreTiles.weighted_rows` weights, where the head is not trained."""
 
     def relative_to(self, scores: Partial, temperature: float) -> Float[Array, "*n H"] | None:
         """Returns the rows' sum relative to the largest of other scores."""
@@ -207,6 +262,34 @@ class _Sums(NamedTuple):
         return _Sums(scores, jax.lax.psum(self.relative_to(scores, temperature), name))
 
 
+class _Tiled(NamedTuple):
+    """Results of a device's tiles so far."""
+
+    sums: _Sums
+    """Of each tile of tokens, `[tiles, n]`."""
+    scores: Float[Array, "slices tiles v n"] | None
+
+    def plus(
+        self,
+        part: _Sums,
+        scores: Float[Array, "v n"] | None,
+        index: Int[Array, ""],
+        tile: Int[Array, ""],
+        temperature: float,
+    ) -> "_Tiled":
+        """Adds the sums, and where they are kept the scores, of a slice and a tile of tokens."""
+        before = jax.tree.map(lambda x: x[tile], self.sums)
+        sums = jax.tree.map(
+            lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, tile, 0),
+            self.sums,
+            before.plus(part, temperature),
+        )
+        if self.scores is None or scores is None:
+            return _Tiled(sums, None)
+        kept = jax.lax.dynamic_update_slice(self.scores, scores[None, None], (index, tile, 0, 0))
+        return _Tiled(sums, kept)
+
+
 class _Residuals(NamedTuple):
     hidden: Float[Array, "*batch T H"]
     head: Float[Array, "V H"]
@@ -214,6 +297,8 @@ class _Residuals(NamedTuple):
     sums: Partial
     slope: Float[Array, "*batch T H"] | None
     """Gradient of the log-probs by the hidden states, float32, where the head is not trained."""
+    scores: Float[Array, "devices slices tiles v n"] | None
+    """Scores of each device's tiles, float32, where they are kept."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
@@ -225,8 +310,9 @@ def tiled_stats(
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
 ) -> TokenStats:
-    """Computes `LossBackend.token_stats` with a tile's logits as the largest array."""
-    return _sums(hidden, head, ids, temperature, tiles, mesh).scores.stats(temperature)
+    """Computes `LossBackend.token_stats`, tile by tile."""
+    sums, _ = _sums(hidden, head, ids, temperature, tiles, mesh)
+    return sums.scores.stats(temperature)
 
 
 def _forward(
@@ -238,7 +324,10 @@ def _forward(
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[TokenStats, _Residuals]:
     arguments = hidden.value, head.value, ids.value
-    sums = _sums(*arguments, temperature, tiles, mesh, with_rows=not head.perturbed)
+    trained = head.perturbed
+    sums, scores = _sums(
+        *arguments, temperature, tiles, mesh, with_rows=not trained, with_scores=trained
+    )
     slope = None
     if sums.rows is not None:
         own_rows = laid_out_embeddings(head.value[ids.value].astype(hidden.value.dtype), mesh)
@@ -248,7 +337,7 @@ def _forward(
         # cancel.
         others = sums.rows / sums.scores.sums[..., None]
         slope = (rest[..., None] * own_rows - others) / temperature
-    return sums.scores.stats(temperature), _Residuals(*arguments, sums.scores, slope)
+    return sums.scores.stats(temperature), _Residuals(*arguments, sums.scores, slope, scores)
 
 
 def _sums(
@@ -260,44 +349,56 @@ def _sums(
     mesh: jax.sharding.Mesh | None,
     *,
     with_rows: bool = False,
-) -> _Sums:
-    """Computes the sums over the vocabulary, and where asked and possible those of rows."""
-    weighing = tiles if with_rows and isinstance(tiles, WeighingTiles) else None
+    with_scores: bool = False,
+) -> tuple[_Sums, Float[Array, "devices slices tiles v n"] | None]:
+    """Computes the sums over the vocabulary, and where asked and possible those of rows.
+
+    The second result is the scores of all tiles, if they are asked for and not too many to keep.
+    """
+    weighing = tiles if with_rows and isinstance(tiles, ScoreTiles) else None
+    keeping = tiles if with_scores and isinstance(tiles, ScoreTiles) else None
     layout = _Layout.of(mesh, ids, head)
 
-    def local(hidden: Array, head: Array, ids: Array) -> _Sums:
+    def local(hidden: Array, head: Array, ids: Array) -> tuple[_Sums, Array | None]:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
         cut = _cut_tokens((hidden, own_ids), ids.ndim, tiles.tokens)
+        count, n = cut[1].shape
 
-        def add_slice(index: Array, total: _Sums) -> _Sums:
+        def add_slice(index: Array, done: _Tiled) -> _Tiled:
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
 
-            def add_tile(tile: Array, total: _Sums) -> _Sums:
+            def add_tile(tile: Array, done: _Tiled) -> _Tiled:
                 hidden, ids = jax.tree.map(lambda x: x[tile], cut)
-                arguments = hidden, rows, ids - slices.start(index), slices.first_new(index)
+                rest = ids - slices.start(index), slices.first_new(index), temperature
+                scores = None
                 if weighing is not None:
-                    part = _Sums(*weighing.weighted_rows(*arguments, temperature))
+                    part = _Sums(*weighing.weighted_rows(hidden, rows, *rest))
+                elif keeping is not None and done.scores is not None:
+                    scores = keeping.scores(hidden, rows)
+                    part = _Sums(keeping.sums_of(scores, *rest).merged(temperature), None)
                 else:
-                    part = _Sums(tiles.sums(*arguments, temperature).merged(temperature), None)
-                before = jax.tree.map(lambda x: x[tile], total)
-                return jax.tree.map(
-                    lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, tile, 0),
-                    total,
-                    before.plus(part, temperature),
-                )
+                    part = _Sums(tiles.sums(hidden, rows, *rest).merged(temperature), None)
+                return done.plus(part, scores, index, tile, temperature)
 
-            return jax.lax.fori_loop(0, len(cut[1]), add_tile, total)
+            return jax.lax.fori_loop(0, count, add_tile, done)
 
         no_rows = None if weighing is None else jnp.zeros(cut[0].shape, jnp.float32)
-        start = _Sums(Partial.of_nothing(cut[1].shape), no_rows)
-        sums = jax.lax.fori_loop(0, slices.count, add_slice, start)
+        shape = slices.count, count, slices.size, n
+        keeps = keeping is not None and math.prod(shape) <= keeping.most_kept
+        start = _Tiled(
+            _Sums(Partial.of_nothing((count, n)), no_rows),
+            jnp.zeros(shape, jnp.float32) if keeps else None,
+        )
+        sums, scores = jax.lax.fori_loop(0, slices.count, add_slice, start)
         sums = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: ids.size], sums)
         sums = jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), sums)
         axis = layout.head[0]
-        return sums if axis is None else sums.over_axis(axis, temperature)
+        sums = sums if axis is None else sums.over_axis(axis, temperature)
+        return sums, None if scores is None else scores[None]
 
-    run = layout.on_each_device(local, (layout.tokens, layout.head, layout.tokens), layout.tokens)
+    tokens = layout.tokens
+    run = layout.on_each_device(local, (tokens, layout.head, tokens), (tokens, layout.by_device))
     return run(hidden, head, ids)
 
 
@@ -308,7 +409,7 @@ def _backward(
     residuals: _Residuals,
     cotangents: TokenStats,
 ) -> tuple[Array, Array | None, None]:
-    hidden, head, ids, sums, slope = residuals
+    hidden, head, ids, sums, slope, scores = residuals
     others = cotangents.entropies, cotangents.logsumexps
     if slope is not None and all(isinstance(x, SymbolicZero) for x in others):
         of_hidden = jnp.asarray(cotangents.logps)[..., None] * slope
@@ -317,7 +418,7 @@ def _backward(
     layout = _Layout.of(mesh, ids, head)
 
     def local(
-        hidden: Array, head: Array, ids: Array, gradient: ScoreGradient
+        hidden: Array, head: Array, ids: Array, gradient: ScoreGradient, kept: Array | None
     ) -> tuple[Array, Array]:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
@@ -326,8 +427,10 @@ def _backward(
         def add_slice(index: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
             of_hidden, of_head = gradients
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
-            slice_ = _HeadSlice(rows, slices.start(index), slices.first_new(index))
-            of_hidden, of_rows = _slice_gradients(cut, slice_, of_hidden, temperature, tiles)
+            slice_ = _HeadSlice(index, rows, slices.start(index), slices.first_new(index))
+            of_hidden, of_rows = _slice_gradients(
+                cut, slice_, None if kept is None else kept[0], of_hidden, temperature, tiles
+            )
             # Rows that an earlier slice covered are rewritten with the same values.
             of_rows = layout.sum_over_tokens(of_rows).astype(head.dtype)
             return of_hidden, slices.write(of_head, of_rows, index)
@@ -339,9 +442,11 @@ def _backward(
         return of_hidden[: ids.size].reshape(hidden.shape).astype(hidden.dtype), of_head
 
     tokens = layout.tokens
-    run = layout.on_each_device(local, (tokens, layout.head, tokens, tokens), (tokens, layout.head))
-    of_hidden, of_head = run(hidden, head, ids, ScoreGradient.of(sums, cotangents, temperature))
-    return of_hidden, of_head, None
+    run = layout.on_each_device(
+        local, (tokens, layout.head, tokens, tokens, layout.by_device), (tokens, layout.head)
+    )
+    gradient = ScoreGradient.of(sums, cotangents, temperature)
+    return *run(hidden, head, ids, gradient, scores), None
 
 
 def _instantiated(cotangent: Array | SymbolicZero) -> Array:
@@ -362,6 +467,7 @@ class _TokenTiles(NamedTuple):
 
 
 class _HeadSlice(NamedTuple):
+    number: Int[Array, ""]
     rows: Float[Array, "v H"]
     start: Int[Array, ""]
     """Index of row 0 within the device's part of the vocabulary."""
@@ -372,6 +478,7 @@ class _HeadSlice(NamedTuple):
 def _slice_gradients(
     cut: _TokenTiles,
     slice_: _HeadSlice,
+    kept: Float[Array, "slices tiles v n"] | None,
     of_hidden: Float[Array, "tiles H n"],
     temperature: float,
     tiles: Tiles,
@@ -388,7 +495,11 @@ def _slice_gradients(
     def add_tile(tile: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
         of_hidden, of_rows = gradients
         hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
-        ds = tiles.score_gradient(hidden, rows, ids - slice_.start, gradient, temperature)
+        rest = ids - slice_.start, gradient, temperature
+        if kept is not None and isinstance(tiles, ScoreTiles):
+            ds = tiles.gradient_of(kept[slice_.number, tile], *rest).astype(hidden.dtype)
+        else:
+            ds = tiles.score_gradient(hidden, rows, *rest)
         of_rows += product("vn,nh->vh", ds, hidden)
         of_tokens = of_hidden[tile] + product("vn,vh->hn", ds, new_rows)
         return jax.lax.dynamic_update_index_in_dim(of_hidden, of_tokens, tile, 0), of_rows

@@ -55,6 +55,7 @@ BACKENDS = {
     "chunked": ChunkedLoss(),
     "chunked 7x16": ChunkedLoss(token_tile=7, vocabulary_tile=16),
     "chunked 16x11": ChunkedLoss(token_tile=16, vocabulary_tile=11),
+    "chunked 16x11, none kept": ChunkedLoss(token_tile=16, vocabulary_tile=11, most_kept=0),
     # interpreted: the same kernels that compile for TPUs and GPUs
     "pallas tpu": PallasLoss(kernels="tpu", token_tile=50, vocabulary_tile=33),
     "pallas gpu": PallasLoss(kernels="gpu", token_tile=50, vocabulary_tile=33),
@@ -291,18 +292,31 @@ def test_a_frozen_head_changes_no_gradient_of_the_hidden_states(
             assert_close(found, expected, 1e-5 if dtype == jnp.float32 else 2**-7, size)
 
 
-@pytest.mark.parametrize(("is_trained", "products"), [(True, 4), (False, 2)])
-def test_a_frozen_head_needs_no_second_pass(is_trained: bool, products: int) -> None:
-    """Trained: the logits, again in the backward pass, and two gradients."""
+def num_products(backend: ChunkedLoss, *, trains_head: bool) -> int:
+    """Products in values and gradients of log-probs."""
     inputs = Inputs("random")
 
     def loss(hidden: Array, head: Array) -> Array:
-        return ChunkedLoss()(hidden, head, inputs.ids, 1.0).logps.sum()
+        return backend(hidden, head, inputs.ids, 1.0).logps.sum()
 
-    gradient = jax.grad(loss, argnums=(0, 1) if is_trained else 0)
-    assert (
-        str(jax.make_jaxpr(gradient)(inputs.hidden, inputs.head)).count("dot_general[") == products
-    )
+    gradient = jax.grad(loss, argnums=(0, 1) if trains_head else 0)
+    return str(jax.make_jaxpr(gradient)(inputs.hidden, inputs.head)).count("dot_general[")
+
+
+def test_a_frozen_head_needs_no_second_pass() -> None:
+    assert num_products(ChunkedLoss(), trains_head=False) == 2
+
+
+def test_logits_that_are_few_are_kept_and_more_are_computed_once_more() -> None:
+    """The logits, perhaps again in the backward pass, and two gradients."""
+    number = PROMPTS * GROUP * LENGTH * VOCAB
+    assert num_products(ChunkedLoss(most_kept=number), trains_head=True) == 3
+    assert num_products(ChunkedLoss(most_kept=number - 1), trains_head=True) == 4
+
+
+def test_no_fewer_than_0_logits_are_kept() -> None:
+    with pytest.raises(UserError, match="most_kept is -1: it must be a whole number, at least 0"):
+        ChunkedLoss(most_kept=-1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
@@ -347,12 +361,13 @@ def test_the_head_s_gradient_has_its_dtype_and_is_summed_in_float32(backend: Los
     seed=st.integers(0, 10**6),
     token_tile=st.integers(1, 100),
     vocabulary_tile=st.integers(1, 60),
+    most_kept=st.sampled_from([0, 2**24]),
     temperature=st.floats(0.2, 3.0),
 )
 def test_tiles_of_any_size_change_nothing(
-    seed: int, token_tile: int, vocabulary_tile: int, temperature: float
+    seed: int, token_tile: int, vocabulary_tile: int, most_kept: int, temperature: float
 ) -> None:
-    backend = ChunkedLoss(token_tile=token_tile, vocabulary_tile=vocabulary_tile)
+    backend = ChunkedLoss(token_tile, vocabulary_tile, most_kept)
     check(backend, Inputs("random", seed), temperature)
 
 

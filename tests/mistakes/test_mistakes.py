@@ -601,6 +601,7 @@ SCRIPTS = {
     "trainer().evaluate()['eval_loss']": "no 'eval_loss': it has accuracy, pass_at(k) and metr",
     "trainer().state.log_history": "fit returns the history, which is also in metrics.jsonl",
     "trainer().log_metrics": "metrics are recorded by themselves",
+    "loss_backends.ChunkedLoss(most_kept=1e6)": "most_kept is 1000000.0: it must be a whole",
     "loss_backends.ChunkedLoss(token_tile='512')": "token_tile is '512': it must be a whole",
     "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
     "recipes.dapo(prompts_per_step=2)": (
