@@ -110,7 +110,7 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Returns names as a sentence lists them: "a", "a and b", or "a, b and c"."""
+    """Returns one or more names as a sentence lists them: "a", "a and b", or "a, b and c"."""
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -19,7 +19,7 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Sampling, Stopping
-from grpo_eqx.loss_backends import LOSS_BACKENDS, LossBackend
+from grpo_eqx.loss_backends import LOSS_BACKENDS, ChunkedLoss, LossBackend
 from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.lora import Lora, check_fits, prepared
@@ -51,6 +51,8 @@ from grpo_eqx.training.state import TrainState
 _TOKENS = 8192
 """Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
 _TOKENS_ON_CPU = 1024
+_KEPT_ON_CPU = 2**24
+"""Logits, 64 MiB, that a CPU reads back in less time than it computes them again."""
 _LANES = 128
 """Elements of a TPU's vectors. Stored heads fill whole ones: where heads of 64 did not, XLA laid
 the cache out by positions, and copied all of it in every layer to write a single one. So do rows of
@@ -330,7 +332,7 @@ class RunSpec:
             return Programs(
                 options,
                 mesh,
-                self.passed.loss_backend or LOSS_BACKENDS[self.cfg.loss_backend](),
+                self.passed.loss_backend or _loss_backend(self.cfg.loss_backend, mesh),
                 self.passed.optimizer or make_optimizer(self.cfg),
                 on_compile,
             )
@@ -534,6 +536,12 @@ def vector_size(mesh: jax.sharding.Mesh) -> int:
 
 def _tokens_per_micro_batch(mesh: jax.sharding.Mesh) -> int:
     return _TOKENS_ON_CPU if _on_cpu(mesh) else _TOKENS
+
+
+def _loss_backend(name: str, mesh: jax.sharding.Mesh) -> LossBackend:
+    if name == "chunked" and _on_cpu(mesh):
+        return ChunkedLoss(max_kept_logits=_KEPT_ON_CPU)
+    return LOSS_BACKENDS[name]()
 
 
 def _objective(cfg: GRPOConfig) -> Objective:

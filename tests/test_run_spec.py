@@ -10,10 +10,12 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.pretrained import find_config, model_folder
 from grpo_eqx.objective import Objective
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run_spec import Passed, RunSpec
+from grpo_eqx.sharding import ExplicitMesh
 from grpo_eqx.training.row_shape import RowShape
 
 
@@ -35,6 +37,14 @@ def test_a_model_that_is_nowhere_is_one_line(name) -> None:
     with pytest.raises(UserError, match="could not be downloaded") as error:
         find_config(name)
     assert "\n" not in str(error.value)
+
+
+def test_cpus_keep_few_logits_and_an_object_is_taken_as_it_is() -> None:
+    mesh = ExplicitMesh(dp=1, fsdp=1, tp=1).build(jax.devices()[:1])
+    run = RunSpec.describe(GRPOConfig())
+    assert run.programs(mesh).backend == ChunkedLoss(max_kept_logits=2**24)
+    passed = RunSpec.describe(GRPOConfig(), Passed(loss_backend=ChunkedLoss()))
+    assert passed.programs(mesh).backend == ChunkedLoss()
 
 
 def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:

@@ -177,10 +177,10 @@ def _in_a_sentence(box: str, help_text: str) -> str:
     # "or misplaced" where another subcommand has the flag.
     found = re.search(r"Unrecognized (?:or misplaced )?options:(.*)", complaint)
     unknown = [word.rstrip(",") for word in found[1].split()] if found else []
+    if unknown and subcommands:
+        return _about_no_subcommand(unknown[0].partition("=")[0], subcommands)
     if unknown and unknown[0].startswith("-"):
         return _unknown_flag(unknown[0].partition("=")[0], command, flags)
-    if unknown and subcommands:
-        return _about_no_subcommand(unknown[0], subcommands)
     if complaint.startswith("Expected one of"):
         return _about_no_subcommand("", subcommands)
     if complaint.startswith("Missing from"):
@@ -189,9 +189,9 @@ def _in_a_sentence(box: str, help_text: str) -> str:
         named = re.findall(r"(?m)^[│ ] {5}((?:--)?[\w-]+)", about)
         complaint = f"{listed(named)} {'is' if len(named) == 1 else 'are'} missing"
         if unknown:
-            complaint += f", and {unknown[0]} comes after no flag"
+            complaint += f", and {unknown[0]} belongs to no flag"
     elif unknown:
-        complaint = f"{unknown[0]} comes after no flag"
+        complaint = f"{unknown[0]} belongs to no flag"
     return f"{complaint}; {command} --help says more."
 
 

@@ -17,24 +17,23 @@ from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 class ChunkedLoss(LossBackend):
     """Backend that computes logits tile by tile, and once more for the gradient of the head.
 
-    At most `token_tile x vocabulary_tile` logits exist at a time on a device, unless all of them
-    are few enough to keep for that gradient. A vocabulary sharded over `tp` stays sharded: only
-    sums over its parts are exchanged.
+    At most `token_tile x vocabulary_tile` logits are computed at a time on a device. A vocabulary
+    sharded over `tp` stays sharded: only sums over its parts are exchanged.
     """
 
     token_tile: int = 2048
     """Maximum tokens per tile, on one device."""
     vocabulary_tile: int = 2048
     """Maximum vocabulary entries per tile."""
-    most_kept: int = 2**24
-    """Maximum logits on one device to keep, by default 64 MiB; more are computed once more."""
+    max_kept_logits: int = 0
+    """Maximum number of logits, of 4 bytes each, that a device keeps for the backward pass of a
+    call. If there are more, all are recomputed."""
 
     def __check_init__(self) -> None:
         check_tiles(self.token_tile, self.vocabulary_tile)
-        if type(self.most_kept) is not int or self.most_kept < 0:
-            raise UserError(
-                f"most_kept is {self.most_kept!r}: it must be a whole number, at least 0."
-            )
+        kept = self.max_kept_logits
+        if type(kept) is not int or kept < 0:
+            raise UserError(f"max_kept_logits is {kept!r}: it must be a whole number, at least 0.")
 
     def token_stats(
         self,
@@ -45,7 +44,7 @@ class ChunkedLoss(LossBackend):
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:
-        tiles = _XlaTiles(self.token_tile, self.vocabulary_tile, softcap, self.most_kept)
+        tiles = _XlaTiles(self.token_tile, self.vocabulary_tile, softcap, self.max_kept_logits)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)
 
 
@@ -54,12 +53,12 @@ class _XlaTiles(ScoreTiles):
     tokens: int
     vocabulary: int
     softcap: float | None
-    most_kept: int
+    max_kept: int
 
     def scores(self, hidden: Float[Array, "n H"], head: Float[Array, "v H"]) -> Float[Array, "v n"]:
         return soft_capped(product("vh,nh->vn", head, hidden), self.softcap)
 
-    def sums_of(
+    def sums_from(
         self,
         scores: Float[Array, "v n"],
         ids: Int[Array, " n"],
@@ -68,7 +67,7 @@ class _XlaTiles(ScoreTiles):
     ) -> Partial:
         return Partial.of_scores(scores, _own(scores, ids), _valid(scores, first), temperature)
 
-    def gradient_of(
+    def gradient_from(
         self,
         scores: Float[Array, "v n"],
         ids: Int[Array, " n"],

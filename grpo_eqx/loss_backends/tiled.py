@@ -79,15 +79,16 @@ class ScoreTiles(Tiles):
     log-probs without a second pass.
     """
 
-    most_kept: int
-    """Most scores on a device to keep between the passes; more are computed once more."""
+    max_kept: int
+    """Maximum number of scores that a device keeps for the backward pass. If there are more, all
+    are recomputed."""
 
     @abc.abstractmethod
     def scores(self, hidden: Float[Array, "n H"], head: Float[Array, "v H"]) -> Float[Array, "v n"]:
         """Computes the scores, float32, under their cap."""
 
     @abc.abstractmethod
-    def sums_of(
+    def sums_from(
         self,
         scores: Float[Array, "v n"],
         ids: Int[Array, " n"],
@@ -97,7 +98,7 @@ class ScoreTiles(Tiles):
         """Computes `sums` of these scores."""
 
     @abc.abstractmethod
-    def gradient_of(
+    def gradient_from(
         self,
         scores: Float[Array, "v n"],
         ids: Int[Array, " n"],
@@ -114,7 +115,7 @@ class ScoreTiles(Tiles):
         first: Int[Array, ""],
         temperature: float,
     ) -> Partial:
-        return self.sums_of(self.scores(hidden, head), ids, first, temperature)
+        return self.sums_from(self.scores(hidden, head), ids, first, temperature)
 
     def score_gradient(
         self,
@@ -124,7 +125,7 @@ class ScoreTiles(Tiles):
         gradient: ScoreGradient,
         temperature: float,
     ) -> Float[Array, "v n"]:
-        by_scores = self.gradient_of(self.scores(hidden, head), ids, gradient, temperature)
+        by_scores = self.gradient_from(self.scores(hidden, head), ids, gradient, temperature)
         return by_scores.astype(hidden.dtype)
 
     @abc.abstractmethod
@@ -156,7 +157,7 @@ class _Layout(NamedTuple):
     tokens: PartitionSpec
     head: PartitionSpec
     by_device: PartitionSpec
-    """Of arrays that each device has for itself: their first dim."""
+    """Layout of arrays that each device has for itself, stacked along their first dim."""
 
     @classmethod
     def of(cls, mesh: jax.sharding.Mesh | None, ids: Array, head: Array) -> "_Layout":
@@ -266,8 +267,9 @@ class _Tiled(NamedTuple):
     """Results of a device's tiles so far."""
 
     sums: _Sums
-    """Of each tile of tokens, `[tiles, n]`."""
+    """Sums of each tile of tokens, `[tiles, n]`."""
     scores: Float[Array, "slices tiles v n"] | None
+    """Scores of all tiles, where they are kept."""
 
     def plus(
         self,
@@ -355,8 +357,6 @@ def _sums(
 
     The second result is the scores of all tiles, if they are asked for and not too many to keep.
     """
-    weighing = tiles if with_rows and isinstance(tiles, ScoreTiles) else None
-    keeping = tiles if with_scores and isinstance(tiles, ScoreTiles) else None
     layout = _Layout.of(mesh, ids, head)
 
     def local(hidden: Array, head: Array, ids: Array) -> tuple[_Sums, Array | None]:
@@ -364,6 +364,11 @@ def _sums(
         own_ids = ids - layout.first_row(head)
         cut = _cut_tokens((hidden, own_ids), ids.ndim, tiles.tokens)
         count, n = cut[1].shape
+        shape = slices.count, count, slices.size, n
+        weighing = keeping = None
+        if isinstance(tiles, ScoreTiles):
+            weighing = tiles if with_rows else None
+            keeping = tiles if with_scores and math.prod(shape) <= tiles.max_kept else None
 
         def add_slice(index: Array, done: _Tiled) -> _Tiled:
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
@@ -374,9 +379,9 @@ def _sums(
                 scores = None
                 if weighing is not None:
                     part = _Sums(*weighing.weighted_rows(hidden, rows, *rest))
-                elif keeping is not None and done.scores is not None:
+                elif keeping is not None:
                     scores = keeping.scores(hidden, rows)
-                    part = _Sums(keeping.sums_of(scores, *rest).merged(temperature), None)
+                    part = _Sums(keeping.sums_from(scores, *rest).merged(temperature), None)
                 else:
                     part = _Sums(tiles.sums(hidden, rows, *rest).merged(temperature), None)
                 return done.plus(part, scores, index, tile, temperature)
@@ -384,12 +389,8 @@ def _sums(
             return jax.lax.fori_loop(0, count, add_tile, done)
 
         no_rows = None if weighing is None else jnp.zeros(cut[0].shape, jnp.float32)
-        shape = slices.count, count, slices.size, n
-        keeps = keeping is not None and math.prod(shape) <= keeping.most_kept
-        start = _Tiled(
-            _Sums(Partial.of_nothing((count, n)), no_rows),
-            jnp.zeros(shape, jnp.float32) if keeps else None,
-        )
+        no_scores = None if keeping is None else jnp.zeros(shape, jnp.float32)
+        start = _Tiled(_Sums(Partial.of_nothing((count, n)), no_rows), no_scores)
         sums, scores = jax.lax.fori_loop(0, slices.count, add_slice, start)
         sums = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: ids.size], sums)
         sums = jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), sums)
@@ -468,6 +469,7 @@ class _TokenTiles(NamedTuple):
 
 class _HeadSlice(NamedTuple):
     number: Int[Array, ""]
+    """Number of the slice, from 0."""
     rows: Float[Array, "v H"]
     start: Int[Array, ""]
     """Index of row 0 within the device's part of the vocabulary."""
@@ -497,7 +499,7 @@ def _slice_gradients(
         hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
         rest = ids - slice_.start, gradient, temperature
         if kept is not None and isinstance(tiles, ScoreTiles):
-            ds = tiles.gradient_of(kept[slice_.number, tile], *rest).astype(hidden.dtype)
+            ds = tiles.gradient_from(kept[slice_.number, tile], *rest).astype(hidden.dtype)
         else:
             ds = tiles.score_gradient(hidden, rows, *rest)
         of_rows += product("vn,nh->vh", ds, hidden)

@@ -55,7 +55,9 @@ BACKENDS = {
     "chunked": ChunkedLoss(),
     "chunked 7x16": ChunkedLoss(token_tile=7, vocabulary_tile=16),
     "chunked 16x11": ChunkedLoss(token_tile=16, vocabulary_tile=11),
-    "chunked 16x11, none kept": ChunkedLoss(token_tile=16, vocabulary_tile=11, most_kept=0),
+    "chunked, kept": ChunkedLoss(max_kept_logits=2**24),
+    "chunked 7x16, kept": ChunkedLoss(7, 16, max_kept_logits=2**24),
+    "chunked 16x11, kept": ChunkedLoss(16, 11, max_kept_logits=2**24),
     # interpreted: the same kernels that compile for TPUs and GPUs
     "pallas tpu": PallasLoss(kernels="tpu", token_tile=50, vocabulary_tile=33),
     "pallas gpu": PallasLoss(kernels="gpu", token_tile=50, vocabulary_tile=33),
@@ -292,31 +294,37 @@ def test_a_frozen_head_changes_no_gradient_of_the_hidden_states(
             assert_close(found, expected, 1e-5 if dtype == jnp.float32 else 2**-7, size)
 
 
-def num_products(backend: ChunkedLoss, *, trains_head: bool) -> int:
+def num_products(
+    backend: ChunkedLoss, *, trains_head: bool = True, mesh: jax.sharding.Mesh | None = None
+) -> int:
     """Products in values and gradients of log-probs."""
     inputs = Inputs("random")
 
     def loss(hidden: Array, head: Array) -> Array:
-        return backend(hidden, head, inputs.ids, 1.0).logps.sum()
+        return backend(hidden, head, inputs.ids, 1.0, mesh).logps.sum()
 
     gradient = jax.grad(loss, argnums=(0, 1) if trains_head else 0)
     return str(jax.make_jaxpr(gradient)(inputs.hidden, inputs.head)).count("dot_general[")
 
 
-def test_a_frozen_head_needs_no_second_pass() -> None:
-    assert num_products(ChunkedLoss(), trains_head=False) == 2
+@pytest.mark.parametrize("max_kept_logits", [0, 2**24])
+def test_a_frozen_head_needs_no_second_pass(max_kept_logits: int) -> None:
+    backend = ChunkedLoss(max_kept_logits=max_kept_logits)
+    assert num_products(backend, trains_head=False) == 2
 
 
-def test_logits_that_are_few_are_kept_and_more_are_computed_once_more() -> None:
-    """The logits, perhaps again in the backward pass, and two gradients."""
-    number = PROMPTS * GROUP * LENGTH * VOCAB
-    assert num_products(ChunkedLoss(most_kept=number), trains_head=True) == 3
-    assert num_products(ChunkedLoss(most_kept=number - 1), trains_head=True) == 4
+@pytest.mark.parametrize("mesh", [None, "2,1,4"])
+def test_few_logits_are_kept_and_many_are_recomputed(mesh: str | None) -> None:
+    """The logits, perhaps again in the backward pass, and two gradients; counted per device."""
+    devices = None if mesh is None else parse_mesh(mesh).build(jax.devices()[:8])
+    number = PROMPTS * GROUP * LENGTH * VOCAB // (1 if devices is None else devices.size)
+    assert num_products(ChunkedLoss(max_kept_logits=number), mesh=devices) == 3
+    assert num_products(ChunkedLoss(max_kept_logits=number - 1), mesh=devices) == 4
 
 
 def test_no_fewer_than_0_logits_are_kept() -> None:
-    with pytest.raises(UserError, match="most_kept is -1: it must be a whole number, at least 0"):
-        ChunkedLoss(most_kept=-1)
+    with pytest.raises(UserError, match="max_kept_logits is -1: it must be a whole number"):
+        ChunkedLoss(max_kept_logits=-1)
 
 
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
@@ -361,13 +369,13 @@ def test_the_head_s_gradient_has_its_dtype_and_is_summed_in_float32(backend: Los
     seed=st.integers(0, 10**6),
     token_tile=st.integers(1, 100),
     vocabulary_tile=st.integers(1, 60),
-    most_kept=st.sampled_from([0, 2**24]),
+    max_kept_logits=st.sampled_from([0, 2**24]),
     temperature=st.floats(0.2, 3.0),
 )
 def test_tiles_of_any_size_change_nothing(
-    seed: int, token_tile: int, vocabulary_tile: int, most_kept: int, temperature: float
+    seed: int, token_tile: int, vocabulary_tile: int, max_kept_logits: int, temperature: float
 ) -> None:
-    backend = ChunkedLoss(token_tile, vocabulary_tile, most_kept)
+    backend = ChunkedLoss(token_tile, vocabulary_tile, max_kept_logits)
     check(backend, Inputs("random", seed), temperature)
 
 

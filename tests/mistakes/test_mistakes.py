@@ -269,9 +269,10 @@ COMMANDS = {
     "export nowhere --output {HERE}/out": "does not exist",
     "launch": "a subcommand is missing: use one of local, tpu-vm, slurm, gke, skypilot.",
     "launch tpu-vm creat": "there is no subcommand 'creat': use one of create, bootstrap,",
+    "launch tpu-vm --name x create": "--name comes before the subcommand (create, bootstrap,",
     "launch tpu-vm run": "--type, --name and --zone are missing; grpo-eqx launch tpu-vm run --help",
     "launch local": "COMMAND is missing",
-    "launch local 3": "3 comes after no flag; grpo-eqx launch local --help says more.",
+    "launch local 3": "3 belongs to no flag; grpo-eqx launch local --help says more.",
     "launch local --processes 2 grpo-eqx train": "-- is missing before grpo-eqx",
     "launch slurm python train.py": "-- is missing before python",
     "launch local --processes 0 -- python x.py": "processes",
@@ -285,7 +286,7 @@ COMMANDS = {
     "export {RUN} --format hf": (
         "--format is no flag of grpo-eqx export: grpo-eqx export --help lists all."
     ),
-    "export {RUN} model": "--output is missing, and model comes after no flag; grpo-eqx export",
+    "export {RUN} model": "--output is missing, and model belongs to no flag; grpo-eqx export",
     "export --checkpoint {RUN} --output-dir x": "checkpoint has no flag: give it by itself, as in "
     "grpo-eqx export CHECKPOINT. --output-dir is no flag of grpo-eqx export: did you mean --output",
     "launch local -- 'grpo-eqx train'": "leave out the quotes around the command",
@@ -601,7 +602,7 @@ SCRIPTS = {
     "trainer().evaluate()['eval_loss']": "no 'eval_loss': it has accuracy, pass_at(k) and metr",
     "trainer().state.log_history": "fit returns the history, which is also in metrics.jsonl",
     "trainer().log_metrics": "metrics are recorded by themselves",
-    "loss_backends.ChunkedLoss(most_kept=1e6)": "most_kept is 1000000.0: it must be a whole",
+    "loss_backends.ChunkedLoss(max_kept_logits=1e6)": "max_kept_logits is 1000000.0: it must be a",
     "loss_backends.ChunkedLoss(token_tile='512')": "token_tile is '512': it must be a whole",
     "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
     "recipes.dapo(prompts_per_step=2)": (

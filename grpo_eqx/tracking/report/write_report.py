@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, listed
 from grpo_eqx.tracking.diagnosis import Finding, diagnose
 from grpo_eqx.tracking.plots.style import plotting
 from grpo_eqx.tracking.report.charts import Plot, draw_sections
@@ -99,7 +99,7 @@ def _page(groups: Sequence[Group], sections: Mapping[str, Sequence[Plot]]) -> st
     parts = [_part(run, group) for group in groups for run in group.runs]
     runs = [part.run for part in parts]
     return environment.get_template("report.html.jinja").render(
-        title=" and ".join(group.name for group in groups),
+        title=listed([group.name for group in groups]),
         subjects=_subjects(runs),
         parts=parts,
         groups=groups,
