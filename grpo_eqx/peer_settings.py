@@ -25,6 +25,7 @@ _DISPLAY = "progress is a display of five lines on a terminal, and lines elsewhe
 _LIBRARY_LOGS = "set the level of Python's logging in your script"
 _ONE_DTYPE = "use dtype for what is computed; what is trained is float32"
 _WHOLE_TOKENS = "use micro_batch_size_per_device; completions share rows by themselves"
+_NO_LOGITS = "use loss_backend (chunked, pallas), which compute logits tile by tile"
 _TILES = "pass GRPOTrainer a loss_backend, which has the sizes of its tiles"
 _NO_CRITIC = "there is no critic: advantages are relative to a group or a batch"
 _ALWAYS_SHUFFLED = "prompts are reshuffled every epoch, in an order set by seed"
@@ -127,9 +128,9 @@ ADVICE: Mapping[str, str] = {
     "gradient_checkpointing_kwargs": "use remat (none, dots, full)",
     "activation_checkpointing": "use remat (none, dots, full)",
     "activation_checkpointing_kwargs": "use remat (none, dots, full)",
-    "use_liger_kernel": "use loss_backend (chunked, pallas), which compute logits tile by tile",
-    "use_liger_loss": "use loss_backend (chunked, pallas), which compute logits tile by tile",
-    "liger_kernel_config": "use loss_backend (chunked, pallas), which compute logits tile by tile",
+    "use_liger_kernel": _NO_LOGITS,
+    "use_liger_loss": _NO_LOGITS,
+    "liger_kernel_config": _NO_LOGITS,
     "cast_lm_head_to_fp32": "products with the head accumulate in float32; or use dtype float32",
     "use_cache": "sampling always keeps keys and values; kv_cache_dtype sets their dtype",
     "torch_compile": _XLA,
@@ -303,8 +304,8 @@ ADVICE: Mapping[str, str] = {
     "enable_activation_offload": "use remat (none, dots, full)",
     "target_modules": "use lora_target (all-linear, or names such as q_proj,v_proj)",
     "exclude_modules": "use lora_target, with the names to adapt",
-    "use_liger": "use loss_backend (chunked, pallas), which compute logits tile by tile",
-    "use_fused_kernels": "use loss_backend (chunked, pallas), which compute logits tile by tile",
+    "use_liger": _NO_LOGITS,
+    "use_fused_kernels": _NO_LOGITS,
     "use_shm": "weights are read from the model's folder",
     "strategy": _MESH,
     "use_dynamic_bsz": _WHOLE_TOKENS,
@@ -470,7 +471,7 @@ ADVICE: Mapping[str, str] = {
     "sharding_style": "use rollout_sharding, which has legacy, maxtext and faster ones",
     "max_extra_roll_rounds": "use max_generation_batches, which counts the first rollout too",
     "grad_accum_steps": f"leave it out: {_FROM_PROMPTS}",
-    "policy_loss_impl": "use loss_backend (chunked, pallas), which compute logits tile by tile",
+    "policy_loss_impl": _NO_LOGITS,
     "pallas_time_block": _TILES,
     "pallas_block_size": _TILES,
     "pallas_compute_dtype": _ONE_DTYPE,

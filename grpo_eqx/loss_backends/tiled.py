@@ -6,7 +6,6 @@ head is gathered and cast once, and each slice of its gradient is summed over th
 and then written once, so neither exists whole in a layout or dtype other than the parameter's own.
 """
 
-import abc
 import dataclasses
 import math
 from collections.abc import Callable
@@ -19,9 +18,9 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
+from grpo_eqx.loss_backends.tiles import ScoreTiles, Tiles
 from grpo_eqx.models.product import product
 from grpo_eqx.models.softcap import gradient_before_cap
 from grpo_eqx.models.tiles import even_tile
@@ -34,120 +33,6 @@ from grpo_eqx.sharding.rules import (
 
 STRIP = 128
 """Preferred divisor of tile sizes, to align with registers and kernels' blocks."""
-
-
-class Tiles(abc.ABC):
-    """Computation of a tile of the scores on one device; hashable."""
-
-    tokens: int
-    """Maximum tokens per tile."""
-    vocabulary: int
-    """Maximum rows of the head per tile."""
-    softcap: float | None
-    """Soft cap of the scores, before they are divided by the temperature."""
-
-    @abc.abstractmethod
-    def sums(
-        self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
-        ids: Int[Array, " n"],
-        first: Int[Array, ""],
-        temperature: float,
-    ) -> Partial:
-        """Computes sums over the head's rows from `first` on, `[parts, n]` for any number of parts.
-
-        `ids` are relative to row 0 of the tile.
-        """
-
-    @abc.abstractmethod
-    def score_gradient(
-        self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
-        ids: Int[Array, " n"],
-        gradient: ScoreGradient,
-        temperature: float,
-    ) -> Float[Array, "v n"]:
-        """Computes the gradient of the tile's scores before their cap, in the dtype of `hidden`."""
-
-
-class ScoreTiles(Tiles):
-    """Tiles whose scores are arrays, which can be kept for the gradient.
-
-    They can add up rows of the head too, where these are not trained: that yields the gradient of
-    log-probs without a second pass.
-    """
-
-    max_kept: int
-    """Maximum number of scores that a device keeps for the backward pass. If there are more, all
-    are recomputed."""
-
-    @abc.abstractmethod
-    def scores(self, hidden: Float[Array, "n H"], head: Float[Array, "v H"]) -> Float[Array, "v n"]:
-        """Computes the scores, float32, under their cap."""
-
-    @abc.abstractmethod
-    def sums_from(
-        self,
-        scores: Float[Array, "v n"],
-        ids: Int[Array, " n"],
-        first: Int[Array, ""],
-        temperature: float,
-    ) -> Partial:
-        """Computes `sums` of these scores."""
-
-    @abc.abstractmethod
-    def gradient_from(
-        self,
-        scores: Float[Array, "v n"],
-        ids: Int[Array, " n"],
-        gradient: ScoreGradient,
-        temperature: float,
-    ) -> Float[Array, "v n"]:
-        """Computes the gradient of these scores before their cap, float32."""
-
-    def sums(
-        self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
-        ids: Int[Array, " n"],
-        first: Int[Array, ""],
-        temperature: float,
-    ) -> Partial:
-        return self.sums_from(self.scores(hidden, head), ids, first, temperature)
-
-    def score_gradient(
-        self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
-        ids: Int[Array, " n"],
-        gradient: ScoreGradient,
-        temperature: float,
-    ) -> Float[Array, "v n"]:
-        by_scores = self.gradient_from(self.scores(hidden, head), ids, gradient, temperature)
-        return by_scores.astype(hidden.dtype)
-
-    @abc.abstractmethod
-    def weighted_rows(
-        self,
-        hidden: Float[Array, "n H"],
-        head: Float[Array, "v H"],
-        ids: Int[Array, " n"],
-        first: Int[Array, ""],
-        temperature: float,
-    ) -> tuple[Partial, Float[Array, "n H"]]:
-        """Computes `sums` in one part, and the rows that these weight, without the token's own.
-
-        A row is multiplied by the slope of the cap at its score. Their sum is float32.
-        """
-
-
-def check_tiles(token_tile: int, vocabulary_tile: int) -> None:
-    """Raises `UserError` for tile sizes that are no whole numbers, or below 1."""
-    for name, size in (("token_tile", token_tile), ("vocabulary_tile", vocabulary_tile)):
-        if type(size) is not int or size < 1:
-            raise UserError(f"{name} is {size!r}: it must be a whole number, at least 1.")
 
 
 class _Layout(NamedTuple):
@@ -326,10 +211,7 @@ def _forward(
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[TokenStats, _Residuals]:
     arguments = hidden.value, head.value, ids.value
-    trained = head.perturbed
-    sums, scores = _sums(
-        *arguments, temperature, tiles, mesh, with_rows=not trained, with_scores=trained
-    )
+    sums, scores = _sums(*arguments, temperature, tiles, mesh, trains_head=head.perturbed)
     slope = None
     if sums.rows is not None:
         own_rows = laid_out_embeddings(head.value[ids.value].astype(hidden.value.dtype), mesh)
@@ -350,12 +232,12 @@ def _sums(
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
     *,
-    with_rows: bool = False,
-    with_scores: bool = False,
+    trains_head: bool | None = None,
 ) -> tuple[_Sums, Float[Array, "devices slices tiles v n"] | None]:
-    """Computes the sums over the vocabulary, and where asked and possible those of rows.
+    """Computes the sums over the vocabulary, and what the tiles allow to prepare of a gradient.
 
-    The second result is the scores of all tiles, if they are asked for and not too many to keep.
+    That is the sums of rows, if the head is not trained; if it is, the second result: the scores of
+    all tiles, unless they are too many to keep. Without a gradient, `trains_head` is `None`.
     """
     layout = _Layout.of(mesh, ids, head)
 
@@ -367,8 +249,8 @@ def _sums(
         shape = slices.count, count, slices.size, n
         weighing = keeping = None
         if isinstance(tiles, ScoreTiles):
-            weighing = tiles if with_rows else None
-            keeping = tiles if with_scores and math.prod(shape) <= tiles.max_kept else None
+            weighing = tiles if trains_head is False else None
+            keeping = tiles if trains_head and math.prod(shape) <= tiles.max_kept else None
 
         def add_slice(index: Array, done: _Tiled) -> _Tiled:
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))

@@ -11,7 +11,8 @@ from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.pallas.gpu import TritonKernels
 from grpo_eqx.loss_backends.pallas.kernels import BlockSizes, KernelTiles, Problem
 from grpo_eqx.loss_backends.pallas.tpu import MosaicKernels
-from grpo_eqx.loss_backends.tiled import check_tiles, tiled_stats
+from grpo_eqx.loss_backends.tiled import tiled_stats
+from grpo_eqx.loss_backends.tiles import check_tiles
 
 KERNELS = {"tpu": MosaicKernels, "gpu": TritonKernels}
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
-from grpo_eqx.loss_backends.tiled import Tiles
+from grpo_eqx.loss_backends.tiles import Tiles
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
 
 NUM_SUMS, NUM_GRADIENT_FIELDS = len(Partial._fields), len(ScoreGradient._fields)
