@@ -69,9 +69,9 @@ def generate(
     number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
     layout over devices (`None`: a single one), where each shard refills its slots from its own
     prompts; the dtype of keys and values (`None`: the model's); the multiple up to which zeros
-    follow each stored head; the attention of the prefill; whether the layers are unrolled and the
-    slots' caches cut, which CPUs decode faster, and which takes longer to compile; whether the
-    rollout holds the experts that the model's routers chose.
+    follow each stored head; the attention of the prefill; whether the layers are unrolled, the
+    slots' caches cut and keys stored with positions last, which CPUs decode faster, and which takes
+    longer to compile; whether the rollout holds the experts that the model's routers chose.
 
     Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
     `num_slots` or `refill_at` is below 1.
@@ -89,7 +89,7 @@ def generate(
     if records_routes:
         prompts = dataclasses.replace(prompts, routes=cache.routes)
     routes = model.config.routes if records_routes else None
-    cache = cache.stored(kv_cache_dtype, kv_head_multiple)
+    cache = cache.stored(kv_cache_dtype, kv_head_multiple, positions_last=unrolled)
     if layout is not None:
         cache = laid_out_prompts(cache, layout)
     if unrolled:

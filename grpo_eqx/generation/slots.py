@@ -90,9 +90,12 @@ class Slots(NamedTuple):
         R, W = completion.shape
         zeros = jnp.zeros((R, W), jnp.int32)
 
-        def empty(x: Array) -> Array:
-            L, _, _, K, _, D = x.shape
-            return jnp.zeros((L, R, W, K, cache_length_of(max_length), D), x.dtype)
+        assert isinstance(prompt.kv, list)
+
+        def empty(x: Array, axis: int) -> Array:
+            shape = [x.shape[0], R, W, *x.shape[3:]]
+            shape[axis] = cache_length_of(max_length)
+            return jnp.zeros(shape, x.dtype)
 
         return cls(
             prompt=prompt,
@@ -105,7 +108,7 @@ class Slots(NamedTuple):
             logps=jnp.zeros((R, W, max_length), jnp.float32),
             finished=jnp.zeros((R, W), bool),
             routes=_nothing((R, W, max_length), routes),
-            cache=[GrowingCache((jax.tree.map(empty, each),)) for each in prompt.kv],
+            cache=[GrowingCache((each.mapped(empty),)) for each in prompt.kv],
         )
 
     @property

@@ -28,7 +28,8 @@ from grpo_eqx.models.tiles import filled
 class Segment(NamedTuple):
     """Run of keys and values, with a broadcastable mask of those that each row's queries see."""
 
-    kv: KeyValues
+    kv: KVCache
+    """In the dtype that attention computes in."""
     visible: Bool[Array, "#P #J S"]
 
 
@@ -51,21 +52,26 @@ class OwnKeys(NamedTuple):
 
     def block(self, part: KVCache, start: int, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
         """Returns the segment of one block of the part that begins at `start`, in `dtype`."""
-        size = min(CACHE_BLOCK, part.keys.shape[-2])
+        size = min(CACHE_BLOCK, part.num_positions)
         first = number * size
 
-        def cut(x: Num[Array, "L P G K S D"]) -> Num[Array, "P G K B D"]:
-            _, P, G, K, _, D = x.shape
+        def cut(x: Num[Array, "L P G K _ _"], axis: int) -> Num[Array, "P G K _ _"]:
+            corner: list[Array | int] = [self.layer, *[0] * (x.ndim - 1)]
+            sizes = [1, *x.shape[1:]]
+            corner[axis], sizes[axis] = first, size
             # All of one dtype, even where JAX's integers have 64 bits.
-            corner = [jnp.asarray(i, jnp.int32) for i in (self.layer, 0, 0, 0, first, 0)]
-            return jax.lax.dynamic_slice(x, corner, (1, P, G, K, size, D))[0]
+            return jax.lax.dynamic_slice(x, [jnp.asarray(i, jnp.int32) for i in corner], sizes)[0]
 
         positions, own = start + first + jnp.arange(size), self.position[..., None]
-        kv = jax.tree.map(cut, part).loaded(dtype)
+        kv = part.mapped(cut).loaded(dtype)
         if part.keys.dtype != dtype:
             is_own = (positions == own)[:, :, None, :, None]
-            exact = self.new.filled(part.keys.shape[-1])
-            kv = jax.tree.map(lambda new, rounded: jnp.where(is_own, new, rounded), exact, kv)
+
+            def with_own(rounded: Array, new: Array, axis: int) -> Array:
+                here, new = (jnp.moveaxis(x, -2, axis) for x in (is_own, new))
+                return jnp.where(here, new, rounded)
+
+            kv = kv.mapped(with_own, KVCache(*self.new.filled(part.head_size)))
         visible = positions <= own
         if self.window is not None:
             visible &= positions > own - self.window
@@ -74,7 +80,7 @@ class OwnKeys(NamedTuple):
     def num_blocks(self, part: KVCache, start: int) -> Int[Array, ""]:
         """Returns how many blocks of the part that begins at `start` hold anything."""
         read = positions_read(self.num_written, self.kv.length) - start
-        return jnp.clip(read, 0, part.keys.shape[-2]) // CACHE_BLOCK
+        return jnp.clip(read, 0, part.num_positions) // CACHE_BLOCK
 
 
 def attend(
@@ -91,8 +97,8 @@ def attend(
     Queries of heads that the caches hold with zeros after them get the same zeros.
     """
     P, G, N, D = queries.shape
-    K, stored = prompt.kv.keys.shape[2], prompt.kv.keys.shape[-1]
-    by_key, scale = filled(queries.reshape(P, G, K, N // K, D), -1, stored), D**-0.5
+    K, scale = prompt.kv.keys.shape[2], D**-0.5
+    by_key = filled(queries.reshape(P, G, K, N // K, D), -1, prompt.kv.head_size)
 
     def add(
         part: KVCache, start: int, number: Int[Array, ""], softmax: RunningSoftmax
@@ -136,36 +142,13 @@ def _attend_prompt(
 def _updated(
     part: RunningSoftmax,
     queries: Float[Array, "P J K r D"],
-    kv: KeyValues,
+    kv: KVCache,
     visible: Bool[Array, "#P #J #K #r S"],
     scale: float,
     softcap: float | None,
 ) -> RunningSoftmax:
     """Adds keys and values, of which each of the `J` rows has its own."""
-    scores = soft_capped(_scores(queries, kv.keys) * scale, softcap)
+    dims = "pjkrd,pjkds->pjkrs" if kv.positions_last else "pjkrd,pjksd->pjkrs"
+    scores = soft_capped(product(dims, queries, kv.keys) * scale, softcap)
     scores = jnp.where(visible, scores, MASKED)
     return part.updated(scores, kv.values, "pjkrs,pjksd->pjkrd")
-
-
-def _scores(
-    queries: Float[Array, "P J K r D"], keys: Float[Array, "P J K S D"]
-) -> Float[Array, "P J K r S"]:
-    repeats, D = queries.shape[-2:]
-    if repeats >= D:  # then the scores are no smaller than the keys
-        return _scores_by_query(queries, keys)
-    return jax.lax.platform_dependent(queries, keys, cpu=_scores_by_key, default=_scores_by_query)
-
-
-def _scores_by_query(
-    queries: Float[Array, "P J K r D"], keys: Float[Array, "P J K S D"]
-) -> Float[Array, "P J K r S"]:
-    return product("pjkrd,pjksd->pjkrs", queries, keys)
-
-
-def _scores_by_key(
-    queries: Float[Array, "P J K r D"], keys: Float[Array, "P J K S D"]
-) -> Float[Array, "P J K r S"]:
-    """Computes the same in a form in which XLA's CPU compiler transposes scores, not keys."""
-    scores = product("pjksd,pjkrd->pjksr", keys, queries)
-    # Without the barrier, the compiler folds the transposition back into the product.
-    return jax.lax.optimization_barrier(scores).swapaxes(-1, -2)

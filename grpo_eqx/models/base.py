@@ -178,15 +178,25 @@ class PromptCache(NamedTuple):
     routes: Integer[Array, "P Tp Lk"] | None = None
     """Experts that routers chose for each token, of models with experts."""
 
-    def stored(self, dtype: jnp.dtype | None = None, head_multiple: int = 1) -> "PromptCache":
+    def stored(
+        self,
+        dtype: jnp.dtype | None = None,
+        head_multiple: int = 1,
+        *,
+        positions_last: bool = False,
+    ) -> "PromptCache":
         """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own).
 
-        Heads have zeros after them up to a multiple of `head_multiple` elements. It has no routes:
-        decoding does not read them.
+        Heads have zeros after them up to a multiple of `head_multiple` elements. Keys may have
+        their positions last (`KVCache.positions_last`). It has no routes: decoding does not read
+        them.
         """
         assert isinstance(self.kv, KeyValues)
         dtype = self.kv.keys.dtype if dtype is None else dtype
-        return self._replace(kv=[KVCache.of(self.kv.filled(head_multiple), dtype)], routes=None)
+        kv = KVCache.of(self.kv.filled(head_multiple), dtype)
+        if positions_last:
+            kv = kv.with_positions_last()
+        return self._replace(kv=[kv], routes=None)
 
     def unstacked(self) -> "PromptCache":
         """Returns the cache for decoding with a model that is `unstacked` too."""
@@ -212,7 +222,7 @@ class PromptCache(NamedTuple):
 
     def segment(
         self,
-        layer_kv: KeyValues,
+        layer_kv: KVCache,
         positions: Int[Array, "P G"],
         window: Int[Array, ""] | None,
     ) -> Segment:

@@ -1,11 +1,14 @@
 """Keys and values of past positions, as attention computes them and as they are stored."""
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Int8
+from jaxtyping import Array, Float, Int, Int8, Num
 
 from grpo_eqx.models.rounding import rounded_rows
 from grpo_eqx.models.tiles import filled
@@ -39,24 +42,55 @@ def positions_read(num_written: Int[Array, ""], cache_length: int) -> Int[Array,
     return (num_written + CACHE_BLOCK - 1) // CACHE_BLOCK * CACHE_BLOCK
 
 
-class KVCache(NamedTuple):
+class KVCache(eqx.Module):
     """Stored keys and values: in a float dtype, or as int8 with a scale per head and position.
 
     Heads may be stored with zeros after them (`KeyValues.filled`).
     """
 
-    keys: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
+    keys: Float[Array, "*layers P J K _ _"] | Int8[Array, "*layers P J K _ _"]
+    """`[*layers, P, J, K, S, D]`, or with positions last."""
     values: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
-    key_scales: Float[Array, "*layers P J K S 1"] | None = None
+    key_scales: Float[Array, "*layers P J K _ _"] | None = None
+    """`[*layers, P, J, K, S, 1]`, or with positions last."""
     value_scales: Float[Array, "*layers P J K S 1"] | None = None
+    positions_last: bool = eqx.field(static=True, default=False)
+    """Whether keys are `[*layers, P, J, K, D, S]`. A CPU computes the scores of a few queries
+    faster from these."""
 
     @classmethod
     def of(cls, kv: KeyValues, dtype: jnp.dtype) -> "KVCache":
         """Rounds to `dtype`; for int8, the largest magnitude per head and position becomes 127."""
         if dtype != jnp.int8:
-            return cls(*(x.astype(dtype) for x in kv))
+            return cls(kv.keys.astype(dtype), kv.values.astype(dtype))
         (keys, key_scales), (values, value_scales) = (rounded_rows(x) for x in kv)
         return cls(keys, values, key_scales[..., None], value_scales[..., None])
+
+    def with_positions_last(self) -> "KVCache":
+        """Returns the cache in that form."""
+        of_keys = self.keys, self.key_scales
+        keys, key_scales = jax.tree.map(lambda x: x.swapaxes(-1, -2), of_keys)
+        return KVCache(keys, self.values, key_scales, self.value_scales, positions_last=True)
+
+    @property
+    def num_positions(self) -> int:
+        return self.values.shape[-2]
+
+    @property
+    def head_size(self) -> int:
+        """Number of elements of a head, with the zeros after it."""
+        return self.values.shape[-1]
+
+    def mapped(self, func: Callable[..., Array], *others: "KVCache") -> "KVCache":
+        """Maps `func` over the arrays of this and other caches.
+
+        Its keyword `axis` is this cache's axis of positions, counted from the end.
+        """
+        caches = self, *others
+        of_keys = partial(func, axis=-1 if self.positions_last else -2)
+        keys = jax.tree.map(of_keys, *((x.keys, x.key_scales) for x in caches))
+        values = jax.tree.map(partial(func, axis=-2), *((x.values, x.value_scales) for x in caches))
+        return KVCache(keys[0], values[0], keys[1], values[1], self.positions_last)
 
     def written(
         self,
@@ -72,39 +106,50 @@ class KVCache(NamedTuple):
         layout over devices.
         """
 
-        def write(cache: Array, token: Array, layer: Array, position: Array) -> Array:
-            P, J, K = token.shape[:3]
-            row, column = jnp.arange(P)[:, None], jnp.arange(J)
-            if cache.dtype != jnp.int8:
-                where = layer, row, column, slice(None), position
-                return cache.at[where].set(token[..., 0, :], mode="drop")
-            # Head by head: to write several at once, a TPU's compiler would lay int8 numbers out in
-            # another way than attention reads them, and copy the cache for each token and layer.
-            by_head = row[..., None], column[:, None], jnp.arange(K), position[..., None]
-            return cache.at[layer, *by_head].set(token[..., 0, :], mode="drop")
+        def write(cache: Array, token: Array, axis: int) -> Array:
+            func: Callable[..., Array] = partial(_written, axis=axis)
+            if layout is not None:
+                row = layout.prompts, layout.groups
+                of_token = *row, layout.heads(token.shape[2])
+                of_cache = (), *of_token
+                func = layout.on_each_device(func, [of_cache, of_token, (), row], of_cache)
+            return func(cache, token, layer, position)
 
-        if layout is not None:
-            row = layout.prompts, layout.groups
-            of_token = *row, layout.heads(new.keys.shape[2])
-            write = layout.on_each_device(
-                write, [((), *of_token), of_token, (), row], ((), *of_token)
-            )
-        return jax.tree.map(
-            lambda cache, token: write(cache, token, layer, position),
-            self,
-            KVCache.of(new.filled(self.keys.shape[-1]), self.keys.dtype),
-        )
+        return self.mapped(write, KVCache.of(new.filled(self.head_size), self.keys.dtype))
 
     def unstacked(self) -> "list[KVCache]":
         """Returns a cache for each layer, with a leading axis of one layer."""
         return [jax.tree.map(lambda x, i=i: x[i : i + 1], self) for i in range(len(self.keys))]
 
-    def loaded(self, dtype: jnp.dtype) -> KeyValues:
+    def loaded(self, dtype: jnp.dtype) -> "KVCache":
         """Returns keys and values in `dtype`, the one that attention computes in."""
-        if self.key_scales is None or self.value_scales is None:
-            return KeyValues(self.keys.astype(dtype), self.values.astype(dtype))
-        keys, values = self.keys * self.key_scales, self.values * self.value_scales
-        return KeyValues(keys.astype(dtype), values.astype(dtype))
+        keys, values = self.keys, self.values
+        if self.key_scales is not None and self.value_scales is not None:
+            keys, values = keys * self.key_scales, values * self.value_scales
+        keys, values = keys.astype(dtype), values.astype(dtype)
+        return KVCache(keys, values, positions_last=self.positions_last)
+
+
+def _written(
+    cache: Num[Array, "L P J K _ _"],
+    token: Num[Array, "P J K 1 D"],
+    layer: Int[Array, ""],
+    position: Int[Array, "P J"],
+    axis: int,
+) -> Num[Array, "L P J K _ _"]:
+    """Returns one array of a cache with a token written, at its position on `axis`."""
+    P, J, K = token.shape[:3]
+    where: list[Array | slice]
+    if cache.dtype == jnp.int8:
+        # Head by head: to write several at once, a TPU's compiler would lay int8 numbers out in
+        # another way than attention reads them, and copy the cache for each token and layer.
+        position = position[..., None]
+        where = [jnp.arange(P)[:, None, None], jnp.arange(J)[:, None], jnp.arange(K), position]
+    else:
+        where = [jnp.arange(P)[:, None], jnp.arange(J), slice(None), position]
+    if axis == -1:
+        where.insert(-1, slice(None))
+    return cache.at[layer, *where].set(token[..., 0, :], mode="drop")
 
 
 class GrowingCache(NamedTuple):
@@ -118,11 +163,11 @@ class GrowingCache(NamedTuple):
     @property
     def length(self) -> int:
         """Number of positions."""
-        return sum(part.keys.shape[-2] for part in self.parts)
+        return sum(part.num_positions for part in self.parts)
 
     def placed(self) -> list[tuple[int, KVCache]]:
         """Returns the parts, each with its first position."""
-        sizes = (part.keys.shape[-2] for part in self.parts)
+        sizes = (part.num_positions for part in self.parts)
         return list(zip(itertools.accumulate(sizes, initial=0), self.parts, strict=False))
 
     def written(
@@ -135,7 +180,7 @@ class GrowingCache(NamedTuple):
         """Returns the cache with one position of each row replaced, as of `KVCache.written`."""
         parts = []
         for start, part in self.placed():
-            size = part.keys.shape[-2]
+            size = part.num_positions
             is_here = (position >= start) & (position < start + size)
             within = position if size == self.length else jnp.where(is_here, position - start, size)
             parts.append(part.written(new, layer, within, layout))
@@ -151,8 +196,8 @@ class GrowingCache(NamedTuple):
         ends = [*starts[1:], self.length]
         return GrowingCache(
             tuple(
-                jax.tree.map(lambda x, i=i, j=j: x[..., i:j, :], whole)
-                for i, j in zip(starts, ends, strict=True)
+                whole.mapped(partial(jax.lax.slice_in_dim, start_index=start, limit_index=end))
+                for start, end in zip(starts, ends, strict=True)
             )
         )
 

@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from grpo_eqx.models.attention import (
-    OwnKeys,
-    Segment,
-    _scores_by_key,
-    _scores_by_query,
-    attend,
-)
+from grpo_eqx.models.attention import OwnKeys, Segment, attend
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache
 
 jitted_attend = jax.jit(attend, static_argnames="softcap")
@@ -22,6 +16,22 @@ def assert_close(actual: Array, desired: np.ndarray | Array) -> None:
     """Equal to 1e-5 of the largest number."""
     desired = np.asarray(desired)
     np.testing.assert_allclose(actual, desired, rtol=0, atol=1e-5 * np.abs(desired).max())
+
+
+def in_form(cache: KVCache, is_positions_last: bool) -> KVCache:
+    return cache.with_positions_last() if is_positions_last else cache
+
+
+def by_position(cache: KVCache) -> list[np.ndarray]:
+    """The arrays of a cache in either form, positions before elements."""
+    found: list[np.ndarray] = []
+
+    def note(x: Array, axis: int) -> Array:
+        found.append(np.moveaxis(np.asarray(x), axis, -2))
+        return x
+
+    cache.mapped(note)
+    return found
 
 
 def softmax_attention(
@@ -45,6 +55,7 @@ def softmax_attention(
     return result
 
 
+@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
 @pytest.mark.parametrize("head_multiple", [1, 16], ids=["as_computed", "filled"])
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
 @pytest.mark.parametrize(
@@ -61,6 +72,7 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
     is_cut: bool,
     shares_prompt: bool,
     head_multiple: int,
+    positions_last: bool,
 ) -> None:
     """Also for a query that sees nothing of its prompt; the cache has two layers.
 
@@ -78,13 +90,16 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
         KeyValues(*jnp.asarray(cache)).filled(head_multiple),
         jnp.dtype("bfloat16" if is_rounded else "f4"),
     )
+    stored = in_form(stored, positions_last)
     stored = stored.written(KeyValues(*jnp.asarray(new)), jnp.int32(1), jnp.asarray(position))
-    cache = np.stack(stored.loaded(jnp.dtype("float32")))[..., :D]
+    cache = np.stack(by_position(stored.loaded(jnp.dtype("float32"))))[..., :D]
     own_cache = GrowingCache((stored,))
     attended = jitted_attend(
         jnp.asarray(queries),
         Segment(
-            KeyValues(*map(jnp.asarray, prompt)).filled(head_multiple),
+            in_form(
+                KVCache(*KeyValues(*jnp.asarray(prompt)).filled(head_multiple)), positions_last
+            ),
             jnp.asarray(visible)[:, None],
         ),
         OwnKeys(
@@ -121,7 +136,7 @@ def test_attention_with_a_soft_cap_and_a_window(
     own_cache = GrowingCache((KVCache.of(own, jnp.dtype("float32")),))
     attended = jitted_attend(
         jnp.asarray(queries),
-        Segment(KeyValues(*map(jnp.asarray, prompt)), jnp.asarray(visible)),
+        Segment(KVCache(*jnp.asarray(prompt)), jnp.asarray(visible)),
         OwnKeys(
             own_cache.cut() if is_cut else own_cache,
             jnp.int32(0),
@@ -141,45 +156,45 @@ def test_attention_with_a_soft_cap_and_a_window(
         assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen, 3.0))
 
 
-def test_both_orders_of_the_product_give_the_same_scores() -> None:
-    rng = np.random.default_rng(1)
-    queries = jnp.asarray(rng.normal(size=(2, 3, 2, 4, 8)), jnp.float32)
-    keys = jnp.asarray(rng.normal(size=(2, 3, 2, 5, 8)), jnp.float32)
-    assert_close(_scores_by_key(queries, keys), _scores_by_query(queries, keys))
-
-
+@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_a_written_cache_differs_where_it_was_written(dtype: str) -> None:
+def test_a_written_cache_differs_where_it_was_written(dtype: str, positions_last: bool) -> None:
     L, P, G, K, S, D = 3, 2, 3, 2, 5, 8
     rng = np.random.default_rng(2)
     old = KeyValues(*jnp.asarray(rng.normal(size=(2, L, P, G, K, S, D)), "f4"))
     new = KeyValues(*jnp.asarray(rng.normal(size=(2, P, G, K, 1, D)), "f4"))
     position = np.array([[0, 4, 2], [1, 1, 3]])
     cache, of_new = KVCache.of(old, jnp.dtype(dtype)), KVCache.of(new, jnp.dtype(dtype))
+    cache = in_form(cache, positions_last)
     written = cache.written(new, jnp.int32(1), jnp.asarray(position))
-    for found, before, token in zip(*map(jax.tree.leaves, (written, cache, of_new)), strict=True):
+    assert written.positions_last == positions_last
+    for found, before, token in zip(*map(by_position, (written, cache, of_new)), strict=True):
         expected = np.array(before)
         for p, g in np.ndindex(P, G):
             expected[1, p, g, :, position[p, g]] = token[p, g, :, 0]
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_a_cache_gives_back_what_its_dtype_can_hold(dtype: str) -> None:
+def test_a_cache_gives_back_what_its_dtype_can_hold(dtype: str, positions_last: bool) -> None:
     kv = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, 1, 3, 5, 8)), "f4"))
     kv = jax.tree.map(lambda x: x.at[0, 0, 0, 0].set(0), kv)  # a key of zeros has no scale
-    cache = KVCache.of(kv, jnp.dtype(dtype))
+    cache = in_form(KVCache.of(kv, jnp.dtype(dtype)), positions_last)
     assert cache.keys.dtype == cache.values.dtype == dtype
     step = {"float32": 0.0, "bfloat16": 2**-7, "int8": 1 / 127}[dtype]
-    for found, given in zip(cache.loaded(jnp.dtype("float32")), kv, strict=True):
+    for found, given in zip(by_position(cache.loaded(jnp.dtype("float32"))), kv, strict=True):
         assert found.dtype == jnp.float32
         largest = jnp.abs(given).max(axis=-1, keepdims=True)
         assert (jnp.abs(found - given) <= step / 2 * largest * 1.001).all()
 
 
+@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
 @pytest.mark.parametrize("length", [CACHE_BLOCK // 2, 3 * CACHE_BLOCK, 12 * CACHE_BLOCK])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_cut_cache_is_written_where_the_whole_one_is(dtype: str, length: int) -> None:
+def test_a_cut_cache_is_written_where_the_whole_one_is(
+    dtype: str, length: int, positions_last: bool
+) -> None:
     P, G, K, D = 2, 4, 1, 2
     rng = np.random.default_rng(3)
     old = KeyValues(*jnp.asarray(rng.normal(size=(2, 1, P, G, K, length, D)), "f4"))
@@ -187,7 +202,7 @@ def test_a_cut_cache_is_written_where_the_whole_one_is(dtype: str, length: int) 
     position = jnp.asarray(
         [[0, length - 1, length // 2, length // 3], rng.integers(length, size=G)]
     )
-    whole = GrowingCache((KVCache.of(old, jnp.dtype(dtype)),))
+    whole = GrowingCache((in_form(KVCache.of(old, jnp.dtype(dtype)), positions_last),))
     expected = whole.written(new, jnp.int32(0), position).cut()
     found = whole.cut().written(new, jnp.int32(0), position)
     jax.tree.map(np.testing.assert_array_equal, found, expected)

@@ -276,20 +276,30 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
         )
 
 
-def test_unstacked_layers_decode_as_the_stack_does() -> None:
+def is_cache(x: object) -> bool:
+    return isinstance(x, KVCache)
+
+
+@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
+def test_unstacked_layers_decode_as_the_stack_does(positions_last: bool) -> None:
     model = random_model()
-    cache = prefill(model, *prompts("left")).stored(jnp.dtype("float32"))
+    dtype = jnp.dtype("float32")
+    read = prefill(model, *prompts("left"))
+    cache, cache_in_form = (
+        read.stored(dtype, positions_last=last) for last in (False, positions_last)
+    )
     P, S = len(LENGTHS), 4
     shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
     own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
     arguments = random_ids(P, GROUP), jnp.full((P, GROUP), 2), jnp.asarray(3)
     expected, (stack,), _ = decode(model, cache, [GrowingCache((own,))], *arguments)
-    of_layers = [GrowingCache((layer,)) for layer in own.unstacked()]
-    found, layers, _ = decode(model.unstacked(), cache.unstacked(), of_layers, *arguments)
+    in_form = KVCache.with_positions_last if positions_last else (lambda kv: kv)
+    of_layers = [GrowingCache((in_form(layer),)) for layer in own.unstacked()]
+    found, layers, _ = decode(model.unstacked(), cache_in_form.unstacked(), of_layers, *arguments)
     assert_close(found, expected)
     assert len(layers) == CONFIG.num_hidden_layers
     together = jax.tree.map(lambda *each: jnp.concatenate(each), *layers)
-    jax.tree.map(assert_close, together, stack)
+    jax.tree.map(assert_close, together, jax.tree.map(in_form, stack, is_leaf=is_cache))
 
 
 def test_transposed_weights_are_the_same_model():
