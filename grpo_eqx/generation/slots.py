@@ -72,7 +72,7 @@ class Slots(NamedTuple):
     """Experts of the inputs so far, if they are recorded."""
     cache: list[GrowingCache]
     """Keys and values of the inputs so far, for each stack of layers, in parts
-    `[L, R, W, K, S, D]`."""
+    `[L, R, W, K, S, D]`; keys may have positions last."""
 
     @classmethod
     def of_prompts(
@@ -87,10 +87,9 @@ class Slots(NamedTuple):
         **Arguments:** the prompts; the completions; their maximum length; the shape of a token's
         experts, if they are recorded.
         """
+        assert isinstance(prompt.kv, list)
         R, W = completion.shape
         zeros = jnp.zeros((R, W), jnp.int32)
-
-        assert isinstance(prompt.kv, list)
 
         def empty(x: Array, axis: int) -> Array:
             shape = [x.shape[0], R, W, *x.shape[3:]]
