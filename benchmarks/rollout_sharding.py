@@ -77,9 +77,9 @@ class RolloutShardings:
     repeats: int = 5
     """Timed rollouts of each."""
     as_on_cpus: bool = False
-    """Decode as runs on CPUs do, with unrolled layers and transposed weights: XLA then gathers
-    weights once, before the loop over tokens, in any style. Otherwise CPUs loop over layers, as
-    accelerators do."""
+    """Decode as runs on CPUs do, with unrolled layers and transposed weights and keys: XLA then
+    gathers weights once, before the loop over tokens, in any style. Otherwise CPUs loop over
+    layers, as accelerators do."""
     topology: str | None = None
     """Compile for a described TPU type (v6e-16), and run nothing."""
     markdown: bool = False

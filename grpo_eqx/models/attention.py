@@ -29,7 +29,7 @@ class Segment(NamedTuple):
     """Run of keys and values, with a broadcastable mask of those that each row's queries see."""
 
     kv: KVCache
-    """In the dtype that attention computes in."""
+    """As attention computes with it (`KVCache.loaded`)."""
     visible: Bool[Array, "#P #J S"]
 
 
@@ -148,6 +148,7 @@ def _updated(
     softcap: float | None,
 ) -> RunningSoftmax:
     """Adds keys and values, of which each of the `J` rows has its own."""
+    assert kv.key_scales is None, "keys are scaled as they are loaded"
     dims = "pjkrd,pjkds->pjkrs" if kv.positions_last else "pjkrd,pjksd->pjkrs"
     scores = soft_capped(product(dims, queries, kv.keys) * scale, softcap)
     scores = jnp.where(visible, scores, MASKED)

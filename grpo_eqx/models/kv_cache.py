@@ -67,7 +67,8 @@ class KVCache(eqx.Module):
         return cls(keys, values, key_scales[..., None], value_scales[..., None])
 
     def with_positions_last(self) -> "KVCache":
-        """Returns the cache in that form."""
+        """Returns the cache with keys transposed, so that positions are their last axis."""
+        assert not self.positions_last
         of_keys = self.keys, self.key_scales
         keys, key_scales = jax.tree.map(lambda x: x.swapaxes(-1, -2), of_keys)
         return KVCache(keys, self.values, key_scales, self.value_scales, positions_last=True)
@@ -84,13 +85,17 @@ class KVCache(eqx.Module):
     def mapped(self, func: Callable[..., Array], *others: "KVCache") -> "KVCache":
         """Maps `func` over the arrays of this and other caches.
 
-        Its keyword `axis` is this cache's axis of positions, counted from the end.
+        `func` gets as its keyword `axis` this cache's axis of positions, counted from the end.
+        Other caches may have theirs elsewhere.
         """
         caches = self, *others
         of_keys = partial(func, axis=-1 if self.positions_last else -2)
-        keys = jax.tree.map(of_keys, *((x.keys, x.key_scales) for x in caches))
-        values = jax.tree.map(partial(func, axis=-2), *((x.values, x.value_scales) for x in caches))
-        return KVCache(keys[0], values[0], keys[1], values[1], self.positions_last)
+        of_values = partial(func, axis=-2)
+        keys, key_scales = jax.tree.map(of_keys, *((x.keys, x.key_scales) for x in caches))
+        values, value_scales = jax.tree.map(
+            of_values, *((x.values, x.value_scales) for x in caches)
+        )
+        return KVCache(keys, values, key_scales, value_scales, positions_last=self.positions_last)
 
     def written(
         self,
@@ -122,7 +127,7 @@ class KVCache(eqx.Module):
         return [jax.tree.map(lambda x, i=i: x[i : i + 1], self) for i in range(len(self.keys))]
 
     def loaded(self, dtype: jnp.dtype) -> "KVCache":
-        """Returns keys and values in `dtype`, the one that attention computes in."""
+        """Returns the cache in `dtype`, the one that attention computes in, without scales."""
         keys, values = self.keys, self.values
         if self.key_scales is not None and self.value_scales is not None:
             keys, values = keys * self.key_scales, values * self.value_scales

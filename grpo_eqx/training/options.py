@@ -32,7 +32,7 @@ class ProgramOptions:
     max_num_seqs: int | None = None
     """Completions that `generate` decodes at a time, across all devices. `None`: all."""
     decodes_on_cpu: bool = False
-    """Whether `generate` transposes the weights and unrolls the layers, as CPUs decode fastest."""
+    """Whether `generate` transposes the weights and is `unrolled`, as CPUs decode fastest."""
     router_replay: bool = False
     """Whether rollouts hold the experts that the sampler's routers chose, for the policy to use."""
     remat: Remat

@@ -209,17 +209,21 @@ def test_slots_change_nothing(num_slots: int, refill_at: int | None, unrolled: b
 
 
 @pytest.mark.parametrize(
-    ("num_shards", "num_slots"),
+    ("num_shards", "num_slots", "unrolled"),
     [
-        (3, 6),
-        pytest.param(3, 9, marks=pytest.mark.slow),
-        pytest.param(1, 9, marks=pytest.mark.slow),
+        (3, 6, False),
+        pytest.param(3, 6, True, marks=pytest.mark.slow),
+        pytest.param(3, 9, False, marks=pytest.mark.slow),
+        pytest.param(1, 9, False, marks=pytest.mark.slow),
     ],
 )
-def test_each_shard_refills_its_slots_from_its_own_prompts(num_shards: int, num_slots: int) -> None:
+def test_each_shard_refills_its_slots_from_its_own_prompts(
+    num_shards: int, num_slots: int, unrolled: bool
+) -> None:
     every = {"group": 8, "max_length": 60}
     expected = run(*prompts(), **every)
-    found = run(*prompts(), **every, num_slots=num_slots, layout=shards(num_shards))
+    slots = {"num_slots": num_slots, "unrolled": unrolled}
+    found = run(*prompts(), **every, **slots, layout=shards(num_shards))
     np.testing.assert_array_equal(found.completion_ids, expected.completion_ids)
 
 

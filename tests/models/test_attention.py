@@ -22,16 +22,9 @@ def in_form(cache: KVCache, is_positions_last: bool) -> KVCache:
     return cache.with_positions_last() if is_positions_last else cache
 
 
-def by_position(cache: KVCache) -> list[np.ndarray]:
+def by_position(cache: KVCache) -> list[Array]:
     """The arrays of a cache in either form, positions before elements."""
-    found: list[np.ndarray] = []
-
-    def note(x: Array, axis: int) -> Array:
-        found.append(np.moveaxis(np.asarray(x), axis, -2))
-        return x
-
-    cache.mapped(note)
-    return found
+    return jax.tree.leaves(cache.mapped(lambda x, axis: jnp.moveaxis(x, axis, -2)))
 
 
 def softmax_attention(
@@ -119,10 +112,14 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
 
 
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
-@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize(
+    ("is_cut", "positions_last"),
+    [(False, False), (True, False), (True, True)],
+    ids=["whole", "cut", "cut_positions_last"],
+)
 @pytest.mark.parametrize("window", [1, 4, CACHE_BLOCK, 2**31 - 1])
 def test_attention_with_a_soft_cap_and_a_window(
-    window: int, is_cut: bool, shares_prompt: bool
+    window: int, is_cut: bool, positions_last: bool, shares_prompt: bool
 ) -> None:
     """The prompt's part of the window differs by completion; queries are in both blocks."""
     P, G, N, K, D, Tp, length = 2, 3, 6, 2, 8, 5, 2 * CACHE_BLOCK
@@ -133,10 +130,10 @@ def test_attention_with_a_soft_cap_and_a_window(
     position = np.array([[0, 2, length // 2], [length // 2 + 1, length - 2, 4]])
     visible = np.arange(Tp) + window > Tp + position[..., None]
     own = KeyValues(*jnp.asarray(cache))
-    own_cache = GrowingCache((KVCache.of(own, jnp.dtype("float32")),))
+    own_cache = GrowingCache((in_form(KVCache(*own), positions_last),))
     attended = jitted_attend(
         jnp.asarray(queries),
-        Segment(KVCache(*jnp.asarray(prompt)), jnp.asarray(visible)),
+        Segment(in_form(KVCache(*jnp.asarray(prompt)), positions_last), jnp.asarray(visible)),
         OwnKeys(
             own_cache.cut() if is_cut else own_cache,
             jnp.int32(0),

@@ -240,7 +240,7 @@ def test_decoding_step_by_step_is_the_grouped_pass(side: str, head_multiple: int
     P, G, Tc = completions.shape
     cache = prefill(model, *prompts(side)).stored(jnp.dtype("float32"), head_multiple)
     # Rubbish where nothing is written yet: no step may look at it.
-    head_size = cache.kv[0].keys.shape[-1]
+    head_size = cache.kv[0].head_size
     assert head_size == max(CONFIG.head_size, head_multiple)
     shape = (CONFIG.num_hidden_layers, P, G, CONFIG.num_key_value_heads, Tc, head_size)
     own = [GrowingCache((KVCache(jnp.full(shape, 1e3), jnp.full(shape, 1e3)),))]
@@ -276,30 +276,28 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
         )
 
 
-def is_cache(x: object) -> bool:
-    return isinstance(x, KVCache)
-
-
 @pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
 def test_unstacked_layers_decode_as_the_stack_does(positions_last: bool) -> None:
     model = random_model()
     dtype = jnp.dtype("float32")
     read = prefill(model, *prompts("left"))
-    cache, cache_in_form = (
-        read.stored(dtype, positions_last=last) for last in (False, positions_last)
-    )
+    cache = read.stored(dtype)
+    unstacked = read.stored(dtype, positions_last=positions_last).unstacked()
     P, S = len(LENGTHS), 4
     shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
     own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
     arguments = random_ids(P, GROUP), jnp.full((P, GROUP), 2), jnp.asarray(3)
     expected, (stack,), _ = decode(model, cache, [GrowingCache((own,))], *arguments)
-    in_form = KVCache.with_positions_last if positions_last else (lambda kv: kv)
+
+    def in_form(kv: KVCache) -> KVCache:
+        return kv.with_positions_last() if positions_last else kv
+
     of_layers = [GrowingCache((in_form(layer),)) for layer in own.unstacked()]
-    found, layers, _ = decode(model.unstacked(), cache_in_form.unstacked(), of_layers, *arguments)
+    found, layers, _ = decode(model.unstacked(), unstacked, of_layers, *arguments)
     assert_close(found, expected)
     assert len(layers) == CONFIG.num_hidden_layers
     together = jax.tree.map(lambda *each: jnp.concatenate(each), *layers)
-    jax.tree.map(assert_close, together, jax.tree.map(in_form, stack, is_leaf=is_cache))
+    jax.tree.map(assert_close, together, GrowingCache(tuple(map(in_form, stack.parts))))
 
 
 def test_transposed_weights_are_the_same_model():
