@@ -89,7 +89,7 @@ def generate(
     if records_routes:
         prompts = dataclasses.replace(prompts, routes=cache.routes)
     routes = model.config.routes if records_routes else None
-    cache = cache.stored(kv_cache_dtype, kv_head_multiple, positions_last=unrolled)
+    cache = cache.stored(kv_cache_dtype, kv_head_multiple)
     if layout is not None:
         cache = laid_out_prompts(cache, layout)
     if unrolled:

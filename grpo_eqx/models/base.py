@@ -178,30 +178,24 @@ class PromptCache(NamedTuple):
     routes: Integer[Array, "P Tp Lk"] | None = None
     """Experts that routers chose for each token, of models with experts."""
 
-    def stored(
-        self,
-        dtype: jnp.dtype | None = None,
-        head_multiple: int = 1,
-        *,
-        positions_last: bool = False,
-    ) -> "PromptCache":
+    def stored(self, dtype: jnp.dtype | None = None, head_multiple: int = 1) -> "PromptCache":
         """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own).
 
-        Heads have zeros after them up to a multiple of `head_multiple` elements. Keys may have
-        their positions last (`KVCache.positions_last`). It has no routes: decoding does not read
-        them.
+        Heads have zeros after them up to a multiple of `head_multiple` elements. It has no routes:
+        decoding does not read them.
         """
         assert isinstance(self.kv, KeyValues)
         dtype = self.kv.keys.dtype if dtype is None else dtype
-        kv = KVCache.of(self.kv.filled(head_multiple), dtype)
-        if positions_last:
-            kv = kv.with_positions_last()
-        return self._replace(kv=[kv], routes=None)
+        return self._replace(kv=[KVCache.of(self.kv.filled(head_multiple), dtype)], routes=None)
 
     def unstacked(self) -> "PromptCache":
-        """Returns the cache for decoding with a model that is `unstacked` too."""
+        """Returns the stored cache for a model that is `unstacked` too, as CPUs decode.
+
+        Its keys have positions last (`KVCache.positions_last`).
+        """
         assert isinstance(self.kv, list)
-        return self._replace(kv=[layer for stack in self.kv for layer in stack.unstacked()])
+        layers = (layer for stack in self.kv for layer in stack.unstacked())
+        return self._replace(kv=[layer.with_positions_last() for layer in layers])
 
     def picked(self, within: Int[Array, "parts n"]) -> "PromptCache":
         """Gathers prompts from each equal part of the batch, without cross-device traffic."""

@@ -10,6 +10,9 @@ from grpo_eqx.models.attention import OwnKeys, Segment, attend
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache
 
 jitted_attend = jax.jit(attend, static_argnames="softcap")
+in_both_forms = pytest.mark.parametrize(
+    "positions_last", [False, True], ids=["elements_last", "positions_last"]
+)
 
 
 def assert_close(actual: Array, desired: np.ndarray | Array) -> None:
@@ -48,7 +51,7 @@ def softmax_attention(
     return result
 
 
-@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
+@in_both_forms
 @pytest.mark.parametrize("head_multiple", [1, 16], ids=["as_computed", "filled"])
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
 @pytest.mark.parametrize(
@@ -153,7 +156,7 @@ def test_attention_with_a_soft_cap_and_a_window(
         assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen, 3.0))
 
 
-@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
+@in_both_forms
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_written_cache_differs_where_it_was_written(dtype: str, positions_last: bool) -> None:
     L, P, G, K, S, D = 3, 2, 3, 2, 5, 8
@@ -172,7 +175,7 @@ def test_a_written_cache_differs_where_it_was_written(dtype: str, positions_last
         np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
+@in_both_forms
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 def test_a_cache_gives_back_what_its_dtype_can_hold(dtype: str, positions_last: bool) -> None:
     kv = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, 1, 3, 5, 8)), "f4"))
@@ -186,7 +189,7 @@ def test_a_cache_gives_back_what_its_dtype_can_hold(dtype: str, positions_last: 
         assert (jnp.abs(found - given) <= step / 2 * largest * 1.001).all()
 
 
-@pytest.mark.parametrize("positions_last", [False, True], ids=["elements_last", "positions_last"])
+@in_both_forms
 @pytest.mark.parametrize("length", [CACHE_BLOCK // 2, 3 * CACHE_BLOCK, 12 * CACHE_BLOCK])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_a_cut_cache_is_written_where_the_whole_one_is(
