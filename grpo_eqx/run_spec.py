@@ -4,16 +4,14 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
-from grpo_eqx.data.load import Data, is_hub_name
+from grpo_eqx.data.load import is_hub_name
 from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_inputs
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
@@ -33,12 +31,13 @@ from grpo_eqx.models.pretrained import (
 )
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.objective import Objective
+from grpo_eqx.passed_objects import Passed
 from grpo_eqx.prng import make_key
 from grpo_eqx.rollout_choice import AutoSharding, DecodingWork
 from grpo_eqx.sharding.arrays import relabeled
 from grpo_eqx.sharding.device_memory import usable_bytes
 from grpo_eqx.sharding.layout_report import bytes_per_device
-from grpo_eqx.sharding.mesh import Mesh, check_hosts, parse_mesh
+from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
 from grpo_eqx.sharding.rollout_sharding import RolloutSharding, lay_out, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
@@ -58,37 +57,6 @@ _LANES = 128
 the cache out by positions, and copied all of it in every layer to write a single one. So do rows of
 tokens: where rows of 4,351 did not, every change between rows and a list of all tokens shifted the
 data within its vectors, and four rows at a time took several times as long to compile as one."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Passed:
-    """Objects passed in place of what the config names; where `None`, the config decides."""
-
-    model: CausalLM | None = None
-    tokenizer: ChatTokenizer | Any | None = None
-    train_data: Data | None = None
-    eval_data: Data | None = None
-    optimizer: optax.GradientTransformation | None = None
-    mesh: Mesh | None = None
-    rollout_sharding: RolloutSharding | None = None
-    loss_backend: LossBackend | None = None
-
-    def __post_init__(self) -> None:
-        if self.model is not None and self.tokenizer is None:
-            raise UserError("a model is passed without its tokenizer: pass both.")
-
-    def described(self) -> dict[str, str]:
-        """Returns the kinds of the objects, by the settings that they replace."""
-        objects = {
-            "data" if field.name == "train_data" else field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name != "tokenizer"  # no setting
-        }
-        return {
-            setting: type(x).__name__
-            for setting, x in objects.items()
-            if x is not None and not isinstance(x, str | Path)  # a name becomes the setting
-        }
 
 
 class PromptLengths(NamedTuple):

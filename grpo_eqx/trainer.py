@@ -43,6 +43,7 @@ from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.hub import upload
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.objective import compute_advantages
+from grpo_eqx.passed_objects import Passed
 from grpo_eqx.planner import Plan
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
@@ -52,7 +53,7 @@ from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.run_programs import in_order_of_use
-from grpo_eqx.run_spec import Passed, RunSpec
+from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.run_start import check_same_code, folder_lock, join_run
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
@@ -71,7 +72,7 @@ from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.trainer_arguments import (
     as_config,
-    check_objects,
+    check_observers,
     missing_attribute,
     note_on_replaced,
     refuse_arguments,
@@ -160,19 +161,22 @@ class GRPOTrainer:
                 "only the config is passed by position: pass the rest by name, as in "
                 "GRPOTrainer(model=..., reward_funcs=..., args=cfg, train_dataset=...)."
             )
-        check_objects(
-            optimizer=optimizer,
-            mesh=mesh,
-            rollout_sharding=rollout_sharding,
-            loss_backend=loss_backend,
-            trackers=trackers,
-            callbacks=callbacks,
-        )
+        check_observers(trackers, callbacks)
         named = with_trl_names(
             {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
             others,
         )
         given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
+        passed = Passed(
+            model=None if isinstance(model, str | Path) else model,
+            tokenizer=named["tokenizer"],
+            train_data=named["train_data"],
+            eval_data=named["eval_data"],
+            optimizer=optimizer,
+            mesh=mesh,
+            rollout_sharding=rollout_sharding,
+            loss_backend=loss_backend,
+        )
         join_run(given, callbacks)
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
@@ -189,16 +193,6 @@ class GRPOTrainer:
         )
         self.cfg = cfg = given.resolved()
         self._lock = folder_lock(cfg)
-        passed = Passed(
-            model=None if isinstance(model, str | Path) else model,
-            tokenizer=named["tokenizer"],
-            train_data=named["train_data"],
-            eval_data=named["eval_data"],
-            optimizer=optimizer,
-            mesh=mesh,
-            rollout_sharding=rollout_sharding,
-            loss_backend=loss_backend,
-        )
         self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs))
         scorer = raise_on_all_hosts(lambda: Scorer(self.cfg, eval_func, eval_metrics))
         check_same_code({**self.rewards.funcs, **scorer.funcs})

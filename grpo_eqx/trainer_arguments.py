@@ -7,16 +7,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import optax
-
 from grpo_eqx.callback_calls import EVENTS
 from grpo_eqx.callbacks import Callback
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import MissingAttributeError, UserError, listed, refuse_unknown
-from grpo_eqx.loss_backends import LossBackend
+from grpo_eqx.errors import MissingAttributeError, UserError, refuse_unknown
 from grpo_eqx.models.base import CausalLM
+from grpo_eqx.passed_objects import check_object, check_signature
 from grpo_eqx.peer_settings import advice
-from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.tracking.trackers import Tracker
 
 _ARGUMENTS: Mapping[str, str] = {
@@ -150,29 +147,8 @@ def _instead_of(name: str, given: Iterable[str]) -> str:
     return f"use {near[0]}" if near else "its docstring lists all"
 
 
-def check_objects(
-    *,
-    optimizer: Any,
-    mesh: Any,
-    rollout_sharding: Any,
-    loss_backend: Any,
-    trackers: Any,
-    callbacks: Any,
-) -> None:
-    """Raises `UserError` for an argument of `GRPOTrainer` that is no object of its class."""
-    _check_object("optimizer", optimizer, optax.GradientTransformation)
-    _check_object("mesh", mesh, Mesh)
-    _check_object("rollout_sharding", rollout_sharding, RolloutSharding)
-    _check_object("loss_backend", loss_backend, LossBackend)
-    _check_signature("mesh", mesh, "shape", "devices")
-    _check_signature(
-        "rollout sharding", rollout_sharding, "layout", "mesh", "num_prompts", "num_generations",
-        "num_slots",
-    )  # fmt: skip
-    _check_signature(
-        "loss backend", loss_backend, "token_stats", "hidden", "head", "ids", "temperature", "mesh",
-        "softcap",
-    )  # fmt: skip
+def check_observers(trackers: Any, callbacks: Any) -> None:
+    """Raises `UserError` for trackers or callbacks that a run could not call."""
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise UserError(
             f"trackers is {trackers!r}: pass a list of Tracker objects; for Weights & Biases, set "
@@ -184,10 +160,10 @@ def check_objects(
                 f"trackers has the function {tracker.__name__}: subclass "
                 f"grpo_eqx.tracking.Tracker, with methods log(step, metrics) and finish()."
             )
-        _check_object("trackers", tracker, Tracker, setting="report_to")
-        _check_signature("tracker", tracker, "log", "step", "metrics")
-        _check_signature("tracker", tracker, "completions", "step", "table")
-        _check_signature("tracker", tracker, "finish")
+        check_object("trackers", tracker, Tracker, setting="report_to")
+        check_signature("tracker", tracker, "log", "step", "metrics")
+        check_signature("tracker", tracker, "completions", "step", "table")
+        check_signature("tracker", tracker, "finish")
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks is {callbacks!r}: pass a list of grpo_eqx.Callback objects.")
     for callback in callbacks:
@@ -200,7 +176,7 @@ def check_objects(
                 f"one event each."
             )
         for event in EVENTS:
-            _check_signature("callback", callback, event, "event")
+            check_signature("callback", callback, event, "event")
         _refuse_other_events(callback)
 
 
@@ -231,43 +207,6 @@ def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:
         f"note: the {'setting' if len(names) == 1 else 'settings'} {', '.join(names)} "
         f"{'has' if len(names) == 1 else 'have'} no effect: GRPOTrainer got others."
     )
-
-
-def _check_signature(kind: str, given: object, method: str, *arguments: str) -> None:
-    if given is None:
-        return
-    try:
-        inspect.signature(getattr(given, method)).bind(*arguments)
-    except TypeError as error:
-        raise UserError(
-            f"the method {method} of {kind} {type(given).__name__} must take "
-            f"{listed(arguments or ['no arguments'])}: {error}."
-        ) from error
-
-
-def _check_object(name: str, value: Any, kind: type, setting: str | None = None) -> None:
-    if value is None or isinstance(value, kind):
-        return
-    if isinstance(value, type):
-        raise UserError(f"{name}: {value.__name__} is a class: pass an object of it.")
-    if inspect.isfunction(value):
-        name_of = value.__name__
-        raise UserError(f"{name} is the function {name_of}: call it, as in {name_of}(...).")
-    if isinstance(value, optax.MultiSteps):
-        raise UserError(f"{name} is an optax.MultiSteps: pass its gradient_transformation().")
-    own = type(value)
-    what = f"of type {own.__name__}, of {own.__module__.partition('.')[0]}"
-    raise UserError(
-        f"{name} is {repr(value) if isinstance(value, str) else what}: pass an object of "
-        f"{_public_name(kind)}, or set GRPOConfig({setting or name}=...)."
-    )
-
-
-def _public_name(kind: type) -> str:
-    """Returns the name that users import a class by, with an example of a mesh."""
-    package = ".".join(kind.__module__.split(".")[: 2 if kind.__module__.startswith("grpo") else 1])
-    example = ", such as ExplicitMesh(dp=1, fsdp=-1, tp=1)" if kind is Mesh else ""
-    return f"{package}.{kind.__name__}{example}"
 
 
 def refuse_arguments(method: str, others: Iterable[str]) -> None:
@@ -326,7 +265,7 @@ def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = Non
             f"save_pretrained writes, or its name on the hub."
         )
     if not isinstance(model, str | Path):
-        _check_object("model", model, CausalLM)
+        check_object("model", model, CausalLM)
     given = {"model": model, "data": train_data, "eval_data": eval_data}
     names: dict[str, Any] = {name: str(x) for name, x in given.items() if isinstance(x, str | Path)}
     return dataclasses.replace(cfg, **names)

@@ -14,7 +14,8 @@ from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.pretrained import find_config, model_folder
 from grpo_eqx.objective import Objective
-from grpo_eqx.run_spec import Passed, RunSpec
+from grpo_eqx.passed_objects import Passed
+from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding import ExplicitMesh
 from grpo_eqx.training.row_shape import RowShape
 

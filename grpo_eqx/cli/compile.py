@@ -91,9 +91,10 @@ def _programs(
 ) -> Iterator[tuple[str, Callable[[], "jax.stages.Lowered"]]]:
     """Yields the programs that `train` calls, by name, each to be lowered from shapes alone."""
     from grpo_eqx.data.batches import prompt_widths
+    from grpo_eqx.passed_objects import Passed
     from grpo_eqx.planner.search import fitting
     from grpo_eqx.run_programs import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
-    from grpo_eqx.run_spec import Passed, RunSpec
+    from grpo_eqx.run_spec import RunSpec
 
     with stages.lasting("loading the tokenizer and the problems"):
         run, inputs = RunSpec.load(cfg.resolved(), Passed())

@@ -7,10 +7,11 @@ import optax
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.loss_backends import LossBackend
+from grpo_eqx.passed_objects import Passed
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import plan_run
-from grpo_eqx.run_spec import Passed, RunSpec
+from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.sharding import Mesh, RolloutSharding
 
 
@@ -30,7 +31,7 @@ def plan_config(
     value with which the run fits; what a `GRPOTrainer` would be passed in place of settings.
 
     Of the model only `config.json` is read. Raises `UserError` where the mesh, the batches or the
-    model do not fit the devices.
+    model do not fit the devices, and for objects that a run could not call.
     """
     passed = Passed(
         optimizer=optimizer,
