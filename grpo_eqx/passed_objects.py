@@ -29,7 +29,11 @@ class Passed:
     loss_backend: LossBackend | None = None
 
     def __post_init__(self) -> None:
-        """Raises `UserError` for strategies that a run could not call."""
+        """Raises `UserError` for a model, optimizer or strategy that no run could use.
+
+        And for a model without its tokenizer. Tokenizers and data are checked as they are read.
+        """
+        check_object("model", self.model, CausalLM)
         check_object("optimizer", self.optimizer, optax.GradientTransformation)
         check_object("mesh", self.mesh, Mesh)
         check_object("rollout_sharding", self.rollout_sharding, RolloutSharding)

@@ -72,7 +72,7 @@ from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.trainer_arguments import (
     as_config,
-    check_observers,
+    check_trackers_and_callbacks,
     missing_attribute,
     note_on_replaced,
     refuse_arguments,
@@ -161,7 +161,7 @@ class GRPOTrainer:
                 "only the config is passed by position: pass the rest by name, as in "
                 "GRPOTrainer(model=..., reward_funcs=..., args=cfg, train_dataset=...)."
             )
-        check_observers(trackers, callbacks)
+        check_trackers_and_callbacks(trackers, callbacks)
         named = with_trl_names(
             {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
             others,

@@ -11,7 +11,6 @@ from grpo_eqx.callback_calls import EVENTS
 from grpo_eqx.callbacks import Callback
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import MissingAttributeError, UserError, refuse_unknown
-from grpo_eqx.models.base import CausalLM
 from grpo_eqx.passed_objects import check_object, check_signature
 from grpo_eqx.peer_settings import advice
 from grpo_eqx.tracking.trackers import Tracker
@@ -147,8 +146,11 @@ def _instead_of(name: str, given: Iterable[str]) -> str:
     return f"use {near[0]}" if near else "its docstring lists all"
 
 
-def check_observers(trackers: Any, callbacks: Any) -> None:
-    """Raises `UserError` for trackers or callbacks that a run could not call."""
+def check_trackers_and_callbacks(trackers: Any, callbacks: Any) -> None:
+    """Raises `UserError` for trackers or callbacks that no run could use.
+
+    So too for callbacks with methods for events that there are not.
+    """
     if isinstance(trackers, str) or not isinstance(trackers, Sequence):
         raise UserError(
             f"trackers is {trackers!r}: pass a list of Tracker objects; for Weights & Biases, set "
@@ -264,8 +266,6 @@ def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = Non
             f"the model is a {type(model).__name__} of torch: pass the folder that its "
             f"save_pretrained writes, or its name on the hub."
         )
-    if not isinstance(model, str | Path):
-        check_object("model", model, CausalLM)
     given = {"model": model, "data": train_data, "eval_data": eval_data}
     names: dict[str, Any] = {name: str(x) for name, x in given.items() if isinstance(x, str | Path)}
     return dataclasses.replace(cfg, **names)

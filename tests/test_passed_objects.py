@@ -1,4 +1,4 @@
-"""Objects in place of settings are refused where a run could not call them."""
+"""Objects in place of settings are refused where no run could use them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ from grpo_eqx.sharding import ExplicitMesh, Mesh
 
 
 class NoDevices(Mesh):
-    """A mesh whose method takes none."""
+    """A mesh whose `shape` takes no devices."""
 
     def shape(self) -> tuple[int, int, int]:  # type: ignore[override]
         return 1, 1, 1
@@ -42,10 +42,12 @@ def unchecked_types() -> Iterator[None]:
 
 @pytest.mark.usefixtures("unchecked_types")
 @pytest.mark.parametrize(("given", "message"), REFUSED, ids=["class", "method", "name", "function"])
-@pytest.mark.parametrize("take", [Passed, lambda **given: plan_config(GRPOConfig(), **given)])
-def test_what_a_run_could_not_call_is_refused(
-    take: Any, given: dict[str, Any], message: str
-) -> None:
+@pytest.mark.parametrize(
+    "take",
+    [Passed, lambda **given: plan_config(GRPOConfig(), **given)],
+    ids=["passed", "plan_config"],
+)
+def test_what_no_run_could_use_is_refused(take: Any, given: dict[str, Any], message: str) -> None:
     """Before a plan is made, as before a run."""
     with pytest.raises(UserError, match=message):
         take(**given)
@@ -62,5 +64,7 @@ def test_a_model_comes_with_its_tokenizer() -> None:
 
 
 def test_objects_are_described_by_the_settings_that_they_replace() -> None:
-    passed = Passed(train_data=[{"question": "x"}], eval_data="a.jsonl", loss_backend=DenseLoss())
+    passed = Passed(
+        tokenizer="t", train_data=[{"question": "x"}], eval_data="a.jsonl", loss_backend=DenseLoss()
+    )
     assert passed.described() == {"data": "list", "loss_backend": "DenseLoss"}

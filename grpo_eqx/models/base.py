@@ -189,9 +189,10 @@ class PromptCache(NamedTuple):
         return self._replace(kv=[KVCache.of(self.kv.filled(head_multiple), dtype)], routes=None)
 
     def unstacked(self) -> "PromptCache":
-        """Returns the stored cache for a model that is `unstacked` too, as CPUs decode.
+        """Returns a `stored` cache with one cache per layer, for a model that is `unstacked` too.
 
-        Its keys have positions last (`KVCache.positions_last`).
+        Keys get their positions last (`KVCache.positions_last`): CPUs, which decode so, read them
+        faster.
         """
         assert isinstance(self.kv, list)
         layers = (layer for stack in self.kv for layer in stack.unstacked())

@@ -31,7 +31,7 @@ def plan_config(
     value with which the run fits; what a `GRPOTrainer` would be passed in place of settings.
 
     Of the model only `config.json` is read. Raises `UserError` where the mesh, the batches or the
-    model do not fit the devices, and for objects that a run could not call.
+    model do not fit the devices, and for objects that no run could use.
     """
     passed = Passed(
         optimizer=optimizer,

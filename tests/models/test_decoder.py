@@ -278,15 +278,16 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
 
 def test_unstacked_layers_decode_as_the_stack_does():
     model = random_model()
-    dtype = jnp.dtype("float32")
-    cache = prefill(model, *prompts("left")).stored(dtype)
+    cache = prefill(model, *prompts("left")).stored(jnp.dtype("float32"))
+    unstacked = cache.unstacked()
+    assert all(layer.positions_last for layer in unstacked.kv)
     P, S = len(LENGTHS), 4
     shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
     own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
     arguments = random_ids(P, GROUP), jnp.full((P, GROUP), 2), jnp.asarray(3)
     expected, (stack,), _ = decode(model, cache, [GrowingCache((own,))], *arguments)
     of_layers = [GrowingCache((layer.with_positions_last(),)) for layer in own.unstacked()]
-    found, layers, _ = decode(model.unstacked(), cache.unstacked(), of_layers, *arguments)
+    found, layers, _ = decode(model.unstacked(), unstacked, of_layers, *arguments)
     assert_close(found, expected)
     assert len(layers) == CONFIG.num_hidden_layers
     together = jax.tree.map(lambda *each: jnp.concatenate(each), *layers)
