@@ -38,15 +38,9 @@ class Passed:
         check_object("mesh", self.mesh, Mesh)
         check_object("rollout_sharding", self.rollout_sharding, RolloutSharding)
         check_object("loss_backend", self.loss_backend, LossBackend)
-        check_signature("mesh", self.mesh, "shape", "devices")
-        check_signature(
-            "rollout sharding", self.rollout_sharding, "layout", "mesh", "num_prompts",
-            "num_generations", "num_slots",
-        )  # fmt: skip
-        check_signature(
-            "loss backend", self.loss_backend, "token_stats", "hidden", "head", "ids",
-            "temperature", "mesh", "softcap",
-        )  # fmt: skip
+        check_method("mesh", self.mesh, Mesh, "shape")
+        check_method("rollout sharding", self.rollout_sharding, RolloutSharding, "layout")
+        check_method("loss backend", self.loss_backend, LossBackend, "token_stats")
         if self.model is not None and self.tokenizer is None:
             raise UserError("a model is passed without its tokenizer: pass both.")
 
@@ -64,13 +58,14 @@ class Passed:
         }
 
 
-def check_signature(kind: str, given: object, method: str, *arguments: str) -> None:
-    """Raises `UserError` where an object's method does not take these arguments by position.
+def check_method(kind: str, given: object, base: type, method: str) -> None:
+    """Raises `UserError` where an object's method does not take, by position, what its base's does.
 
-    **Arguments:** what the object is, in words; the object, or `None`; its method; the arguments.
+    **Arguments:** what the object is, in words; the object, or `None`; its base class; the method.
     """
     if given is None:
         return
+    _, *arguments = inspect.signature(getattr(base, method)).parameters  # the first is self
     try:
         inspect.signature(getattr(given, method)).bind(*arguments)
     except TypeError as error:

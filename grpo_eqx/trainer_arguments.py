@@ -11,7 +11,7 @@ from grpo_eqx.callback_calls import EVENTS
 from grpo_eqx.callbacks import Callback
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import MissingAttributeError, UserError, refuse_unknown
-from grpo_eqx.passed_objects import check_object, check_signature
+from grpo_eqx.passed_objects import check_method, check_object
 from grpo_eqx.peer_settings import advice
 from grpo_eqx.tracking.trackers import Tracker
 
@@ -163,9 +163,8 @@ def check_trackers_and_callbacks(trackers: Any, callbacks: Any) -> None:
                 f"grpo_eqx.tracking.Tracker, with methods log(step, metrics) and finish()."
             )
         check_object("trackers", tracker, Tracker, setting="report_to")
-        check_signature("tracker", tracker, "log", "step", "metrics")
-        check_signature("tracker", tracker, "completions", "step", "table")
-        check_signature("tracker", tracker, "finish")
+        for method in ("log", "completions", "finish"):
+            check_method("tracker", tracker, Tracker, method)
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks is {callbacks!r}: pass a list of grpo_eqx.Callback objects.")
     for callback in callbacks:
@@ -178,7 +177,7 @@ def check_trackers_and_callbacks(trackers: Any, callbacks: Any) -> None:
                 f"one event each."
             )
         for event in EVENTS:
-            check_signature("callback", callback, event, "event")
+            check_method("callback", callback, Callback, event)
         _refuse_other_events(callback)
 
 
