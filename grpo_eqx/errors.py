@@ -29,6 +29,10 @@ class UserError(ValueError):
     """
 
 
+class FileError(UserError):
+    """A file cannot be read; the message names it, what is wrong, and the fix."""
+
+
 class WeightsError(UserError):
     """A weights folder does not hold the expected model; the message names the tensor or file."""
 

@@ -44,7 +44,7 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
         ("training:\n  max_steps: 3", "write what is in training at the top level. max_steps is"),
         ("steps: [", "is no valid YAML: line 1, column 9: "),
         ("- 3", "has no settings by name"),
-        ("3: 4", "has no settings by name"),
+        ("3: 4", "has the name 3: use names that are texts"),
         ("recipe: dapo", "recipe is no setting"),
     ],
 )
@@ -62,7 +62,7 @@ def test_a_file_may_have_no_setting_yet_and_have_what_is_no_setting(tmp_path: Pa
     path.write_text("# later")
     assert read_settings(path) == {}
     path.write_text("\n")
-    with pytest.raises(UserError, match="it is empty: write settings into it"):
+    with pytest.raises(UserError, match="is empty: write settings into it"):
         read_settings(path)
     path.write_text("recipe: dapo")
     assert read_settings(path, ["recipe"]) == {"recipe": "dapo"}
