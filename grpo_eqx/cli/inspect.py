@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -69,7 +70,7 @@ class Inspect(Subcommand):
         from grpo_eqx.tracking.recorded_run import RecordedRun
 
         wanted = self._wanted()
-        recorded = RecordedCompletions(RecordedRun.read(self.folder))
+        recorded = RecordedCompletions(RecordedRun.read(self.folder), _warn)
         found = recorded.find(wanted)
         if self.prompt is not None:
             _refuse_several(recorded, found, self.prompt)
@@ -189,6 +190,10 @@ class Inspect(Subcommand):
     def _print_json(self, recorded: "RecordedCompletions", chosen: "Sequence[Match]") -> None:
         for row in recorded.rows(chosen, with_tokens=self.logps):
             print(json.dumps({name: _finite(x) for name, x in row.items()}))
+
+
+def _warn(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _rewarded(found: "Sequence[Match]") -> "list[Match]":

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,8 +11,10 @@ import numpy as np
 from jaxtyping import Float
 
 from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.durable import write_durably
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
+from grpo_eqx.tracking.checked_parquet import to_parquet
 
 _ID_LENGTH = 12
 """Hex digits of a prompt's id: two of a million prompts share one with a chance of 0.2 %."""
@@ -76,7 +77,6 @@ def token_columns(completions: Completions) -> dict[str, list[Any]]:
 def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     """Writes columns as a Parquet table, which is at its path only once it is whole."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     table = pa.table(dict(columns))
     leaves = {
@@ -84,15 +84,11 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     }
     # The two of a log-prob's four bytes that rounding leaves 0 compress to nothing.
     split = {name for name in leaves if name.startswith(_LOGPS)}
-    # Not to the path itself: one with a colon would be taken for an address.
-    content = io.BytesIO()
-    pq.write_table(
-        table, content, compression="zstd", write_statistics=False, store_schema=False,
+    content = to_parquet(
+        table, compression="zstd", write_statistics=False, store_schema=False,
         use_dictionary=sorted(leaves - split), use_byte_stream_split=sorted(split),
     )  # fmt: skip
-    beside = path.with_name(f"{path.name}.tmp")
-    beside.write_bytes(content.getbuffer())
-    beside.replace(path)
+    write_durably(path, content)
 
 
 def import_writers() -> None:

@@ -3,13 +3,13 @@
 import dataclasses
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.tracking.checked_parquet import read_parquet
 from grpo_eqx.tracking.recorded_run import RecordedRun
 
 TOKEN_COLUMNS = "tokens", "token_logps"
@@ -50,10 +50,12 @@ class Wanted:
 class RecordedCompletions:
     """The tables of completions of a run."""
 
-    def __init__(self, run: RecordedRun):
-        """Raises `UserError` where the run has no tables."""
-        self._run = run
-        self.tables = run.completion_tables
+    def __init__(self, run: RecordedRun, warn: Callable[[str], None]):
+        """**Arguments:** the run; called with a sentence on each table that cannot be read, which
+        is left out. Raises `UserError` where the run has no tables.
+        """
+        self._run, self._warn = run, warn
+        self.tables = dict(run.completion_tables)
         if not self.tables:
             every = run.settings.get("log_completions_steps")
             why = (
@@ -68,23 +70,29 @@ class RecordedCompletions:
 
         Raises `UserError` where there are none, with the range of what there is.
         """
-        tables = {step: path for step, path in self.tables.items() if _is_within(step, wanted)}
-        if not tables:
+        asked = {step: path for step, path in self.tables.items() if _is_within(step, wanted)}
+        if not asked:
             raise UserError(
                 f"there is no table of completions of these steps: the run has those of "
                 f"{steps_in_words(self.tables)}."
             )
-        found, seen = [], _Seen()
-        for step, path in tables.items():
-            table = _read(path, seen.columns(wanted))
+        found, seen, has_prompt = [], _Seen(), False
+        for step in asked:
+            table = self._columns(step, seen.columns(wanted))
+            if table is None:
+                continue
+            if wanted.prompt is not None:
+                has_prompt |= bool(_are_of_prompt(table, wanted.prompt).any())
             found += [
                 Match(step, int(row), float(table["reward"][row]), table["prompt_id"][row])
                 for row in _matching(table, wanted)
             ]
             seen.add(table, wanted.text)
         if not found:
-            where = steps_in_words(tables)
-            if wanted.prompt is not None and not _has_prompt(tables.values(), wanted.prompt):
+            where = steps_in_words(asked)
+            if not asked.keys() & self.tables.keys():
+                raise UserError(f"no table of {where} can be read.")
+            if wanted.prompt is not None and not has_prompt:
                 raise UserError(
                     f"--prompt {wanted.prompt!r} is in no prompt of {where}, and no id begins with "
                     f"it ({_LEAST_OF_AN_ID} digits or more): leave out --prompt to see what there "
@@ -96,8 +104,8 @@ class RecordedCompletions:
     def rows(self, matches: Sequence[Match], *, with_tokens: bool) -> Iterator[dict[str, Any]]:
         """Yields the columns of completions, in their order, with tokens or without.
 
-        Reads each table once, when its first completion is due. Raises `UserError` where a table
-        is damaged, or of a version whose tables have no such columns.
+        Reads each table once, when its first completion is due, and leaves out those of a table
+        that cannot be read. Raises `UserError` where that leaves none.
         """
         places: dict[int, list[int]] = {}
         for match in matches:
@@ -106,9 +114,52 @@ class RecordedCompletions:
         due: dict[int, deque[dict[str, Any]]] = {}
         for match in matches:
             if match.step not in due:
-                table = _table(self.tables[match.step], _SHOWN_COLUMNS, unread)
-                due[match.step] = deque(table.take(places[match.step]).to_pylist())
-            yield due[match.step].popleft()
+                table = self._table(match.step, _SHOWN_COLUMNS, unread)
+                rows = [] if table is None else table.take(places[match.step]).to_pylist()
+                due[match.step] = deque(rows)
+            if due[match.step]:
+                yield due[match.step].popleft()
+        if matches and not places.keys() & self.tables.keys():
+            raise UserError("no table of these completions can be read.")
+
+    def _columns(self, step: int, names: Sequence[str]) -> dict[str, Any] | None:
+        """Returns columns of a table: of numbers as arrays, of texts as lists."""
+        import pyarrow as pa
+
+        table = self._table(step, names)
+        if table is None:
+            return None
+        return {
+            name: column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy()
+            for name, column in zip(table.column_names, table.columns, strict=True)
+        }
+
+    def _table(
+        self, step: int, needed: Sequence[str], unread: Sequence[str] | None = None
+    ) -> Any | None:
+        """Reads a table's columns: those needed, or, where some are not to be read, all others.
+
+        Returns `None`, after a sentence on it, where it is gone or damaged, or lacks a column that
+        is needed.
+        """
+
+        def choose(names: Sequence[str]) -> Sequence[str]:
+            if missing := [name for name in needed if name not in names]:
+                raise ValueError(
+                    f"it has no column {missing[0]!r}: an earlier version of grpo_eqx wrote it"
+                )
+            return needed if unread is None else [x for x in names if x not in unread]
+
+        path = self.tables.get(step)
+        try:
+            return None if path is None else read_parquet(path, choose)
+        except ValueError as error:
+            del self.tables[step]
+            self._warn(
+                f"warning: the table {str(path)!r} cannot be read ({error}): its completions are "
+                f"left out."
+            )
+            return None
 
 
 class _Seen:
@@ -170,11 +221,6 @@ def _have(table: Mapping[str, Any], text: re.Pattern[str]) -> np.ndarray:
     return np.array([text.search(each) is not None for each in table["completion"]], bool)
 
 
-def _has_prompt(paths: Iterable[Path], prompt: str) -> bool:
-    columns = ["prompt_id", "prompt"]
-    return any(_are_of_prompt(_read(path, columns), prompt).any() for path in paths)
-
-
 def _are_of_prompt(table: Mapping[str, Any], prompt: str) -> np.ndarray:
     is_id = len(prompt) >= _LEAST_OF_AN_ID
     pairs = zip(table["prompt_id"], table["prompt"], strict=True)
@@ -187,49 +233,6 @@ def _is_within(step: int, wanted: Wanted) -> bool:
     return (wanted.first is None or step >= wanted.first) and (
         wanted.last is None or step <= wanted.last
     )
-
-
-def _read(path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """Returns columns of a table: of numbers as arrays, of texts as lists."""
-    import pyarrow as pa
-
-    table = _table(path, names)
-    return {
-        name: column.to_pylist() if pa.types.is_string(column.type) else column.to_numpy()
-        for name, column in zip(table.column_names, table.columns, strict=True)
-    }
-
-
-def _table(path: Path, needed: Sequence[str], unread: Sequence[str] | None = None) -> Any:
-    """Reads a table's columns: those needed, or, where some are not to be read, all others.
-
-    Raises `UserError` where it is gone or damaged, or lacks a column that is needed.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    with _readable(path).open("rb") as file:
-        try:
-            table = pq.ParquetFile(file)
-            names = table.schema_arrow.names
-            if missing := [name for name in needed if name not in names]:
-                raise UserError(
-                    f"the table {str(path)!r} has no column {missing[0]!r}: an earlier version of "
-                    f"grpo_eqx wrote it. Move it out of the folder to see the others."
-                )
-            columns = needed if unread is None else [x for x in names if x not in unread]
-            return table.read(list(columns))
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(
-                f"the table {str(path)!r} cannot be read ({error}): remove it."
-            ) from error
-
-
-def _readable(path: Path) -> Path:
-    """Returns a path. Raises `UserError` where its file is gone."""
-    if not path.is_file():
-        raise UserError(f"the table {str(path)!r} is gone: the run may have been started anew.")
-    return path
 
 
 def steps_in_words(steps: Iterable[int]) -> str:

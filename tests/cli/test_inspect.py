@@ -202,12 +202,33 @@ def test_a_folder_without_tables_says_why(inspect: Inspect, run: Path) -> None:
     assert "is not a run folder: it has no metrics.jsonl" in inspect().err
 
 
-def test_a_damaged_table_is_named(inspect: Inspect, run: Path) -> None:
+def test_a_damaged_table_is_named_and_the_others_are_shown(inspect: Inspect, run: Path) -> None:
     path = run / "completions" / "step_000002.parquet"
     path.write_bytes(path.read_bytes()[:100])
-    outcome = inspect()
-    assert outcome.code == 2
-    assert "step_000002.parquet' cannot be read" in outcome.err
+    for flags in ([], ["--best", "1"], ["--prompt", "pens"], ["--json"], ["--text", "step"]):
+        outcome = inspect(*flags)
+        assert outcome.code == 0
+        assert outcome.err.startswith(f"warning: the table {str(path)!r} cannot be read (")
+        assert outcome.err.endswith("): its completions are left out.\n")
+        assert outcome.out.count("step 2,") == 0
+        assert "step 4," in outcome.out
+    assert inspect("--steps", "2").err.endswith("error: no table of step 2 can be read.\n")
+
+
+def test_so_is_one_of_which_only_the_texts_are_damaged(inspect: Inspect, run: Path) -> None:
+    """They are read after the completions to show are chosen."""
+    paths = [run / "completions" / f"step_{step:06d}.parquet" for step in STEPS]
+    for i, path in enumerate(paths, start=1):
+        content, column = (
+            bytearray(path.read_bytes()),
+            pq.read_metadata(path).row_group(0).column(3),
+        )
+        content[column.data_page_offset + 5] ^= 4
+        path.write_bytes(content)
+        outcome = inspect()
+        assert outcome.err.count("the column completion is not as it was written") == i
+        assert outcome.code == (0 if i < len(paths) else 2)
+    assert outcome.err.endswith("error: no table of these completions can be read.\n")
 
 
 def test_a_table_of_an_earlier_version_is_said_to_be(inspect: Inspect, run: Path) -> None:
@@ -216,14 +237,14 @@ def test_a_table_of_an_earlier_version_is_said_to_be(inspect: Inspect, run: Path
         del table[name]
         write_completions(run / "completions" / "step_000004.parquet", table)
         outcome = inspect()
-        assert outcome.code == 2
+        assert outcome.code == 0
         assert f"has no column '{name}': an earlier version of grpo_eqx wrote it" in outcome.err
 
 
 def test_each_table_is_read_once_and_without_tokens(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorded = RecordedCompletions(RecordedRun.read(run))
+    recorded = RecordedCompletions(RecordedRun.read(run), print)
     found = recorded.find(Wanted())
     read, whole = list[list[str]](), pq.ParquetFile.read
     monkeypatch.setattr(

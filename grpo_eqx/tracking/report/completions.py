@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from grpo_eqx.tracking.checked_parquet import read_parquet
 from grpo_eqx.tracking.completions_view import evenly
 from grpo_eqx.tracking.safe_text import cut_in_the_middle
 
@@ -100,18 +101,10 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
 
 def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
     """Reads the completions of a table that have a reward, without their texts."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     try:
-        with path.open("rb") as file:
-            table = pq.ParquetFile(file)
-            names = table.schema_arrow.names
-            if "completion" not in names:
-                raise KeyError("completion")
-            rows = table.read([name for name in names if _is_shown(name)]).to_pylist()
+        rows = read_parquet(path, _shown).to_pylist()
         examples = [_example(row, step, number) for number, row in enumerate(rows)]
-    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         gaps.append(_gap(path, error))
         return []
     return [example for example in examples if math.isfinite(example.reward)]
@@ -132,25 +125,23 @@ class _Texts:
         return dataclasses.replace(example, completion=texts[example.row] if texts else "")
 
     def _of(self, path: Path) -> list[str]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         try:
-            with path.open("rb") as file:
-                return list(map(str, pq.read_table(file, columns=["completion"])[0].to_pylist()))
-        except (OSError, pa.ArrowException) as error:
+            return list(map(str, read_parquet(path, lambda _: ["completion"])[0].to_pylist()))
+        except ValueError as error:
             self._gaps.append(_gap(path, error))
             return []
 
 
 def _gap(path: Path, error: Exception) -> str:
-    reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    reason = str(error).splitlines()[0][:200]
     return f"{path.name} cannot be read ({reason}): its completions are not shown."
 
 
-def _is_shown(column: str) -> bool:
-    """Returns whether a column is read: others, such as tokens, may be large."""
-    return column in _COLUMNS or column.startswith("rewards/")
+def _shown(columns: Sequence[str]) -> list[str]:
+    """Returns which columns are read: others, such as tokens, may be large."""
+    if "completion" not in columns:
+        raise ValueError("it has no column 'completion'")
+    return [name for name in columns if name in _COLUMNS or name.startswith("rewards/")]
 
 
 def _example(row: Mapping[str, Any], step: int, number: int) -> Example:

@@ -1,0 +1,35 @@
+"""Writes that last through a power cut: contents reach the disk before names do."""
+
+import os
+from pathlib import Path
+
+
+def write_durably(path: Path, content: str | bytes) -> None:
+    """Writes a file, which has its name only once all of its content is on the disk."""
+    beside = path.with_name(f"{path.name}.tmp")
+    beside.write_bytes(content.encode() if isinstance(content, str) else content)
+    replace_durably(beside, path)
+
+
+def replace_durably(source: Path, target: Path) -> None:
+    """Gives a file or folder its final name, after all of its content is on the disk."""
+    sync_tree(source)
+    source.replace(target)
+    sync(target.parent)
+
+
+def sync_tree(path: Path) -> None:
+    """Waits until a file, or a folder with all that is in it, is on the disk."""
+    if path.is_dir() and not path.is_symlink():
+        for entry in path.iterdir():
+            sync_tree(entry)
+    sync(path)
+
+
+def sync(path: Path) -> None:
+    """Waits until a file's content, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,110 @@
+"""Parquet files with checksums, by which any changed bit of what is read is noticed.
+
+Those of the format leave out the headers of pages and the footer. So a file's own metadata, in the
+footer, has a CRC-32 of each column, and one of the footer itself, which counts itself as zeros.
+"""
+
+import io
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+_NAME, _MARK = "grpo_eqx.checksums", b"crc32:"
+_DIGITS = 8
+_SUMS = re.compile(re.escape(_MARK) + rb"((?:[0-9a-f]{%d})+)" % _DIGITS)
+_TAIL = 8
+"""Bytes at a file's end: the length of the footer, and the name of the format."""
+
+
+def to_parquet(table: Any, **options: Any) -> bytes:
+    """Returns the content of a file with a table of any columns but structs.
+
+    **Arguments:** the table; options of `pyarrow.parquet.ParquetWriter`.
+    """
+    import pyarrow.parquet as pq
+
+    written = io.BytesIO()
+    blank = b"0" * _DIGITS * (table.num_columns + 1)
+    with pq.ParquetWriter(written, table.schema, **options) as writer:
+        writer.write_table(table, row_group_size=max(1, table.num_rows))
+        writer.add_key_value_metadata({_NAME: (_MARK + blank).decode()})
+    content = bytearray(written.getvalue())
+    start = content.rindex(_MARK + blank) + len(_MARK)
+    sums = [zlib.crc32(content[at:end]) for at, end in _chunks(pq.read_metadata(written))]
+    sums.append(0)
+    content[start : start + len(blank)] = _hex(sums)
+    sums[-1] = zlib.crc32(content[_footer_start(written) :])
+    content[start : start + len(blank)] = _hex(sums)
+    return bytes(content)
+
+
+def read_parquet(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> Any:
+    """Reads columns of a table, and no others.
+
+    **Arguments:** the file; returns the columns to read, of the names of all.
+
+    Raises `ValueError`, with the reason, for whatever is wrong with the file. Files of another
+    writer, which have no checksums, are read as they are.
+    """
+    import pyarrow.parquet as pq
+
+    try:
+        with path.open("rb") as file:
+            sums = _checked_sums(file)
+            table = pq.ParquetFile(file)
+            names = table.schema_arrow.names
+            chosen = list(choose(names))
+            for i, (start, end) in enumerate(_chunks(table.metadata) if sums else ()):
+                if names[i % len(names)] in chosen and _crc(file, start, end) != sums[i]:
+                    raise ValueError(f"the column {names[i]} is not as it was written")
+            return table.read(chosen)
+    except FileNotFoundError as error:
+        raise ValueError("it is gone: the run may have been started anew") from error
+    except Exception as error:  # whatever pyarrow finds wrong with it
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(reason) from error
+
+
+def _checked_sums(file: io.BufferedIOBase) -> list[int]:
+    """Returns the checksums of the columns; none where the file has none.
+
+    Raises `ValueError` where the footer has changed.
+    """
+    file.seek(_footer_start(file))
+    footer = file.read()
+    found = list(_SUMS.finditer(footer))
+    if not found:
+        return []
+    digits = found[-1][1]
+    sums = [int(digits[i : i + _DIGITS], 16) for i in range(0, len(digits), _DIGITS)]
+    at = found[-1].end()
+    if zlib.crc32(footer[: at - _DIGITS] + _hex([0]) + footer[at:]) != sums[-1]:
+        raise ValueError("its footer is not as it was written")
+    return sums[:-1]
+
+
+def _footer_start(file: io.BufferedIOBase) -> int:
+    end = file.seek(0, io.SEEK_END)
+    file.seek(max(0, end - _TAIL))
+    return max(0, end - _TAIL - int.from_bytes(file.read(4), "little"))
+
+
+def _chunks(metadata: Any) -> Iterator[tuple[int, int]]:
+    """Yields where the bytes of each column begin and end."""
+    for group in range(metadata.num_row_groups):
+        for number in range(metadata.num_columns):
+            column = metadata.row_group(group).column(number)
+            starts = column.dictionary_page_offset, column.data_page_offset
+            start = min(at for at in starts if at is not None)
+            yield start, start + column.total_compressed_size
+
+
+def _crc(file: io.BufferedIOBase, start: int, end: int) -> int:
+    file.seek(start)
+    return zlib.crc32(file.read(end - start))
+
+
+def _hex(sums: Sequence[int]) -> bytes:
+    return b"".join(b"%08x" % each for each in sums)
