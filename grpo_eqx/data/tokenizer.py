@@ -6,11 +6,13 @@ import json
 import os
 import re
 from collections.abc import Collection, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo_eqx.data.prompts import Conversation, Prompt, quoted
-from grpo_eqx.errors import MissingAttributeError, UserError, first_line, listed
+from grpo_eqx.data.chat_template import ChatTemplate
+from grpo_eqx.data.prompts import Prompt, quoted
+from grpo_eqx.errors import MissingAttributeError, UserError
 from grpo_eqx.models.hub import failed_download
 
 _GENERATION_CONFIG = "generation_config.json"
@@ -59,6 +61,7 @@ class ChatTokenizer:
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
         self.system_prompt = system_prompt
+        self.template = ChatTemplate(tokenizer, system_prompt, datetime.now())
         # The contents of the model's generation_config.json, to be saved with the model again.
         self.generation_config: dict[str, Any] = {}
         self._texts: dict[int, str] = {}
@@ -163,7 +166,7 @@ class ChatTokenizer:
                     )
                 return content
             content = [{"role": "user", "content": content}]
-        if self.plain or self.tokenizer.chat_template is None:
+        if self.plain or not self.template.exists:
             if self.plain:
                 raise UserError(
                     "the problems are conversations, and chat_template is none: set it to a file "
@@ -174,28 +177,10 @@ class ChatTokenizer:
                 "chat_template to a file with one, or to none for texts that the model continues "
                 "as they are."
             )
-        return self._render_messages(content)
+        return self.template.render(content)
 
     def _is_plain(self, prompt: Prompt) -> bool:
         return self.plain or prompt.plain
-
-    def _render_messages(self, messages: Conversation) -> str:
-        adds_system = self.system_prompt is not None and messages[0]["role"] != "system"
-        if adds_system:
-            messages = [{"role": "system", "content": self.system_prompt}, *messages]
-        try:
-            return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # whatever a template does, or raises on purpose
-            roles = listed([message["role"] for message in messages])
-            fix = "set chat_template to a file with another"
-            if adds_system:
-                fix = f"leave system_prompt unset, with its text in the problems, or {fix}"
-            raise UserError(
-                f"the tokenizer's chat template cannot render a {roles} message "
-                f"({first_line(error)}): {fix}."
-            ) from error
 
     def encode_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Renders and encodes prompts. Raises `UserError` for a prompt without tokens."""
@@ -221,21 +206,9 @@ class ChatTokenizer:
         return tokens
 
     def check_template(self) -> None:
-        """Raises `UserError` for a chat template that leaves messages out of what it renders."""
-        if self.plain or self.tokenizer.chat_template is None:
-            return
-        probes = ["the first probe", "the second probe"]
-        first, second = (self.render(Prompt(text, {})) for text in probes)
-        if first == second:
-            raise UserError(
-                "the chat template leaves out the user's message, so that all prompts are the "
-                "same: mend it, or use the model's own."
-            )
-        if self.system_prompt is not None and self.system_prompt.strip() not in first:
-            raise UserError(
-                "the chat template leaves out the system message, so that system_prompt would do "
-                "nothing: leave it unset, or use a template with system messages."
-            )
+        """Raises `UserError` for a chat template whose text cannot be what its messages say."""
+        if not self.plain and self.template.exists:
+            self.template.check()
 
     def decode_completions(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Decodes completions to text, without special tokens."""

@@ -1,0 +1,117 @@
+"""Chat templates: messages to the text that a model reads, which depends on nothing else."""
+
+import contextlib
+import locale
+import random
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+from grpo_eqx.data.prompts import Conversation
+from grpo_eqx.errors import UserError, first_line, listed
+
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+"""How Python prints objects that have no text of their own."""
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer, at one moment.
+
+    A template may ask for the time (`strftime_now`) and draw at random (`lipsum`, the filter
+    `random`). Here the clock stands still, days and months have English names, and draws depend on
+    the messages: the same messages make the same text in every process, on every day.
+    """
+
+    def __init__(self, tokenizer: Any, system_prompt: str | None, moment: datetime):
+        """**Arguments:** a transformers tokenizer; the text of a system message before messages
+        that have none; the time, for templates that ask for it.
+        """
+        self.tokenizer = tokenizer
+        self.system_prompt = system_prompt
+        self.moment = moment
+        self.asked_for_time = False
+        """Whether what was rendered so far asked for the time."""
+        self.drew = False
+        """Whether what was rendered so far drew at random."""
+
+    @property
+    def exists(self) -> bool:
+        return self.tokenizer.chat_template is not None
+
+    def render(self, messages: Conversation) -> str:
+        """Renders messages up to where the assistant starts.
+
+        Raises `UserError` where the template fails on them.
+        """
+        adds_system = self.system_prompt is not None and messages[0]["role"] != "system"
+        if adds_system:
+            messages = [{"role": "system", "content": self.system_prompt}, *messages]
+        try:
+            with self._standing_still(repr(messages)):
+                return self.tokenizer.apply_chat_template(
+                    messages, tokenize=False, add_generation_prompt=True
+                )
+        except Exception as error:  # whatever a template does, or raises on purpose
+            roles = listed([message["role"] for message in messages])
+            fix = "set chat_template to a file with another"
+            if adds_system:
+                fix = f"leave system_prompt unset, with its text in the problems, or {fix}"
+            raise UserError(
+                f"the tokenizer's chat template cannot render a {roles} message "
+                f"({first_line(error)}): {fix}."
+            ) from error
+
+    def check(self) -> None:
+        """Raises `UserError` for a template whose text cannot be what its messages say."""
+        probes = ["the first probe", "the second probe"]
+        first, second = (self.render([{"role": "user", "content": text}]) for text in probes)
+        if first == second:
+            raise UserError(
+                "the chat template leaves out the user's message, so that all prompts are the "
+                "same: mend it, or use the model's own."
+            )
+        if self.system_prompt is not None and self.system_prompt.strip() not in first:
+            raise UserError(
+                "the chat template leaves out the system message, so that system_prompt would do "
+                "nothing: leave it unset, or use a template with system messages."
+            )
+        if _ADDRESS.search(first) and not _ADDRESS.search(self.system_prompt or ""):
+            raise UserError(
+                f"the chat template prints an object of Python, whose text differs in every "
+                f"process ({_ADDRESS.sub(' at ...', first)!r}): fix the template, as with the "
+                f"filter list after map or select."
+            )
+
+    @contextlib.contextmanager
+    def _standing_still(self, seed: str) -> Iterator[None]:
+        """Holds all that a template can read besides its messages, and notes whether it did."""
+        from transformers.utils import chat_template_utils
+
+        module: Any = chat_template_utils  # whose function strftime_now calls datetime.now()
+        clock, real = _Clock(self.moment), module.datetime
+        draws, names = random.getstate(), locale.setlocale(locale.LC_TIME)
+        try:
+            module.datetime = clock
+            locale.setlocale(locale.LC_TIME, "C")
+            random.seed(seed)
+            seeded = random.getstate()
+            yield
+            self.asked_for_time |= clock.asked
+            self.drew |= random.getstate() != seeded
+        finally:
+            module.datetime = real
+            locale.setlocale(locale.LC_TIME, names)
+            random.setstate(draws)
+
+
+class _Clock:
+    """What `strftime_now` of transformers' templates asks, in place of the class `datetime`."""
+
+    def __init__(self, moment: datetime):
+        self.moment = moment
+        self.asked = False
+
+    def now(self) -> datetime:
+        self.asked = True
+        return self.moment
