@@ -106,7 +106,7 @@ class ChatTemplate:
 
 
 class _Clock:
-    """What `strftime_now` of transformers' templates asks, in place of the class `datetime`."""
+    """Clock that stands still, in place of the class `datetime` that `strftime_now` asks."""
 
     def __init__(self, moment: datetime):
         self.moment = moment
