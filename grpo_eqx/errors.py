@@ -113,10 +113,10 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def listed(names: Sequence[str]) -> str:
+def listed(names: Sequence[str], word: str = "and") -> str:
     """Returns one or more names as a sentence lists them: "a", "a and b", or "a, b and c"."""
     *first, last = names
-    return f"{', '.join(first)} and {last}" if first else last
+    return f"{', '.join(first)} {word} {last}" if first else last
 
 
 def without_repetition(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -170,7 +170,10 @@ class RunSpec:
         raise_on_all_hosts(lambda: _check_router_replay(cfg, model))
         raise_on_all_hosts(lambda: _check_lora(cfg, model, passed.model))
         inputs = raise_on_all_hosts(
-            lambda: load_inputs(cfg, passed.tokenizer, passed.train_data, passed.eval_data)
+            lambda: load_inputs(
+                cfg, passed.tokenizer, passed.train_data, passed.eval_data,
+                model_passed=passed.model is not None,
+            )
         )
         if jax.process_count() > 1:
             commits = {f"the commit of {name}": x for name, x in hub_commits(cfg).items()}

@@ -334,7 +334,8 @@ class GRPOTrainer:
     ) -> str | None:
         """Makes the remaining steps; returns which callback ended them before, and why."""
         cfg = self.cfg
-        for text in (self.describe(), str(record.layout), *self._notes, self._evaluation_note()):
+        first = self.describe(), self.tokenizer.describe_ends(), str(record.layout)
+        for text in (*first, *self._notes, self._evaluation_note()):
             if text is not None:
                 record.note(text)
         for step, metrics in self._early_evaluations:

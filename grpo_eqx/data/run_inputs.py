@@ -10,10 +10,11 @@ from grpo_eqx.data.batches import TokenizedPrompts
 from grpo_eqx.data.load import Data, load_data
 from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource, quoted
 from grpo_eqx.data.records import as_prompts
+from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import ModelConfig
-from grpo_eqx.models.hub import commit
+from grpo_eqx.models.hub import HubName, commit, downloaded
 from grpo_eqx.models.pretrained import model_folder
 
 PLAIN = "none"
@@ -58,14 +59,16 @@ def load_inputs(
     tokenizer: ChatTokenizer | Any | None = None,
     train_data: Data | None = None,
     eval_data: Data | None = None,
+    *,
+    model_passed: bool = False,
 ) -> Inputs:
-    """Reads what the config names, except for what is passed."""
+    """Reads what the config names, except for what is passed: of a model, its tokenizer alone."""
     train, heldout = load_data(
         cfg.data if train_data is None else train_data,
         cfg.eval_data if eval_data is None else eval_data,
         cfg.eval_problems,
     )
-    tokenizer = _tokenizer_for(train, cfg, tokenizer)
+    tokenizer = _tokenizer_for(train, cfg, tokenizer, model_passed=model_passed)
     inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -81,7 +84,7 @@ def load_inputs(
 
 def load_heldout(cfg: GRPOConfig, source: PromptSource) -> tuple[ChatTokenizer, TokenizedPrompts]:
     """Reads the tokenizer of the config's model, and with it problems to evaluate on."""
-    tokenizer = _tokenizer_for(source, cfg, None)
+    tokenizer = _tokenizer_for(source, cfg)
     return tokenizer, _tokenize(cfg, source, len(source), tokenizer)
 
 
@@ -111,10 +114,17 @@ def encode_prompts(
 
 
 def _tokenizer_for(
-    source: PromptSource, cfg: GRPOConfig, given: ChatTokenizer | Any | None
+    source: PromptSource,
+    cfg: GRPOConfig,
+    given: ChatTokenizer | Any | None = None,
+    *,
+    model_passed: bool = False,
 ) -> ChatTokenizer:
     """Returns the tokenizer; raises `UserError` where the settings of prompts suit no problem."""
     tokenizer, plain = _chat_tokenizer(cfg, given), _problem(source, 0).plain
+    if given is not None and (folder := _files_folder(cfg, tokenizer, model_passed)) is not None:
+        files = TokenFiles.read(folder)
+        tokenizer = tokenizer.of_model(files, files.own_tokenizer())
     if plain and cfg.chat_template is not None:
         raise UserError(
             f"chat_template is {cfg.chat_template!r}, and the problems of {source.name} are texts "
@@ -128,6 +138,19 @@ def _tokenizer_for(
             f'--system-prompt "$(cat {cfg.system_prompt})".'
         )
     return tokenizer
+
+
+def _files_folder(cfg: GRPOConfig, given: ChatTokenizer, model_passed: bool) -> Path | None:
+    """Returns the folder of the model's files, for a tokenizer that was passed.
+
+    Those of a model that was passed are where its tokenizer was loaded from, if that is here.
+    """
+    if not model_passed:
+        return model_folder(cfg.model)
+    source = getattr(given.tokenizer, "name_or_path", "")
+    if source and Path(source).is_dir():
+        return Path(source)
+    return downloaded("model", HubName(source, None))
 
 
 def _is_file(text: str) -> bool:

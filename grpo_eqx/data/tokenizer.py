@@ -1,9 +1,9 @@
 """Text to tokens and back, through a Hugging Face tokenizer and its chat template."""
 
+import copy
 import functools
 import hashlib
 import json
-import os
 import re
 from collections.abc import Collection, Sequence
 from datetime import datetime
@@ -12,11 +12,9 @@ from typing import Any, NoReturn
 
 from grpo_eqx.data.chat_template import ChatTemplate
 from grpo_eqx.data.prompts import Prompt, quoted
-from grpo_eqx.errors import MissingAttributeError, UserError
-from grpo_eqx.models.hub import failed_download
+from grpo_eqx.data.token_files import GENERATION_CONFIG, TokenFiles, check_same_ids
+from grpo_eqx.errors import MissingAttributeError, UserError, listed
 
-_GENERATION_CONFIG = "generation_config.json"
-_MODEL_CONFIG = "config.json"
 _SMALLEST_SHARE = 0.8
 """Share of a model's vocabulary that its tokenizer has at least: the rest is padding."""
 _OF_TRANSFORMERS = "the tokenizer of transformers is trainer.tokenizer.tokenizer"
@@ -34,12 +32,12 @@ class ChatTokenizer:
         *,
         plain: bool = False,
     ):
-        """**Arguments:** a transformers tokenizer; the ids that end a completion, by default the
+        """**Arguments:** a transformers tokenizer; the ids that end a completion, besides the
         tokenizer's own; the text of a system message before every prompt; whether to leave the
         chat template out, so that the model continues a problem's text.
 
-        Raises `UserError` for a tokenizer that is not one of transformers, or has no id that ends a
-        completion, and for a system message without a chat template.
+        Raises `UserError` for a tokenizer that is not one of transformers, and for a system message
+        without a chat template.
         """
         if plain and system_prompt is not None:
             raise UserError(
@@ -55,11 +53,7 @@ class ChatTokenizer:
                 f"as AutoTokenizer.from_pretrained(...) returns."
             ) from error
         self.tokenizer = tokenizer
-        self.eos_ids = tuple(eos_ids) or (() if own is None else (own,))
-        if not self.eos_ids:
-            raise UserError("the tokenizer has no eos_token: set one, so that completions can end.")
-        pad = tokenizer.pad_token_id
-        self.pad_id: int = self.eos_ids[0] if pad is None else pad
+        self._ends = _union(eos_ids, () if own is None else (own,))
         self.system_prompt = system_prompt
         self.template = ChatTemplate(tokenizer, system_prompt, datetime.now())
         # The contents of the model's generation_config.json, to be saved with the model again.
@@ -81,37 +75,46 @@ class ChatTokenizer:
     ) -> "ChatTokenizer":
         """Loads the tokenizer in a model's folder; the other arguments are `__init__`'s.
 
-        A completion ends with the `eos_token_id` (one or several) of `generation_config.json`; if
-        that names none, with those of `config.json` and the tokenizer's own. Raises `UserError`
-        where the folder has no tokenizer, or one that cannot be read.
+        Raises `UserError` where the folder has no tokenizer, or one that cannot be read.
         """
-        # transformers would advise every user to install torch, which nothing here needs.
-        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-        from transformers import AutoTokenizer
+        files = TokenFiles.read(folder)
+        return cls(files.tokenizer(), (), system_prompt, plain=plain).of_model(files)
 
-        folder = Path(folder)
-        generation_config = _json_object(folder / _GENERATION_CONFIG)
-        eos_ids = _eos_ids(generation_config, folder / _GENERATION_CONFIG)
-        of_config = _eos_ids(_json_object(folder / _MODEL_CONFIG), folder / _MODEL_CONFIG)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-        except Exception as error:  # the tokenizers library raises nothing more precise
-            for path in sorted(folder.glob("*.json")):
-                if (fault := failed_download(path)) is not None:
-                    raise UserError(f"{path} cannot be read: {fault}.") from error
-            # It also reads config.json, and may name the field at fault on its second line.
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise UserError(f"{folder} contains no usable tokenizer: {reason}") from error
-        if of_config and tokenizer.eos_token_id is not None:
-            of_config = tuple(dict.fromkeys((*of_config, tokenizer.eos_token_id)))
-        if not any((folder / name).exists() for name in tokenizer.vocab_files_names.values()):
-            raise UserError(
-                f"{folder} contains no tokenizer: copy tokenizer.json and tokenizer_config.json of "
-                f"the model into it, or pass GRPOTrainer a tokenizer."
-            )
-        chat = cls(tokenizer, eos_ids or of_config, system_prompt, plain=plain)
-        chat.generation_config = generation_config
+    def of_model(self, files: TokenFiles, own: Any | None = None) -> "ChatTokenizer":
+        """Returns it with the ends that a model's files name besides, and its generation config.
+
+        **Arguments:** the files; the tokenizer among them, where this is another object. Raises
+        `UserError` where that has other tokens.
+        """
+        chat, of_own = copy.copy(self), []
+        if own is not None:
+            check_same_ids(self.tokenizer, own, files.folder)
+            of_own = [] if own.eos_token_id is None else [own.eos_token_id]
+        chat._ends = _union(files.eos_ids, of_own, self._ends)
+        chat.generation_config = dict(files.generation_config or self.generation_config)
         return chat
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end a completion: all that the model's files and the tokenizer name.
+
+        Raises `UserError` where there are none.
+        """
+        if not self._ends:
+            raise UserError("the tokenizer has no eos_token: set one, so that completions can end.")
+        return self._ends
+
+    @property
+    def pad_id(self) -> int:
+        """Id of padding: the tokenizer's, or the first end."""
+        pad = self.tokenizer.pad_token_id
+        return self.eos_ids[0] if pad is None else pad
+
+    def describe_ends(self) -> str:
+        """Says which tokens end a completion, in a line."""
+        names = self.tokenizer.convert_ids_to_tokens(list(self.eos_ids))
+        ends = [f"{name!r} ({i})" for name, i in zip(names, self.eos_ids, strict=True)]
+        return f"completions end at {listed(ends, 'or')}"
 
     def check_belongs_to(self, vocab_size: int) -> None:
         """Raises `UserError` if it cannot be the tokenizer of a model with that vocabulary."""
@@ -148,7 +151,7 @@ class ChatTokenizer:
         self.tokenizer.save_pretrained(folder)
         eos = self.eos_ids[0] if len(self.eos_ids) == 1 else list(self.eos_ids)
         generation = {**self.generation_config, "eos_token_id": eos, "pad_token_id": self.pad_id}
-        path = Path(folder) / _GENERATION_CONFIG
+        path = Path(folder) / GENERATION_CONFIG
         path.write_text(json.dumps(generation, indent=2) + "\n")
 
     def render(self, prompt: Prompt) -> str:
@@ -285,25 +288,6 @@ def _spelled_bytes(tokens: dict[int, str]) -> dict[int, bytes]:
     return {i: of(token) for i, token in tokens.items()}
 
 
-def _json_object(path: Path) -> dict[str, Any]:
-    """Returns the fields of a model's JSON file; none if there is no such file."""
-    try:
-        fields = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{path} does not contain a JSON object.")
-    return fields
-
-
-def _eos_ids(fields: dict[str, Any], path: Path) -> tuple[int, ...]:
-    """Returns the end-of-sequence ids that a model's file names: none, one or several."""
-    named = fields.get("eos_token_id")
-    ids = named if isinstance(named, list) else [] if named is None else [named]
-    if not all(type(i) is int and i >= 0 for i in ids):
-        raise UserError(
-            f"{path}: eos_token_id={named!r} is neither a token id nor a list of token ids."
-        )
-    return tuple(ids)
+def _union(*parts: Sequence[int]) -> tuple[int, ...]:
+    """Returns ids once each, in the order in which they first occur."""
+    return tuple(dict.fromkeys(i for part in parts for i in part))

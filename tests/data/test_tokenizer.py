@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import PreTrainedTokenizerFast
 
 from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.pretrained import model_folder
@@ -182,8 +183,9 @@ def folder_with(
 @pytest.mark.parametrize(
     ("generation", "config", "ids"),
     [
-        ({"eos_token_id": 7}, {"eos_token_id": 5}, (7,)),
-        ({"eos_token_id": [7, 8]}, {"eos_token_id": 5}, (7, 8)),
+        ({"eos_token_id": 7}, {"eos_token_id": 5}, (7, 5, 2)),
+        ({"eos_token_id": [7, 8]}, {"eos_token_id": [8, 2, 5]}, (7, 8, 2, 5)),
+        ({"eos_token_id": 1}, {}, (1, 2)),
         ({"temperature": 0.7}, {"eos_token_id": [5, 6]}, (5, 6, 2)),
         ({"eos_token_id": None}, {"eos_token_id": 5}, (5, 2)),
         ({"eos_token_id": []}, {"eos_token_id": [2, 5]}, (2, 5)),
@@ -194,7 +196,7 @@ def folder_with(
         (None, None, (2,)),
     ],
 )
-def test_ends_are_those_of_generation_else_of_the_model_and_its_own(
+def test_ends_are_those_of_generation_of_the_model_and_its_own(
     tmp_path: Path,
     generation: dict[str, Any] | None,
     config: dict[str, Any] | None,
@@ -217,7 +219,7 @@ def test_ends_that_are_no_ids_are_refused(tmp_path: Path, file: str, named: Any)
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("{", "cannot be read as JSON"), ("[2]", "does not contain a JSON object")],
+    [("{", "is no valid JSON"), ("[2]", r"holds \[2\]: expected a JSON object")],
 )
 def test_a_file_that_is_no_generation_config_is_named(
     tmp_path: Path, content: str, complaint: str
@@ -242,7 +244,7 @@ PUBLISHED: dict[str, Any] = {
     "bos_token_id": 4,
     "pad_token_id": 9,
     "do_sample": True,
-    "eos_token_id": [7, 8],
+    "eos_token_id": [7, 8, 2],
     "repetition_penalty": 1.05,
     "temperature": 0.7,
     "top_p": 0.8,
@@ -262,7 +264,7 @@ def test_generation_keeps_its_fields_and_has_the_ids_in_use(tmp_path: Path) -> N
     assert tokenizer.pad_id == 0
     assert written(tokenizer, tmp_path / "export") == expected
     again = ChatTokenizer.from_pretrained(tmp_path / "export")
-    assert again.eos_ids == (7, 8)
+    assert again.eos_ids == (7, 8, 2)
     assert written(again, tmp_path / "again") == expected
 
 
@@ -342,3 +344,52 @@ def test_another_models_tokenizer_is_refused(vocab_size: int, message: str) -> N
     chat.check_belongs_to(400)
     with pytest.raises(UserError, match=message):
         chat.check_belongs_to(vocab_size)
+
+
+# A tokenizer that is passed beside a model's folder, which has its own.
+
+
+def passed_to(folder: Path, change: Callable[[Any], None]) -> ChatTokenizer:
+    """The folder's tokenizer after a change, as the model in the folder takes it."""
+    files = TokenFiles.read(folder)
+    tokenizer = files.tokenizer()
+    change(tokenizer)
+    return ChatTokenizer(tokenizer).of_model(files, files.tokenizer())
+
+
+def test_the_models_own_tokenizer_may_have_more_tokens(tmp_path: Path) -> None:
+    folder = folder_with(tmp_path, None)
+    passed_to(folder, lambda tokenizer: None)
+    more = passed_to(folder, lambda tokenizer: tokenizer.add_tokens(["<more>"]))
+    assert len(more.tokenizer) == 449
+
+
+def test_another_models_tokenizer_is_refused_where_the_model_has_its_own(tmp_path: Path) -> None:
+    """Of a size that it could well have."""
+    files = TokenFiles.read(folder_with(tmp_path, None))
+    tokenizer = Tokenizer(models.WordLevel({f"word{i}": i for i in range(430)}))
+    other = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="word2")
+    with pytest.raises(UserError, match=r"id 0 is 'word0' of it, and '<\|endoftext\|>' of the tok"):
+        ChatTokenizer(other).of_model(files, files.tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda vocab: vocab.pop("Ġgives"), r"is no token of it, and 'Ġgives' of .* \(1 of 448 tok"),
+        (lambda vocab: vocab.update({"!": 4, '"': 3}), r"id 3 is '\"' of it, and '!' .*\(2 of 448"),
+        (lambda vocab: vocab.update(renamed=vocab.pop("!")), "id 3 is 'renamed' of it, and '!'"),
+        (lambda vocab: vocab.update({"!": 448}), r"id 3 is no token of it, and '!' .*\(1 of 448"),
+    ],
+    ids=["one less", "two that changed places", "one with another name", "one that moved"],
+)
+def test_a_token_that_differs_is_named(
+    tmp_path: Path, change: Callable[[dict[str, int]], Any], message: str
+) -> None:
+    files = TokenFiles.read(folder_with(tmp_path, None))
+    vocab = files.tokenizer().get_vocab()
+    change(vocab)
+    other = Tokenizer(models.WordLevel(vocab, unk_token="<|endoftext|>"))
+    passed = PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|im_end|>")
+    with pytest.raises(UserError, match=message):
+        ChatTokenizer(passed).of_model(files, files.tokenizer())

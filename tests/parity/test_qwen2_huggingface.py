@@ -466,16 +466,17 @@ def folder_of_a_tiny_model(folder: Path, generation: dict[str, Any] | None, **fi
 
 @pytest.mark.parametrize("generation", [None, {"eos_token_id": 7}, {"eos_token_id": [7, 8]}])
 @pytest.mark.parametrize("of_config", [5, [5, 6]])
-def test_completions_end_with_the_ids_of_theirs(
+def test_completions_end_with_the_ids_of_theirs_and_all_others_that_are_named(
     tmp_path: Path, generation: dict[str, Any] | None, of_config: int | list[int]
 ):
     folder = folder_of_a_tiny_model(tmp_path, generation, eos_token_id=of_config)
     theirs = load_theirs(folder).generation_config.eos_token_id
     theirs = theirs if isinstance(theirs, list) else [theirs]
     tokenizer = ChatTokenizer.from_pretrained(folder)
-    # Theirs knows no tokenizer; one whose own end config.json does not name would never end.
-    own = () if generation is not None else (tokenizer.tokenizer.eos_token_id,)
-    assert tokenizer.eos_ids == (*theirs, *own)
+    # Theirs knows no tokenizer, and config.json only without a generation_config.json.
+    others = [*(of_config if isinstance(of_config, list) else [of_config])]
+    ids = [*theirs, *others, tokenizer.tokenizer.eos_token_id]
+    assert tokenizer.eos_ids == tuple(dict.fromkeys(ids))
 
 
 def test_an_export_keeps_the_settings_of_generation(tmp_path: Path):
@@ -483,7 +484,7 @@ def test_an_export_keeps_the_settings_of_generation(tmp_path: Path):
     generation = {
         "bos_token_id": 4,
         "do_sample": True,
-        "eos_token_id": [7, 8],
+        "eos_token_id": [7, 8, 2],
         "pad_token_id": 0,
         "repetition_penalty": 1.05,
         "temperature": 0.7,

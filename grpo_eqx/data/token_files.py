@@ -1,0 +1,103 @@
+"""The files of a model that are about tokens: its tokenizer, and which ids end a completion."""
+
+import contextlib
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from grpo_eqx.errors import UserError
+from grpo_eqx.models import peft
+from grpo_eqx.models.hub import failed_download
+from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.plain_data import brief
+from grpo_eqx.read_files import read_object
+
+GENERATION_CONFIG = "generation_config.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenFiles:
+    """The files of a model that are about its tokens."""
+
+    folder: Path
+    generation_config: Mapping[str, Any]
+    """Contents of `generation_config.json`, to be saved with the model again."""
+    eos_ids: tuple[int, ...]
+    """Ids that `generation_config.json` and `config.json` say end a completion, in this order."""
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "TokenFiles":
+        """Reads a model's folder; of an adapter without `generation_config.json`, its model's too.
+
+        Raises `UserError` where a file cannot be read, or names an end that is no id.
+        """
+        folder, config = Path(folder), Path(folder) / "config.json"
+        generation_config = read_object(folder / GENERATION_CONFIG, optional=True)
+        eos_ids = (
+            *_eos_ids(generation_config, folder / GENERATION_CONFIG),
+            *_eos_ids(read_object(config, optional=True), config),
+        )
+        if (folder / peft.CONFIG).exists() and not (folder / GENERATION_CONFIG).exists():
+            beneath = cls.read(model_folder(peft.SavedAdapter.read(folder).base))
+            generation_config, eos_ids = beneath.generation_config, (*beneath.eos_ids, *eos_ids)
+        return cls(folder, generation_config, tuple(dict.fromkeys(eos_ids)))
+
+    def tokenizer(self) -> Any:
+        """Loads the tokenizer; raises `UserError` where there is none, or it cannot be read."""
+        # transformers would advise every user to install torch, which nothing here needs.
+        os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+        from transformers import AutoTokenizer
+
+        folder = self.folder
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        except Exception as error:  # the tokenizers library raises nothing more precise
+            for path in sorted(folder.glob("*.json")):
+                if (fault := failed_download(path)) is not None:
+                    raise UserError(f"{path} cannot be read: {fault}.") from error
+            # It also reads config.json, and may name the field at fault on its second line.
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise UserError(f"{folder} contains no usable tokenizer: {reason}") from error
+        if not any((folder / name).exists() for name in tokenizer.vocab_files_names.values()):
+            raise UserError(
+                f"{folder} contains no tokenizer: copy tokenizer.json and tokenizer_config.json of "
+                f"the model into it, or pass GRPOTrainer a tokenizer."
+            )
+        return tokenizer
+
+    def own_tokenizer(self) -> Any | None:
+        """Loads the tokenizer where there is one that can be read."""
+        with contextlib.suppress(UserError):
+            return self.tokenizer()
+        return None
+
+
+def check_same_ids(given: Any, own: Any, folder: Path) -> None:
+    """Raises `UserError` unless a tokenizer has all tokens of the model's own, by the same ids.
+
+    It may have more. **Arguments:** both tokenizers; the model's folder, for messages.
+    """
+    found, expected = given.get_vocab(), own.get_vocab()
+    others = sorted((i, token) for token, i in expected.items() if found.get(token) != i)
+    if others:
+        (i, token), names = others[0], {i: name for name, i in found.items()}
+        there = repr(names[i]) if i in names else "no token"
+        raise UserError(
+            f"the tokenizer that was passed is not the model's: id {i} is {there} of it, and "
+            f"{token!r} of the tokenizer in {folder} ({len(others):,} of {len(expected):,} tokens "
+            f"differ): pass none, or the model's own; if the model was trained with this one, "
+            f"save it into the model's folder."
+        )
+
+
+def _eos_ids(fields: Mapping[str, Any], path: Path) -> tuple[int, ...]:
+    """Returns the end-of-sequence ids that a model's file names: none, one or several."""
+    named = fields.get("eos_token_id")
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(type(i) is int and i >= 0 for i in ids):
+        raise UserError(
+            f"{path}: eos_token_id={brief(named)} is neither a token id nor a list of token ids."
+        )
+    return tuple(ids)
