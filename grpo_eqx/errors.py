@@ -1,6 +1,7 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
 import difflib
+import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,55 @@ EXIT_PREEMPTED = 75
 """Exit code of a run that was asked to stop: the same command continues it (`EX_TEMPFAIL`)."""
 
 
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, to be quoted in one of our own."""
-    return (str(error).strip() or "no reason given").splitlines()[0]
+_LONGEST_LINE = 500
+_LONGEST_VALUE = 80
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _LONGEST_VALUE - 2
+_SHORT.maxlong = _LONGEST_VALUE
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's message, to be quoted in one of our own.
+
+    A long line is cut, and what a terminal would obey is spelled out. Of a group of errors, the
+    first is described too. A class of the user's own may raise instead of giving its text.
+    """
+    try:
+        text = str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as own:
+        return f"no reason given, as its __str__ raised {type(own).__name__}"
+    line = printable((text.strip() or "no reason given").splitlines()[0])
+    if len(line) > _LONGEST_LINE:
+        line = f"{line[:_LONGEST_LINE]}... ({len(text):,} characters)"
+    if not isinstance(error, BaseExceptionGroup):
+        return line
+    first = error.exceptions[0]
+    return f"{line}, the first of them {type(first).__name__}: {first_line(first)}"
+
+
+def shown(value: object) -> str:
+    """Returns a value as Python shows it, to be quoted in a message: cut, and on one line.
+
+    A class of the user's own may raise instead of showing itself.
+    """
+    if type(value) is int and abs(value) >= 10**_LONGEST_VALUE:
+        return f"an integer of {value.bit_length():,} bits"  # digits take quadratic time
+    try:
+        return printable(_SHORT.repr(value))
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return f"an object of class {type(value).__name__}"
+
+
+def printable(text: str) -> str:
+    r"""Returns a text in which what a terminal would obey is spelled as in Python: `\x1b`."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
+        for char in text
+    )
 
 
 class UserError(ValueError):

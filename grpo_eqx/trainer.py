@@ -137,8 +137,8 @@ class GRPOTrainer:
         - `cfg`: the settings; by default the embedded model on the embedded problems.
         - `model`, `tokenizer`: in place of `cfg.model`; a folder or hub name, or a model with its
           tokenizer, one of transformers or a `ChatTokenizer` (with its own system prompt).
-        - `reward_funcs`: callables with TRL's reward signature, or names of built-in ones; one or a
-          list.
+        - `reward_funcs`: callables with TRL's reward signature, or names of built-in ones; one, a
+          list, or a dict with the names that they are logged under.
         - `train_data`, `eval_data`: a `datasets.Dataset`, a list of dicts, a path, a hub name or a
           `PromptSource`, in place of `cfg.data` and `cfg.eval_data`.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved. One that it fails on,

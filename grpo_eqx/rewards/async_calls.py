@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from grpo_eqx.errors import RewardError
+from grpo_eqx.rewards.contract import BrokenContractError, read_rewards
 from grpo_eqx.rewards.limits import RewardLimits
-from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, checked, raised
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of, raised
 
 GRACE = 5.0
 """Seconds that an event loop has to notice that time is up."""
@@ -92,16 +93,13 @@ async def _scored(
     loop, late = asyncio.get_running_loop(), _late(limits)
     end = None if limits.shortest is None else loop.time() + limits.shortest
     if limits.timeout is None:
-        (returned,) = await _returned(func, [samples], end, late)
-        if returned is late:
+        (together,) = await _replies(name, func, [samples], end, late)
+        if together is late:
             return [late] * len(samples)
-        if not isinstance(returned, Failure):
-            return checked(name, returned, len(samples))
-    each = await _returned(func, [samples.one(i) for i in range(len(samples))], end, late)
-    return [
-        reply if isinstance(reply, Failure) else checked(name, reply, 1, first=i)[0]
-        for i, reply in enumerate(each)
-    ]
+        if not isinstance(together, Failure):
+            return together
+    each = await _replies(name, func, [samples.one(i) for i in range(len(samples))], end, late)
+    return [reply if isinstance(reply, Failure) else reply[0] for reply in each]
 
 
 def _late(limits: RewardLimits) -> Failure:
@@ -109,27 +107,34 @@ def _late(limits: RewardLimits) -> Failure:
     return Failure(f"ran out of time ({setting} is {limits.shortest} s)")
 
 
-async def _returned(
-    func: AsyncFunc, calls: Sequence[Samples], end: float | None, late: Failure
-) -> list[Any]:
-    """Awaits calls together; returns what each returned, or its failure."""
+async def _replies(
+    name: str, func: AsyncFunc, calls: Sequence[Samples], end: float | None, late: Failure
+) -> list[list[Outcome] | Failure]:
+    """Awaits calls together, the first of which is for completion 0, the next for 1, and so on.
 
-    async def call(samples: Samples) -> Any:
+    **Returns:** the outcomes of each, or its failure. Raises `RewardError` for a broken contract.
+    """
+
+    async def call(first: int, samples: Samples) -> list[Outcome] | Failure | RewardError:
         try:
-            return await func(**samples.arguments())
-        except (Exception, SystemExit) as error:
+            returned = await func(**samples.arguments())
+            return outcomes_of(read_rewards(returned, len(samples), first=first))
+        except BrokenContractError as error:
+            return broken(name, error)
+        except BaseException as error:
             return raised(error)
 
-    def result(task: asyncio.Task[Any]) -> Any:
-        if not task.done():
-            return late
-        return Failure("was cancelled") if task.cancelled() else task.result()
-
-    tasks = [asyncio.create_task(call(samples)) for samples in calls]
+    tasks = [asyncio.create_task(call(i, samples)) for i, samples in enumerate(calls)]
     try:
         left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
         await asyncio.wait(tasks, timeout=left)
-        return [result(task) for task in tasks]
+        replies = []
+        for task in tasks:
+            reply = task.result() if task.done() else late
+            if isinstance(reply, RewardError):
+                raise reply
+            replies.append(reply)
+        return replies
     finally:
         for task in tasks:
             task.cancel()  # and not awaited: it may refuse

@@ -4,14 +4,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, shown
 from grpo_eqx.rewards import reward_func, soft_overlong_punishment
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.rewards.runner import RewardFunc, RewardRunner, func_name
 
-RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str]
-"""Reward functions, or names of built-in ones: one or several."""
+RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str] | Mapping[str, RewardFunc | str]
+"""Reward functions, or names of built-in ones: one, a list, or a dict of the names to log."""
+
+
+_DICT = 'name each in a dict, as in {"first": a_function, "second": another}'
 
 
 def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
@@ -38,14 +41,24 @@ def named_funcs(given: Any, argument: str, taken: Sequence[str] = ()) -> dict[st
     is no function, and for a name that occurs twice.
     """
     if isinstance(given, Mapping):
-        return {str(name): _named(func, argument)[1] for name, func in given.items()}
-    several = isinstance(given, Sequence) and not isinstance(given, str)
-    pairs = [_named(func, argument) for func in (given if several else [given])]
-    names = [*(name for name, _ in pairs), *taken]
-    if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-        raise UserError(
-            f"two reward functions have the same name, {twice[0]}: give each a __name__ of its own."
-        )
+        pairs = [(name, _named(func, argument)[1]) for name, func in given.items()]
+    else:
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        pairs = [_named(func, argument) for func in (given if several else [given])]
+    names = [name for name, _ in pairs]
+    for i, name in enumerate(names):
+        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+            raise UserError(
+                f"{argument} has a function with the name {shown(name)}, under which it cannot be "
+                f"logged: {_DICT}."
+            )
+        if name in names[:i]:
+            raise UserError(f"two reward functions have the same name, {name}: {_DICT}.")
+        if name in taken:
+            raise UserError(
+                f"{argument} has a function with the name {name}, which is that of a penalty of "
+                f"this run: {_DICT}."
+            )
     return dict(pairs)
 
 
@@ -55,7 +68,7 @@ def _named(func: Any, argument: str) -> tuple[str, RewardFunc]:
         return func, reward_func(func)
     if not callable(func):
         raise UserError(
-            f"{argument} has {func!r}, which is no function: pass functions, or names of "
+            f"{argument} has {shown(func)}, which is no function: pass functions, or names of "
             f"built-in ones."
         )
     return func_name(func), func

@@ -1,16 +1,12 @@
 """Arguments of a reward function, and its outcome for each completion."""
 
 import dataclasses
-import inspect
-import traceback
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
-from grpo_eqx.errors import RewardError, first_line
+from grpo_eqx.errors import RewardError
+from grpo_eqx.rewards.contract import Reading, reason_of
 
 _LONGEST_QUOTE = 60
 
@@ -84,62 +80,14 @@ Outcome = float | None | Failure
 
 def raised(error: BaseException) -> Failure:
     """Returns the failure of a function that raised an error."""
-    frames = traceback.extract_tb(error.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    said = first_line(error) if isinstance(error, Exception) else str(error)
-    return Failure(f"raised {type(error).__name__}: {said}{where}", error)
+    return Failure(reason_of(error), error)
 
 
-def checked(name: str, returned: Any, count: int, *, first: int = 0) -> list[Outcome]:
-    """Reads what a function returned for `count` completions, of which one is number `first`.
-
-    Raises `RewardError` where that is anything but a list with one number or `None` for each.
-    """
-    length = _length(returned)
-    if inspect.iscoroutine(returned):
-        returned.close()
-        raise RewardError(
-            f"reward function {name} returned a coroutine: write it as async def, and await what "
-            f"it calls."
-        )
-    if length != count:
-        got = repr(returned) if length is None else f"{length} value{'s' if length != 1 else ''}"
-        raise RewardError(
-            f"reward function {name} returned {got} for {count} "
-            f"completion{'s' if count > 1 else ''}: return a list "
-            f"with one float (or None) for each."
-        )
-    outcomes: list[Outcome] = []
-    for i, reward in enumerate(returned, first):
-        try:
-            if isinstance(reward, str | bytes):
-                raise TypeError("a string is no number")
-            number = None if reward is None else float(reward)
-        except (OverflowError, TypeError, ValueError) as error:
-            if inspect.iscoroutine(reward):
-                _close_all(returned)
-                raise RewardError(
-                    f"reward function {name} returned a coroutine for completion {i}: write it as "
-                    f"async def, and return await asyncio.gather(*those)."
-                ) from None
-            raise RewardError(
-                f"reward function {name} returned {reward!r} for completion {i}: return a float, "
-                f"or None where it does not apply."
-            ) from error
-        finite = number is None or np.isfinite(number)
-        outcomes.append(number if finite else Failure(f"returned {reward!r}"))
-    return outcomes
+def broken(name: str, how: object) -> RewardError:
+    """Returns the error of a function that broke its contract."""
+    return RewardError(f"reward function {name} {how}")
 
 
-def _length(returned: Any) -> int | None:
-    """Returns the length of a list, a tuple or an array of any library; `None` of anything else."""
-    if isinstance(returned, Sequence):
-        return len(returned)
-    return len(returned) if hasattr(returned, "__array__") and np.ndim(returned) > 0 else None
-
-
-def _close_all(rewards: Sequence[Any]) -> None:
-    """Closes coroutines that nobody will await, of which Python would warn."""
-    for reward in rewards:
-        if inspect.iscoroutine(reward):
-            reward.close()
+def outcomes_of(readings: Sequence[Reading]) -> list[Outcome]:
+    """Returns what a function returned, as it was read, as outcomes."""
+    return [Failure(each) if isinstance(each, str) else each for each in readings]

@@ -9,10 +9,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import RewardError, RewardFailureError, UserError
+from grpo_eqx.errors import RewardError, RewardFailureError, UserError, first_line
 from grpo_eqx.rewards.async_calls import AsyncCalls
+from grpo_eqx.rewards.contract import BrokenContractError, read_rewards
 from grpo_eqx.rewards.limits import RewardLimits, is_async, is_plain
-from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, checked, raised
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of, raised
 from grpo_eqx.rewards.workers import WorkerPool
 
 RewardFunc = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
@@ -275,29 +276,40 @@ def _call(name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: boo
     If that raises, a call for each completion finds out for which it does, up to the first if the
     run stops there.
     """
-    try:
-        returned = func(**samples.arguments())
-    except RewardError as error:
-        if stop_at_failure:  # it says itself what is wrong
-            raise RewardError(f"reward function {name}: {error}") from error
-        failure = raised(error)
-    except (Exception, SystemExit) as error:
-        failure = raised(error)
-    else:
-        return checked(name, returned, len(samples))
+    together = _outcomes_of_call(name, func, samples)
+    if not isinstance(together, Failure):
+        return together
+    if stop_at_failure and isinstance(together.cause, RewardError):  # it says itself what is wrong
+        raise RewardError(
+            f"reward function {name}: {first_line(together.cause)}"
+        ) from together.cause
     outcomes: list[Outcome] = []
     for i in range(len(samples)):
-        try:
-            returned = func(**samples.one(i).arguments())
-        except (Exception, SystemExit) as error:
-            outcomes.append(raised(error))
-            if stop_at_failure:
-                break
-        else:
-            outcomes += checked(name, returned, 1, first=i)
+        alone = _outcomes_of_call(name, func, samples.one(i), first=i)
+        outcomes += [alone] if isinstance(alone, Failure) else alone
+        if stop_at_failure and isinstance(alone, Failure):
+            break
     if stop_at_failure and not any(isinstance(outcome, Failure) for outcome in outcomes):
         raise RewardFailureError(
-            f"reward function {name} {failure.reason} for {len(samples)} completions together, "
+            f"reward function {name} {together.reason} for {len(samples)} completions together, "
             f"though for none of them alone."
-        ) from failure.cause
+        ) from together.cause
     return outcomes
+
+
+def _outcomes_of_call(
+    name: str, func: RewardFunc, samples: Samples, *, first: int = 0
+) -> list[Outcome] | Failure:
+    """Calls a function for completions, of which one is number `first`; a failure is that of all.
+
+    Ctrl-C passes, and nothing else that is raised, such as by `sys.exit`.
+    """
+    try:
+        returned = func(**samples.arguments())
+        return outcomes_of(read_rewards(returned, len(samples), first=first))
+    except BrokenContractError as error:
+        raise broken(name, error) from error.__cause__
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return raised(error)

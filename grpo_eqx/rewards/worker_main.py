@@ -1,17 +1,42 @@
 """A process that calls reward functions for a run.
 
-It runs as a script and imports nothing of this package, which would bring JAX along: a worker is
-small, starts soon, and touches no accelerator.
+It runs as a script, and loads two files of this package without the package, which would bring JAX
+along: a worker is small, starts soon, and touches no accelerator.
 """
 
+import importlib.util
 import json
 import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+_LONGEST_TRACEBACK = 20_000
+
+
+def _load(name: str) -> ModuleType:
+    """Loads a file of this package by its name there, without the package."""
+    parts = name.split(".")[1:]
+    path = Path(__file__).parents[1].joinpath(*parts).with_suffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if TYPE_CHECKING:
+    from grpo_eqx.rewards import contract
+else:
+    _load("grpo_eqx.errors")  # which the other imports
+    contract = _load("grpo_eqx.rewards.contract")
+    del sys.modules["grpo_eqx.errors"], sys.modules["grpo_eqx.rewards.contract"]
 
 
 def main(fd: int) -> None:
@@ -28,36 +53,20 @@ def main(fd: int) -> None:
     _reply(connection, ready=True)
     while True:
         try:
-            name, arguments = connection.recv()
+            name, index, arguments = connection.recv()
         except EOFError:
             return
-        _reply(connection, **_called(funcs[name], arguments))
+        _reply(connection, **_called(funcs[name], arguments, index))
 
 
-def _called(func: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _called(func: Callable[..., Any], arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
     try:
-        returned = func(**arguments)
-        if isinstance(returned, str) or not (
-            isinstance(returned, Sequence) or type(returned).__name__ == "ndarray"
-        ):
-            return {"no_list": repr(returned)}
-        return {"returned": [_plain(reward) for reward in returned]}
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        said = (str(error).strip() or "no reason given").splitlines()[0]
-        where = f"{os.path.basename(frame.filename)}, line {frame.lineno}"
-        reason = f"raised {type(error).__name__}: {said} ({where})"
-        return {"raised": reason, "traceback": traceback.format_exc()}
-
-
-def _plain(reward: Any) -> float | str | None:
-    """Returns a reward as JSON can hold it; a text stands for what is no number."""
-    if reward is None:
-        return None
-    try:
-        return float(reward)
-    except (TypeError, ValueError):
-        return str(reward)
+        return {"rewards": contract.read_rewards(func(**arguments), 1, first=index)}
+    except contract.BrokenContractError as error:
+        return {"broken": str(error)}
+    except BaseException as error:  # among them sys.exit, of which the process would end
+        said = "".join(traceback.format_exception(error))
+        return {"raised": contract.reason_of(error), "traceback": said[-_LONGEST_TRACEBACK:]}
 
 
 def _reply(connection: "Connection[Any, Any]", **reply: Any) -> None:

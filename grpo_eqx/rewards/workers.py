@@ -18,7 +18,7 @@ from typing import Any
 
 from grpo_eqx.errors import RewardError, UserError, first_line
 from grpo_eqx.rewards.limits import RewardLimits
-from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, checked
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of
 
 _WORKER = Path(__file__).with_name("worker_main.py")
 _GUARDIAN = Path(__file__).with_name("guardian_main.py")
@@ -143,7 +143,7 @@ class WorkerPool:
                 reply = worker.reply()
                 if reply is not None:
                     if index is not None:
-                        settled[index] = _read(name, reply, index)
+                        settled[index] = _read(name, reply)
                     continue
                 reason = f"lost its process ({self._end(worker)})"
             elif worker.deadline <= time.monotonic():
@@ -198,7 +198,7 @@ class _Worker:
         self.index, self.seconds, self.calls = index, seconds, self.calls + 1
         self.deadline = math.inf if seconds is None else time.monotonic() + seconds
         with contextlib.suppress(OSError):  # it has died, which `reply` finds out
-            self.connection.send((name, samples.one(index).arguments()))
+            self.connection.send((name, index, samples.one(index).arguments()))
 
     def reply(self) -> dict[str, Any] | None:
         """Returns what the worker replied, after which it is idle; `None` if it has died."""
@@ -255,15 +255,12 @@ class _Guardian:
             self.process.communicate()
 
 
-def _read(name: str, reply: Mapping[str, Any], index: int) -> Outcome:
+def _read(name: str, reply: Mapping[str, Any]) -> Outcome:
     if "raised" in reply:
         return Failure(reply["raised"], WorkerError(reply["traceback"]))
-    if "no_list" in reply:
-        raise RewardError(
-            f"reward function {name} returned {reply['no_list']} for completion {index}: return a "
-            f"list with one float (or None) for each completion; a worker has one at a time."
-        )
-    return checked(name, reply["returned"], 1, first=index)[0]
+    if "broken" in reply:
+        raise broken(name, reply["broken"])
+    return outcomes_of(reply["rewards"])[0]
 
 
 def _by_reference(name: str, func: Callable[..., Any]) -> bytes:

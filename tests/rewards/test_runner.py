@@ -115,7 +115,7 @@ def test_rewards_are_joined_and_picked_by_prompt() -> None:
         ([1.0, 0.0, float("inf"), 0.0], r"bad returned inf for completion 2"),
         ([1.0, 0.0, 0.0, "yes"], r"bad returned 'yes' for completion 3"),
         ([1.0, 0.0, "1.0", 0.0], r"bad returned '1\.0' for completion 2"),
-        ("1010", r"bad returned '1' for completion 0"),
+        ("1010", r"bad returned '1010' for 4 completions"),
     ],
 )
 def test_a_broken_contract_names_function_and_row(returned: Any, message: str) -> None:

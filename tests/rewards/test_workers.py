@@ -116,7 +116,7 @@ def test_the_first_failure_can_end_the_batch(reward_module: ModuleType) -> None:
     ("name", "message"),
     [
         ("wrong_number", "func returned 2 values for 1 completion:"),
-        ("no_list", r"func returned 3\.0 for completion 0"),
+        ("no_list", r"func returned 3\.0 for 1 completion:"),
         ("faulty", "func returned 'yes' for completion 0"),
     ],
 )

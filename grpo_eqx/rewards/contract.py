@@ -1,0 +1,135 @@
+"""Contract of reward functions: how their returns are read, in this process and in workers.
+
+Workers load this file without the package, which would bring JAX along: it imports nothing of it
+but `grpo_eqx.errors`.
+"""
+
+import inspect
+import itertools
+import math
+import os
+import re
+from collections.abc import Sequence
+from numbers import Number
+from typing import Any
+
+from grpo_eqx.errors import first_line, shown
+
+Reading = float | None | str
+"""A finite reward, `None` where the function does not apply, or why it has failed."""
+
+_TEXTS = str, bytes, bytearray, memoryview
+_NUMERIC = re.compile(r"(?<![a-z])(bool(ean)?|u?int|b?float)(?![a-z])", re.IGNORECASE)
+"""Names of dtypes whose arrays hold rewards, among all that NumPy, JAX, torch and pandas have."""
+
+
+class BrokenContractError(Exception):
+    """A function did not return a list of rewards; continues a sentence about the function."""
+
+
+def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading]:
+    """Reads what a function returned for `count` completions, of which one is number `first`.
+
+    Raises `BrokenContractError` where that is anything but a list, a tuple or an array of any
+    library, with one number or `None` for each. A number that no finite float holds is a failure.
+    """
+    if inspect.iscoroutine(returned):
+        returned.close()
+        raise BrokenContractError(
+            "returned a coroutine: write it as async def, and await what it calls."
+        )
+    rewards = _entries(returned, count)
+    if rewards is None or len(rewards) != count:
+        got = shown(returned) if rewards is None else _number_of_values(returned, rewards)
+        raise BrokenContractError(
+            f"returned {got} for {count} completion{'s' if count > 1 else ''}: return a list with "
+            f"one float (or None) for each."
+        )
+    try:
+        return [_reading(reward, i) for i, reward in enumerate(rewards, first)]
+    except BrokenContractError:
+        for reward in filter(inspect.iscoroutine, rewards):  # of which Python would warn
+            reward.close()
+        raise
+
+
+def reason_of(error: BaseException) -> str:
+    """Describes what a function raised, as the continuation of a sentence about the function."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = ""
+    if trace is not None:
+        file = os.path.basename(trace.tb_frame.f_code.co_filename)
+        where = f" ({file}, line {trace.tb_lineno})"
+    return f"raised {type(error).__name__}: {first_line(error)}{where}"
+
+
+def _entries(returned: Any, count: int) -> list[Any] | None:
+    """Lists what was returned, up to one entry too many; `None` where that is no list."""
+    try:
+        if _is_array(returned):
+            returned = list(_as_python(returned))
+        if isinstance(returned, _TEXTS) or not isinstance(returned, Sequence):
+            return None
+        return list(itertools.islice(returned, count + 1))
+    except Exception as error:
+        raise BrokenContractError(
+            f"returned {shown(returned)}, which cannot be read ({type(error).__name__}: "
+            f"{first_line(error)}): return a list with one float (or None) for each completion."
+        ) from error
+
+
+def _number_of_values(returned: Any, rewards: list[Any]) -> str:
+    try:
+        number = max(len(returned), len(rewards))
+    except Exception:
+        number = len(rewards)
+    return f"{number} value{'' if number == 1 else 's'}"
+
+
+def _reading(reward: Any, index: int) -> Reading:
+    value = reward
+    try:
+        if _is_array(value):  # as libraries' scalars are
+            value = _as_python(value)
+        if value is None:
+            return None
+        if isinstance(value, _TEXTS) or (_is_array(value) and not _holds_numbers(value)):
+            raise TypeError("neither a text nor a complex array is a number")
+        number = float(value)
+    except (ArithmeticError, ValueError) as error:
+        if isinstance(value, Number):  # that no float holds
+            return f"returned {shown(value)}"
+        raise _no_number(reward, index) from error
+    except Exception as error:
+        raise _no_number(reward, index) from error
+    return number if math.isfinite(number) else f"returned {shown(reward)}"
+
+
+def _no_number(reward: Any, index: int) -> BrokenContractError:
+    if inspect.iscoroutine(reward):
+        return BrokenContractError(
+            f"returned a coroutine for completion {index}: write it as async def, and return await "
+            f"asyncio.gather(*those)."
+        )
+    return BrokenContractError(
+        f"returned {shown(reward)} for completion {index}: return a float, or None where it does "
+        f"not apply."
+    )
+
+
+def _is_array(value: Any) -> bool:
+    """Returns whether a value is an array or a scalar of NumPy, JAX, torch or their like."""
+    return getattr(type(value), "__array__", None) is not None
+
+
+def _as_python(array: Any) -> Any:
+    """Returns an array of numbers as Python's own, where it can be."""
+    can = _holds_numbers(array) and getattr(type(array), "tolist", None) is not None
+    return array.tolist() if can else array
+
+
+def _holds_numbers(array: Any) -> bool:
+    """Returns whether an array holds real numbers, to judge by the name of its dtype."""
+    return _NUMERIC.search(str(getattr(array, "dtype", ""))) is not None
