@@ -10,6 +10,8 @@ from typing import Any, get_args
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.rotary import SCALINGS, RopeScaling
+from grpo_eqx.plain_data import brief
+from grpo_eqx.read_files import read_object
 
 _COMPUTED: dict[str, Any] = {
     "mlp_bias": False,
@@ -64,18 +66,24 @@ _WITHOUT_EFFECT = frozenset({
     "begin_suppress_tokens", "remove_invalid_values", "exponential_decay_length_penalty",
 })  # fmt: skip
 
+_MOST_PARTS = 10_000
+"""Layers, and experts of a layer, that a model may have."""
+_LARGEST = 2**31 - 1
 _SHOWN = 200
 """Maximum number of characters of a refused value in its message."""
 
 
 def read_fields(path: str | Path) -> dict[str, Any]:
-    """Reads a `config.json`; raises `UserError` where it is none."""
-    try:
-        fields = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not a readable config.json: {error}.") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{path} is not a readable config.json: it is not a JSON object.")
+    """Reads a `config.json`; raises `UserError` where it is none, or has too many layers."""
+    fields = read_object(Path(path))
+    # Before they are listed one by one.
+    for name in ("num_hidden_layers", "num_experts", "num_local_experts"):
+        number = fields.get(name)
+        if type(number) is int and number > _MOST_PARTS:
+            raise UserError(
+                f"{path}: {name}={brief(number)} is not at most {_MOST_PARTS:,}: correct it, or "
+                f"use another model."
+            )
     return fields
 
 
@@ -136,15 +144,15 @@ def _rope(fields: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         other = each.get("rope_theta")
         if other is not None and other != taken:
             raise UserError(
-                f"{path}: rope_theta is {taken!r} in one place and {other!r} in another: keep the "
-                "one that the model was trained with."
+                f"{path}: rope_theta is {brief(taken)} in one place and {brief(other)} in another: "
+                "keep the one that the model was trained with."
             )
     scalings = {each: _rope_scaling(fields, each, path) for each, fields in ropes.items() if fields}
     for each, scaling in scalings.items():
         if scaling != scalings[name]:
             raise UserError(
-                f"{path}: {each}={ropes[each]!r} is not {name}={rope!r}: keep the one that the "
-                f"model was trained with, or use another model."
+                f"{path}: {each}={brief(ropes[each], _SHOWN)} is not {name}={brief(rope, _SHOWN)}: "
+                f"keep the one that the model was trained with, or use another model."
             )
     return {"rope_theta": taken, "rope_scaling": scalings.get(name)}
 
@@ -185,8 +193,10 @@ def _check_value(path: str | Path, name: str, kind: Any, value: Any) -> None:
     else:
         right = (type(value) is int and value > 0) or (value is None and kind is not int)
         wanted = "a whole number above 0"
+        if right and value is not None and value > _LARGEST:
+            right, wanted = False, "at most 2^31 - 1"
     if not right:
-        raise UserError(f"{path}: {name}={value!r} is not {wanted}.")
+        raise UserError(f"{path}: {name}={brief(value)} is not {wanted}.")
 
 
 def _layer_types(types: Any, path: str | Path) -> tuple[str, ...]:
@@ -196,9 +206,7 @@ def _layer_types(types: Any, path: str | Path) -> tuple[str, ...]:
 
 
 def _unsupported(path: str | Path, name: str, value: Any, wanted: str) -> UserError:
-    found = repr(value)
-    found = found if len(found) <= _SHOWN else f"{found[:_SHOWN]}..."
     return UserError(
-        f"{path}: {name}={found} is not supported, only {wanted}: set it so in the file if the "
-        "model does not depend on it, or use another model."
+        f"{path}: {name}={brief(value, _SHOWN)} is not supported, only {wanted}: set it so in the "
+        "file if the model does not depend on it, or use another model."
     )

@@ -11,6 +11,7 @@ from grpo_eqx.models.architecture import Architecture, ExpertsShape, LayerKind
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.config_fields import FULL, WINDOWED, read_fields, used_fields
 from grpo_eqx.models.rotary import Rope, RopeScaling
+from grpo_eqx.plain_data import brief
 
 
 def _unchanged(fields: dict[str, Any]) -> dict[str, Any]:
@@ -168,7 +169,7 @@ class DecoderConfig(ModelConfig):
         form, fields = cls.file_format, read_fields(path)
         found = fields.get("model_type")
         if found != form.model_type:
-            raise UserError(f"{path}: model_type={found!r} is not {form.model_type!r}.")
+            raise UserError(f"{path}: model_type={brief(found)} is not {form.model_type!r}.")
         try:
             fields = form.read(fields)
         except (TypeError, ValueError, ArithmeticError, AttributeError) as error:

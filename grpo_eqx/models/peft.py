@@ -10,18 +10,21 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line
 from grpo_eqx.models.base import CausalLM, parameter_name
 from grpo_eqx.models.layers import Linear
-from grpo_eqx.models.lora import Lora, with_adapters
+from grpo_eqx.models.lora import Lora, linear_names, with_adapters
+from grpo_eqx.models.tensor_files import ADAPTER
+from grpo_eqx.plain_data import are_all, brief, field
 from grpo_eqx.prng import make_key
+from grpo_eqx.read_files import open_tensors, read_object, reading
 from grpo_eqx.sharding.arrays import fetch
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG, WEIGHTS = "adapter_config.json", ADAPTER
 _PREFIX = "base_model.model."
 _PLAIN: Mapping[str, Any] = {
     "peft_type": "LORA",
@@ -41,6 +44,7 @@ _PLAIN: Mapping[str, Any] = {
     "lora_bias": False,
 }
 """Supported values of fields that would change what an adapter computes."""
+_MERGE = "merge the adapter with PEFT, and use the model"
 _UNCHANGED_BASE = (True, False, None, "gaussian", "orthogonal", "eva")
 """Values of `init_lora_weights` with which PEFT leaves the weights beneath as they are."""
 
@@ -58,38 +62,34 @@ class SavedAdapter:
     def read(cls, folder: Path) -> "SavedAdapter":
         """Reads `adapter_config.json`; raises `UserError` for what is not supported."""
         path = folder / CONFIG
-        try:
-            fields = json.loads(path.read_text())
-            rank, alpha = int(fields["r"]), float(fields["lora_alpha"])
-            targets, base = fields["target_modules"], fields["base_model_name_or_path"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"{path} is no config of a LoRA adapter: {error!r}.") from error
+        called, fields = str(path), read_object(path)
+        rank, alpha = (field(fields, "r", int, called), field(fields, "lora_alpha", float, called))
         if rank < 1 or not math.isfinite(alpha):
-            raise UserError(f"{path} has r={rank} and lora_alpha={alpha}: it is damaged.")
-        if fields.get("init_lora_weights") not in _UNCHANGED_BASE:
             raise UserError(
-                f"{path}: init_lora_weights={fields['init_lora_weights']!r} changes the model "
-                f"beneath, which is not supported: merge the adapter with PEFT, and use the model."
+                f"{path} has r={brief(rank)} and lora_alpha={alpha}: copy the adapter again."
             )
-        if fields.get("revision"):
-            base = f"{base}@{fields['revision']}"
+        base = field(fields, "base_model_name_or_path", str, called)
+        if revision := field(fields, "revision", str, called, ""):
+            base = f"{base}@{revision}"
+        init = fields.get("init_lora_weights")
+        if init is not None and init not in _UNCHANGED_BASE:
+            raise UserError(
+                f"{path}: init_lora_weights={brief(init)} changes the model beneath, which is not "
+                f"supported: {_MERGE}."
+            )
         for name, value in _PLAIN.items():
             if (fields.get(name) or value) != value:
                 raise UserError(
-                    f"{path}: {name}={fields[name]!r} is not supported, only {value!r}: merge the "
-                    f"adapter with PEFT, and use the model."
+                    f"{path}: {name}={brief(fields[name])} is not supported, only {value!r}: "
+                    f"{_MERGE}."
                 )
-        if not isinstance(targets, list) or not all(isinstance(x, str) for x in targets):
-            raise UserError(
-                f"{path}: target_modules={targets!r} is not supported, only a list of names."
-            )
         lora = Lora(
             rank=rank,
             alpha=alpha,
-            target=tuple(sorted({name.rsplit(".", 1)[-1] for name in targets})),
-            rank_stabilized=bool(fields.get("use_rslora")),
+            target=_targets(path, fields.get("target_modules")),
+            rank_stabilized=field(fields, "use_rslora", bool, called, False),
         )
-        return cls(folder, str(base), lora)
+        return cls(folder, base, lora)
 
     def added_to(self, model: CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
         """Returns the model with this adapter, sharded over the mesh as the model is.
@@ -97,12 +97,8 @@ class SavedAdapter:
         Raises `UserError` for targets that the model does not have, and `WeightsError`, naming the
         tensor, where one is missing, unexpected or of another shape.
         """
-        try:
-            adapted = jax.eval_shape(
-                lambda model: with_adapters(model, self.lora, make_key(0)), model
-            )
-        except UserError as error:
-            raise UserError(f"{self.folder / CONFIG} is of another model: {error}") from error
+        self._check_targets(model)
+        adapted = jax.eval_shape(lambda model: with_adapters(model, self.lora, make_key(0)), model)
         expected = {
             _tensor_name(adapted, name, layer): _turned(name, np.empty(stack.shape[1:])).shape
             for name, stack in _stacks(adapted)
@@ -115,7 +111,7 @@ class SavedAdapter:
             if shape != found:
                 raise WeightsError(
                     f"{self.folder / WEIGHTS}: tensor {name!r} is {found}, and this model needs "
-                    f"{shape}: the adapter was trained on another model than {self.base!r} is now."
+                    f"{shape}: {self._why(name, shape, found)}."
                 )
 
         frozen = {parameter_name(path): x for path, x in jax.tree.leaves_with_path(model)}
@@ -135,19 +131,74 @@ class SavedAdapter:
 
         return jax.tree.map_with_path(load, adapted, adapted.trainable, adapted.shardings(mesh))
 
+    def _check_targets(self, model: CausalLM) -> None:
+        """Refuses targets and ranks that this model has not, or that are not supported in it."""
+        path, known = self.folder / CONFIG, linear_names(model)
+        others = [name for name in self.lora.target or () if name not in known]
+        for name in others:
+            if name not in _module_names(model):
+                raise UserError(
+                    f"{path} is of another model: target_modules has {name!r}, which this model "
+                    f"does not have, but {', '.join(known)}: name the right one in "
+                    f"base_model_name_or_path."
+                )
+        if others:
+            raise UserError(
+                f"{path}: target_modules has {others[0]!r}, and adapters of other modules than "
+                f"{', '.join(known)} are not supported: {_MERGE}."
+            )
+        for name in self.lora.target or known:
+            rows, columns = getattr(model.layers, name).weight.shape[-2:]
+            if self.lora.rank > min(rows, columns):
+                raise UserError(
+                    f"{path}: r is {self.lora.rank}, and {name} has a matrix of {rows} x "
+                    f"{columns}: ranks above the sizes of a matrix are not supported: {_MERGE}."
+                )
+
+    def _why(self, name: str, expected: tuple[int, ...] | str, found: tuple[int, ...] | str) -> str:
+        """Returns why a tensor is not as expected, with the fix, as a clause."""
+        if found == "missing":
+            return f"{WEIGHTS} and {CONFIG} are of two adapters, or it was cut off; copy it again"
+        if expected == "none":
+            return f"{WEIGHTS} and {CONFIG} are of two adapters, or it has more; {_MERGE}"
+        longer = slice(0, 1) if name.endswith("lora_B.weight") else slice(1, 2)
+        if len(found) == 2 and found[longer] == expected[longer]:
+            return f"{CONFIG} says r={self.lora.rank}; copy both files of one adapter"
+        return f"the adapter was trained on another model than {self.base!r} is now"
+
     def _read_tensors(self) -> dict[str, np.ndarray]:
         path = self.folder / WEIGHTS
         if not path.exists():
             raise WeightsError(f"{self.folder} has no {WEIGHTS}: only safetensors are loaded.")
-        try:
-            with safe_open(path, framework="numpy") as file:
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise WeightsError(f"{path} cannot be read: {first_line(error)}.") from error
+        with open_tensors(path) as file, reading(str(path)):
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
             if not np.isfinite(tensor.astype(np.float32)).all():
                 raise WeightsError(f"{path}: tensor {name!r} has numbers that are not finite.")
         return tensors
+
+
+def _targets(path: Path, targets: Any) -> tuple[str, ...]:
+    """Returns the names of the linear maps that have an adapter in every layer."""
+    if not targets or not isinstance(targets, list) or not are_all(targets, str):
+        raise UserError(
+            f"{path}: target_modules={brief(targets)} is not supported, only a list of names: "
+            f"{_MERGE}."
+        )
+    for name in targets:
+        if any(part.isdigit() for part in name.split(".")):
+            raise UserError(
+                f"{path}: target_modules has {name!r}, the module of one layer, and adapters of "
+                f"some layers are not supported: {_MERGE}."
+            )
+    return tuple(sorted({name.rsplit(".", 1)[-1] for name in targets}))
+
+
+def _module_names(model: CausalLM) -> set[str]:
+    """Returns the names of a model's modules, as transformers has them."""
+    names = [parameter_name(path) for path, _ in jax.tree.leaves_with_path(model)]
+    tensors = [model.tensor_name(name, *[0] * model.tensor_form(name).stacked) for name in names]
+    return {"lm_head", *(part for tensor in tensors for part in tensor.split("."))}
 
 
 def save_adapter(model: CausalLM, folder: Path, base: str) -> None:
@@ -194,10 +245,10 @@ def _config(model: CausalLM, base: str) -> dict[str, Any]:
 def _adapted(model: CausalLM) -> dict[str, Linear]:
     """Returns the linear maps with an adapter by their names."""
     found = {}
-    for field in dataclasses.fields(model.layers):
-        linear = getattr(model.layers, field.name)
-        if isinstance(linear, Linear) and linear.adapter is not None:
-            found[field.name] = linear
+    for name in linear_names(model):
+        linear = getattr(model.layers, name)
+        if linear.adapter is not None:
+            found[name] = linear
     return found
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from grpo_eqx.config import EMBEDDED_MODEL
@@ -21,16 +21,15 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models import peft
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
-from grpo_eqx.models.hub import HubName, download, downloaded, failed_download
+from grpo_eqx.models.hub import HubName, download, downloaded
 from grpo_eqx.models.lora import Lora, linear_names_of
 from grpo_eqx.models.registry import init_model, published_config, read_config
+from grpo_eqx.models.tensor_files import INDEX, open_all
 from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.sharding.mesh import AutoMesh
 
 _ASSETS = Path(__file__).parent.parent / "assets"
-_INDEX = "model.safetensors.index.json"
-_SINGLE_FILE = "model.safetensors"
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
 _FLOATS = "F64", "F32", "F16", "BF16"
@@ -212,11 +211,12 @@ def from_pretrained(
         folder = model_folder(name_or_path)
     if (folder / peft.CONFIG).exists():
         saved = peft.SavedAdapter.read(folder)
+        _refuse_adapter_beneath(saved)
         return saved.added_to(from_pretrained(saved.base, mesh, dtype), mesh)
     config = read_config(folder / "config.json")
     template = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
     with ExitStack() as stack:
-        tensors = _open_tensors(folder, stack)
+        tensors = open_all(folder, stack)
         _check_tensors(folder, template, tensors)
 
         def load(
@@ -241,6 +241,16 @@ def from_pretrained(
             return jax.make_array_from_callback(leaf.shape, sharding, read)
 
         return jax.tree.map_with_path(load, template, template.shardings(mesh))
+
+
+def _refuse_adapter_beneath(saved: peft.SavedAdapter) -> None:
+    """Refuses adapters of a model that has some too, which may be the adapter's own folder."""
+    if (Path(saved.base) / peft.CONFIG).exists():
+        raise UserError(
+            f"{saved.folder / peft.CONFIG}: base_model_name_or_path is {saved.base!r}, which is an "
+            f"adapter too: merge that into its model with grpo-eqx export --merge, and name the "
+            f"merged model."
+        )
 
 
 def _part(
@@ -303,7 +313,7 @@ def save_pretrained(
         folder.mkdir(parents=True, exist_ok=True)
         config = {**model.config.to_json(), "torch_dtype": dtype.name}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-        stale = [*folder.glob("model*.safetensors"), folder / _INDEX]
+        stale = [*folder.glob("model*.safetensors"), folder / INDEX]
         for path in [*stale, folder / peft.CONFIG, folder / peft.WEIGHTS]:
             path.unlink(missing_ok=True)
     if base is not None and model.has_adapters:
@@ -322,7 +332,7 @@ def save_pretrained(
     total = sum(x.size for group in groups for x in group.values()) * dtype.itemsize
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     if is_main():
-        (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n")
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,70 +390,10 @@ def _write_file(path: Path, slots: Mapping[str, _Slot], dtype: np.dtype) -> None
         path.chmod((path.parent / "config.json").stat().st_mode)  # safetensors: the owner's alone
 
 
-def _open_tensors(folder: Path, stack: ExitStack) -> dict[str, Any]:
-    """Opens every tensor in the folder's safetensors files, as slices to be read lazily."""
-    if (folder / _INDEX).exists():
-        try:
-            files = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(
-                f"{folder / _INDEX} is not an index of tensors: {error!r}."
-            ) from error
-    else:
-        files = [_SINGLE_FILE]
-    tensors: dict[str, Any] = {}
-    for file in files:
-        path = folder / file
-        if not path.exists():
-            pickles = sorted(p.name for p in folder.glob("*.bin"))
-            if pickles:
-                raise WeightsError(
-                    f"{folder} has no {file}, and {pickles[0]} is a pickle, which is never loaded: "
-                    f"load it with transformers, and write it with save_pretrained."
-                )
-            if file != _SINGLE_FILE:
-                raise WeightsError(
-                    f"{folder} has no {file}, which {_INDEX} names: copy or download it again."
-                )
-            raise WeightsError(f"{folder} has no {file}: only safetensors are loaded.")
-        try:
-            handle = stack.enter_context(safe_open(path, framework="numpy"))
-        except SafetensorError as error:
-            raise WeightsError(f"{path} cannot be read: {_what_is_wrong(path, error)}.") from error
-        tensors.update({name: handle.get_slice(name) for name in handle.keys()})  # noqa: SIM118
-    return tensors
-
-
-def _what_is_wrong(path: Path, error: SafetensorError) -> str:
-    return failed_download(path) or _truncation(path) or f"{error}; download it again"
-
-
-def _truncation(path: Path) -> str | None:
-    """Describes the first tensor that a truncated safetensors file cuts off, as a clause."""
-    size = path.stat().st_size
-    try:
-        with path.open("rb") as file:
-            header_size = int.from_bytes(file.read(8), "little")
-            # Not a header size: the file is something else, such as a git-lfs pointer.
-            header = json.loads(file.read(header_size)) if header_size < size else None
-    except ValueError:
-        return None
-    if not isinstance(header, dict):
-        return None
-    ends = [
-        (8 + header_size + entry["data_offsets"][1], name)
-        for name, entry in header.items()
-        if name != "__metadata__"
-    ]
-    missing = [(end, name) for end, name in sorted(ends) if end > size]
-    if not missing:
-        return None
-    return f"it ends at byte {size}, inside tensor {missing[0][1]!r}; download it again"
-
-
 def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any]) -> None:
-    expected = {name: slot.shape for name, slot in _tensors(template)}
-    for name, shape in expected.items():
+    known = set[str]()
+    for name, slot in _tensors(template):  # which may be many more than there are
+        known.add(name)
         if name not in tensors:
             raise WeightsError(
                 f"{folder}: tensor {name!r} is missing{_reason_missing(name, tensors)}."
@@ -454,11 +404,10 @@ def _check_tensors(folder: Path, template: CausalLM, tensors: Mapping[str, Any])
                 f"supported."
             )
         found = tuple(tensors[name].get_shape())
-        if found != shape:
+        if found != slot.shape:
             raise WeightsError(
-                f"{folder}: tensor {name!r} has shape {found}, but config.json says {shape}."
+                f"{folder}: tensor {name!r} has shape {found}, but config.json says {slot.shape}."
             )
-    known = {*expected}
     head = template.tensor_name("lm_head")
     if template.config.tie_word_embeddings and head in tensors:
         _check_tied_head(folder, tensors, head, template.tensor_name("embed_tokens"))

@@ -18,6 +18,7 @@ from grpo_eqx.models.families.mistral import MistralConfig
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.families.qwen3 import Qwen3Config
 from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig
+from grpo_eqx.plain_data import brief
 
 
 class Family(NamedTuple):
@@ -63,7 +64,7 @@ def read_config(path: str | Path) -> ModelConfig:
     kind = read_fields(path).get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
-            f"{path}: model_type={kind!r} is not supported, only {', '.join(FAMILIES)}: use a "
+            f"{path}: model_type={brief(kind)} is not supported, only {', '.join(FAMILIES)}: use a "
             f"model of one of these."
         )
     return FAMILIES[kind].config.from_json(path)

@@ -10,7 +10,9 @@ import pytest
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.families.qwen2 import Qwen2Config
+from grpo_eqx.models.registry import read_config
 from grpo_eqx.models.rotary import YarnScaling
+from grpo_eqx.plain_data import brief
 
 SIZES = {
     "0.5B": (896, 4864, 24, 14, 2),
@@ -433,7 +435,28 @@ def test_two_bases_are_refused(tmp_path: Path, fields: dict[str, Any]):
 )
 def test_a_value_of_the_wrong_type_is_refused(tmp_path: Path, name: str, value: Any, wanted: str):
     message = refusal(tmp_path, {**AN_INSTRUCT, name: value})
-    assert message.endswith(f": {name}={value!r} is not {wanted}.")
+    assert message.endswith(f": {name}={brief(value)} is not {wanted}.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 is not at most 10"),
+        ({"num_hidden_layers": 10**400}, "is not at most 10,000"),
+        ({"hidden_size": 10**12}, r"hidden_size=1000000000000 is not at most 2\^31"),
+        ({"vocab_size": 10**12}, r"vocab_size=1000000000000 is not at most 2\^31"),
+        ({"use_sliding_window": True, "num_hidden_layers": 10**9}, "at most 10,000"),
+        ({"model_type": "gemma3_text", "num_hidden_layers": 10**9}, "at most 10,000"),
+        ({"model_type": "qwen3_moe", "num_experts": 10**9}, "at most 10,000"),
+    ],
+)
+def test_sizes_that_no_model_has_are_refused_at_once(
+    tmp_path: Path, changes: dict[str, Any], message: str
+):
+    """Layers were listed one by one, for hours."""
+    (tmp_path / "config.json").write_text(json.dumps({**AN_INSTRUCT, **changes}))
+    with pytest.raises(UserError, match=message):
+        read_config(tmp_path / "config.json")
 
 
 def test_a_base_of_the_wrong_type_is_refused_inside_rope_parameters(tmp_path: Path):

@@ -262,9 +262,28 @@ def change(folder: Path, **fields: Any) -> None:
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save=\['lm_head'\] is not supported"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
         ({"target_modules": "all-linear"}, "only a list of names"),
-        ({"target_modules": ["c_attn"]}, "is of another model: lora_target names 'c_attn'"),
-        ({"r": None}, "is no config of a LoRA adapter"),
-        ({"r": 0}, "has r=0 and lora_alpha=6.0: it is damaged"),
+        ({"target_modules": ["c_attn"]}, "is of another model: target_modules has 'c_attn'"),
+        ({"r": None}, "r is None: expected a whole number"),
+        ({"r": 0}, "has r=0 and lora_alpha=6.0: copy"),
+        ({"r": 17}, "r is 17, and k_proj has a matrix of 16 x 32: ranks above"),
+        ({"r": "3"}, "r is '3': expected a whole number"),
+        ({"r": 10**5}, "r is 100000, and down_proj has a matrix"),
+        ({"lora_alpha": None}, "lora_alpha is None: expected a number"),
+        ({"base_model_name_or_path": None}, "base_model_name_or_path is None: expected a text"),
+        ({"use_rslora": "no"}, "use_rslora is 'no': expected true or false"),
+        ({"init_lora_weights": ["x"]}, "changes the model beneath"),
+        (
+            {"target_modules": ["lm_head", "q_proj"]},
+            "'lm_head', and adapters of other",
+        ),
+        ({"target_modules": ["model.embed_tokens"]}, "'embed_tokens', and adapters of other"),
+        ({"target_modules": ["input_layernorm"]}, "'input_layernorm', and adapters of other"),
+        ({"target_modules": ["layers.0.self_attn.q_proj"]}, "the module of one layer"),
+        ({"target_modules": []}, "only a list of names"),
+        ({"target_modules": [1]}, "only a list of names"),
+        ({"alpha_pattern": {"q_proj": 2}}, "alpha_pattern.*merge the adapter with PEFT"),
+        ({"layers_to_transform": [0]}, "layers_to_transform"),
+        ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' changes the model beneath"),
     ],
 )
@@ -277,6 +296,19 @@ def test_adapters_of_another_kind_are_refused(folder: Path, fields: Any, message
 def test_adapters_with_other_targets_than_their_config_says_are_refused(folder: Path):
     change(folder, target_modules=["q_proj"])
     with pytest.raises(WeightsError, match=r"down_proj.lora_A.weight' is \(3, 48\), and .* none"):
+        from_pretrained(folder)
+
+
+def test_adapters_of_another_rank_than_their_config_says_are_refused(folder: Path):
+    change(folder, r=4)
+    with pytest.raises(WeightsError, match=r"adapter_config.json says r=4; copy both files of one"):
+        from_pretrained(folder)
+
+
+def test_adapters_of_an_adapter_are_refused(folder: Path, tmp_path: Path):
+    """Their own folder is one, which was read for ever."""
+    change(folder, base_model_name_or_path=str(folder))
+    with pytest.raises(UserError, match="which is an adapter too: merge that into its model"):
         from_pretrained(folder)
 
 

@@ -194,6 +194,61 @@ def test_an_index_that_is_no_index_is_named(sharded_folder: Path, content: str):
         from_pretrained(sharded_folder)
 
 
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("../model.safetensors", "is '../model.safetensors': expected the name of"),
+        ("/etc/passwd", "is '/etc/passwd': expected the name of"),
+        ("", "is '': expected the name of"),
+        (["model.safetensors"], r"is \['model.safetensors'\]: expected the name of"),
+        (3, "is 3: expected the name of"),
+        ("a\0b", r"is 'a.x00b': expected the name of"),
+        ("model-9.safetensors", "has no model-9.safetensors, which .*index.json names"),
+    ],
+)
+def test_files_of_an_index_are_names_within_the_folder(
+    sharded_folder: Path, place: Any, message: str
+):
+    index = json.loads((sharded_folder / INDEX).read_text())
+    index["weight_map"][DOWN_PROJ] = place
+    (sharded_folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match=message):
+        from_pretrained(sharded_folder)
+
+
+def test_an_index_and_files_that_disagree_are_refused(sharded_folder: Path):
+    index = json.loads((sharded_folder / INDEX).read_text())
+    first, second, *_ = sorted(set(index["weight_map"].values()))
+    name = next(name for name, file in index["weight_map"].items() if file == first)
+    index["weight_map"][name] = second
+    (sharded_folder / INDEX).write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match=f"tensor '{name}' is in {second}, and it is not"):
+        from_pretrained(sharded_folder)
+    tensors = load_file(sharded_folder / first), load_file(sharded_folder / second)
+    save_file({**tensors[1], name: tensors[0][name]}, sharded_folder / second)
+    with pytest.raises(WeightsError, match=f"'{name}' is in {first} and in {second}"):
+        from_pretrained(sharded_folder)
+
+
+def test_a_file_beside_an_old_index_is_not_passed_over(sharded_folder: Path):
+    """transformers reads the file, and leaves out the index."""
+    save_file({DOWN_PROJ: np.zeros((16, 24), np.float32)}, sharded_folder / WEIGHTS)
+    with pytest.raises(WeightsError, match=r"does not name .* which is there too"):
+        from_pretrained(sharded_folder)
+
+
+def test_files_that_are_not_found_by_their_names_are_listed(sharded_folder: Path):
+    (sharded_folder / INDEX).unlink()
+    with pytest.raises(
+        WeightsError, match=r"has model-00001-of-\d+.safetensors and \d+ more, but no"
+    ):
+        from_pretrained(sharded_folder)
+    for path in sharded_folder.glob("model-*"):
+        path.rename(sharded_folder / "weights.safetensors")
+    with pytest.raises(WeightsError, match=r"no model.safetensors, but weights.safetensors: ren"):
+        from_pretrained(sharded_folder)
+
+
 # Weights that are not those of the model.
 
 

@@ -243,7 +243,7 @@ def test_a_file_that_is_no_config_is_refused(tmp_path: Path, content: bytes):
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path):
-    with pytest.raises(UserError, match=r"is not a readable config.json"):
+    with pytest.raises(UserError, match=r"config.json cannot be read: No such file"):
         Qwen2Config.from_json(tmp_path / "config.json")
 
 
