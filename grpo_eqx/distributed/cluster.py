@@ -12,6 +12,8 @@ COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS_ID = "JAX_PROCESS_ID"
 """Environment variables that `jax.distributed.initialize` reads too."""
+JOB = "GRPO_EQX_JOB"
+"""Environment variable by which a launcher names a start of processes, as no other is named."""
 _PORT = 8476
 """Default port of the coordinator."""
 
@@ -27,6 +29,8 @@ class Cluster(NamedTuple):
     """Hosts of all processes, where they are known."""
     local_device_ids: int | None = None
     """The one device of its host that this process uses. `None`: all."""
+    job: str = ""
+    """Name of this start of the processes, where their launcher gives one."""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
@@ -74,7 +78,12 @@ def _of_jax(environment: Mapping[str, str]) -> Cluster | None:
             f"{listed(missing)} must be set too: the address of process 0, the number of "
             f"processes and the number of this one (from 0) go together."
         )
-    return Cluster(given[0], _number(NUM_PROCESSES, environment), _number(PROCESS_ID, environment))
+    return Cluster(
+        given[0],
+        _number(NUM_PROCESSES, environment),
+        _number(PROCESS_ID, environment),
+        job=environment.get(JOB, ""),
+    )
 
 
 def _of_tpu_workers(environment: Mapping[str, str]) -> Cluster | None:
@@ -96,12 +105,14 @@ def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
     port = 61440 + _number("SLURM_JOB_ID", environment) % 4096
     # The step's tasks, not the job's: an interactive step has a single one, whatever its job has.
     num_tasks = _number("SLURM_STEP_NUM_TASKS", environment)
+    step = environment.get("SLURM_STEP_ID", "")
     one_each = num_tasks > _number("SLURM_STEP_NUM_NODES", environment)
     return Cluster(
         f"{_first_node(nodes)}:{port}",
         num_tasks,
         _number("SLURM_PROCID", environment),
         local_device_ids=_number("SLURM_LOCALID", environment) if one_each else None,
+        job=f"{environment['SLURM_JOB_ID']}.{step}" if step else "",
     )
 
 

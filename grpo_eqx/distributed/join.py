@@ -9,11 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
-
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.distributed.startup import initialize
-from grpo_eqx.errors import RunError, UserError, first_line
+from grpo_eqx.distributed.startup import check_devices, initialize
+from grpo_eqx.errors import UserError
 
 _PARSE_XLA_FLAGS = """
 from jaxlib import xla_client
@@ -25,16 +23,15 @@ def join_processes(cfg: GRPOConfig) -> None:
     """Joins this process with the others of its run, if there are any, before devices are touched.
 
     Raises, in every process present, `RunError` where processes are missing, and `UserError` where
-    config, code or the version of JAX differ; also either where JAX has no devices.
+    config, code or what decides JAX's programs differ; also either where JAX has no devices.
     """
     check_xla_flags()
     facts = {
         **{field.name: repr(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)},
-        "the version of JAX": jax.__version__,
         "the code of grpo_eqx": code_fingerprint(),
     }
     initialize(facts, require_processes=cfg.require_processes, timeout=cfg.start_timeout)
-    _check_devices()
+    check_devices()  # for a process alone
 
 
 @functools.cache
@@ -50,28 +47,6 @@ def check_xla_flags() -> None:
     if refused := re.search(r"Unknown flags? in XLA_FLAGS: .*|Couldn't interpret value .*", said):
         reason = refused[0].strip(" .")
         raise UserError(f"XLA refuses XLA_FLAGS ({reason}): correct it, or unset it.")
-
-
-def _check_devices() -> None:
-    """Raises an error that says what to do where JAX finds no devices.
-
-    That is a `UserError` where they were asked for, and a `RunError` where another process has
-    them, or they fail.
-    """
-    try:
-        jax.devices()
-    except (RuntimeError, AssertionError) as error:
-        chosen = jax.config.jax_platforms  # type: ignore[attr-defined]
-        said = f" ({first_line(error)})" if str(error) else ""
-        if not chosen or "in use" in str(error):
-            raise RunError(
-                f"JAX cannot use its devices{said}: end other processes that use them; "
-                f"grpo-eqx doctor says more."
-            ) from error
-        raise UserError(
-            f"JAX cannot use its devices with JAX_PLATFORMS={chosen}{said}: unset JAX_PLATFORMS, "
-            f"or install what grpo-eqx doctor names."
-        ) from error
 
 
 @functools.cache

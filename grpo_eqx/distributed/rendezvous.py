@@ -4,16 +4,19 @@ JAX waits five minutes for a process that nobody started and then aborts, and do
 with different settings. Here process 0 listens on the coordinator's own port, each other process
 connects and sends its number, host and settings, and process 0 answers all of them: go on, or
 the error message to end with. Then the port is free for JAX.
+
+Anything else can connect to a port too. It is given a few seconds, alone, and does not count.
 """
 
 import json
+import re
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from grpo_eqx.distributed.callers import Caller, Callers, listening
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import disagreement
 from grpo_eqx.errors import RunError, UserError
@@ -21,11 +24,13 @@ from grpo_eqx.errors import RunError, UserError
 _REPORT_SECONDS = 10.0
 """Seconds between process 0's reports of whom it waits for."""
 _RETRY_SECONDS = 0.2
-_HELLO_SECONDS = 1.0
-"""Seconds that process 0 gives a connection to introduce itself."""
+_CONNECT_SECONDS = 5.0
+"""Seconds for one address of process 0, before the next is tried."""
 _ANSWER_SECONDS = 5.0
 """Seconds granted to the other side once the meeting is over."""
-_LONGEST_LINE = 2**20
+_LONGEST_ANSWER = 2**20
+_JOB = "the job"
+_NUMBER = "the number of processes"
 
 
 class _Hello(NamedTuple):
@@ -34,6 +39,13 @@ class _Hello(NamedTuple):
     process_id: int
     host: str
     facts: Mapping[str, str]
+
+
+class _Welcome(NamedTuple):
+    """Answer of process 0 to an introduction: it will say how the meeting ends."""
+
+    seconds: float
+    """Seconds until then, at most."""
 
 
 class _Verdict(NamedTuple):
@@ -49,10 +61,12 @@ def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
     """Returns once all processes are present and have the same `facts`.
 
     Raises an error in every process present, with the same message: `RunError` where after
-    `timeout` seconds some are missing, as a host may only be late, and `UserError` where facts
-    differ.
+    `timeout` seconds some are missing, as a host may only be late, or where the port is taken, and
+    `UserError` where facts differ.
     """
-    facts = {"the number of processes": str(cluster.num_processes), **facts}
+    facts = {_NUMBER: str(cluster.num_processes), **facts}
+    if cluster.job:
+        facts[_JOB] = cluster.job
     own = _Hello(cluster.process_id, socket.gethostname(), facts)
     part = _receive_all if cluster.process_id == 0 else _introduce
     verdict, absent = part(cluster, own, timeout)
@@ -62,110 +76,126 @@ def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
 
 def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
     """Runs process 0's part: returns the verdict that it sends to all present."""
-    hellos, others, twin = {0: own}, dict[int, socket.socket](), None
     end, next_report = time.monotonic() + timeout, time.monotonic() + _REPORT_SECONDS
-    with _listening(int(cluster.coordinator.rpartition(":")[2])) as server:
-        while twin is None and time.monotonic() < end:
-            _forget_the_dead(hellos, others)
-            if len(hellos) >= cluster.num_processes:
+
+    def understood(line: bytes) -> _Hello | None:
+        return _hello(line, cluster.job)
+
+    def welcome(caller: Caller[_Hello]) -> None:
+        caller.send(_line(_Welcome(max(0.0, end - time.monotonic()))))
+
+    with (
+        listening(int(cluster.coordinator.rpartition(":")[2])) as server,
+        Callers(server, understood, welcome) as callers,
+    ):
+        while (left := end - time.monotonic()) > 0:
+            hellos = [own, *callers.messages]
+            if _twins(cluster, hellos) is not None or not _missing(cluster, hellos):
                 break
             if time.monotonic() > next_report:
                 print(_present(cluster, hellos), file=sys.stderr, flush=True)
                 next_report += _REPORT_SECONDS
-            server.settimeout(_RETRY_SECONDS)
-            try:
-                other, _ = server.accept()
-            except TimeoutError:
-                continue
-            other.settimeout(_HELLO_SECONDS)
-            hello = _hello(_read(other))
-            if hello is None:
-                other.close()  # from some other program
-                continue
-            _forget_the_dead(hellos, others)  # those that died while this one connected
-            if hello.process_id in hellos:
-                twin = hello
-                others[-1] = other  # so that it is told too
-            else:
-                hellos[hello.process_id] = hello
-                others[hello.process_id] = other
-        verdict = _wrong(cluster, hellos, twin, timeout)
-        for other in others.values():
-            with other:
-                _write(other, verdict._asdict())
-                other.settimeout(_ANSWER_SECONDS)
-                _read(other)  # until the other side closes, so that JAX can have the port at once
+            callers.serve(min(left, _RETRY_SECONDS))
+        hellos = [own, *callers.messages]
+        verdict = _wrong(cluster, hellos, timeout)
+
+        def answer(hello: _Hello) -> bytes:
+            # One that was told of more processes is refused alone where no other is missing.
+            return _line(_Verdict(verdict.verdict or _disagreement([own, hello]), verdict.absent))
+
+        callers.tell(answer, _ANSWER_SECONDS)  # then JAX can have the port at once
     return verdict
 
 
-def _forget_the_dead(hellos: dict[int, _Hello], others: dict[int, socket.socket]) -> None:
-    """Drops processes that died while they waited: they are missing, and may be started again."""
-    for process_id in [i for i, connection in others.items() if _is_closed(connection)]:
-        others.pop(process_id).close()
-        del hellos[process_id]
-
-
-def _hello(said: Any) -> _Hello | None:
-    """Parses a process's introduction; returns `None` for anything else."""
-    if not isinstance(said, dict) or set(said) != set(_Hello._fields):
+def _hello(line: bytes, job: str) -> _Hello | None:
+    """Parses the introduction of a process of this job; returns `None` for anything else."""
+    said = _parsed(line, _Hello)
+    if said is None:
         return None
-    process_id, facts = said["process_id"], said["facts"]
-    # An id beyond the last comes from a process that was told of more processes.
-    known = isinstance(process_id, int) and process_id >= 0 and isinstance(facts, dict)
-    return _Hello(**said) if known else None
-
-
-def _is_closed(connection: socket.socket) -> bool:
-    """Returns whether the other side, which has nothing more to send, is gone."""
-    try:
-        connection.setblocking(False)
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    finally:
-        connection.settimeout(_ANSWER_SECONDS)
+    process_id, host, facts = said.values()
+    if type(process_id) is not int or not isinstance(host, str) or not isinstance(facts, dict):
+        return None
+    if not host.isprintable() or not all(isinstance(fact, str) for fact in facts.values()):
+        return None
+    # A process that was told of more processes can have a number beyond the last.
+    number = facts.get(_NUMBER, "")
+    possible = re.fullmatch("[0-9]{1,9}", number) and 0 < process_id < int(number)
+    return _Hello(**said) if possible and facts.get(_JOB, "") == job else None
 
 
 def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
     """Introduces this process to process 0; returns its answer, or that none came in time."""
     host, _, port = cluster.coordinator.rpartition(":")
-    end = time.monotonic() + timeout
+    end, other = time.monotonic() + timeout, ""
     while (left := end - time.monotonic()) > 0:
         try:
             address = host.strip("[]"), int(port)  # IPv6 has brackets
-            with socket.create_connection(address, timeout=left) as connection:
-                _write(connection, own._asdict())
-                connection.settimeout(timeout + _ANSWER_SECONDS)
-                answer = _read(connection)
+            patience = min(left, _CONNECT_SECONDS)
+            with socket.create_connection(address, timeout=patience) as connection:
+                verdict = _verdict(connection, own, end, timeout)
+            other = " Something else, or another run, answers there now."
         except OSError:
-            answer = None
-        if isinstance(answer, dict) and set(answer) == set(_Verdict._fields):
-            return _Verdict(**answer)
+            verdict, other = None, ""
+        if verdict is not None:
+            return verdict
         time.sleep(_RETRY_SECONDS)
     return _Verdict(
         f"process {cluster.process_id} of {cluster.num_processes} found no process 0 at "
         f"{cluster.coordinator} within {timeout:.0f} s: start process 0 there, with the same "
-        f"address, and open the port.",
+        f"address, and open the port.{other}",
         absent=True,
     )
 
 
-def _wrong(
-    cluster: Cluster, hellos: Mapping[int, _Hello], twin: _Hello | None, timeout: float
-) -> _Verdict:
-    if twin is not None:
-        first = hellos[twin.process_id]
+def _verdict(connection: socket.socket, own: _Hello, end: float, timeout: float) -> _Verdict | None:
+    """Introduces this process; returns the answer, `None` where the other side is no process 0.
+
+    **Arguments:** the connection; the introduction; the time by which it must be welcomed; the
+    seconds that a meeting may take.
+    """
+    connection.sendall(_line(own) + b"\n")
+    line, rest = _received(connection, b"", end)
+    welcome = _parsed(line, _Welcome)
+    if welcome is None or type(welcome["seconds"]) is not float:
+        return None
+    answered_by = time.monotonic() + min(timeout, welcome["seconds"]) + _ANSWER_SECONDS
+    answer = _parsed(_received(connection, rest, answered_by)[0], _Verdict)
+    if answer is None or [type(value) for value in answer.values()] != [str, bool]:
+        return None
+    return _Verdict(**answer)
+
+
+def _received(connection: socket.socket, start: bytes, end: float) -> tuple[bytes, bytes]:
+    """Receives a line by a time, however it drips; returns it, and what came after it.
+
+    **Arguments:** the connection; what has come of the line; the time.
+
+    Raises `TimeoutError` where it does not come.
+    """
+    received = start
+    while b"\n" not in received and len(received) <= _LONGEST_ANSWER:
+        if (left := end - time.monotonic()) <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+        chunk = connection.recv(_LONGEST_ANSWER)
+        if not chunk:
+            break
+        received += chunk
+    line, _, rest = received.partition(b"\n")
+    return line, rest
+
+
+def _wrong(cluster: Cluster, hellos: list[_Hello], timeout: float) -> _Verdict:
+    if (twins := _twins(cluster, hellos)) is not None:
+        first, second = twins
         return _Verdict(
-            f"two processes have the number {twin.process_id}, on {first.host} and {twin.host}: "
-            f"give each its own."
+            f"two processes have the number {first.process_id}, on {first.host} and "
+            f"{second.host}: give each its own."
         )
-    facts = {process_id: hello.facts for process_id, hello in hellos.items()}
-    names = {process_id: hello.host for process_id, hello in hellos.items()}
-    if difference := disagreement(facts, names):
+    missing = _missing(cluster, hellos)
+    if difference := _disagreement(hellos if missing else _members(cluster, hellos)):
         return _Verdict(difference)
-    if len(hellos) < cluster.num_processes:
+    if missing:
         return _Verdict(
             f"{_present(cluster, hellos)}, which did not join within {timeout:.0f} s. Start the "
             f"same command on every host.",
@@ -174,38 +204,48 @@ def _wrong(
     return _Verdict()
 
 
-def _present(cluster: Cluster, hellos: Mapping[int, _Hello]) -> str:
+def _members(cluster: Cluster, hellos: list[_Hello]) -> list[_Hello]:
+    return [hello for hello in hellos if hello.process_id < cluster.num_processes]
+
+
+def _twins(cluster: Cluster, hellos: list[_Hello]) -> tuple[_Hello, _Hello] | None:
+    """Returns two introductions with the same number, if there are any."""
+    by_number: dict[int, _Hello] = {}
+    for hello in _members(cluster, hellos):
+        if (first := by_number.setdefault(hello.process_id, hello)) is not hello:
+            return first, hello
+    return None
+
+
+def _disagreement(hellos: list[_Hello]) -> str:
+    facts = {hello.process_id: hello.facts for hello in hellos}
+    return disagreement(facts, {hello.process_id: hello.host for hello in hellos})
+
+
+def _missing(cluster: Cluster, hellos: list[_Hello]) -> list[int]:
+    present = {hello.process_id for hello in hellos}
+    return [i for i in range(cluster.num_processes) if i not in present]
+
+
+def _present(cluster: Cluster, hellos: list[_Hello]) -> str:
     hosts = [f" ({host})" for host in cluster.hosts] or [""] * cluster.num_processes
-    missing = [f"{i}{hosts[i]}" for i in range(cluster.num_processes) if i not in hellos]
+    missing = _missing(cluster, hellos)
     return (
-        f"{len(hellos)} of {cluster.num_processes} hosts present: waiting for process "
-        f"{', '.join(missing)}"
+        f"{cluster.num_processes - len(missing)} of {cluster.num_processes} hosts present: waiting "
+        f"for process {', '.join(f'{i}{hosts[i]}' for i in missing)}"
     )
 
 
-@contextmanager
-def _listening(port: int) -> Iterator[socket.socket]:
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+def _line(message: _Hello | _Welcome | _Verdict) -> bytes:
+    return json.dumps(message._asdict()).encode()
+
+
+def _parsed(line: bytes, kind: type[_Hello | _Welcome | _Verdict]) -> dict[str, Any] | None:
+    """Parses a line of JSON; returns the fields of a message, `None` where it is none."""
     try:
-        server = socket.create_server(("", port), family=family, dualstack_ipv6=both)
-    except OSError as error:
-        raise UserError(
-            f"process 0 cannot listen on port {port} ({error.strerror}): another run may be using "
-            f"it, so stop that run or choose another port."
-        ) from error
-    with server:
-        yield server
-
-
-def _write(connection: socket.socket, message: Mapping[str, Any]) -> None:
-    connection.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _read(connection: socket.socket) -> Any:
-    """Reads one line of JSON; returns `None` where there is none."""
-    try:
-        with connection.makefile("rb") as lines:
-            return json.loads(lines.readline(_LONGEST_LINE))
-    except (OSError, ValueError, RecursionError):
+        said = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    if not isinstance(said, dict) or set(said) != set(kind._fields):
+        return None
+    return {name: said[name] for name in kind._fields}

@@ -9,11 +9,13 @@ from types import TracebackType
 
 import jax
 
+from grpo_eqx.distributed.callers import taken_port
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, brief
 from grpo_eqx.distributed.exits import exit_at_once
+from grpo_eqx.distributed.program_facts import program_facts
 from grpo_eqx.distributed.rendezvous import meet
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.tracebacks import Hook
 
 REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
@@ -37,14 +39,16 @@ def initialize(
 
     No device may have been touched before. Once joined, it only runs the checks.
 
-    **Arguments:** facts that must be equal in all processes; the required number of processes
-    (`None`: the variable `GRPO_EQX_REQUIRE_PROCESSES`, else as many as are declared); seconds to
-    wait for the others (`None`: the variable `GRPO_EQX_START_TIMEOUT`, else 30).
+    **Arguments:** facts that must be equal in all processes, besides those that decide what JAX
+    compiles; the required number of processes (`None`: the variable `GRPO_EQX_REQUIRE_PROCESSES`,
+    else as many as are declared); seconds to wait for the others (`None`: the variable
+    `GRPO_EQX_START_TIMEOUT`, else 30).
 
     Raises, in every process present, `RunError` where some are missing, and `UserError` where they
-    disagree, or where hosts have different numbers of devices.
+    disagree, or where hosts have different numbers of devices; also either where it finds no
+    devices.
     """
-    facts = {name: brief(value) for name, value in (facts or {}).items()}
+    facts = {name: brief(value) for name, value in {**program_facts(), **(facts or {})}.items()}
     required, by = require_processes, "require_processes"
     if required is None and REQUIRE_PROCESSES in os.environ:
         required, by = int(_number_of(REQUIRE_PROCESSES)), REQUIRE_PROCESSES
@@ -62,6 +66,7 @@ def initialize(
     meet(cluster, facts, timeout)
     _join(cluster, timeout)
     sys.excepthook = _ends_the_run(sys.excepthook)
+    check_devices()
     check_even(Counter(device.process_index for device in jax.devices()))
 
 
@@ -80,11 +85,35 @@ def _join(cluster: Cluster, timeout: float) -> None:
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
         )
     except RuntimeError as error:
+        if "Failed to start RPC server" in str(error):
+            raise taken_port(cluster.coordinator.rpartition(":")[2], "it was taken") from error
         if "must be called before" not in str(error):
             raise
         raise UserError(
             f"this process can no longer join the others ({error}): create the GRPOTrainer before "
             f"any array, or call grpo_eqx.distributed.initialize() first."
+        ) from error
+
+
+def check_devices() -> None:
+    """Raises an error that says what to do where JAX finds no devices.
+
+    That is a `UserError` where they were asked for, and a `RunError` where another process has
+    them, or they fail.
+    """
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:
+        chosen = jax.config.jax_platforms  # type: ignore[attr-defined]
+        said = f" ({first_line(error)})" if str(error) else ""
+        if not chosen or "in use" in str(error):
+            raise RunError(
+                f"JAX cannot use its devices{said}: end other processes that use them; "
+                f"grpo-eqx doctor says more."
+            ) from error
+        raise UserError(
+            f"JAX cannot use its devices with JAX_PLATFORMS={chosen}{said}: unset JAX_PLATFORMS, "
+            f"or install what grpo-eqx doctor names."
         ) from error
 
 

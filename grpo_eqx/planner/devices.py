@@ -1,12 +1,12 @@
 """The devices that a plan is for: a described TPU slice, or the local devices."""
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Sequence
 
 import jax
 
 from grpo_eqx.choices import LOCAL
+from grpo_eqx.distributed.program_facts import installed_version
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding.device_memory import usable_bytes
 
@@ -42,14 +42,6 @@ def find_target(topology: str) -> Target:
     devices = described_devices(topology)
     compiler = f"libtpu {installed_version('libtpu')}"
     return Target(topology, devices, usable_bytes(devices), compiler)
-
-
-def installed_version(package: str) -> str | None:
-    """Returns the version of a package; `None` if none of that name is installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def local_target(devices: Sequence[jax.Device]) -> Target:

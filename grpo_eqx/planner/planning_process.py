@@ -23,9 +23,10 @@ import jax
 from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
+from grpo_eqx.distributed.program_facts import installed_version
 from grpo_eqx.errors import PlanningError, UserError
 from grpo_eqx.models.pretrained import is_local, model_folder
-from grpo_eqx.planner.devices import find_target, installed_version
+from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.plan_cache import keep, recalled

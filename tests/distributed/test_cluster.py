@@ -41,8 +41,9 @@ JAX = {
                 "SLURM_STEP_NUM_NODES": "2",
                 "SLURM_PROCID": "3",
                 "SLURM_LOCALID": "1",
+                "SLURM_STEP_ID": "7",
             },
-            Cluster("a1:61440", 4, 3, local_device_ids=1),
+            Cluster("a1:61440", 4, 3, local_device_ids=1, job="0.7"),
         ),
         # in a batch script, but not by srun: the job's variables are those of no process
         ({"SLURM_JOB_ID": "4097", "SLURM_NTASKS": "5", "SLURM_PROCID": "0"}, None),
