@@ -171,7 +171,10 @@ class RunSpec:
         raise_on_all_hosts(lambda: _check_lora(cfg, model, passed.model))
         inputs = raise_on_all_hosts(
             lambda: load_inputs(
-                cfg, passed.tokenizer, passed.train_data, passed.eval_data,
+                cfg,
+                passed.tokenizer,
+                passed.train_data,
+                passed.eval_data,
                 model_passed=passed.model is not None,
             )
         )

@@ -1,4 +1,4 @@
-"""Whatever way the tokenizer takes, all ends that the model's files and the tokenizer name count."""
+"""Whatever way the tokenizer takes, all ends that model files and tokenizer name count."""
 
 import json
 import shutil

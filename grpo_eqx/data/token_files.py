@@ -34,7 +34,7 @@ class TokenFiles:
         Raises `UserError` where a file cannot be read, or names an end that is no id.
         """
         folder, config = Path(folder), Path(folder) / "config.json"
-        generation_config = read_object(folder / GENERATION_CONFIG, optional=True)
+        generation_config: Mapping[str, Any] = read_object(folder / GENERATION_CONFIG, optional=True)
         eos_ids = (
             *_eos_ids(generation_config, folder / GENERATION_CONFIG),
             *_eos_ids(read_object(config, optional=True), config),
