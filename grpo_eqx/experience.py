@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from statistics import fmean
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from grpo_eqx.tracking.metrics import (
     StepClock,
     completion_metrics,
     failure_metrics,
+    id_metrics,
     reward_metrics,
 )
 from grpo_eqx.tracking.step_profiler import phase
@@ -123,8 +124,10 @@ class ExperienceCollector:
         rewards: RewardRunner,
         cfg: GRPOConfig,
         passes: Passes,
+        without_token: Collection[int] = (),
     ):
-        """**Arguments:** the objects that generate, reward and score completions.
+        """**Arguments:** the objects that generate, reward and score completions; the ids of the
+        model for which the tokenizer has no token.
 
         With `cfg.dynamic_sampling`, groups that can teach nothing are replaced by fresh prompts, in
         at most `cfg.max_generation_batches` rollouts a step (DAPO, arXiv 2503.14476, section 3.2);
@@ -136,6 +139,7 @@ class ExperienceCollector:
         self.rewards = rewards
         self.cfg = cfg
         self.passes = passes
+        self.without_token = without_token
 
     @phase("rollout")
     def start(self, state: TrainState, index: int = 0) -> StartedRollout:
@@ -182,6 +186,7 @@ class ExperienceCollector:
             **reward_metrics(rewards),
             **failure_metrics(rewards),
             **completion_metrics(completions.lengths, completions.finished),
+            **id_metrics(completions.all_ids, self.without_token),
         }
         if self.cfg.dynamic_sampling:
             dropped = 1 - self._teaches(kept).sum() / len(rewards.total)

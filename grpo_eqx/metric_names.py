@@ -1,6 +1,6 @@
 """Names of the metrics that a run logs, known before its first step."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from grpo_eqx.tracking.metrics import (
     OF_THE_MACHINE,
     completion_metrics,
     failure_metrics,
+    id_metrics,
     reward_metrics,
 )
 from grpo_eqx.training.expert_use import expert_metric_names
@@ -35,15 +36,17 @@ def check_best_metric(
     passes: Passes,
     model: ModelConfig,
     of_evaluations: Sequence[str],
+    without_token: Collection[int],
 ) -> None:
     """Raises `UserError` if a run does not log `metric_for_best_model`.
 
-    **Arguments:** what decides the metrics of steps; the names of those of its evaluations.
+    **Arguments:** what decides the metrics of steps; the names of those of its evaluations; the ids
+    of the model for which its tokenizer has no token.
     """
     name = cfg.metric_for_best_model
     if name is None or name.startswith(OF_THE_MACHINE):
         return
-    of_steps = metric_names(cfg, rewards, options, passes, model)
+    of_steps = metric_names(cfg, rewards, options, passes, model, without_token)
     if name in of_steps or name in of_evaluations:
         return
     where = "no evaluation logs" if name.startswith("eval") else "training steps do not log"
@@ -59,6 +62,7 @@ def metric_names(
     options: ProgramOptions,
     passes: Passes,
     model: ModelConfig,
+    without_token: Collection[int] = (),
 ) -> list[str]:
     """Returns the names of a step's metrics, but for those of the machine, in order.
 
@@ -71,6 +75,7 @@ def metric_names(
         **reward_metrics(of_rewards),
         **failure_metrics(of_rewards),
         **completion_metrics(lengths, lengths.astype(bool)),
+        **id_metrics((), without_token),
     }
     of_sampling = _OF_DYNAMIC_SAMPLING if cfg.dynamic_sampling else ()
     of_experts = expert_metric_names(model, options.router_replay)

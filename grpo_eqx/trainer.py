@@ -102,6 +102,16 @@ def _say_here(text: str) -> None:
     print(where + text, file=sys.stderr, flush=True)
 
 
+def _note_on_ids(count: int, vocab_size: int) -> str | None:
+    """Returns a note on ids of the model for which its tokenizer has no token, or `None`."""
+    if not count:
+        return None
+    return (
+        f"note: the tokenizer has no token for {count:,} of the model's {vocab_size:,} ids, which "
+        f"can be drawn; completions/num_ids_without_token counts them."
+    )
+
+
 class GRPOTrainer:
     """Trains a language model on problems with rewards.
 
@@ -241,9 +251,12 @@ class GRPOTrainer:
             max_prompt_length=cfg.max_prompt_length,
         )  # fmt: skip
         self._evaluations = TrainingEvaluations(cfg, self._evaluator)
+        vocab_size = self._run.model.vocab_size
+        without_token = self.tokenizer.ids_without_token(vocab_size)
+        self._notes += (_note_on_ids(len(without_token), vocab_size),)
         check_best_metric(
             cfg, self.rewards, self.programs.options, self._run.passes, self._run.model,
-            self.evaluation_names,
+            self.evaluation_names, without_token,
         )  # fmt: skip
         if passed.model is None and cfg.model != EMBEDDED_MODEL:
             # While the weights load. Only what the first step waits for: a trainer may never be
@@ -256,8 +269,9 @@ class GRPOTrainer:
         self._base_model = self._run.base_model
         self._run = self._run.without_passed_model()
         self.experiences = ExperienceCollector(
-            self.programs, self.prompts, self.tokenizer, self.rewards, cfg, self._run.passes
-        )
+            self.programs, self.prompts, self.tokenizer, self.rewards, cfg, self._run.passes,
+            without_token,
+        )  # fmt: skip
 
     def _check_problems(self, scorer: Scorer) -> None:
         """Raises `UserError` where the problems lack what the reward functions need of them."""

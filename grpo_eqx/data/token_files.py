@@ -33,11 +33,14 @@ class TokenFiles:
 
         Raises `UserError` where a file cannot be read, or names an end that is no id.
         """
-        folder, config = Path(folder), Path(folder) / "config.json"
-        generation_config: Mapping[str, Any] = read_object(folder / GENERATION_CONFIG, optional=True)
+        folder = Path(folder)
+        of_generation, of_model = (
+            read_object(folder / name, optional=True) for name in (GENERATION_CONFIG, "config.json")
+        )
+        generation_config: Mapping[str, Any] = of_generation
         eos_ids = (
-            *_eos_ids(generation_config, folder / GENERATION_CONFIG),
-            *_eos_ids(read_object(config, optional=True), config),
+            *_eos_ids(of_generation, folder / GENERATION_CONFIG),
+            *_eos_ids(of_model, folder / "config.json"),
         )
         if (folder / peft.CONFIG).exists() and not (folder / GENERATION_CONFIG).exists():
             beneath = cls.read(model_folder(peft.SavedAdapter.read(folder).base))

@@ -113,16 +113,28 @@ class ChatTokenizer:
     def describe_ends(self) -> str:
         """Says which tokens end a completion, in a line."""
         names = self.tokenizer.convert_ids_to_tokens(list(self.eos_ids))
-        ends = [f"{name!r} ({i})" for name, i in zip(names, self.eos_ids, strict=True)]
+        added = {*self._special, *self.tokenizer.added_tokens_decoder}
+        ends = [
+            f"{name!r} ({i})" if i in added else f"{name!r} ({i}, an ordinary token)"
+            for name, i in zip(names, self.eos_ids, strict=True)
+        ]
         return f"completions end at {listed(ends, 'or')}"
+
+    def ids_without_token(self, vocab_size: int) -> frozenset[int]:
+        """Returns the ids of a model's vocabulary for which the tokenizer has no token.
+
+        They are rows that pad the model's head, and they can be drawn.
+        """
+        return frozenset(range(vocab_size)).difference(self.tokenizer.get_vocab().values())
 
     def check_belongs_to(self, vocab_size: int) -> None:
         """Raises `UserError` if it cannot be the tokenizer of a model with that vocabulary."""
-        size = len(self.tokenizer)
-        if size > vocab_size:
+        ids = set(self.tokenizer.get_vocab().values())
+        size, highest = len(ids), max(ids)
+        if highest >= vocab_size:
             raise UserError(
-                f"the tokenizer has {size} tokens, but the model's vocabulary has {vocab_size}: "
-                f"use the model's own tokenizer."
+                f"the tokenizer has {size} tokens, but the model's vocabulary has {vocab_size}, "
+                f"without the id {highest}: use the model's own tokenizer."
             )
         if size < _SMALLEST_SHARE * vocab_size:
             raise UserError(
@@ -131,9 +143,9 @@ class ChatTokenizer:
             )
         named = [("eos_token_id", i) for i in self.eos_ids] + [("pad_token_id", self.pad_id)]
         for field, i in named:
-            if i >= size:
+            if i not in ids:
                 raise UserError(
-                    f"{field} is {i}, but the tokenizer's {size} tokens end at {size - 1}: use the "
+                    f"{field} is {i}, but the tokenizer's {size} tokens do not have it: use the "
                     f"tokenizer, generation_config.json and config.json of one model."
                 )
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import itertools
+from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -47,6 +48,11 @@ class Completions:
     def lengths(self) -> Int[np.ndarray, "P G"]:
         """Number of tokens in each completion."""
         return np.array([[len(ids) for ids in group] for group in self.ids])
+
+    @property
+    def all_ids(self) -> Iterator[int]:
+        """The tokens of all completions, one after the other."""
+        return (i for group in self.ids for ids in group for i in ids)
 
     @functools.cached_property
     def texts(self) -> list[list[str]]:

@@ -102,6 +102,12 @@ _COMPLETIONS = (
         "Share of completions that were cut off at `max_completion_length`.",
         "near 0; a run warns above 0.5",
     ),
+    Metric(
+        "completions/num_ids_without_token", "tokens",
+        "Ids of the completions for which the tokenizer has no token; absent where the model has "
+        "no such ids.",
+        "0",
+    ),
     Metric("num_tokens", "tokens", "Tokens of all completions so far, each with its prompt."),
     Metric(
         "dynamic_sampling/num_generation_batches", "rollouts",

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import SupportsFloat
 
@@ -97,6 +97,13 @@ def completion_metrics(
     }
     metrics["completions/clipped_ratio"] = float(1 - finished.mean())
     return metrics
+
+
+def id_metrics(ids: Iterable[int], without_token: Collection[int]) -> dict[str, float]:
+    """Counts ids of completions for which the tokenizer has no token, where the model has such."""
+    if not without_token:
+        return {}
+    return {"completions/num_ids_without_token": float(sum(i in without_token for i in ids))}
 
 
 def merge_updates(updates: Sequence[Mapping[str, SupportsFloat]]) -> dict[str, float]:

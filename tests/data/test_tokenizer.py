@@ -346,6 +346,26 @@ def test_another_models_tokenizer_is_refused(vocab_size: int, message: str) -> N
         chat.check_belongs_to(vocab_size)
 
 
+def test_ends_and_ids_that_the_tokenizer_does_not_have_are_refused() -> None:
+    """Also in a vocabulary with holes, which has fewer tokens than its highest id says."""
+    vocab = {f"word{i}": i + (i > 4) for i in range(10)}  # without the id 5
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token="word0"))
+    chat = ChatTokenizer(
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="word2"), [5]
+    )
+    with pytest.raises(UserError, match="eos_token_id is 5, but the tokenizer's 10 tokens"):
+        chat.check_belongs_to(12)
+    with pytest.raises(UserError, match="10 tokens, but the model's vocabulary has 10, without"):
+        chat.check_belongs_to(10)
+
+
+def test_the_line_on_ends_says_which_are_ordinary_tokens(tmp_path: Path) -> None:
+    chat = ChatTokenizer.from_pretrained(folder_with(tmp_path, {"eos_token_id": [3, 1]}))
+    assert chat.describe_ends() == (
+        "completions end at '!' (3, an ordinary token), '<|im_start|>' (1) or '<|im_end|>' (2)"
+    )
+
+
 # A tokenizer that is passed beside a model's folder, which has its own.
 
 

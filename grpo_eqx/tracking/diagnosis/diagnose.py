@@ -20,9 +20,9 @@ from grpo_eqx.tracking.run_folder import is_of_step
 RULES: tuple[Rule, ...] = (
     rewards.NONE, rewards.NEVER_FIRES, rewards.ALWAYS_FIRES, rewards.SUM_IS_CONSTANT,
     rewards.TOO_LARGE, rewards.FELL, groups.WITHOUT_VARIANCE, lengths.TRUNCATED, lengths.EXPLODED,
-    policy.ENTROPY_COLLAPSED, policy.ENTROPY_EXPLODED, evaluations.EVALUATION_FALLS,
-    policy.SAMPLER_GAP, policy.KL_BLEW_UP, policy.RATIOS_CLIPPED, gradients.SPIKES,
-    gradients.IS_ZERO, gradients.SKIPPED, gradients.LOSS_NEAR_0, machine.PADDING,
+    policy.WITHOUT_TOKEN, policy.ENTROPY_COLLAPSED, policy.ENTROPY_EXPLODED,
+    evaluations.EVALUATION_FALLS, policy.SAMPLER_GAP, policy.KL_BLEW_UP, policy.RATIOS_CLIPPED,
+    gradients.SPIKES, gradients.IS_ZERO, gradients.SKIPPED, gradients.LOSS_NEAR_0, machine.PADDING,
     machine.IDLE_SLOTS, machine.IMBALANCE, machine.COMPILES,
 )  # fmt: skip
 """All rules, in the order in which their findings are told where they come from one step."""

@@ -23,6 +23,10 @@ over hundreds of steps, and with the reward."""
 _SOME = 0.25
 """Share cut off that shows growth to be of completions that do not end."""
 _REWARD_WINDOW = 10
+_SEE_ENDS = (
+    "; as none ended by itself, see that the tokens at which completions end, in the run's first "
+    "lines, are those of the model: eos_token_id in generation_config.json can be a list"
+)
 
 
 def truncated(history: History) -> Iterator[Seen]:
@@ -35,13 +39,14 @@ def truncated(history: History) -> Iterator[Seen]:
     nothing = bool(rewards) and max(map(abs, rewards)) <= EQUAL
     if clipped > _MANY or nothing:
         limit = history.setting("max_completion_length", "the limit")
+        ends = _SEE_ENDS if clipped == 1 else ""
         reward = ", and no completion had a reward" if nothing else ""
         yield Seen(
             f"{clipped:.0%} of the completions of {history.span(count)} were cut off at "
             f"max_completion_length ({limit}) before they ended{reward}.",
-            "Raise max_completion_length."
+            f"Raise max_completion_length{ends}."
             if history.setting("mask_truncated_completions", False)
-            else None,
+            else f"{TRUNCATED.advice[:-1]}{ends}.",
         )
 
 

@@ -38,6 +38,21 @@ _MOST_CLIPPED = 0.5
 """Share of tokens whose gradient was clipped. GSPO clips 0.15 of them, and GRPO a hundredth of that
 (arXiv 2507.18071, figure 2)."""
 
+_WITHOUT_TOKEN = "completions/num_ids_without_token"
+_ID_WINDOW = 2
+
+
+def without_token(history: History) -> Iterator[Seen]:
+    if not history.newest(_WITHOUT_TOKEN) > 0:
+        return
+    steps = history.window(_ID_WINDOW)
+    counts = history.last(_WITHOUT_TOKEN, steps)
+    if len(counts) == steps and min(counts) > 0:
+        yield Seen(
+            f"The completions of {history.span(steps)} have {sum(counts):,.0f} ids for which the "
+            f"tokenizer has no token: their texts, which rewards see, leave these out."
+        )
+
 
 def entropy_collapsed(history: History) -> Iterator[Seen]:
     before = max(history.first(_ENTROPY, _AT_START), default=0.0)
@@ -141,6 +156,18 @@ def ratios_clipped(history: History) -> Iterator[Seen]:
         )
 
 
+WITHOUT_TOKEN = Rule(
+    name="ids_without_token",
+    metric="completions/num_ids_without_token",
+    symptom="In two steps, completions have ids for which the tokenizer has no token "
+    "(`completions/num_ids_without_token`).",
+    cause="The tokenizer is another model's or lacks tokens, or the rows that pad the model's head "
+    "were not trained and have large logits.",
+    advice="Use the model's own tokenizer, with all of its tokens; if it is, cut the padding off "
+    "with resize_token_embeddings of transformers, or set min_p, which leaves unlikely tokens out.",
+    look=without_token,
+    steps=lambda history: history.window(_ID_WINDOW),
+)
 ENTROPY_COLLAPSED = Rule(
     name="entropy_collapse",
     metric="entropy",

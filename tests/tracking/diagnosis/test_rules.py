@@ -111,6 +111,18 @@ CASES = [
         "before they ended, and no completion had a reward",
     ),
     Case(
+        "truncated",
+        {"completions/clipped_ratio": 1.0, "completions/mean_length": 48.0},
+        {"completions/clipped_ratio": 0.0},
+        "100% of the completions of steps 1 to 3 were cut off",
+    ),
+    Case(
+        "ids_without_token",
+        {"completions/num_ids_without_token": from_step(5, 129.0, 0.0)},
+        {"completions/num_ids_without_token": 0.0},
+        "The completions of steps 5 to 6 have 258 ids for which the tokenizer has no token",
+    ),
+    Case(
         "length_explosion",
         {
             "completions/mean_length": from_step(20, 44.0, 20.0),
