@@ -2,7 +2,9 @@
 
 import os
 import shutil
+import subprocess
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -62,6 +64,28 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr.startswith("topology"):
         os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
         jax.config.update("jax_enable_compilation_cache", False)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps a quarter of each grid, a different one for each commit, and marks the rest `long`.
+
+    A test's name and the commit decide, so that all workers agree and a failure can be repeated.
+    """
+    commit = _commit()
+    for item in items:
+        chosen = zlib.crc32(f"{commit} {item.nodeid}".encode()) % 4 == 0
+        if item.get_closest_marker("grid") is not None and not chosen:
+            item.add_marker(pytest.mark.long)
+
+
+def _commit() -> str:
+    """Returns the commit that is tested; nothing outside a git checkout."""
+    try:
+        command = ["git", "-C", os.path.dirname(__file__), "rev-parse", "HEAD"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -212,6 +212,7 @@ def check(
 
 
 # The case changes fastest, so that a program compiled for one is there for the next.
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [0.3, 1.0, 2.0])
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("case", CASES)
@@ -221,6 +222,7 @@ def test_values_and_gradients_are_the_float64_reference(
     check(backend, Inputs(case), temperature)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mesh", "temperature"),
     [
@@ -239,6 +241,7 @@ def test_on_meshes_too_with_the_vocabulary_in_two_and_four_parts(
     check(backend, Inputs(case), temperature, strategy.build(devices))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mesh", [None, "2,1,4"])
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_logits_have_a_soft_cap_before_the_temperature(
@@ -267,6 +270,7 @@ def gradient_of_hidden(
     return run
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mesh", [None, "2,1,4"])
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -332,6 +336,7 @@ def test_a_vocabulary_that_the_axis_does_not_divide_stays_whole(backend: LossBac
     check(backend, Inputs("random", vocabulary=43), 1.0, parse_mesh("1,4,2").build())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 @pytest.mark.parametrize("case", CASES)
 def test_bfloat16_hidden_states_lose_what_rounding_them_loses(
@@ -446,6 +451,7 @@ def h100() -> jax.sharding.AbstractMesh:
     return jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("softcap", [None, 30.0])
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("hidden_size", [896, 1536, 2048, 3584, 5120, 8192])

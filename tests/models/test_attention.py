@@ -52,6 +52,7 @@ def softmax_attention(
 
 
 @in_both_forms
+@pytest.mark.grid
 @pytest.mark.parametrize("head_multiple", [1, 16], ids=["as_computed", "filled"])
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
 @pytest.mark.parametrize(
@@ -114,6 +115,7 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
         assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("shares_prompt", [True, False], ids=["shared", "prompt_each"])
 @pytest.mark.parametrize(
     ("is_cut", "positions_last"),

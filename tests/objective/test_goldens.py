@@ -103,6 +103,7 @@ def assert_golden(case: Case, loss: Array, gradients: tuple[Array, Array]) -> No
         np.testing.assert_allclose(gradient, expected, rtol=0, atol=atol)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "case",
     [
@@ -122,6 +123,7 @@ def test_loss_and_gradients_are_the_golden_ones(case: Case):
     assert_golden(case, *result)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("case", [c for c in CASES if c.name.endswith(MIXED)], ids=case_name)
 def test_micro_batches_add_up_to_the_golden_ones(case: Case):
     batch = make_batch(case)

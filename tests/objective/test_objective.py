@@ -434,6 +434,7 @@ def test_the_settings_tested_cover_every_choice() -> None:
     assert choices == {name: len({getattr(x, name) for x in SETTINGS}) for name in choices}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("advantage", [-1.0, 0.0, 1.0])
 @pytest.mark.parametrize("objective", [*SETTINGS, Objective(), Objective(beta=0.1)])
 def test_log_probs_that_are_far_apart_give_finite_losses_and_gradients(

@@ -148,6 +148,7 @@ def run_theirs(
 # The objective.
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", [None, *MODES])
 @pytest.mark.parametrize("kl", KLS)
@@ -161,6 +162,7 @@ def test_the_objective_is_theirs(
     assert_same(objective, inputs, run_theirs(reference, objective, inputs))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "fields",
     [
@@ -194,6 +196,7 @@ def test_the_options_are_theirs(
     assert_same(objective, inputs, theirs)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fields", [KLS["k3_unbiased"], WITH_EVERYTHING], ids=["plain", "all"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
@@ -208,6 +211,7 @@ def test_the_papers_formulas_give_what_trl_gives(
         np.testing.assert_allclose(of_papers, expected, rtol=0, atol=1e-7)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("option", NOT_IN_TRL)
 @pytest.mark.parametrize("level", ["token", "sequence", "sequence_token"])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -219,6 +223,7 @@ def test_what_trl_lacks_is_that_of_the_papers(
     assert_same(objective, inputs, reference.paper_loss(objective, inputs))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("mode", [None, *MODES])
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
@@ -285,6 +290,7 @@ def their_advantages(
     return torch.nan_to_num(advantages, nan=0.0).view(P, G).numpy()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("num_missing", [0, 1, 12])
 @pytest.mark.parametrize(
