@@ -17,6 +17,8 @@ ImportanceSamplingLevel = Literal["token", "sequence", "sequence_token"]
 KLEstimator = Literal["k1", "k2", "k3"]
 SamplerCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
+LearningRateCourse = Literal["constant", "linear", "cosine"]
+
 Searchable = Literal[
     "micro_batch_size_per_device", "num_generations", "max_completion_length", "prompts_per_step"
 ]

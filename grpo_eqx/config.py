@@ -17,6 +17,7 @@ from grpo_eqx.choices import (
     AdvantageEstimator,
     ImportanceSamplingLevel,
     KLEstimator,
+    LearningRateCourse,
     LossType,
     MultiObjectiveAggregation,
     Remat,
@@ -320,7 +321,7 @@ class GRPOConfig:
     learning_rate: PositiveFloat | None = None
     """Peak learning rate. None: 1e-4 for the embedded model, else 1e-6; ten times that with
     lora_rank."""
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "linear"
+    lr_scheduler_type: LearningRateCourse = "linear"
     """Learning rate schedule after the warm-up: constant, or decaying to 0."""
     warmup_steps: NonNegativeInt = 0
     """Updates over which the learning rate rises linearly from 0."""

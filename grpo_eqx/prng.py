@@ -8,7 +8,7 @@ from numbers import Integral
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, UInt32
+from jaxtyping import Array, Float, Int, Integer, Key, UInt32
 
 NUM_SEEDS = 2**32
 """Exclusive upper bound of seeds: larger ones would repeat the draws of smaller ones."""
@@ -19,7 +19,7 @@ _PARITY = 0x1BD11BDA
 _BELOW_ONE = 1 - 2.0**-24
 
 
-def make_key(seed: int | Int[Array, ""]) -> Key[Array, ""]:
+def make_key(seed: int | Integer[Array, ""]) -> Key[Array, ""]:
     """Returns the key of a seed, whatever JAX's default generator is.
 
     Raises `ValueError` for a seed that is negative, or not below `NUM_SEEDS`.
@@ -32,7 +32,7 @@ def make_key(seed: int | Int[Array, ""]) -> Key[Array, ""]:
 
 
 def sample_keys(
-    seed: int | Int[Array, ""],
+    seed: int | Integer[Array, ""],
     step: Int[Array, ""],
     prompt_indices: Int[Array, " P"],
     num_generations: int,

@@ -41,7 +41,7 @@ from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
 from grpo_eqx.sharding.rollout_sharding import RolloutSharding, lay_out, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
-from grpo_eqx.training.optimizer import make_optimizer
+from grpo_eqx.training.optimizer import OptimizerNumbers, make_optimizer
 from grpo_eqx.training.options import ProgramOptions
 from grpo_eqx.training.programs import SCORE, SCORE_REFERENCE, Programs
 from grpo_eqx.training.row_shape import RowShape
@@ -329,9 +329,9 @@ class RunSpec:
         model = raise_on_all_hosts(lambda: shard_model(source, mesh, dtype))
         if lora is not None:
             key = make_key(self.cfg.seed)
-            prepare = functools.partial(prepared, lora=lora, dtype=dtype, key=key)
-            shardings = jax.eval_shape(prepare, model).shardings(mesh)
-            model = jax.jit(prepare, out_shardings=shardings, donate_argnums=0)(model)
+            prepare = functools.partial(prepared, lora=lora, dtype=dtype)
+            shardings = jax.eval_shape(prepare, model, key=key).shardings(mesh)
+            model = jax.jit(prepare, out_shardings=shardings, donate_argnums=0)(model, key=key)
             model = jax.tree.map(relabeled, model, shardings)
         return model
 
@@ -487,6 +487,7 @@ def _program_options(
         rollout_sharding=run.rollout_sharding,
         attention=best_attention(mesh),
         objective=_objective(cfg),
+        optimizer=OptimizerNumbers.of(cfg) if run.passed.optimizer is None else None,
         mask_truncated_completions=cfg.mask_truncated_completions,
         top_entropy_quantile=cfg.top_entropy_quantile,
         micro_batch_size_per_device=cfg.micro_batch_size_per_device,

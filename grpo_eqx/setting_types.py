@@ -119,8 +119,9 @@ def _union_parts(kind: type) -> dict[str, tuple[Any, ...]]:
     """Returns the types that the type of each field is a union of."""
     hints = get_type_hints(kind, include_extras=True)
     return {
-        name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-        for name, hint in hints.items()
+        field.name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for field in dataclasses.fields(kind)
+        for hint in [hints[field.name]]
     }
 
 

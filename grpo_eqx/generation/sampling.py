@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
@@ -22,22 +23,29 @@ _PART = 128
 """Tokens of a part of a larger one. Another number would give other draws."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """Sampling parameters. Truncations apply in field order, each to the tokens that remain."""
+class Sampling(eqx.Module):
+    """Sampling parameters. Truncations apply in field order, each to the tokens that remain.
 
-    temperature: NonNegativeFloat = 1.0
+    All but `top_k` are data for `jax.jit`: others compile nothing again. What does not apply is
+    `None`, whatever number was given for that, and left out of the program.
+    """
+
+    _: dataclasses.KW_ONLY
+    temperature: NonNegativeFloat | None = 1.0
     """Divisor of the logits before the softmax; 0 means greedy."""
-    top_k: PositiveInt | None = None
+    top_k: PositiveInt | None = eqx.field(static=True, default=None)
     """Number of most likely tokens to keep (`None`: all); ties go to the lowest ids."""
-    top_p: PositiveShare = 1.0
+    top_p: PositiveShare | None = 1.0
     """Minimum total probability to keep, in the smallest set of most likely tokens; ties go to the
     lowest ids."""
-    min_p: Share = 0.0
+    min_p: Share | None = 0.0
     """Minimum probability of a token to keep, as a fraction of the most likely token's."""
 
     def __post_init__(self) -> None:
         convert_settings(self)
+        for name, without in (("temperature", 0), ("top_p", 1), ("min_p", 0)):
+            if getattr(self, name) == without:
+                object.__setattr__(self, name, None)
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -52,7 +60,7 @@ def sample_tokens(
     distribution they were drawn from. A greedy token comes from a point mass, so its log-prob
     is 0.
     """
-    if sampling.temperature == 0:
+    if sampling.temperature is None:
         tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
     logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
@@ -119,14 +127,14 @@ def _truncate(logits: Float[Array, "*batch V"], sampling: Sampling) -> Float[Arr
     if sampling.top_k is not None and sampling.top_k < vocab_size:
         lowest = jax.lax.top_k(logits, sampling.top_k)[0][..., -1:]
         logits = _keep_highest(logits, lowest, sampling.top_k)
-    if sampling.top_p < 1:
+    if sampling.top_p is not None:
         descending = jnp.sort(logits, axis=-1, descending=True)
         probs = jax.nn.softmax(descending, axis=-1)
         before = jnp.cumsum(probs, axis=-1) - probs
         kept = before < sampling.top_p
         lowest = jnp.min(jnp.where(kept, descending, jnp.inf), axis=-1, keepdims=True)
         logits = _keep_highest(logits, lowest, kept.sum(axis=-1, keepdims=True))
-    if sampling.min_p > 0:
+    if sampling.min_p is not None:
         lowest = logits.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
         logits = jnp.where(logits < lowest, -jnp.inf, logits)
     return logits

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from grpo_eqx._types import Number
 from grpo_eqx.errors import UserError
 
 
@@ -42,7 +43,7 @@ class LossBackend(eqx.Module):
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
-        temperature: float,
+        temperature: Number,
         mesh: jax.sharding.Mesh | None = None,
         softcap: float | None = None,
     ) -> TokenStats:
@@ -53,14 +54,16 @@ class LossBackend(eqx.Module):
 
         With a mesh, `hidden` is `[P, G, T, H]` and laid out as `batch_sharding` says, and the head
         as a parameter; without one, everything is on one device. Raises `UserError` for
-        incompatible shapes, and for a temperature or soft cap that is not a positive number.
+        incompatible shapes, and for a temperature or soft cap that is not a positive number. The
+        temperature can be traced, and is not checked then.
         """
         if hidden.shape != (*ids.shape, head.shape[1]):
             raise UserError(
                 f"hidden states {list(hidden.shape)}, ids {list(ids.shape)} and head "
                 f"{list(head.shape)} do not match: they must be [..., T, H], [..., T] and [V, H]."
             )
-        temperature = checked_positive("temperature", temperature)
+        if not isinstance(temperature, jax.core.Tracer):
+            temperature = checked_positive("temperature", temperature)
         softcap = None if softcap is None else checked_positive("softcap", softcap)
         counted = in_vocabulary(ids, len(head))
         hidden = jnp.where(counted[..., None], hidden, 0)
@@ -92,7 +95,7 @@ class LossBackend(eqx.Module):
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
-        temperature: float,
+        temperature: Number,
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:
@@ -100,7 +103,7 @@ class LossBackend(eqx.Module):
 
         **Arguments:** as in a call: final hidden states, in the dtype of the products; the head,
         float32 where it is trained; the tokens whose statistics are computed; the positive number
-        that divides the logits; the mesh, if any, and the soft cap, if any.
+        that divides the logits, traced in training; the mesh, if any, and the soft cap, if any.
         """
 
 
@@ -109,7 +112,7 @@ def in_vocabulary(ids: Int[Array, "*batch T"], vocabulary: int) -> Bool[Array, "
     return (ids >= 0) & (ids < vocabulary)
 
 
-def checked_positive(name: str, number: float) -> float:
+def checked_positive(name: str, number: Number) -> float:
     """Returns a number as a float; raises `UserError` unless it is positive and finite."""
     if isinstance(number, jax.core.Tracer):
         raise UserError(f"{name} is traced: it must be a Python number, fixed at compile time.")

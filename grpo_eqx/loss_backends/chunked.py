@@ -3,6 +3,7 @@
 import jax
 from jaxtyping import Array, Float, Int
 
+from grpo_eqx._types import Number
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.tiled import tiled_stats
@@ -35,7 +36,7 @@ class ChunkedLoss(LossBackend):
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
-        temperature: float,
+        temperature: Number,
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from grpo_eqx._types import Number
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.models.product import product
 from grpo_eqx.models.softcap import soft_capped
@@ -17,7 +18,7 @@ class DenseLoss(LossBackend):
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
-        temperature: float,
+        temperature: Number,
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:

@@ -37,7 +37,7 @@ def grpo_loss(
     - `mask`: True, or not 0, for the tokens that count. `None`: all.
     - `old_logps`: log-probs under the policy that the ratios divide by, if off-policy. `None` is
       on-policy: the ratios are 1, and the gradient is that of the policy itself.
-    - `ref_logps`: log-probs under the reference policy, for an objective whose `beta` is not 0.
+    - `ref_logps`: log-probs under the reference policy, for an objective with `beta`.
     - `sampler_logps`: log-probs under the distribution that `ids` were drawn from. `None`: the
       old policy's.
     - `temperature`: divides the logits.
@@ -79,8 +79,8 @@ def _check(
             f"logits {list(logits.shape)}, ids {list(ids.shape)} and advantages "
             f"{list(advantages.shape)} do not match: they must be [B, T, V], [B, T] and [B]."
         )
-    if (objective.beta == 0) != (ref_logps is None):
+    if (objective.beta is None) != (ref_logps is None):
         fix = "pass ref_logps" if ref_logps is None else "leave ref_logps out"
-        raise UserError(f"the objective's beta is {objective.beta:g}: {fix}, or change beta.")
+        raise UserError(f"the objective's beta is {objective.beta or 0:g}: {fix}, or change beta.")
     if objective.loss_type == "dr_grpo" and objective.max_completion_length is None:
         raise UserError("dr_grpo divides by max_completion_length: set it in the Objective.")

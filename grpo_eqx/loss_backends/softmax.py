@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from grpo_eqx._types import Number
 from grpo_eqx.loss_backends.base import TokenStats
 from grpo_eqx.models.running_softmax import MASKED
 
@@ -44,7 +45,7 @@ class Partial(NamedTuple):
         scores: Float[Array, "*scores"],
         own: Bool[Array, "*scores"],
         valid: Bool[Array, "*#scores"],
-        temperature: float,
+        temperature: Number | Float[Array, "*#scores"],
         axis: int = 0,
     ) -> "Partial":
         """Computes the sums over the `valid` scores along `axis`, which is kept with size 1.
@@ -62,31 +63,31 @@ class Partial(NamedTuple):
             jnp.sum(jnp.where(own & valid, scores, 0.0), axis=axis, keepdims=True),
         )
 
-    def factor(self, highest: Float[Array, "*#n"], temperature: float) -> Float[Array, "*n"]:
+    def factor(self, highest: Float[Array, "*#n"], temperature: Number) -> Float[Array, "*n"]:
         """Returns by what the sums change where another largest score takes the place of theirs."""
         return jnp.exp((self.highest - highest) / temperature)
 
-    def relative_to(self, highest: Float[Array, "*#n"], temperature: float) -> "Partial":
+    def relative_to(self, highest: Float[Array, "*#n"], temperature: Number) -> "Partial":
         """Rescales the sums to be relative to another largest score."""
         shift, factor = (self.highest - highest) / temperature, self.factor(highest, temperature)
         moments = jnp.where(factor > 0, (self.moments + shift * self.sums) * factor, 0.0)
         return Partial(highest, self.sums * factor, moments, self.chosen)
 
-    def merged(self, temperature: float) -> "Partial":
+    def merged(self, temperature: Number) -> "Partial":
         """Merges parts stacked along dim 0 into the sums over all of them."""
         relative = self.relative_to(self.highest.max(axis=0), temperature)
         return Partial(relative.highest, *(x.sum(axis=0) for x in relative[1:]))
 
-    def plus(self, other: "Partial", temperature: float) -> "Partial":
+    def plus(self, other: "Partial", temperature: Number) -> "Partial":
         """Returns the sums over both parts."""
         return jax.tree.map(lambda a, b: jnp.stack([a, b]), self, other).merged(temperature)
 
-    def over_axis(self, name: str, temperature: float) -> "Partial":
+    def over_axis(self, name: str, temperature: Number) -> "Partial":
         """Returns the sums over the parts that the devices along a mesh axis hold."""
         relative = self.relative_to(jax.lax.pmax(self.highest, name), temperature)
         return Partial(relative.highest, *jax.lax.psum(relative[1:], name))
 
-    def stats(self, temperature: float) -> TokenStats:
+    def stats(self, temperature: Number) -> TokenStats:
         """Returns the tokens' statistics, for sums over the whole vocabulary."""
         logsums = jnp.log(self.sums)
         return TokenStats(
@@ -109,7 +110,7 @@ class ScoreGradient(NamedTuple):
     own: Float[Array, "*n"]
 
     @classmethod
-    def of(cls, sums: Partial, cotangents: TokenStats, temperature: float) -> "ScoreGradient":
+    def of(cls, sums: Partial, cotangents: TokenStats, temperature: Number) -> "ScoreGradient":
         """Derives coefficients from whole-vocabulary sums and their statistics' cotangents."""
         g = TokenStats(*(x / temperature for x in cotangents))
         entropies = sums.stats(temperature).entropies
@@ -117,7 +118,10 @@ class ScoreGradient(NamedTuple):
         return cls(sums.highest, jnp.log(sums.sums), constant, -g.entropies, g.logps)
 
     def at(
-        self, scores: Float[Array, "*scores"], own: Bool[Array, "*scores"], temperature: float
+        self,
+        scores: Float[Array, "*scores"],
+        own: Bool[Array, "*scores"],
+        temperature: Number | Float[Array, "*#scores"],
     ) -> Float[Array, "*scores"]:
         """Returns ds for a part of the vocabulary; `own` marks each token's own score."""
         logprobs = (scores - self.highest) / temperature - self.logsums

@@ -18,6 +18,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from grpo_eqx._types import Number
 from grpo_eqx.loss_backends.base import TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.loss_backends.tiles import ScoreTiles, Tiles
@@ -132,18 +133,18 @@ class _Sums(NamedTuple):
     rows: Float[Array, "*n H"] | None
     """Sum of the rows that `ScoreTiles.weighted_rows` weights, where the head is not trained."""
 
-    def relative_to(self, scores: Partial, temperature: float) -> Float[Array, "*n H"] | None:
+    def relative_to(self, scores: Partial, temperature: Number) -> Float[Array, "*n H"] | None:
         """Returns the rows' sum relative to the largest of other scores."""
         if self.rows is None:
             return None
         return self.rows * self.scores.factor(scores.highest, temperature)[..., None]
 
-    def plus(self, other: "_Sums", temperature: float) -> "_Sums":
+    def plus(self, other: "_Sums", temperature: Number) -> "_Sums":
         scores = self.scores.plus(other.scores, temperature)
         rows = (x.relative_to(scores, temperature) for x in (self, other))
         return _Sums(scores, jax.tree.map(jnp.add, *rows))
 
-    def over_axis(self, name: str, temperature: float) -> "_Sums":
+    def over_axis(self, name: str, temperature: Number) -> "_Sums":
         scores = self.scores.over_axis(name, temperature)
         return _Sums(scores, jax.lax.psum(self.relative_to(scores, temperature), name))
 
@@ -162,7 +163,7 @@ class _Tiled(NamedTuple):
         scores: Float[Array, "v n"] | None,
         index: Int[Array, ""],
         tile: Int[Array, ""],
-        temperature: float,
+        temperature: Number,
     ) -> "_Tiled":
         """Adds the sums, and where they are kept the scores, of a slice and a tile of tokens."""
         before = jax.tree.map(lambda x: x[tile], self.sums)
@@ -182,18 +183,19 @@ class _Residuals(NamedTuple):
     head: Float[Array, "V H"]
     ids: Int[Array, "*batch T"]
     sums: Partial
+    temperature: Number
     slope: Float[Array, "*batch T H"] | None
     """Gradient of the log-probs by the hidden states, float32, where the head is not trained."""
     scores: Float[Array, "devices slices tiles v n"] | None
     """Scores of each device's tiles, float32, where they are kept."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def tiled_stats(
     hidden: Float[Array, "*batch T H"],
     head: Float[Array, "V H"],
     ids: Int[Array, "*batch T"],
-    temperature: float,
+    temperature: Number,
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
 ) -> TokenStats:
@@ -206,29 +208,30 @@ def _forward(
     hidden: CustomVJPPrimal,
     head: CustomVJPPrimal,
     ids: CustomVJPPrimal,
-    temperature: float,
+    temperature: CustomVJPPrimal,
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[TokenStats, _Residuals]:
-    arguments = hidden.value, head.value, ids.value
-    sums, scores = _sums(*arguments, temperature, tiles, mesh, trains_head=head.perturbed)
+    arguments, divisor = (hidden.value, head.value, ids.value), temperature.value
+    sums, scores = _sums(*arguments, divisor, tiles, mesh, trains_head=head.perturbed)
     slope = None
     if sums.rows is not None:
         own_rows = laid_out_embeddings(head.value[ids.value].astype(hidden.value.dtype), mesh)
-        rest = -jnp.expm1(sums.scores.stats(temperature).logps)
+        rest = -jnp.expm1(sums.scores.stats(divisor).logps)
         rest = gradient_before_cap(rest, sums.scores.chosen, tiles.softcap)
         # The token's own row is apart: with a probability near 1, its rounded weight would not
         # cancel.
         others = sums.rows / sums.scores.sums[..., None]
-        slope = (rest[..., None] * own_rows - others) / temperature
-    return sums.scores.stats(temperature), _Residuals(*arguments, sums.scores, slope, scores)
+        slope = (rest[..., None] * own_rows - others) / divisor
+    residuals = _Residuals(*arguments, sums.scores, divisor, slope, scores)
+    return sums.scores.stats(divisor), residuals
 
 
 def _sums(
     hidden: Float[Array, "*batch T H"],
     head: Float[Array, "V H"],
     ids: Int[Array, "*batch T"],
-    temperature: float,
+    temperature: Number,
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
     *,
@@ -241,7 +244,9 @@ def _sums(
     """
     layout = _Layout.of(mesh, ids, head)
 
-    def local(hidden: Array, head: Array, ids: Array) -> tuple[_Sums, Array | None]:
+    def local(
+        hidden: Array, head: Array, ids: Array, temperature: Number
+    ) -> tuple[_Sums, Array | None]:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
         cut = _cut_tokens((hidden, own_ids), ids.ndim, tiles.tokens)
@@ -281,27 +286,32 @@ def _sums(
         return sums, None if scores is None else scores[None]
 
     tokens = layout.tokens
-    run = layout.on_each_device(local, (tokens, layout.head, tokens), (tokens, layout.by_device))
-    return run(hidden, head, ids)
+    arguments = tokens, layout.head, tokens, PartitionSpec()
+    run = layout.on_each_device(local, arguments, (tokens, layout.by_device))
+    return run(hidden, head, ids, temperature)
 
 
 def _backward(
-    temperature: float,
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
     residuals: _Residuals,
     cotangents: TokenStats,
-) -> tuple[Array, Array | None, None]:
-    hidden, head, ids, sums, slope, scores = residuals
+) -> tuple[Array, Array | None, None, None]:
+    hidden, head, ids, sums, temperature, slope, scores = residuals
     others = cotangents.entropies, cotangents.logsumexps
     if slope is not None and all(isinstance(x, SymbolicZero) for x in others):
         of_hidden = jnp.asarray(cotangents.logps)[..., None] * slope
-        return of_hidden.astype(hidden.dtype), None, None
+        return of_hidden.astype(hidden.dtype), None, None, None
     cotangents = TokenStats(*map(_instantiated, cotangents))
     layout = _Layout.of(mesh, ids, head)
 
     def local(
-        hidden: Array, head: Array, ids: Array, gradient: ScoreGradient, kept: Array | None
+        hidden: Array,
+        head: Array,
+        ids: Array,
+        gradient: ScoreGradient,
+        kept: Array | None,
+        temperature: Number,
     ) -> tuple[Array, Array]:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
@@ -325,11 +335,10 @@ def _backward(
         return of_hidden[: ids.size].reshape(hidden.shape).astype(hidden.dtype), of_head
 
     tokens = layout.tokens
-    run = layout.on_each_device(
-        local, (tokens, layout.head, tokens, tokens, layout.by_device), (tokens, layout.head)
-    )
+    arguments = tokens, layout.head, tokens, tokens, layout.by_device, PartitionSpec()
+    run = layout.on_each_device(local, arguments, (tokens, layout.head))
     gradient = ScoreGradient.of(sums, cotangents, temperature)
-    return *run(hidden, head, ids, gradient, scores), None
+    return *run(hidden, head, ids, gradient, scores, temperature), None, None
 
 
 def _instantiated(cotangent: Array | SymbolicZero) -> Array:
@@ -364,7 +373,7 @@ def _slice_gradients(
     slice_: _HeadSlice,
     kept: Float[Array, "slices tiles v n"] | None,
     of_hidden: Float[Array, "tiles H n"],
-    temperature: float,
+    temperature: Number,
     tiles: Tiles,
 ) -> tuple[Float[Array, "tiles H n"], Float[Array, "v H"]]:
     """Adds a slice's part to the hidden states' gradient; returns that and the slice's own.

@@ -6,6 +6,7 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from grpo_eqx._types import Number
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.models.product import product
@@ -29,7 +30,7 @@ class Tiles(abc.ABC):
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
         first: Int[Array, ""],
-        temperature: float,
+        temperature: Number,
     ) -> Partial:
         """Computes sums over the head's rows from `first` on, `[parts, n]` for any number of parts.
 
@@ -43,7 +44,7 @@ class Tiles(abc.ABC):
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
         gradient: ScoreGradient,
-        temperature: float,
+        temperature: Number,
     ) -> Float[Array, "v n"]:
         """Computes the gradient of the tile's scores before their cap, in the dtype of `hidden`."""
 
@@ -72,7 +73,7 @@ class ScoreTiles(Tiles):
         scores: Float[Array, "v n"],
         ids: Int[Array, " n"],
         first: Int[Array, ""],
-        temperature: float,
+        temperature: Number,
     ) -> Partial:
         """Computes `sums` of these scores."""
         return Partial.of_scores(scores, _own(scores, ids), _valid(scores, first), temperature)
@@ -82,7 +83,7 @@ class ScoreTiles(Tiles):
         scores: Float[Array, "v n"],
         ids: Int[Array, " n"],
         gradient: ScoreGradient,
-        temperature: float,
+        temperature: Number,
     ) -> Float[Array, "v n"]:
         """Computes the gradient of these scores before their cap, float32."""
         by_scores = gradient.at(scores, _own(scores, ids), temperature)
@@ -94,7 +95,7 @@ class ScoreTiles(Tiles):
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
         first: Int[Array, ""],
-        temperature: float,
+        temperature: Number,
     ) -> Partial:
         return self.sums_from(self.scores(hidden, head), ids, first, temperature)
 
@@ -104,7 +105,7 @@ class ScoreTiles(Tiles):
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
         gradient: ScoreGradient,
-        temperature: float,
+        temperature: Number,
     ) -> Float[Array, "v n"]:
         by_scores = self.gradient_from(self.scores(hidden, head), ids, gradient, temperature)
         return by_scores.astype(hidden.dtype)
@@ -115,7 +116,7 @@ class ScoreTiles(Tiles):
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
         first: Int[Array, ""],
-        temperature: float,
+        temperature: Number,
     ) -> tuple[Partial, Float[Array, "n H"]]:
         """Computes `sums` in one part, and the rows that these weight, without the token's own.
 

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from grpo_eqx._types import Number
 from grpo_eqx.choices import KLEstimator
 from grpo_eqx.objective.ratios import MAX_EXPONENT
 
@@ -11,7 +12,7 @@ def kl_estimates(
     logps: Float[Array, "P G Tc"],
     ref_logps: Float[Array, "P G Tc"],
     estimator: KLEstimator = "k3",
-    clamp: float | None = None,
+    clamp: Number | None = None,
 ) -> Float[Array, "P G Tc"]:
     r"""Estimates KL(policy || reference) for each token (http://joschu.net/blog/kl-approx.html).
 

@@ -3,10 +3,12 @@
 import dataclasses
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from grpo_eqx._types import Number
 from grpo_eqx.choices import (
     CLIPPED_LOSSES,
     ImportanceSamplingLevel,
@@ -48,31 +50,40 @@ class TokenBatch(NamedTuple):
     old_logps: Float[Array, "P G Tc"] | None = None
     """Log-probs under the policy that ratios divide by. `None`: the policy itself; ratios are 1."""
     ref_logps: Float[Array, "P G Tc"] | None = None
-    """Log-probs under the reference policy; required unless `beta` is 0."""
+    """Log-probs under the reference policy; required with `beta`."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Objective:
-    """GRPO's objective and its variants, with the resolved values of `GRPOConfig`'s fields."""
+def _none_if_zero(number: Number | None) -> Number | None:
+    return None if number == 0 else number
 
-    loss_type: LossType = "dapo"
-    importance_sampling_level: ImportanceSamplingLevel = "token"
-    epsilon: float = 0.2
-    epsilon_high: float = 0.2
-    delta: float | None = None
-    dual_clip: float | None = None
-    sapo_temperature_pos: float = 1.0
-    sapo_temperature_neg: float = 1.05
-    beta: float = 0.0
-    kl_estimator: KLEstimator = "k3"
-    kl_clamp: float | None = None
-    use_bias_correction_kl: bool = True
-    importance_sampling_mode: SamplerCorrection | None = None
-    importance_sampling_clip_min: float | None = None
-    importance_sampling_clip_max: float | None = None
-    off_policy_mask_threshold: float | None = None
-    entropy_coef: float = 0.0
-    max_completion_length: int | None = None
+
+class Objective(eqx.Module):
+    """GRPO's objective and its variants, with the resolved values of `GRPOConfig`'s fields.
+
+    Its numbers are data for `jax.jit`: others compile nothing again. A term without a weight is
+    `None`, and left out of the program.
+    """
+
+    _: dataclasses.KW_ONLY
+
+    loss_type: LossType = eqx.field(static=True, default="dapo")
+    importance_sampling_level: ImportanceSamplingLevel = eqx.field(static=True, default="token")
+    epsilon: Number = 0.2
+    epsilon_high: Number = 0.2
+    delta: Number | None = None
+    dual_clip: Number | None = None
+    sapo_temperature_pos: Number = 1.0
+    sapo_temperature_neg: Number = 1.05
+    beta: Number | None = eqx.field(default=None, converter=_none_if_zero)
+    kl_estimator: KLEstimator = eqx.field(static=True, default="k3")
+    kl_clamp: Number | None = None
+    use_bias_correction_kl: bool = eqx.field(static=True, default=True)
+    importance_sampling_mode: SamplerCorrection | None = eqx.field(static=True, default=None)
+    importance_sampling_clip_min: Number | None = None
+    importance_sampling_clip_max: Number | None = None
+    off_policy_mask_threshold: Number | None = None
+    entropy_coef: Number | None = eqx.field(default=None, converter=_none_if_zero)
+    max_completion_length: int | None = eqx.field(static=True, default=None)
     """Length that `dr_grpo` divides its sums by; required there."""
 
     def __call__(self, batch: TokenBatch, totals: Totals) -> tuple[Float[Array, ""], Metrics]:
@@ -95,11 +106,11 @@ class Objective:
         loss = jnp.sum(weights * scale * policy.losses)
 
         metrics = MetricsRecorder(batch.mask, totals)
-        if self.beta != 0:
+        if self.beta is not None:
             kl = self._kl(batch, ratios)
             metrics.mean("kl", kl)
             loss += self.beta * jnp.sum(weights * kl)
-        if self.entropy_coef != 0:
+        if self.entropy_coef is not None:
             metrics.add("policy_loss", loss)
             entropy = jnp.sum(batch.entropies, where=policy_mask)
             loss -= self.entropy_coef * entropy / jnp.maximum(totals.policy_tokens, 1)
@@ -176,7 +187,7 @@ class Objective:
         For token ratios, the correction is that of DeepSeek-V3.2 (arXiv 2512.02556, eq. 7); at
         level `sequence` it is TRL's, with the sequence's ratio for each of its tokens.
         """
-        assert batch.ref_logps is not None, "beta is not 0, but ref_logps is None"
+        assert batch.ref_logps is not None, "beta is given, but ref_logps is None"
         kl = kl_estimates(batch.logps, batch.ref_logps, self.kl_estimator, self.kl_clamp)
         return kl * ratios if self.use_bias_correction_kl else kl
 

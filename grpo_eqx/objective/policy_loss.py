@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from grpo_eqx._types import Number
+
 
 class PolicyLoss(NamedTuple):
     """Policy losses, with masks of where clipping removes or caps their gradient."""
@@ -21,10 +23,10 @@ def clipped_loss(
     ratios: Float[Array, "P G W"],
     advantages: Float[Array, "P G"],
     *,
-    epsilon: float,
-    epsilon_high: float,
-    delta: float | None = None,
-    dual_clip: float | None = None,
+    epsilon: Number,
+    epsilon_high: Number,
+    delta: Number | None = None,
+    dual_clip: Number | None = None,
 ) -> PolicyLoss:
     r"""Computes PPO's clipped objective, with up to two more bounds:
 
@@ -56,7 +58,7 @@ def cispo_loss(
     ratios: Float[Array, "P G W"],
     advantages: Float[Array, "P G"],
     *,
-    epsilon_high: float,
+    epsilon_high: Number,
 ) -> PolicyLoss:
     r"""Computes log-probs weighted by ratios that are capped and have no gradient of their own:
 
@@ -76,8 +78,8 @@ def sapo_loss(
     ratios: Float[Array, "P G W"],
     advantages: Float[Array, "P G"],
     *,
-    temperature_pos: float,
-    temperature_neg: float,
+    temperature_pos: Number,
+    temperature_neg: Number,
 ) -> PolicyLoss:
     r"""Computes the loss with a soft gate in place of clipping:
 

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from grpo_eqx._types import Number
 from grpo_eqx.choices import (
     ImportanceSamplingLevel,
     SamplerCorrection,
@@ -49,8 +50,8 @@ def sampler_weights(
     sampler_logps: Float[Array, "P G Tc"],
     mask: Bool[Array, "P G Tc"],
     mode: SamplerCorrection,
-    clip_min: float | None,
-    clip_max: float | None,
+    clip_min: Number | None,
+    clip_max: Number | None,
 ) -> Float[Array, "P G W"]:
     r"""Returns weights for tokens the sampler drew from a distribution other than the trainer's.
 
@@ -76,7 +77,7 @@ def off_policy_keep(
     sampler_logps: Float[Array, "P G Tc"],
     mask: Bool[Array, "P G Tc"],
     advantages: Float[Array, "P G"],
-    threshold: float,
+    threshold: Number,
 ) -> Bool[Array, "P G 1"]:
     """Returns False for sequences of negative advantage that the policy has moved away from.
 

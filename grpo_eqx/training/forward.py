@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Integer
 
+from grpo_eqx._types import Number
 from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
@@ -37,7 +38,7 @@ def forward_pass(
     dtype: jnp.dtype,
     remat: Remat,
     attention: CausalAttention,
-    temperature: float,
+    temperature: Number,
 ) -> ForwardPass:
     """Computes the log-probs of the completions in rows, by the rollout's routes if it has some.
 

@@ -66,6 +66,7 @@ def lower_generate(
     return programs.jitted_generate.lower(
         model,
         jax.tree.map(lambda x: _sharded(x, layout.sharding(layout.prompts)), prompts),
+        jax.ShapeDtypeStruct((), jnp.uint32),
         jax.ShapeDtypeStruct((), jnp.int32),
         jax.ShapeDtypeStruct((num_prompts,), jnp.int32),
         programs.options.stopping,
@@ -100,7 +101,8 @@ def lower_score(
     batch = _batch_shapes(programs, model, num_prompts, num_generations, is_share=is_share)
     rollout = batch.rollout.without_routes() if is_reference else batch.rollout
     packing = _packing_shapes(programs, num_prompts, num_generations)
-    return programs.jitted_score.lower(model, rollout, packing)
+    temperature = jax.ShapeDtypeStruct((), jnp.float32)
+    return programs.jitted_score.lower(model, rollout, packing, temperature)
 
 
 def lower_update(
@@ -122,7 +124,9 @@ def lower_update(
     packing = _packing_shapes(programs, num_prompts, num_generations)
     tokens = jax.ShapeDtypeStruct((), jnp.float32) if is_share else None
     opt_state = optimizer_shapes(programs, model)
-    return programs.jitted_update.lower(model, opt_state, batch, packing, tokens)
+    return programs.jitted_update.lower(
+        model, opt_state, batch, packing, tokens, programs.update_numbers
+    )
 
 
 def _batch_shapes(

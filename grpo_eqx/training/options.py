@@ -1,14 +1,28 @@
 """Options of the device programs."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from grpo_eqx._types import Number
 from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding.rollout_sharding import LegacySharding, RolloutSharding
+from grpo_eqx.training.optimizer import OptimizerNumbers
+
+
+class UpdateNumbers(NamedTuple):
+    """Numbers that are data of `update`: others compile nothing again."""
+
+    temperature: Number
+    objective: Objective
+    left_out: Number | None
+    """Share of the tokens, those with the lowest entropy, that the policy term leaves out."""
+    optimizer: OptimizerNumbers | None
+    """`None` for an optimizer that was passed, whose numbers are constants of its own."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +54,8 @@ class ProgramOptions:
     attention: CausalAttention
     """Attention over whole sequences; decoding attends to its cache by other means."""
     objective: Objective
+    optimizer: OptimizerNumbers | None = None
+    """Numbers of the optimizer. `None`: it has constants of its own."""
     mask_truncated_completions: bool = False
     top_entropy_quantile: float = 1.0
     micro_batch_size_per_device: int | None = None
@@ -47,6 +63,19 @@ class ProgramOptions:
     """Tokens that a device processes at a time where the size of micro-batches is not given."""
     row_multiple: int = 1
     """Divisor of the number of tokens in a row of `score` and `update`."""
+
+    @property
+    def temperature(self) -> float:
+        """Divisor of the logits in training, which is that of sampling."""
+        assert self.sampling.temperature is not None  # completions to train on are not greedy
+        return self.sampling.temperature
+
+    @property
+    def update_numbers(self) -> UpdateNumbers:
+        """Numbers that `update` takes as data."""
+        keeps_all = self.top_entropy_quantile == 1
+        left_out = None if keeps_all else 1 - self.top_entropy_quantile
+        return UpdateNumbers(self.temperature, self.objective, left_out, self.optimizer)
 
     @property
     def sampling_dtype(self) -> jnp.dtype:

@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
+from grpo_eqx._types import Number
 from grpo_eqx.generation import (
     Prompts,
     Rollout,
@@ -99,7 +100,10 @@ class Programs:
         self.options = options
         self.mesh = mesh
         self.backend = backend
-        self.optimizer = optimizer
+        self.optimizer = optax.with_extra_args_support(optimizer)
+        # In one array, as every argument of a program is sent to each device by itself.
+        numbers, self._numbers_tree = jax.tree.flatten(options.update_numbers)
+        self.update_numbers: Float[np.ndarray, " numbers"] = np.asarray(numbers, np.float32)
         self._layouts: dict[tuple[int, int], RolloutLayout] = {}
         self.num_shapes: Counter[str] = Counter()
         """Number of sets of shapes that each of the three programs has been compiled for."""
@@ -108,7 +112,7 @@ class Programs:
         `SCORE_REFERENCE` and `SCORE_SHARE`, which are one program for two kinds of models and,
         under the policy, for a rollout's share."""
         generate = self._counted(GENERATE, self._generate_program)
-        self.jitted_generate = jax.jit(generate, static_argnames=("group", "sampling"))
+        self.jitted_generate = jax.jit(generate, static_argnames="group")
         score = self._counted(SCORE, self._score_program)
         self.jitted_score = jax.jit(score)
         update = self._counted(UPDATE, self._update_program)
@@ -170,7 +174,7 @@ class Programs:
         prompts = shard(prompts, layout.sharding(layout.prompts))
         rows = np.arange(first_row, first_row + num_prompts, dtype=np.int32)
         return self.jitted_generate(
-            model, prompts, np.int32(step), rows,
+            model, prompts, np.uint32(self.options.seed), np.int32(step), rows,
             self.options.stopping,  # no constant of the program: it has an entry for every token
             num_generations, sampling,
         )  # fmt: skip
@@ -249,7 +253,7 @@ class Programs:
         rollout = dataclasses.replace(rollout, written=None)
         if is_reference:
             rollout = rollout.without_routes()
-        return self.jitted_score(model, rollout, packing)
+        return self.jitted_score(model, rollout, packing, np.float32(self.options.temperature))
 
     def reference(self, model: CausalLM, *, frozen: bool) -> CausalLM:
         """Copies a model for `score`: in its compute dtypes if frozen, or in float32 for mixing."""
@@ -284,7 +288,7 @@ class Programs:
         batch, packing = jax.tree.map(self._on_devices, (batch, packing))
         tokens = None if tokens_per_update is None else np.float32(tokens_per_update)
         model, opt_state, metrics = self.jitted_update(
-            state.model, state.opt_state, batch, packing, tokens
+            state.model, state.opt_state, batch, packing, tokens, self.update_numbers
         )
         return dataclasses.replace(state, model=model, opt_state=opt_state), metrics
 
@@ -313,7 +317,7 @@ class Programs:
                 hidden,
                 head,
                 ids,
-                options.sampling.temperature,
+                options.temperature,
                 self.mesh,
                 model.config.logit_softcap,
             ),
@@ -329,6 +333,7 @@ class Programs:
         self,
         model: CausalLM,
         prompts: Prompts,
+        seed: UInt[Array, ""],
         step: Int[Array, ""],
         rows: Int[Array, " P"],
         stopping: Stopping,
@@ -344,7 +349,7 @@ class Programs:
         rollout, counts = generate(
             model.transposed() if options.decodes_on_cpu else model,
             prompts,
-            sample_keys(options.seed, step, rows, group),
+            sample_keys(seed, step, rows, group),
             sampling=sampling,
             max_length=options.max_completion_length,
             stopping=stopping,
@@ -405,13 +410,15 @@ class Programs:
         rows = Rows.of(packing, micro_batch, group)
         return jax.lax.with_sharding_constraint(rows, sharding)
 
-    def _score_program(self, model: CausalLM, rollout: Rollout, packing: Packing) -> TokenScores:
+    def _score_program(
+        self, model: CausalLM, rollout: Rollout, packing: Packing, temperature: Float[Array, ""]
+    ) -> TokenScores:
         group = rollout.completion_ids.shape[1]
         rollout = self._gathered(rollout)
 
         def score(index: Int[Array, ""], scores: TokenScores) -> TokenScores:
             rows = self._rows(packing, index, group)
-            stats = self._forward_pass(model, rollout, rows).stats
+            stats = self._forward_pass(model, rollout, rows, temperature).stats
             return TokenScores(
                 rows.put(scores.logps, stats.logps), rows.put(scores.entropies, stats.entropies)
             )
@@ -420,7 +427,9 @@ class Programs:
         scores = jax.lax.fori_loop(jnp.int32(0), packing.number, score, TokenScores(zeros, zeros))
         return self._gathered(scores)
 
-    def _forward_pass(self, model: CausalLM, rollout: Rollout, rows: Rows) -> ForwardPass:
+    def _forward_pass(
+        self, model: CausalLM, rollout: Rollout, rows: Rows, temperature: Number
+    ) -> ForwardPass:
         """Computes statistics of the completions in rows, at the sampling temperature."""
         options = self.options
         return forward_pass(
@@ -432,7 +441,7 @@ class Programs:
             dtype=options.dtype,
             remat=options.remat,
             attention=options.attention,
-            temperature=options.sampling.temperature,
+            temperature=temperature,
         )
 
     def _token_batch(
@@ -466,16 +475,13 @@ class Programs:
         mask = self._mask(batch.rollout)
         return mask if floor is None else mask & (jnp.asarray(batch.entropies) >= floor)
 
-    def _entropy_floor(self, batch: Batch) -> Float[Array, ""] | None:
+    def _entropy_floor(self, batch: Batch, left_out: Number | None) -> Float[Array, ""] | None:
         """Returns the entropy that `top_entropy_quantile` of the tokens reach; `None` for all."""
-        if self.options.top_entropy_quantile == 1:
+        if left_out is None:
             return None
         assert batch.entropies is not None, "top_entropy_quantile needs entropies"
-        return entropy_floor(
-            jnp.asarray(batch.entropies),
-            self._mask(batch.rollout),
-            self.options.top_entropy_quantile,
-        )
+        entropies = jnp.asarray(batch.entropies)
+        return entropy_floor(entropies, self._mask(batch.rollout), left_out)
 
     def _update_program(
         self,
@@ -484,10 +490,14 @@ class Programs:
         batch: Batch,
         packing: Packing,
         tokens_per_update: Float[Array, ""] | None,
+        numbers: Float[Array, " numbers"],
     ) -> tuple[CausalLM, optax.OptState, dict[str, Array]]:
+        temperature, objective, left_out, of_optimizer = jax.tree.unflatten(
+            self._numbers_tree, list(numbers)
+        )
         batch = self._gathered(batch)
         group = batch.advantages.shape[1]
-        floor = self._entropy_floor(batch)
+        floor = self._entropy_floor(batch, left_out)
         totals = Totals.of(
             self._mask(batch.rollout), self._policy_mask(batch, floor), tokens_per_update
         )
@@ -497,9 +507,10 @@ class Programs:
             params: CausalLM, index: Int[Array, ""]
         ) -> tuple[Float[Array, ""], tuple[Metrics, ExpertUse | None]]:
             rows = self._rows(packing, index, group)
-            stats, use = self._forward_pass(eqx.combine(params, frozen), batch.rollout, rows)
+            whole = eqx.combine(params, frozen)
+            stats, use = self._forward_pass(whole, batch.rollout, rows, temperature)
             token_batch = self._token_batch(batch, rows, stats, floor)
-            part, metrics = self.options.objective(token_batch, totals)
+            part, metrics = objective(token_batch, totals)
             return part, (metrics, use)
 
         def accumulate(
@@ -518,7 +529,8 @@ class Programs:
         metrics = {**parts.values(), "grad_norm": optax.tree.norm(gradient)}
         if use is not None:
             metrics |= use.metrics()
-        updates, next_opt_state = self.optimizer.update(gradient, opt_state, params)
+        as_data = {} if of_optimizer is None else {"numbers": of_optimizer}
+        updates, next_opt_state = self.optimizer.update(gradient, opt_state, params, **as_data)
         metrics["update_norm"] = optax.tree.norm(updates)
         next_params = optax.apply_updates(params, updates)
         # A selection and no branch: what is selected fuses with the optimizer's arithmetic.

@@ -11,7 +11,7 @@ def kept(entropies: np.ndarray, share: float, mask: np.ndarray | None = None) ->
     """Which tokens are at or above the floor."""
     shaped = jnp.asarray(entropies, jnp.float32).reshape(1, 1, -1)
     counts = jnp.ones(shaped.shape, bool) if mask is None else jnp.asarray(mask).reshape(1, 1, -1)
-    floor = entropy_floor(shaped, counts, share)
+    floor = entropy_floor(shaped, counts, 1 - share)
     return np.asarray((shaped >= floor) & counts)[0, 0]
 
 

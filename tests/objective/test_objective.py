@@ -362,8 +362,8 @@ CLIPPING = {
 def test_each_loss_type_records_its_metrics(loss_type: LossType, names: set[str]) -> None:
     objective = next(x for x in SETTINGS if x.loss_type == loss_type)
     options: dict[str, bool] = {
-        "kl": objective.beta != 0,
-        "policy_loss": objective.entropy_coef != 0,
+        "kl": objective.beta is not None,
+        "policy_loss": objective.entropy_coef is not None,
     }
     expected = EVERYWHERE | names | {name for name, recorded in options.items() if recorded}
     assert set(evaluate(objective, random_batch(0)).metrics) == expected

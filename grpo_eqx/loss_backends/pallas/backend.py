@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from grpo_eqx._types import Number
 from grpo_eqx.errors import UserError
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.pallas.gpu import TritonKernels
@@ -48,7 +49,7 @@ class PallasLoss(LossBackend):
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
-        temperature: float,
+        temperature: Number,
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from grpo_eqx._types import Number
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.loss_backends.tiles import Tiles
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped
@@ -137,10 +138,10 @@ class KernelTiles(Tiles):
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
         first: Int[Array, ""],
-        temperature: float,
+        temperature: Number,
     ) -> Partial:
         problem, blocks = self._problem(hidden, head)
-        operands = _operands(blocks, hidden, head, ids, first)
+        operands = _operands(blocks, hidden, head, ids, first, temperature)
         n, v = operands.ids.shape[1], len(operands.head)
         # A block's sums are stacked in the order of `Partial`.
         output = Output(
@@ -149,7 +150,7 @@ class KernelTiles(Tiles):
             (None, NUM_SUMS, blocks.tokens),
             lambda i, j: (j, 0, i),
         )
-        epilogue = partial(_write_sums, temperature=temperature, softcap=self.softcap)
+        epilogue = partial(_write_sums, softcap=self.softcap)
         stacked = self.kernels.run(problem, operands, epilogue, output)
         return Partial(*(stacked[:, i, : len(ids)] for i in range(NUM_SUMS)))
 
@@ -159,10 +160,10 @@ class KernelTiles(Tiles):
         head: Float[Array, "v H"],
         ids: Int[Array, " n"],
         gradient: ScoreGradient,
-        temperature: float,
+        temperature: Number,
     ) -> Float[Array, "v n"]:
         problem, blocks = self._problem(hidden, head)
-        operands = _operands(blocks, hidden, head, ids, 0, jnp.stack(gradient))
+        operands = _operands(blocks, hidden, head, ids, 0, temperature, jnp.stack(gradient))
         n, v = operands.ids.shape[1], len(operands.head)
         output = Output(
             (v, n),
@@ -170,7 +171,7 @@ class KernelTiles(Tiles):
             (blocks.vocabulary, blocks.tokens),
             lambda i, j: (j, i),
         )
-        epilogue = partial(_write_gradient, temperature=temperature, softcap=self.softcap)
+        epilogue = partial(_write_gradient, softcap=self.softcap)
         return self.kernels.run(problem, operands, epilogue, output)[: len(head), : len(ids)]
 
     def _problem(
@@ -186,42 +187,46 @@ def _operands(
     head: Float[Array, "v H"],
     ids: Int[Array, " n"],
     first: Int[Array, ""] | int,
+    temperature: Number,
     *per_token: Float[Array, "k n"],
 ) -> Operands:
+    ids = _filled(ids[None], (1, blocks.tokens))
+    # A kernel cannot read a number from outside, but an array, and has one for the tokens.
+    temperatures = jnp.full(ids.shape, temperature, jnp.float32)
     return Operands(
         jnp.stack([jnp.asarray(first, jnp.int32), jnp.int32(len(head))]),
         _filled(hidden, (blocks.tokens, blocks.hidden)),
         _filled(head, (blocks.vocabulary, blocks.hidden)),
-        _filled(ids[None], (1, blocks.tokens)),
-        tuple(_filled(x, (1, blocks.tokens)) for x in per_token),
+        ids,
+        (temperatures, *(_filled(x, (1, blocks.tokens)) for x in per_token)),
     )
 
 
 def _write_sums(
     block: BlockScores,
-    per_token: tuple[()],
+    per_token: tuple[Any],
     out: Any,
     *,
-    temperature: float,
     softcap: float | None,
 ) -> None:
+    (temperatures,) = per_token
     scores = soft_capped(block.scores, softcap)
-    for i, sums in enumerate(Partial.of_scores(scores, block.own, block.valid, temperature)):
-        out[i : i + 1, :] = sums
+    sums = Partial.of_scores(scores, block.own, block.valid, temperatures[...])
+    for i, each in enumerate(sums):
+        out[i : i + 1, :] = each
 
 
 def _write_gradient(
     block: BlockScores,
-    per_token: tuple[Any],
+    per_token: tuple[Any, Any],
     out: Any,
     *,
-    temperature: float,
     softcap: float | None,
 ) -> None:
-    (fields,) = per_token
+    temperatures, fields = per_token
     gradient = ScoreGradient(*(fields[i : i + 1, :] for i in range(NUM_GRADIENT_FIELDS)))
     scores = soft_capped(block.scores, softcap)
-    by_scores = gradient.at(scores, block.own, temperature)
+    by_scores = gradient.at(scores, block.own, temperatures[...])
     out[...] = gradient_before_cap(by_scores, scores, softcap).astype(out.dtype)
 
 
