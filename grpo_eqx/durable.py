@@ -1,14 +1,21 @@
 """Writes that last through a power cut: contents reach the disk before names do."""
 
+import errno
 import os
 from pathlib import Path
+
+_UNSUPPORTED = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EBADF
 
 
 def write_durably(path: Path, content: str | bytes) -> None:
     """Writes a file, which has its name only once all of its content is on the disk."""
     beside = path.with_name(f"{path.name}.tmp")
-    beside.write_bytes(content.encode() if isinstance(content, str) else content)
-    replace_durably(beside, path)
+    try:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        replace_durably(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)  # the disk may be full
+        raise
 
 
 def replace_durably(source: Path, target: Path) -> None:
@@ -27,9 +34,16 @@ def sync_tree(path: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file's content, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    """Waits until a file's content, or the names in a folder, are on the disk.
+
+    Does nothing on file systems that cannot do so, such as some of networks for folders.
+    """
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise

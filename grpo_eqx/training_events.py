@@ -79,7 +79,7 @@ class TrainingEvents:
         if self._stopped is not None:
             self._checkpoints.save_next()
         if self._checkpoints.saves:  # whose step has all of its records
-            self._record.flush()
+            self._record.sync()
         saved = self._checkpoints.after_step(self._trainer.state, {**metrics, **evaluated})
         if saved is not None and self._callbacks.wants("on_save"):
             self._checkpoints.wait()

@@ -1,6 +1,7 @@
 """The command `grpo-eqx check`."""
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,8 @@ class Check(Subcommand):
         from grpo_eqx.tracking.recorded_run import RecordedRun
 
         run = RecordedRun.read(self.run_folder)
+        if run.gaps is not None:
+            print(f"warning: {run.gaps}", file=sys.stderr)
         findings = diagnose(run.settings, run.steps, run.evaluations, num_devices=run.num_devices)
         show_findings(run, findings)
         return 1 if any(finding.kind == "sickness" for finding in findings) else 0

@@ -70,7 +70,10 @@ class Inspect(Subcommand):
         from grpo_eqx.tracking.recorded_run import RecordedRun
 
         wanted = self._wanted()
-        recorded = RecordedCompletions(RecordedRun.read(self.folder), _warn)
+        run = RecordedRun.read(self.folder)
+        if run.gaps is not None:
+            _warn(f"warning: {run.gaps}")
+        recorded = RecordedCompletions(run, _warn)
         found = recorded.find(wanted)
         if self.prompt is not None:
             _refuse_several(recorded, found, self.prompt)

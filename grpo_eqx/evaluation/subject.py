@@ -16,7 +16,8 @@ from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
 from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.tracking.run_folder import RunFolder, is_of_step, read_object
+from grpo_eqx.tracking.metrics_file import Metrics
+from grpo_eqx.tracking.run_folder import RunFolder, read_object
 from grpo_eqx.training.programs import Programs
 
 _OF_A_RUN = (
@@ -166,7 +167,7 @@ def _goes_on(run: RunFolder) -> bool:
     """Returns whether a run that had ended was continued, so that its final model is an old one."""
     if run.stopped.exists():
         return False
-    made = max((int(row["step"]) for row in run.rows() if is_of_step(row)), default=0)
+    made = max((int(row["step"]) for row in Metrics.read(run.metrics).steps), default=0)
     return made < _config_of(run)["steps"]
 
 

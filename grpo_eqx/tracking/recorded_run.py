@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.tracking.run_folder import RunFolder, is_of_step, read_object
+from grpo_eqx.tracking.metrics_file import Metrics
+from grpo_eqx.tracking.run_folder import RunFolder, read_object
 
 _MOST_NAMED = 3
 
@@ -26,8 +27,8 @@ class RecordedRun:
     finite."""
     evaluations: Sequence[Mapping[str, float]]
     """The metrics of each evaluation, with the step after which it was made as `step`."""
-    damaged_lines: Sequence[int] = ()
-    """Numbers of the lines of the metrics file that could not be read, and are left out."""
+    gaps: str | None = None
+    """Which lines of the metrics file could not be read, and which steps it lacks."""
 
     @classmethod
     def read(cls, path: str | Path) -> "RecordedRun":
@@ -43,10 +44,10 @@ class RecordedRun:
     @classmethod
     def of(cls, folder: RunFolder, settings: Mapping[str, Any]) -> "RecordedRun":
         """Reads the metrics of a folder, whose settings are given."""
-        rows, damaged = folder.read_metrics()
-        steps = [row for row in rows if is_of_step(row)]
-        evaluations = [row for row in rows if not is_of_step(row)]
-        return cls(folder, settings, steps, evaluations, damaged)
+        metrics = Metrics.read(folder.metrics)
+        first = None if settings.get("resume") not in ("auto", "never", None) else 1
+        gaps = metrics.gaps(folder.metrics.name, first=first)
+        return cls(folder, settings, metrics.steps, metrics.evaluations, gaps)
 
     @property
     def name(self) -> str:

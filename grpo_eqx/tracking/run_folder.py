@@ -2,34 +2,23 @@
 
 import contextlib
 import json
-import math
 import os
 import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, SupportsFloat
+from typing import Any
 
+from grpo_eqx.durable import write_durably
 from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.tracking.metrics_file import Metrics
 
 SIGN_SECONDS = 20.0
 """Seconds between two signs of life that a run gives through the time of its lock's file."""
 
 
-def is_of_step(metrics: Mapping[str, SupportsFloat]) -> bool:
-    """Returns whether a line of a metrics file is of a training step, not of an evaluation."""
-    return "step_time" in metrics
-
-
-class MetricRows(NamedTuple):
-    """Lines of a metrics file that can be read, and the numbers of those that cannot."""
-
-    rows: list[dict[str, float]]
-    """Metrics of steps and evaluations, with NaN for null."""
-    damaged: list[int]
-    """Numbers of damaged lines, from 1; without the last, which a run may be writing."""
-
-
+_DAMAGED = "metrics.damaged-*.jsonl"
+"""Names of the metrics as they were before a resumed run left damaged lines out."""
 PASSED = ", passed to GRPOTrainer"
 """End of what is recorded in place of a setting for which an object was passed."""
 
@@ -69,14 +58,15 @@ class RunFolder:
         *,
         passed: Mapping[str, Any] | None = None,
         continued: bool = False,
-    ) -> Path | None:
+    ) -> list[str]:
         """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
         **Arguments:** the settings; the layout; the commits; the step after which the run is
         resumed; what was passed in place of settings; whether the run in the folder is the one: it
         keeps what it wrote up to that step, and loses what it wrote later. Any other is put aside.
 
-        **Returns:** where an earlier run was put, if there was one.
+        **Returns:** sentences on what its user should know: where an earlier run was put, or what
+        the records of this one lack.
 
         Raises the errors of `check_start`.
         """
@@ -84,20 +74,23 @@ class RunFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             kept = None if continued else self._keep_previous()
+            notes = [] if kept is None else [f"an earlier run in {self.path} is kept in {kept}"]
             self.metrics.touch()  # first: it tells a run folder
             self.completions.mkdir(exist_ok=True)
             self.stopped.unlink(missing_ok=True)
-            self._forget_after(step)
+            if continued:
+                first = None if settings.get("resume") not in ("auto", "never", None) else 1
+                notes += self._forget_after(step, first)
             files = {
                 self.config: settings, self.layout: layout, self.hub_commits: commits,
                 self.passed: passed,
             }  # fmt: skip
             for path, facts in files.items():
                 if facts:
-                    path.write_text(json.dumps(facts, indent=2, default=str) + "\n")
+                    write_durably(path, json.dumps(facts, indent=2, default=str) + "\n")
                 else:  # nothing is from the hub, or was passed
                     path.unlink(missing_ok=True)
-            return kept
+            return notes
         except OSError as error:
             raise self._unwritable(error.strerror) from error
 
@@ -165,23 +158,11 @@ class RunFolder:
         """Whether the run has written its model, which is the last thing that it does."""
         return self.model.exists()
 
-    def history(self, last: int) -> list[dict[str, float]]:
-        """Returns the metrics of the steps up to `last` that the folder has, oldest first."""
-        return [row for row in self.rows(last) if is_of_step(row)]
-
-    def evaluations(self, last: int) -> list[dict[str, float]]:
-        """Returns the metrics of the evaluations after steps up to `last`, oldest first."""
-        return [row for row in self.rows(last) if not is_of_step(row)]
-
     def run_id(self) -> str:
         """Returns the id of the run at its trackers, made when it is first asked for."""
         if not self._run_id.exists() or not self._run_id.read_text().strip():
-            self._run_id.write_text(secrets.token_hex(4) + "\n")
+            write_durably(self._run_id, secrets.token_hex(4) + "\n")
         return self._run_id.read_text().strip()
-
-    def rows(self, last: int | None = None) -> list[dict[str, float]]:
-        """Returns all metrics up to step `last`, of steps and evaluations; NaN for null."""
-        return self.read_metrics(last).rows
 
     def read_passed(self) -> dict[str, Any]:
         """Reads what was passed to `GRPOTrainer` in place of settings, by their names.
@@ -189,16 +170,6 @@ class RunFolder:
         Raises `OSError` or `ValueError` where it cannot be read.
         """
         return read_object(self.passed) if self.passed.exists() else {}
-
-    def read_metrics(self, last: int | None = None) -> MetricRows:
-        """Reads the metrics up to step `last`, and which of their lines are damaged."""
-        rows, damaged = self._lines()
-        numbers = [
-            {name: math.nan if x is None else float(x) for name, x in row.items()}
-            for row in rows
-            if last is None or row["step"] <= last
-        ]
-        return MetricRows(numbers, damaged)
 
     def completion_tables(self) -> dict[int, Path]:
         """Returns the tables of completions by step, oldest first."""
@@ -208,31 +179,27 @@ class RunFolder:
         ]
         return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
-    def _lines(self) -> tuple[list[dict[str, Any]], list[int]]:
-        """Returns the lines that can be read, as JSON has them, and the numbers of the others."""
-        if not self.metrics.exists():
-            return [], []
-        rows, damaged = [], []
-        lines = self.metrics.read_bytes().splitlines()
-        for number, line in enumerate(lines, start=1):
-            row = _metrics_of(line)
-            if row is not None:
-                rows.append(row)
-            elif number < len(lines):  # else a run writes it, or was killed while it did
-                damaged.append(number)
-        return rows, damaged
+    def _forget_after(self, step: int, first: int | None) -> list[str]:
+        """Deletes the records of later steps, which a resumed run makes again.
 
-    def _forget_after(self, step: int) -> None:
-        """Deletes the records of later steps, which a resumed run makes again."""
+        Returns a warning where the metrics lack lines from the first step on, by default from the
+        first that they have. If some are damaged, the file is kept as it was.
+        """
         for number, table in self.completion_tables().items():
             if number > step:
                 table.unlink()
-        if self.metrics.exists():
-            kept = self.metrics.with_suffix(".tmp")
-            rows, _ = self._lines()
-            lines = [json.dumps(row) + "\n" for row in rows if row["step"] <= step]
-            kept.write_text("".join(lines), encoding="utf-8")
-            kept.replace(self.metrics)
+        kept = Metrics.read(self.metrics, step)
+        gaps = kept.gaps(self.metrics.name, first=first, last=step)
+        if kept.damaged:
+            number = len(self._damaged_metrics()) + 1
+            copy = self.path / _DAMAGED.replace("*", str(number))
+            write_durably(copy, self.metrics.read_bytes())
+            gaps = f"{gaps}: the file is kept as it was, as {copy}"
+        write_durably(self.metrics, b"".join(line.strip() + b"\n" for line in kept.lines))
+        return [] if gaps is None else [f"warning: {gaps}"]
+
+    def _damaged_metrics(self) -> list[Path]:
+        return list(self.path.glob(_DAMAGED))
 
     def _present(self) -> list[Path]:
         """Lists the entries of a run that are there."""
@@ -240,6 +207,7 @@ class RunFolder:
             self.config, self.layout, self.hub_commits, self.passed, self.metrics,
             self.completions, self.learning_curve, self.model, self.checkpoints, self.profile,
             self._run_id, self.stopped, self.tensorboard, self.path / "wandb",
+            *self._damaged_metrics(),
         ]  # fmt: skip
         return [entry for entry in entries if entry.exists()]
 
@@ -272,14 +240,3 @@ def read_object(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"{path.name} holds no JSON object")
     return found
-
-
-def _metrics_of(line: bytes) -> dict[str, Any] | None:
-    """Returns the metrics of a line; `None` where it is damaged."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int | float):
-        return None
-    return row if all(x is None or isinstance(x, int | float) for x in row.values()) else None

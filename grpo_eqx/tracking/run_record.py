@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -11,10 +12,12 @@ from typing import Any
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
+from grpo_eqx.durable import write_durably
 from grpo_eqx.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import import_writers, write_completions
 from grpo_eqx.tracking.diagnosis import Doctor, Finding
+from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_trackers import RunTrackers
@@ -55,19 +58,20 @@ class RunRecord:
         self.folder = RunFolder(cfg.output_dir)
         self.history: list[Mapping[str, float]] = []
         self.evaluations: list[Mapping[str, float]] = []
+        earlier = Metrics.read(self.folder.metrics, step if continued else 0)
         if continued:
-            self.history += self.folder.history(step)
-            self.evaluations += self.folder.evaluations(step)
+            self.history += earlier.steps
+            self.evaluations += earlier.evaluations
         self._resumed_after, self._continued = step, continued
         self._passed_trackers = trackers
         self._trackers: RunTrackers | None = None  # while the run goes on
         self._table_writer = ThreadPoolExecutor(1, thread_name_prefix="completions_table")
         self._table: Future[None] | None = None  # the one being written
-        rewards = [metrics["reward"] for metrics in self.history]
+        rewards = [metrics.get("reward", math.nan) for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._doctor = Doctor(
             dataclasses.asdict(cfg),
-            self.folder.rows(step) if continued else (),
+            earlier.rows if continued else (),
             num_devices=layout.devices,
         )
         self._warned = False
@@ -81,7 +85,7 @@ class RunRecord:
         if self.only_history:
             return
         cfg = self.cfg
-        kept = self.folder.start(
+        notes = self.folder.start(
             dataclasses.asdict(cfg), dataclasses.asdict(self.layout), hub_commits(cfg),
             self._resumed_after, passed=self.passed, continued=self._continued,
         )  # fmt: skip
@@ -91,8 +95,8 @@ class RunRecord:
         if cfg.log_completions_steps:  # meanwhile, the first programs are compiled
             self._table_writer.submit(import_writers)
         self._display.__enter__()
-        if kept is not None:
-            self.note(f"an earlier run in {self.folder.path} is kept in {kept}")
+        for note in notes:
+            self.note(note)
 
     def _open_trackers(self, step: int, passed: Sequence[Tracker], *, started: bool) -> RunTrackers:
         def warn(text: str) -> None:
@@ -178,6 +182,13 @@ class RunRecord:
         # Last, as this thread would share Python's interpreter with the other.
         self._table = self._table_writer.submit(write_completions, path, table)
 
+    def sync(self) -> None:
+        """Waits until all that is recorded is on the disk; raises `RunError` if it cannot be."""
+        self.flush()
+        if self._trackers is not None:
+            with self.folder.writing():
+                self._trackers.sync()
+
     def flush(self) -> None:
         """Waits for the table of completions; raises `RunError` if it could not be written."""
         table, self._table = self._table, None
@@ -217,7 +228,7 @@ class RunRecord:
         if not self.only_history:
             with self.folder.writing():
                 facts = json.dumps({"step": step, "reason": reason}, indent=2)
-                self.folder.stopped.write_text(facts + "\n", encoding="utf-8")
+                write_durably(self.folder.stopped, facts + "\n")
 
     def _log_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         if self._trackers is not None:

@@ -93,6 +93,10 @@ class RunTrackers:
         for tracker in self._others:
             tracker.completions(step, table)
 
+    def sync(self) -> None:
+        """Waits until the lines of `metrics.jsonl` are on the disk."""
+        self._own.sync()
+
     def finish(self) -> None:
         """Finishes all."""
         for tracker in (*self._others, self._own):

@@ -62,18 +62,19 @@ def test_devices_are_those_of_the_layout(
     assert RecordedRun.read(folder).num_devices == devices
 
 
-def test_damaged_lines_are_left_out_and_numbered(folder: Path) -> None:
-    """A resumed run writes its metrics on: it keeps what follows a damaged line."""
-    damaged = [b"\0\0\0", b"\xff", b"[1]", b'{"reward": 1}', b'{"step": 9, "reward": "high"}']
+def test_damaged_lines_are_left_out_and_said(folder: Path) -> None:
     with (folder / "metrics.jsonl").open("ab") as file:
-        file.write(b"\n" + b"\n".join([*damaged, b'{"step": 3, "step_time": 1.0}', b'{"step": 4']))
+        file.write(b'\n\xff\n{"step": 3, "step_time": 1.0}\n{"step": 4')
     run = RecordedRun.read(folder)
     assert [step["step"] for step in run.steps] == [1, 2, 3]
-    assert run.damaged_lines == [4, 5, 6, 7, 8, 9]
-    run.folder.start({}, {}, {}, 3, continued=True)
-    resumed = RecordedRun.of(run.folder, {})
-    assert [step["step"] for step in resumed.steps] == [1, 2, 3]
-    assert not resumed.damaged_lines
+    assert run.gaps == "metrics.jsonl has 2 lines that are damaged or repeated (4 to 5)"
+
+
+def test_where_a_run_continues_another_it_lacks_no_earlier_steps(folder: Path) -> None:
+    (folder / "metrics.jsonl").write_text('{"step": 3, "step_time": 1.0}\n')
+    assert RecordedRun.read(folder).gaps == "metrics.jsonl has no line of 2 of 3 steps (1 to 2)"
+    (folder / "config.json").write_text('{"resume": "runs/other"}')
+    assert RecordedRun.read(folder).gaps is None
 
 
 def test_tables_of_completions_come_in_the_order_of_steps(folder: Path) -> None:

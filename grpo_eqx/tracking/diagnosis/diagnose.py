@@ -15,7 +15,7 @@ from grpo_eqx.tracking.diagnosis import (
 )
 from grpo_eqx.tracking.diagnosis.history import History, Row
 from grpo_eqx.tracking.diagnosis.rule import Finding, Rule
-from grpo_eqx.tracking.run_folder import is_of_step
+from grpo_eqx.tracking.metrics_file import is_of_step
 
 RULES: tuple[Rule, ...] = (
     rewards.NONE, rewards.NEVER_FIRES, rewards.ALWAYS_FIRES, rewards.SUM_IS_CONSTANT,

@@ -97,10 +97,8 @@ def read_run(path: Path) -> ReportedRun:
     layout = _fields(folder.layout, gaps, "its devices are not shown")
     plan = _fields(folder.plan, gaps, "the plan is not shown") if folder.plan.exists() else {}
     run = RecordedRun.of(folder, settings)
-    if unread := run.damaged_lines:
-        which = ", ".join(map(str, unread[:5])) + (", ..." if len(unread) > 5 else "")
-        name = folder.metrics.name
-        gaps.append(f"{name} has lines that cannot be read, and are left out: {which}.")
+    if run.gaps is not None:
+        gaps.append(f"{run.gaps}.")
     return ReportedRun(run, layout, plan, gaps)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,5 +24,10 @@ class JsonlTracker(Tracker):
         self._file.write(json.dumps({"step": step, **row}, allow_nan=False) + "\n")
         self._file.flush()
 
+    def sync(self) -> None:
+        """Waits until all lines are on the disk, and outlast a power cut."""
+        os.fsync(self._file.fileno())
+
     def finish(self) -> None:
+        self.sync()
         self._file.close()

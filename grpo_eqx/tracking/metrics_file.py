@@ -1,0 +1,122 @@
+"""`metrics.jsonl`: its lines, and what is wrong with them."""
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, SupportsFloat
+
+from grpo_eqx.errors import FileError, listed
+from grpo_eqx.read_files import object_of, read_bytes
+
+_START = b'{"step": '
+"""How a line begins, of which a run that was killed may have written half."""
+_MOST_NAMED = 5
+
+
+def is_of_step(metrics: Mapping[str, SupportsFloat]) -> bool:
+    """Returns whether a line of a metrics file is of a training step, not of an evaluation."""
+    return "step_time" in metrics
+
+
+class Metrics(NamedTuple):
+    """What can be read of a metrics file."""
+
+    rows: Sequence[Mapping[str, float]]
+    """Metrics of steps and evaluations by step, with NaN for null, and the last of equal lines."""
+    lines: Sequence[bytes]
+    """The lines that they were read from."""
+    damaged: Sequence[int]
+    """Numbers of the other lines, from 1: they cannot be read, or a later one is of the same."""
+
+    @classmethod
+    def read(cls, path: Path, last: int | None = None) -> "Metrics":
+        """Reads the lines of steps up to `last`; none where there is no file.
+
+        A last line that is cut off is left out: a run writes it, or was killed while it did. Raises
+        `FileError` where the file cannot be read at all.
+        """
+        if not path.exists():
+            return cls((), (), ())
+        *lines, end = read_bytes(path).split(b"\n")
+        if not (_START.startswith(end[: len(_START)]) and _row_of(end) is None):
+            lines.append(end)
+        found: dict[Any, tuple[int, Mapping[str, float]]] = {}
+        for number, line in enumerate(lines):
+            row = _row_of(line)
+            if row is not None:
+                names = None if is_of_step(row) else frozenset(row)
+                found[row["step"], names] = number, row
+        numbers = {number for number, _ in found.values()}
+        newest = math.inf if last is None else last
+        kept = sorted(
+            ((row, lines[number]) for number, row in found.values() if row["step"] <= newest),
+            key=lambda each: each[0]["step"],
+        )
+        damaged = [i for i, x in enumerate(lines, 1) if x.strip() and i - 1 not in numbers]
+        return cls([row for row, _ in kept], [line for _, line in kept], damaged)
+
+    @property
+    def steps(self) -> list[Mapping[str, float]]:
+        """The metrics of each step."""
+        return [row for row in self.rows if is_of_step(row)]
+
+    @property
+    def evaluations(self) -> list[Mapping[str, float]]:
+        """The metrics of each evaluation, with the step after which it was made."""
+        return [row for row in self.rows if not is_of_step(row)]
+
+    def gaps(self, name: str, *, first: int | None, last: int | None = None) -> str | None:
+        """Says which lines and steps are missing; `None` where none is.
+
+        **Arguments:** the name of the file; the first and the last step of the run, by default
+        those that the file has.
+        """
+        present = sorted(int(row["step"]) for row in self.steps)
+        first = min(present, default=1) if first is None else first
+        last = max(present, default=0) if last is None else last
+        bounds = [first - 1, *(x for x in present if first <= x <= last), last + 1]
+        missing = [(x + 1, y - 1) for x, y in itertools.pairwise(bounds) if y - x > 1]
+        said = []
+        if self.damaged:
+            number = len(self.damaged)
+            lines = "1 line that is" if number == 1 else f"{number:,} lines that are"
+            said.append(f"{lines} damaged or repeated ({_some(_ranges(self.damaged))})")
+        if missing:
+            number = sum(high - low + 1 for low, high in missing)
+            said.append(f"no line of {number:,} of {last:,} steps ({_some(missing)})")
+        return f"{name} has {listed(said)}" if said else None
+
+
+def _row_of(line: bytes) -> dict[str, float] | None:
+    """Returns the metrics of a line, NaN for null; `None` where it is damaged."""
+    try:
+        found = object_of(line, "")
+        row = {name: math.nan if x is None else _number(x) for name, x in found.items()}
+    except (FileError, OverflowError, TypeError):
+        return None
+    step = row.get("step", math.nan)
+    return row if step >= 0 and step.is_integer() else None
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError("metrics are numbers")
+    return float(value)
+
+
+def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
+    """Returns the first and last of neighbors among numbers in ascending order."""
+    ranges: list[tuple[int, int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1] = ranges[-1][0], number
+        else:
+            ranges.append((number, number))
+    return ranges
+
+
+def _some(ranges: Sequence[tuple[int, int]]) -> str:
+    """Names numbers by their ranges, of many the first."""
+    named = [f"{x}" if x == y else f"{x} to {y}" for x, y in ranges[:_MOST_NAMED]]
+    return ", ".join(named) + (", ..." if len(ranges) > _MOST_NAMED else "")
