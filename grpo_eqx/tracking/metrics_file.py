@@ -20,7 +20,7 @@ def is_of_step(metrics: Mapping[str, SupportsFloat]) -> bool:
 
 
 class Metrics(NamedTuple):
-    """What can be read of a metrics file."""
+    """Readable part of a metrics file."""
 
     rows: Sequence[Mapping[str, float]]
     """Metrics of steps and evaluations by step, with NaN for null, and the last of equal lines."""
