@@ -147,7 +147,8 @@ class GRPOConfig:
     name can end in a branch, tag or commit: NAME@REVISION."""
     data: str = EMBEDDED_DATA
     """JSONL file with training problems, hub name (openai/gsm8k), or word_problems, the embedded
-    ones. A hub name can end in a revision and another split than train: NAME@REVISION:SPLIT."""
+    ones. A hub name can have a configuration, a revision and another split than train:
+    OWNER/NAME/CONFIG@REVISION:SPLIT."""
     eval_data: str | None = None
     """Held-out problems, for evaluations: a name or file as for data. None: the embedded held-out
     set, the hub's split test, or problems held out from the end of data, at most a tenth."""

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_eqx.config import EMBEDDED_DATA
+from grpo_eqx.data.hub_data import load_hub_data, repository_of
 from grpo_eqx.data.jsonl import ARGUMENTS, read_jsonl
 from grpo_eqx.data.prompts import Part, PromptSource
 from grpo_eqx.data.records import Records, is_list_of_rows
 from grpo_eqx.data.word_problems import WordProblems
-from grpo_eqx.errors import UserError, first_line
-from grpo_eqx.models.hub import HubName, download
+from grpo_eqx.errors import UserError
+from grpo_eqx.models.hub import HubName
 
 Data = str | Path | PromptSource | Iterable[Any]
 """Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""
@@ -87,17 +88,17 @@ def _own_heldout(data: Data) -> PromptSource | None:
     name, _, split = data.partition(":")
     # Another split than that of training may have problems of the test split.
     if is_hub_name(data) and re.fullmatch(r"(train(\[[^]]*\])?)?", split):
-        return _load_hub(name, "test")
+        return load_hub_data("data", name, "test", optional=True)
     return None
 
 
 def is_hub_name(name: str) -> bool:
     """Returns whether to look a name up on the Hugging Face hub: no file, nor written as one."""
     repository = name.partition(":")[0].partition("@")[0]
+    here = name, repository, repository_of(repository)
     return (
-        not Path(name).exists()
-        and not Path(repository).exists()
-        and repository.count("/") == 1
+        not any(Path(each).exists() for each in here)
+        and repository.count("/") in (1, 2)
         and not repository.startswith((".", "/", "~"))
         and not repository.endswith(
             (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".gz")
@@ -115,10 +116,8 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
     if name == EMBEDDED_DATA:
         return WordProblems("train" if default_split == "train" else "heldout")
     if isinstance(data, str) and is_hub_name(name):
-        if (source := _load_hub(name, default_split)) is None:
-            raise UserError(
-                f"{setting} {name!r} has no split {default_split!r}: name one, as in {name}:SPLIT."
-            )
+        source = load_hub_data(setting, name, default_split)
+        assert source is not None  # its split is not optional
         return source
     path = Path(name).expanduser()
     if path.is_dir() or not path.exists():  # a pipe is as good as a file
@@ -202,34 +201,3 @@ def _one_of_mapping(argument: str, data: Mapping[Any, Any]) -> str:
 def _is_data_set(part: Any) -> bool:
     """Returns whether an entry of a mapping is a data set, and no column of one."""
     return is_list_of_rows(part) or hasattr(part, "column_names") or isinstance(part, PromptSource)
-
-
-def _load_hub(name: str, default_split: str) -> PromptSource | None:
-    """Loads a split of a hub data set through `datasets`; `None` if it lacks the default one.
-
-    The files are downloaded first: without a network, `datasets` would take whichever revision it
-    loaded last.
-    """
-    import datasets
-    from huggingface_hub.utils import logging as hub_logging
-
-    # Every retry would print a line of its own; the final error is reported below.
-    hub_logging.set_verbosity_error()
-    repository, _, split = name.partition(":")
-    of_hub = HubName.parse("data", repository, EMBEDDED_DATA)
-    try:
-        folder = str(download("dataset", of_hub))
-        configs = datasets.get_dataset_config_names(folder)
-        config = "main" if "main" in configs else configs[0]
-        if not split and default_split not in datasets.get_dataset_split_names(folder, config):
-            return None
-        rows = datasets.load_dataset(folder, config, split=split or default_split)
-    except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
-        raise UserError(
-            f"data {name!r} is not a local file and could not be loaded from the Hugging Face hub "
-            f"({type(error).__name__}: {first_line(error)}): check its name and the network, or "
-            f"give a file."
-        ) from error
-    title = f"{repository} ({split or default_split})"
-    numbered = ((f"{title}, problem {i}", row) for i, row in enumerate(rows, start=1))
-    return Records.of(numbered, title)

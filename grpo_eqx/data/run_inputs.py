@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts
+from grpo_eqx.data.hub_data import repository_of
 from grpo_eqx.data.load import Data, load_data
 from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource, quoted
 from grpo_eqx.data.records import as_prompts
@@ -48,8 +49,8 @@ def hub_commits(cfg: GRPOConfig) -> dict[str, str]:
     """Returns the commits of the settings that this process has loaded from the hub."""
     found = {
         "model": commit("model", cfg.model),
-        "data": commit("dataset", cfg.data),
-        "eval_data": None if cfg.eval_data is None else commit("dataset", cfg.eval_data),
+        "data": commit("dataset", repository_of(cfg.data)),
+        "eval_data": commit("dataset", repository_of(cfg.eval_data or "")),
     }
     return {setting: value for setting, value in found.items() if value is not None}
 

@@ -125,5 +125,5 @@ def upload(folder: Path, repository: str, *, private: bool | None, revision: str
 
 def commit(kind: Kind, name: str) -> str | None:
     """Returns the commit that this process has downloaded under a name, if it has."""
-    folder = _snapshots.get((kind, name.partition(":")[0]))  # of data, without the split
+    folder = _snapshots.get((kind, name))
     return folder.name if folder is not None and _COMMIT.fullmatch(folder.name) else None

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -156,52 +156,6 @@ def test_a_prompt_is_as_in_trl() -> None:
 def test_what_holds_no_problems_is_refused(data: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_data(data, None, 1)
-
-
-def test_a_hub_name_that_cannot_be_loaded_says_so(add_to_hub: Callable[..., None]) -> None:
-    with pytest.raises(UserError, match=r"'openai/gsm8k' is not a local file.*LocalEntryNotFound"):
-        load_data("openai/gsm8k", None, 1)
-
-
-def gsm8k_like(folder: Path, first: int) -> Path:
-    """A data set as on the hub: two configs, each with two splits."""
-    for config in ("socratic", "main"):
-        for split, count in (("train", 4), ("test", 1)):
-            path = folder / config / f"{split}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path, *(row(first + i) for i in range(count)))
-    configs = [
-        f"- config_name: {config}\n  data_files:\n"
-        f"  - split: train\n    path: {config}/train.jsonl\n"
-        f"  - split: test\n    path: {config}/test.jsonl\n"
-        for config in ("socratic", "main")
-    ]
-    (folder / "README.md").write_text(f"---\nconfigs:\n{''.join(configs)}---\n")
-    return folder
-
-
-def test_a_hub_data_set_is_read_by_its_splits_at_its_revision(
-    add_to_hub: Callable[..., None], tmp_path: Path
-) -> None:
-    old, new = "0" * 40, "1" * 40
-    add_to_hub("dataset", "openai/gsm8k", gsm8k_like(tmp_path / "old", 10), old, "v1")
-    add_to_hub("dataset", "openai/gsm8k", gsm8k_like(tmp_path / "new", 20), new, "main")
-    for name, first in (
-        ("openai/gsm8k", 20),
-        ("openai/gsm8k@main", 20),
-        ("openai/gsm8k@v1", 10),
-        (f"openai/gsm8k@{old}", 10),
-    ):
-        train, heldout = load_data(name, None, 512)
-        assert (len(train), heldout[0].text) == (4, f"{first}+{first}?")
-    train, heldout = load_data("openai/gsm8k@v1:train[:2]", None, 512)
-    assert (len(train), heldout.name) == (2, "openai/gsm8k@v1 (test)")
-    assert len(load_data("openai/gsm8k:test", "openai/gsm8k:train[1:]", 512)[1]) == 3
-    # What may have problems of the split test is not evaluated on that.
-    train, heldout = load_data("openai/gsm8k:train+test", None, 512)
-    assert (len(train), heldout.name) == (4, "the last 1 of openai/gsm8k (train+test)")
-    with pytest.raises(UserError, match=r"'openai/gsm8k@v2' is not a local file and could not be"):
-        load_data("openai/gsm8k@v2", None, 512)
 
 
 def test_only_hub_names_have_revisions(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Data sets on the Hugging Face hub: `owner/name`, `owner/name/config@revision:split` in full."""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from grpo_eqx.config import EMBEDDED_DATA
+from grpo_eqx.data.records import Records
+from grpo_eqx.errors import UserError, did_you_mean, first_line, listed
+from grpo_eqx.models.hub import HubName, download
+
+_USUAL_CONFIG = "main"
+"""Configuration that is taken where neither the name nor the data set says which."""
+_MOST_NAMES = 12
+"""Names that a message lists."""
+
+
+class HubData(NamedTuple):
+    """A split of a data set on the hub."""
+
+    hub: HubName
+    config: str | None
+    """`None`: the data set's default, a single one, or `main`."""
+    split: str | None
+    """`None`: the one that suits the use."""
+
+    @classmethod
+    def parse(cls, setting: str, name: str) -> "HubData":
+        """Parses a name; raises `UserError`, which calls it by its setting, for an empty part."""
+        path, _, split = name.partition(":")
+        hub = HubName.parse(setting, path, EMBEDDED_DATA)
+        owner, _, rest = hub.repository.partition("/")
+        repository, slash, config = rest.partition("/")
+        if slash and not config:
+            raise UserError(
+                f"{setting} is {name!r}: give a configuration after the second /, or leave it out."
+            )
+        hub = hub._replace(repository=f"{owner}/{repository}")
+        return cls(hub, config or None, split or None)
+
+    def __str__(self) -> str:
+        config = "" if self.config is None else f"/{self.config}"
+        revision = "" if self.hub.revision is None else f"@{self.hub.revision}"
+        return f"{self.hub.repository}{config}{revision}" + (f":{self.split}" if self.split else "")
+
+
+def load_hub_data(
+    setting: str, name: str, default_split: str, *, optional: bool = False
+) -> Records | None:
+    """Loads a split of a hub data set through `datasets`; `None` if it lacks one that is optional.
+
+    The files are downloaded first: without a network, `datasets` would take whichever revision it
+    loaded last. Raises `UserError` where there is none, or it is not said which of several to take.
+    """
+    import datasets
+    from huggingface_hub.utils import logging as hub_logging
+
+    # Every retry would print a line of its own; the final error is reported below.
+    hub_logging.set_verbosity_error()
+    data = HubData.parse(setting, name)
+    try:
+        folder = str(download("dataset", data.hub))
+        configs = datasets.get_dataset_config_names(folder)
+        default = datasets.get_dataset_default_config_name(folder)
+        config = _config(setting, data, configs, default)
+        splits = datasets.get_dataset_split_names(folder, config)
+        if optional and default_split not in splits:
+            return None
+        wanted = data._replace(split=data.split or default_split)
+        _check_split(setting, name, wanted, splits)
+        rows = datasets.load_dataset(folder, config, split=wanted.split)
+    except UserError:
+        raise
+    except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
+        raise UserError(
+            f"{setting} {name!r} is not a local file and could not be loaded from the Hugging Face "
+            f"hub ({type(error).__name__}: {first_line(error)}): check its name and the network, "
+            f"or give a file."
+        ) from error
+    taken = data._replace(config=config if len(configs) > 1 else data.config, split=None)
+    title = f"{taken} ({wanted.split})"
+    numbered = ((f"{title}, problem {i}", row) for i, row in enumerate(rows, start=1))
+    return Records.of(numbered, title)
+
+
+def _config(setting: str, data: HubData, configs: Sequence[str], default: str | None) -> str:
+    """Returns the configuration to take; raises `UserError` where that is not known."""
+    usual = _USUAL_CONFIG if _USUAL_CONFIG in configs else None
+    config = data.config or default or usual
+    if config in configs:
+        return str(config)
+    fault = "none of them the default"
+    if config is not None:
+        fault = f"and no {config!r}{did_you_mean(config, configs)}"
+    raise UserError(
+        f"{setting} {str(data)!r} has the {_some('configuration', configs)}, {fault}: name one, as "
+        f"in {data._replace(config=configs[0])}."
+    )
+
+
+def _check_split(setting: str, name: str, data: HubData, splits: Sequence[str]) -> None:
+    """Raises `UserError` for parts of a split expression, such as `train[:100]`, without data."""
+    named = re.findall(r"(?:^|\+)\s*([^\s[\]+]+)", data.split or "")
+    if unknown := [each for each in named if each not in (*splits, "all")]:
+        raise UserError(
+            f"{setting} {name!r} has the {_some('split', splits)}, and no {unknown[0]!r}"
+            f"{did_you_mean(unknown[0], splits)}: name one, as in {data._replace(split=splits[0])}."
+        )
+
+
+def _some(noun: str, names: Sequence[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    some = listed(names) if more < 1 else f"{', '.join(names[:_MOST_NAMES])} and {more} others"
+    return f"{noun}{'s' if len(names) > 1 else ''} {some}"
+
+
+def repository_of(name: str) -> str:
+    """Returns `owner/name`, or `owner/name@revision`, of a data set's name."""
+    path, at, revision = name.partition(":")[0].partition("@")
+    return f"{'/'.join(path.split('/')[:2])}{at}{revision}"
