@@ -4,11 +4,13 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from grpo_eqx.checkpoint.run_moment import run_moment
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
 from grpo_eqx.data.load import is_hub_name
@@ -169,6 +171,7 @@ class RunSpec:
         model = raise_on_all_hosts(lambda: _architecture(cfg, passed.model))
         raise_on_all_hosts(lambda: _check_router_replay(cfg, model))
         raise_on_all_hosts(lambda: _check_lora(cfg, model, passed.model))
+        moment = run_moment(cfg)
         inputs = raise_on_all_hosts(
             lambda: load_inputs(
                 cfg,
@@ -176,6 +179,7 @@ class RunSpec:
                 passed.train_data,
                 passed.eval_data,
                 model_passed=passed.model is not None,
+                moment=moment,
             )
         )
         if jax.process_count() > 1:
@@ -435,7 +439,7 @@ def _prompt_lengths(cfg: GRPOConfig, model: ModelConfig) -> PromptLengths:
     if not has_tokenizer or any(map(is_hub_name, data)):
         check_positions(cfg, model, "an empty prompt", 0)
         return PromptLengths.longest(cfg)
-    inputs = load_inputs(cfg)
+    inputs = load_inputs(cfg, moment=datetime.now())
     inputs.check_belong_to(model, cfg)
     return PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
 

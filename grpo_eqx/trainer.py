@@ -23,7 +23,7 @@ from grpo_eqx.choices import LOCAL, Searchable
 from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
-from grpo_eqx.data.prompts import Conversation
+from grpo_eqx.data.records import GivenPrompt
 from grpo_eqx.data.run_inputs import encode_prompts, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
@@ -225,6 +225,7 @@ class GRPOTrainer:
         self.cfg = cfg = self._run.cfg
         self.tokenizer, data, self.heldout = inputs
         self._fingerprints = inputs.fingerprints()
+        self._notes += tuple(inputs.notes())
         self.prompts = PromptBatches(
             data,
             batch_size=cfg.prompts_per_step,
@@ -448,18 +449,23 @@ class GRPOTrainer:
     def generate(
         self,
         /,
-        prompts: Iterable[str | Conversation],
+        prompts: Iterable[GivenPrompt],
         *,
         temperature: float = 0.0,
         **others: Any,
     ) -> list[str]:
-        """Completes each user message, or conversation, once, by default greedily.
+        """Completes each prompt once, by default greedily.
 
-        They are rendered as problems are: by the chat template, unless there is none. Raises
-        `UserError` for a prompt that has more than `max_prompt_length` tokens.
+        **Arguments:** texts, conversations, rows as data have them, or `Prompt` objects; the
+        sampling temperature. A text is what the problems of the run are: a question, which the chat
+        template renders, or a text that the model continues as it is. Raises `UserError` for a
+        prompt that has more than `max_prompt_length` tokens.
         """
         refuse_arguments("generate", others)
-        tokens = encode_prompts(prompts, self.cfg, self.tokenizer, self.state.model.config)
+        tokens = encode_prompts(
+            prompts, self.cfg, self.tokenizer, self.state.model.config,
+            like=self.prompts.data.prompts[0],
+        )  # fmt: skip
         if not tokens:
             return []
         with self._watchdog:
@@ -587,7 +593,10 @@ class GRPOTrainer:
     def _checkpoints(self, stop: StopRequest, source: ResumeSource) -> Checkpoints:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
         cfg = resuming_from(self.cfg, source)
-        facts = RunFacts.of(cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs)
+        facts = RunFacts.of(
+            cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs,
+            self.tokenizer.template.time,
+        )  # fmt: skip
         return Checkpoints(cfg, facts, stop, _say, self._stages.started)
 
     def _saved_shapes(self) -> TrainState:

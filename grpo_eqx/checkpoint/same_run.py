@@ -35,6 +35,8 @@ class RunFacts:
     """Versions of the packages that compute the run, and a hash of this one's code."""
     reward_code: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Hashes of the code of the reward functions, by name."""
+    time: str | None = None
+    """Time in the prompts, if their chat template may ask for it."""
 
     @classmethod
     def of(
@@ -43,22 +45,25 @@ class RunFacts:
         fingerprints: Mapping[str, str],
         commits: Mapping[str, str],
         rewards: Mapping[str, RewardFunc],
+        time: str | None = None,
     ) -> "RunFacts":
         """Describes a run as a checkpoint records it.
 
         **Arguments:** the settings; hashes of the inputs; commits on the hub; the reward functions
-        by name, which need not be those of the settings.
+        by name, which need not be those of the settings; the time in the prompts, if their template
+        may ask for it.
         """
         config = _as_json(cfg) | {"reward_funcs": list(rewards)}
         versions = {name: version(name) for name in _COMPUTING}
         versions["the code of grpo_eqx"] = code_fingerprint()
         code = {name: code_hash(func) for name, func in rewards.items()}
-        return cls(config, fingerprints, commits, versions, code)
+        return cls(config, fingerprints, commits, versions, code, time)
 
     @classmethod
     def saved(cls, checkpoint: SavedStep) -> "RunFacts":
         """Reads the facts that were saved with a checkpoint."""
-        return cls(*(checkpoint.facts.get(field.name, {}) for field in dataclasses.fields(cls)))
+        names = {field.name for field in dataclasses.fields(cls)} & checkpoint.facts.keys()
+        return cls(**{name: checkpoint.facts[name] for name in names})
 
     def changed_rewards(self, saved: "RunFacts") -> list[str]:
         """Names the reward functions whose files have changed since a checkpoint, if any has."""
@@ -84,6 +89,9 @@ class RunFacts:
                     f"start a new run from its weights, which grpo-eqx export {checkpoint} writes "
                     f"as a folder for --model"
                 )
+            if None not in (saved.time, self.time) and saved.time != self.time:
+                refused.append(f"the time in the prompts: {saved.time} -> {self.time}")
+                instead = "name it in the setting resume, from which prompts take their time"
             raise UserError(
                 f"the checkpoint {str(checkpoint)!r} is of another run ({'; '.join(refused)}): set "
                 f"these back to continue it, or {instead}."

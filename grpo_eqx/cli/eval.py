@@ -99,8 +99,8 @@ class Eval(Subcommand):
         join_processes(GRPOConfig(**settings))
         use_compilation_cache()
         stages = Stages()
-        evaluation = StandaloneEvaluation(question, stages.say)
         output = self._default_output() if self.output is None else self.output
+        evaluation = StandaloneEvaluation(question, output, stages.say)
         said = time.monotonic()
 
         def say_sometimes(done: str) -> None:
@@ -110,7 +110,7 @@ class Eval(Subcommand):
                 stages.say(done)
 
         track = functools.partial(track_on_terminal, description="completing prompts")
-        results = evaluation.make(output, track, say_sometimes)
+        results = evaluation.make(track, say_sometimes)
         if is_main():
             _print(results, f"{self.model} on {evaluation.problems.name}", self.eval_func)
             print(

@@ -39,6 +39,12 @@ class ChatTemplate:
     def exists(self) -> bool:
         return self.tokenizer.chat_template is not None
 
+    @property
+    def time(self) -> str | None:
+        """The moment, in the form of ISO 8601, if the template may ask for it."""
+        asks = "strftime_now" in str(self.tokenizer.chat_template)  # of one template or several
+        return self.moment.isoformat() if asks else None
+
     def render(self, messages: Conversation) -> str:
         """Renders messages up to where the assistant starts.
 

@@ -54,10 +54,18 @@ class Records(PromptSource):
         return Prompt(row[column], columns, plain)
 
 
-def as_prompts(given: Iterable[str | Conversation]) -> list[Prompt]:
-    """Returns user messages, or conversations, as prompts; raises `UserError` for anything else."""
+GivenPrompt = str | Conversation | Mapping[str, Any] | Prompt
+"""A text, a conversation, a row of data, or a prompt."""
+
+
+def as_prompts(given: Iterable[GivenPrompt], *, plain: bool) -> list[Prompt]:
+    """Returns what a user gives as prompts; raises `UserError` for anything else.
+
+    **Arguments:** texts, conversations, rows as data have them, or prompts; whether a text is one
+    that the model continues as it is, and not a question.
+    """
     try:
-        contents = [] if isinstance(given, str | Mapping) else list(given)
+        contents = [] if isinstance(given, str | Mapping | Prompt) else list(given)
     except TypeError:
         contents = []
     if contents and all(isinstance(each, Mapping) and "role" in each for each in contents):
@@ -65,20 +73,24 @@ def as_prompts(given: Iterable[str | Conversation]) -> list[Prompt]:
             "the prompts are the messages of one conversation: pass a list of conversations, as in "
             "generate([messages])."
         )
-    if is_list_of_rows(contents):
-        row = contents[0]
-        column = next((name for name in (PROMPT, QUESTION) if name in row), next(iter(row), ""))
-        raise UserError(
-            f"the prompts are rows with the columns {', '.join(map(str, row))}: pass the texts of "
-            f"one, as in generate([row[{column!r}] for row in rows])."
-        )
     if not contents and given != []:
         raise UserError(
             f"the prompts are {_brief(given)}: pass a list of texts or conversations, as in "
             f"generate(['What is 2 + 2?'])."
         )
-    rows = [{QUESTION if isinstance(each, str) else PROMPT: each} for each in contents]
-    return [Records.of([(f"prompt {i}", row)], "")[0] for i, row in enumerate(rows, start=1)]
+    text = PROMPT if plain else QUESTION
+    return [_as_prompt(f"prompt {i}", each, text) for i, each in enumerate(contents, start=1)]
+
+
+def _as_prompt(where: str, given: GivenPrompt, text: str) -> Prompt:
+    """Returns one prompt; a text is that of a column."""
+    if isinstance(given, Prompt):
+        column = PROMPT if given.plain or not isinstance(given.content, str) else QUESTION
+        Records.of([(where, {column: given.content})], "")  # checks it
+        return given
+    if not isinstance(given, Mapping):
+        given = {text if isinstance(given, str) else PROMPT: given}
+    return Records.of([(where, given)], "")[0]
 
 
 def is_list_of_rows(value: Any) -> bool:

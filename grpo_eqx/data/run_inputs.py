@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,8 +10,8 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts
 from grpo_eqx.data.hub_data import repository_of
 from grpo_eqx.data.load import Data, load_data
-from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource, quoted
-from grpo_eqx.data.records import as_prompts
+from grpo_eqx.data.prompts import Prompt, PromptSource, quoted
+from grpo_eqx.data.records import GivenPrompt, as_prompts
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError
@@ -35,6 +36,21 @@ class Inputs(NamedTuple):
         for problems in (self.train, self.heldout):
             longest = max(map(len, problems.tokens))
             check_positions(cfg, model, f"the longest prompt of {problems.name}", longest)
+
+    def notes(self) -> list[str]:
+        """Describes what is noteworthy about the prompts, each in one line."""
+        template = self.tokenizer.template
+        found = []
+        if template.asked_for_time:
+            found.append(
+                f"the chat template asks for the time, which is {template.moment:%Y-%m-%d %H:%M:%S}"
+                f" in all prompts of this run"
+            )
+        if template.drew:
+            found.append(
+                "the chat template draws at random: a prompt has the same draw at every start"
+            )
+        return found
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes by which processes compare what they have read."""
@@ -62,14 +78,18 @@ def load_inputs(
     eval_data: Data | None = None,
     *,
     model_passed: bool = False,
+    moment: datetime,
 ) -> Inputs:
-    """Reads what the config names, except for what is passed: of a model, its tokenizer alone."""
+    """Reads what the config names, except for what is passed: of a model, its tokenizer alone.
+
+    Prompts have the moment where their template asks for the time.
+    """
     train, heldout = load_data(
         cfg.data if train_data is None else train_data,
         cfg.eval_data if eval_data is None else eval_data,
         cfg.eval_problems,
     )
-    tokenizer = _tokenizer_for(train, cfg, tokenizer, model_passed=model_passed)
+    tokenizer = _tokenizer_for(train, cfg, tokenizer, model_passed=model_passed).at(moment)
     inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -83,24 +103,28 @@ def load_inputs(
     return inputs
 
 
-def load_heldout(cfg: GRPOConfig, source: PromptSource) -> tuple[ChatTokenizer, TokenizedPrompts]:
+def load_heldout(
+    cfg: GRPOConfig, source: PromptSource, moment: datetime
+) -> tuple[ChatTokenizer, TokenizedPrompts]:
     """Reads the tokenizer of the config's model, and with it problems to evaluate on."""
-    tokenizer = _tokenizer_for(source, cfg)
+    tokenizer = _tokenizer_for(source, cfg).at(moment)
     return tokenizer, _tokenize(cfg, source, len(source), tokenizer)
 
 
 def encode_prompts(
-    prompts: Iterable[str | Conversation],
+    prompts: Iterable[GivenPrompt],
     cfg: GRPOConfig,
     tokenizer: ChatTokenizer,
     model: ModelConfig,
+    like: Prompt,
 ) -> list[list[int]]:
-    """Tokenizes user messages, or conversations, as problems are.
+    """Tokenizes prompts as problems are: texts are of the kind that the run's problems are.
 
-    Raises `UserError` for one with more than `max_prompt_length` tokens, or for which the model has
-    too few positions.
+    **Arguments:** what `as_prompts` takes; the settings; the tokenizer; the model; a problem of the
+    run. Raises `UserError` for a prompt with more than `max_prompt_length` tokens, or for which the
+    model has too few positions.
     """
-    messages = as_prompts(prompts)
+    messages = as_prompts(prompts, plain=like.plain)
     tokens = tokenizer.encode_prompts(messages)
     limit = cfg.max_prompt_length
     for message, ids in zip(messages, tokens, strict=True):

@@ -127,6 +127,12 @@ class ChatTokenizer:
         """
         return frozenset(range(vocab_size)).difference(self.tokenizer.get_vocab().values())
 
+    def at(self, moment: datetime) -> "ChatTokenizer":
+        """Returns the tokenizer with its chat template at another moment."""
+        other = copy.copy(self)
+        other.template = ChatTemplate(self.tokenizer, self.system_prompt, moment)
+        return other
+
     def check_belongs_to(self, vocab_size: int) -> None:
         """Raises `UserError` if it cannot be the tokenizer of a model with that vocabulary."""
         ids = set(self.tokenizer.get_vocab().values())

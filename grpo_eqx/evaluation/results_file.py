@@ -5,6 +5,7 @@ import fcntl
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,6 +14,15 @@ import numpy as np
 from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.evaluation.evaluator import Batch, Draws
 from grpo_eqx.evaluation.result import Evaluation
+
+
+def saved_time(path: Path) -> str | None:
+    """Returns the time in the prompts of the results in a file, if it has results with one."""
+    try:
+        time = json.loads(path.read_text(encoding="utf-8"))["settings"]["time"]
+        return datetime.fromisoformat(time).isoformat()
+    except (OSError, ValueError, KeyError, TypeError):  # `ResultsFile` says what is wrong with it
+        return None
 
 
 class ResultsFile:

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation.evaluator import Batch, Draws, Evaluator, Track
 from grpo_eqx.evaluation.result import Evaluation
-from grpo_eqx.evaluation.results_file import ResultsFile
+from grpo_eqx.evaluation.results_file import ResultsFile, saved_time
 from grpo_eqx.evaluation.scoring import Scorer
 from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.models.base import CausalLM, parameter_name
@@ -80,8 +81,9 @@ class Question:
 class StandaloneEvaluation:
     """A model on the devices, and the problems to evaluate it on."""
 
-    def __init__(self, question: Question, say: Callable[[str], None]):
-        """**Arguments:** what to evaluate; shows the user a line on what begins.
+    def __init__(self, question: Question, output: Path, say: Callable[[str], None]):
+        """**Arguments:** what to evaluate; the file of results, which may be that of a part of this
+        evaluation; shows the user a line on what begins.
 
         Raises `UserError`, in all processes, where something is missing or does not fit.
         """
@@ -93,7 +95,13 @@ class StandaloneEvaluation:
         scorer = Scorer(cfg, question.eval_func, question.eval_metrics)
         mesh = parse_mesh(cfg.mesh).build()
         check_hosts(mesh)
-        inputs = raise_on_all_hosts(lambda: _inputs(question, subject, cfg))
+        self.output = output
+        moment = from_main(_moment(output, subject).isoformat())
+        inputs = raise_on_all_hosts(
+            lambda: _inputs(question, subject, cfg, datetime.fromisoformat(moment))
+        )
+        for note in inputs.notes():
+            say(note)
         self.problems, tokenizer = inputs.heldout, inputs.tokenizer
         scorer.check_answers(self.problems.prompts)
         scorer.check_signatures(self.problems.prompts[0].columns)
@@ -111,13 +119,10 @@ class StandaloneEvaluation:
         )
         self.settings = _settings(question, cfg, self.draws, inputs, programs, self.model)
 
-    def make(
-        self, output: Path, track: Track, on_progress: Callable[[str], None]
-    ) -> list[Evaluation]:
+    def make(self, track: Track, on_progress: Callable[[str], None]) -> list[Evaluation]:
         """Makes what is left of the evaluation, and writes it.
 
-        **Arguments:** the file of results, which may be that of a part of this evaluation; iterates
-        over batches; called after each with how far it is.
+        **Arguments:** iterates over batches; called after each with how far it is.
 
         **Returns:** the evaluations, on process 0. Raises `UserError` where the file has results of
         other settings.
@@ -125,7 +130,9 @@ class StandaloneEvaluation:
         plan = [(draws, self.evaluator.batch_size(draws)) for draws in self.draws]
         total = len(self.problems)
         # Process 0 writes; what fails there ends all.
-        file = raise_on_all_hosts(lambda: ResultsFile(output, self.settings) if is_main() else None)
+        file = raise_on_all_hosts(
+            lambda: ResultsFile(self.output, self.settings) if is_main() else None
+        )
         with contextlib.ExitStack() as stack:
             raise_on_all_hosts(lambda: None if file is None else stack.enter_context(file))
             done = from_main(
@@ -146,7 +153,14 @@ def _add(file: ResultsFile | None, batch: Batch) -> None:
         file.add(batch)
 
 
-def _inputs(question: Question, subject: Subject, cfg: GRPOConfig) -> Inputs:
+def _moment(output: Path, subject: Subject) -> datetime:
+    """Returns the time in the prompts: of the part that is done, of the model's run, or now."""
+    of_run = None if subject.facts is None else subject.facts.time
+    time = saved_time(output) or of_run
+    return datetime.now() if time is None else datetime.fromisoformat(time)
+
+
+def _inputs(question: Question, subject: Subject, cfg: GRPOConfig, moment: datetime) -> Inputs:
     """Reads the tokenizer and the problems."""
     name, most = question.data, question.eval_problems
     own = name is None and subject.of_run
@@ -156,12 +170,12 @@ def _inputs(question: Question, subject: Subject, cfg: GRPOConfig) -> Inputs:
     else:
         few = _EMBEDDED_PROBLEMS if name in (None, EMBEDDED_DATA) else None
         source = load_problems(name or EMBEDDED_DATA, few if most is None else most)
-    tokenizer, heldout = load_heldout(cfg, source)
+    tokenizer, heldout = load_heldout(cfg, source, moment)
     subject.check_tokenizer(tokenizer.fingerprint())
     if own:
         subject.check_problems(heldout.fingerprint())
         if most is not None and most < len(source):
-            tokenizer, heldout = load_heldout(cfg, first_problems(source, most))
+            tokenizer, heldout = load_heldout(cfg, first_problems(source, most), moment)
     return Inputs(tokenizer, heldout, heldout)
 
 
@@ -184,6 +198,7 @@ def _settings(
         "data": inputs.heldout.name,
         "problems": inputs.heldout.fingerprint(),
         "num_problems": len(inputs.heldout),
+        "time": inputs.tokenizer.template.time,
         "draws": [each._asdict() for each in draws],
         "eval_func": question.eval_func,
         "eval_metrics": list(question.eval_metrics),
