@@ -1,7 +1,7 @@
 """The inputs of a run besides weights: tokenizer and problems, read and checked."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,7 +89,13 @@ def load_inputs(
         cfg.eval_data if eval_data is None else eval_data,
         cfg.eval_problems,
     )
-    tokenizer = _tokenizer_for(train, cfg, tokenizer, model_passed=model_passed).at(moment)
+    sources = (train, heldout)
+    if cfg.chat_template is not None and all(map(_is_plain, sources)):
+        raise UserError(
+            f"chat_template is {cfg.chat_template!r}, and the problems of {train.name} are texts "
+            f"that the model continues as they are: it would do nothing; leave it unset."
+        )
+    tokenizer = _tokenizer_for(sources, cfg, tokenizer, model_passed=model_passed).at(moment)
     inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -107,7 +113,7 @@ def load_heldout(
     cfg: GRPOConfig, source: PromptSource, moment: datetime
 ) -> tuple[ChatTokenizer, TokenizedPrompts]:
     """Reads the tokenizer of the config's model, and with it problems to evaluate on."""
-    tokenizer = _tokenizer_for(source, cfg).at(moment)
+    tokenizer = _tokenizer_for([source], cfg).at(moment)
     return tokenizer, _tokenize(cfg, source, len(source), tokenizer)
 
 
@@ -125,6 +131,11 @@ def encode_prompts(
     model has too few positions.
     """
     messages = as_prompts(prompts, plain=like.plain)
+    if like.plain and not tokenizer.template.exists and not all(x.plain for x in messages):
+        raise UserError(
+            "the prompts are messages, and the tokenizer has no chat template, as the problems of "
+            "this run are texts that the model continues as they are: pass texts."
+        )
     tokens = tokenizer.encode_prompts(messages)
     limit = cfg.max_prompt_length
     for message, ids in zip(messages, tokens, strict=True):
@@ -139,23 +150,18 @@ def encode_prompts(
 
 
 def _tokenizer_for(
-    source: PromptSource,
+    sources: Sequence[PromptSource],
     cfg: GRPOConfig,
     given: ChatTokenizer | Any | None = None,
     *,
     model_passed: bool = False,
 ) -> ChatTokenizer:
     """Returns the tokenizer; raises `UserError` where the settings of prompts suit no problem."""
-    tokenizer, plain = _chat_tokenizer(cfg, given), _problem(source, 0).plain
+    tokenizer = _chat_tokenizer(cfg, given)
     if given is not None and (folder := _files_folder(cfg, tokenizer, model_passed)) is not None:
         files = TokenFiles.read(folder)
         tokenizer = tokenizer.of_model(files, files.own_tokenizer())
-    if plain and cfg.chat_template is not None:
-        raise UserError(
-            f"chat_template is {cfg.chat_template!r}, and the problems of {source.name} are texts "
-            f"that the model continues as they are: it would do nothing; leave it unset."
-        )
-    if not plain:
+    if not all(map(_is_plain, sources)):
         tokenizer.check_template()
     if cfg.system_prompt is not None and _is_file(cfg.system_prompt):
         raise UserError(
@@ -183,6 +189,10 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except OSError:  # too long for a name
         return False
+
+
+def _is_plain(source: PromptSource) -> bool:
+    return _problem(source, 0).plain
 
 
 def _has_system_message(prompt: Prompt) -> bool:

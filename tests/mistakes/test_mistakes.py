@@ -515,11 +515,10 @@ SCRIPTS = {
     "trainer().evaluate(num_samples=0)": "num_samples is 0: use a whole number",
     "trainer().generate('What is 1 + 1?')": "pass a list of texts or conversations",
     "trainer().generate([{'role': 'user', 'content': 'x'}])": "pass a list of conversations",
-    "trainer().generate(ROWS)": (
-        "the prompts are rows with the columns question, answer: pass the texts of one, as in "
-        "generate([row['question'] for row in rows])."
+    "trainer().generate(ROWS[0])": "pass a list of texts or conversations",
+    "trainer().generate(Dataset.from_list([{'text': 'x'}]))": (
+        "prompt 1 has no column question or prompt, only text: rename the column that the model"
     ),
-    "trainer().generate(Dataset.from_list([{'text': 'x'}]))": "as in generate([row['text'] for",
     "trainer().generate(['x'], max_new_tokens=5)": "set GRPOConfig(max_completion_length=...)",
     "trainer().generate(['x'], top_p=0.9, do_sample=True)": "generate has no argument do_sample",
     "trainer().evaluate(eval_dataset=ROWS)": "pass it to GRPOTrainer(eval_dataset=...)",
