@@ -65,7 +65,9 @@ def why_not_plain(value: Any) -> str | None:
 
 
 def why_not_text(text: str) -> str | None:
-    """Returns why a text cannot be encoded, as a clause with the fix; `None` where it can."""
+    """Returns why a text cannot be used everywhere, as a clause with the fix; `None` if it can."""
+    if "\0" in text:
+        return f"has a null character at character {text.index(chr(0)) + 1} of a text: remove it"
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -11,7 +11,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,7 @@ from grpo_eqx.errors import FileError, UserError, first_line, without_repetition
 from grpo_eqx.plain_data import DEEPEST, brief, why_not_plain
 
 _MOST_BYTES = 500_000_000
-"""Size of a file that is read into memory as a whole."""
+"""Size of a file that is read into memory as a whole, unless a user names it."""
 _MOST_YAML = 200_000
 """Characters of a YAML file, of which thousands take a second."""
 _MOST_NODES = 100_000
@@ -29,7 +29,6 @@ _MOST_NODES = 100_000
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a character, or the start of a pair, in JSON."""
-_AGAIN = "correct it, or copy it again"
 
 
 class _UnreadableError(ValueError):
@@ -37,10 +36,11 @@ class _UnreadableError(ValueError):
 
 
 @contextlib.contextmanager
-def reading(called: str) -> Iterator[None]:
+def reading(called: str, again: str = "correct it, or copy it again") -> Iterator[None]:
     """Turns whatever reading a file raises into a `FileError`.
 
-    **Arguments:** what to call the file: its path, perhaps after the setting that names it.
+    **Arguments:** what to call the file: its path, perhaps after the setting that names it; what to
+    do with one that is damaged.
     """
     try:
         yield
@@ -49,14 +49,14 @@ def reading(called: str) -> Iterator[None]:
     except UserError as error:  # such as of a name that is set twice
         raise FileError(f"{called}: {error}") from error
     except Exception as error:
-        raise FileError(f"{called} {what_is_wrong(error)}.") from error
+        raise FileError(f"{called} {what_is_wrong(error, again)}.") from error
     except BaseException as error:  # libraries written in Rust panic with one
         if type(error).__name__ != "PanicException":
             raise
-        raise FileError(f"{called} is damaged ({brief(str(error))}): {_AGAIN}.") from error
+        raise FileError(f"{called} is damaged ({brief(str(error))}): {again}.") from error
 
 
-def what_is_wrong(error: Exception) -> str:
+def what_is_wrong(error: Exception, again: str) -> str:
     """Returns what an error says of a file that was read, as a clause with the fix."""
     match error:
         case _UnreadableError():
@@ -68,45 +68,44 @@ def what_is_wrong(error: Exception) -> str:
         case UnicodeDecodeError():
             return "is not encoded in UTF-8, perhaps in Latin-1: save it in UTF-8"
         case json.JSONDecodeError():
-            return f"is no valid JSON: {_json_fault(error)}: {_AGAIN}"
+            return f"is no valid JSON ({_json_fault(error)}): {again}"
         case yaml.YAMLError():
-            return f"is no valid YAML: {_yaml_fault(error)}: {_AGAIN}"
+            return f"is no valid YAML ({_yaml_fault(error)}): {again}"
         case RecursionError():
             return f"is nested too deeply: use at most {DEEPEST} levels"
         case MemoryError():
-            return f"does not fit into memory, or is damaged: {_AGAIN}"
+            return f"does not fit into memory, or is damaged: {again}"
         case ValueError() if "null byte" in str(error):
             return "has a null byte in its path: remove it"
         case ValueError() if "integer string conversion" in str(error):
             return "has a whole number of more than 4,300 digits: write it as a text"
-    return f"cannot be read ({type(error).__name__}: {first_line(error)[:200]}): {_AGAIN}"
+    return f"cannot be read ({type(error).__name__}: {first_line(error)[:200]}): {again}"
 
 
-def read_bytes(path: Path, called: str = "", most: int = _MOST_BYTES) -> bytes:
+def read_bytes(path: Path, called: str = "", *, pipe: bool = False) -> bytes:
     """Reads a file as it is.
 
-    **Arguments:** the path; what to call the file in messages, by default its path; the number of
-    bytes that it may have. Raises `FileError` for what is no file, or too large.
+    **Arguments:** the path; what to call the file in messages, by default its path; whether it may
+    be a pipe, and large, as a file that a user names. Raises `FileError` for what is no file, or too large.
     """
-    with reading(called or str(path)), _opened(path) as file:
-        content = file.read(most + 1)
-        if len(content) > most:
-            raise _UnreadableError(f"has more than {most:,} bytes: give a smaller file")
+    with reading(called or str(path)), opened(path, pipe=pipe) as file:
+        content = file.read(-1 if pipe else _MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES and not pipe:
+            raise _UnreadableError(f"has more than {_MOST_BYTES:,} bytes: give a smaller file")
         return content
 
 
-def _opened(path: Path) -> IO[bytes]:
+def opened(path: Path, *, pipe: bool = False) -> IO[bytes]:
     """Opens a file; raises an error, for `reading`, for a pipe, which could wait forever."""
     mode = os.stat(path).st_mode
-    # A pipe that a shell makes for its output is in /dev.
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or str(path).startswith("/dev/")):
+    if not (pipe or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise _UnreadableError("is neither a file nor a folder: give a file")
     return path.open("rb")
 
 
-def read_text(path: Path, called: str = "", most: int = _MOST_BYTES) -> str:
+def read_text(path: Path, called: str = "", *, pipe: bool = False) -> str:
     """Reads a file of text, as `read_bytes` does; raises `FileError` for other than UTF-8 too."""
-    content = read_bytes(path, called, most)
+    content = read_bytes(path, called, pipe=pipe)
     with reading(called or str(path)):
         return decoded(content)
 
@@ -157,8 +156,15 @@ def read_object(path: Path, called: str = "", *, optional: bool = False) -> dict
 
 def object_of(line: str | bytes, called: str) -> dict[str, Any]:
     """Returns the object that a line of a JSONL file holds; raises `FileError` as `read_object`."""
-    with reading(called):
-        return as_object(parsed(line if isinstance(line, str) else decoded(line)), called)
+    return as_object(value_of(line, called), called)
+
+
+def value_of(
+    line: str | bytes, called: str, again: str = "correct it", *, unique: bool = False
+) -> Any:
+    """Returns what a line of a JSONL file holds; raises `FileError`, as `read_json` does."""
+    with reading(called, again):
+        return parsed(line if isinstance(line, str) else decoded(line), unique=unique)
 
 
 def as_object(found: Any, called: str) -> dict[str, Any]:
@@ -174,7 +180,7 @@ def read_yaml(path: Path | None, called: str) -> Any:
     **Arguments:** the path, `None` for standard input; what to call the file.
     """
     with reading(called):
-        text = sys.stdin.read() if path is None else read_text(path, called)
+        text = sys.stdin.read() if path is None else read_text(path, called, pipe=True)
         if not text.strip():
             raise _UnreadableError("is empty: write settings into it, as in `steps: 100`")
         try:
@@ -237,8 +243,12 @@ _Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping
 
 
 def _json_fault(error: json.JSONDecodeError) -> str:
-    hint = "; JSON has no comments" if error.doc[error.pos :][:1] in "/#" else ""
-    return f"line {error.lineno}, column {error.colno}: {error.msg}{hint}"
+    hint, line = "", f"line {error.lineno}, " if "\n" in error.doc else ""
+    if error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated"):
+        hint = ", as it ends too early"
+    elif error.doc[error.pos] in "/#":
+        hint = ", and JSON has no comments"
+    return f"{error.msg} at {line}column {error.colno}{hint}"
 
 
 def _yaml_fault(error: yaml.YAMLError) -> str:
@@ -246,7 +256,7 @@ def _yaml_fault(error: yaml.YAMLError) -> str:
     if mark is None:
         return " ".join(str(error).split())
     problem = getattr(error, "problem", None) or "it cannot be parsed"
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
+    return f"{problem} at line {mark.line + 1}, column {mark.column + 1}"
 
 
 def open_tensors(path: Path, called: str = "") -> Any:
@@ -258,19 +268,5 @@ def open_tensors(path: Path, called: str = "") -> Any:
     from safetensors import safe_open
 
     with reading(called or str(path)):
-        _opened(path).close()
+        opened(path).close()
         return safe_open(path, framework="numpy")
-
-
-def read_table(
-    path: Path, columns: Callable[[Sequence[str]], Sequence[str]], called: str = ""
-) -> Any:
-    """Reads columns of a parquet table; raises `FileError` where it cannot.
-
-    **Arguments:** the path; chooses columns, of the names that there are; what to call the file.
-    """
-    import pyarrow.parquet as pq
-
-    with reading(called or str(path)), _opened(path) as file:
-        table = pq.ParquetFile(file)
-        return table.read(list(columns(table.schema_arrow.names)))

@@ -14,6 +14,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from grpo_eqx.errors import UserError, refuse_all
+from grpo_eqx.plain_data import brief, why_not_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,10 +135,13 @@ def converted(kind: type, name: str, value: Any, hints: Mapping[str, str] | None
     try:
         result, part = as_one_of(parts, value)
     except ValueError:
-        given = repr(value)
-        shown = given if len(given) <= _LONGEST_VALUE else f"{given[:_LONGEST_VALUE]}..."
-        hint = hints.get(f"{name}={value}", hints.get(name))
-        raise UserError(f"{name} is {shown}: {_wanted(parts, value, hint)}.") from None
+        hint = hints.get(f"{name}={brief(value)}", hints.get(f"{name}={value}", hints.get(name)))
+        raise UserError(
+            f"{name} is {brief(value, _LONGEST_VALUE)}: {_wanted(parts, value, hint)}."
+        ) from None
+    for text in result if isinstance(result, tuple) else (result,):
+        if isinstance(text, str | Path) and (fault := why_not_text(str(text))) is not None:
+            raise UserError(f"{name} {fault}.")
     allowed = _range(part)
     if allowed is not None and not allowed.admits(result):
         hint = hints.get(f"{name}={result:g}")

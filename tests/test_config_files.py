@@ -42,7 +42,7 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
         ("steps: x", "steps is 'x': use a whole number"),
         ("steps: x\nseed: -1", "steps is 'x': use .*seed is -1: it must be"),
         ("training:\n  max_steps: 3", "write what is in training at the top level. max_steps is"),
-        ("steps: [", "is no valid YAML: line 1, column 9: "),
+        ("steps: [", "is no valid YAML .* at line 1, column 9"),
         ("- 3", "has no settings by name"),
         ("3: 4", "has the name 3: use names that are texts"),
         ("recipe: dapo", "recipe is no setting"),

@@ -16,7 +16,6 @@ from grpo_eqx.read_files import (
     object_of,
     open_tensors,
     read_object,
-    read_table,
     read_text,
     read_yaml,
 )
@@ -31,8 +30,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "no valid JSON: line 1, column 1"),
-        (b'{"a": 1', "no valid JSON: line 1, column 8"),
+        (b"", "no valid JSON .Expecting value at column 1, as it ends too early"),
+        (b'{"a": 1', "no valid JSON .*at column 8, as it ends too early"),
         (b"[1]", r"holds \[1\]: expected a JSON object"),
         (b"null", "holds None: expected a JSON object"),
         (b"\xff\xfe{\0}\0", "encoded in UTF-16: save it in UTF-8"),
@@ -77,15 +76,15 @@ def made_loop(path: Path) -> None:
         (made_loop, "symbolic link"),
     ],
 )
-@pytest.mark.parametrize("read", [read_object, read_text, open_tensors, read_table])
+@pytest.mark.parametrize("read", [read_object, read_text, open_tensors])
 def test_what_is_no_file_is_said(
     tmp_path: Path, make: Callable[[Path], None], fault: str, read: Callable[..., object]
 ) -> None:
     make(path := tmp_path / "file")
     with pytest.raises(FileError, match=f"^{path} .*{fault}"):
-        read(path, lambda names: names) if read is read_table else read(path)
+        read(path)
     with pytest.raises(FileError, match="null byte in its path"):
-        read(Path("a\0b"), lambda names: names) if read is read_table else read(Path("a\0b"))
+        read(Path("a\0b"))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +98,7 @@ def test_what_is_no_file_is_said(
         ("a: 0x" + "f" * 10_000, "more than 4,200 digits"),
         ("a: " + "9" * 10_000, "more than 4,300 digits"),
         ("a: 2024-99-99", "cannot be read .ValueError: month must be"),
-        ("a: !!python/name:os.system x", "no valid YAML: line 1, column 4"),
+        ("a: !!python/name:os.system x", "no valid YAML .* at line 1, column 4"),
         ("a: b\0", "no valid YAML"),
         ("? [a]\n: b", "no valid YAML"),
         ("a: 1\na: 2", "a is set twice"),
@@ -119,7 +118,7 @@ def test_aliases_of_yaml_are_read(tmp_path: Path) -> None:
     assert read_yaml(path, "") == {"a": {"x": 1}, "b": {"x": 1, "y": 2}}
 
 
-def test_damaged_tensors_and_tables_are_said(tmp_path: Path) -> None:
+def test_damaged_tensors_are_said(tmp_path: Path) -> None:
     path = tmp_path / "file"
     save_file({"a": np.zeros(3)}, path)
     content = path.read_bytes()
@@ -129,8 +128,6 @@ def test_damaged_tensors_and_tables_are_said(tmp_path: Path) -> None:
         path.write_bytes(damaged)
         with pytest.raises(FileError, match=f"^{path} "):
             open_tensors(path)
-        with pytest.raises(FileError, match=f"^{path} "):
-            read_table(path, lambda names: names)
 
 
 def test_values_that_json_cannot_hold_are_named() -> None:

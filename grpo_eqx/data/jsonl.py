@@ -1,16 +1,17 @@
 """Problems from a JSONL file: one `{"question": ..., "answer": ...}` per line."""
 
 import codecs
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from grpo_eqx.data.records import PROMPT, QUESTION, Records, is_list_of_rows
-from grpo_eqx.errors import UserError, without_repetition
+from grpo_eqx.errors import FileError, UserError
+from grpo_eqx.read_files import read_bytes, value_of
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+_FIX = "write one object on each line, without commas between them"
 ARGUMENTS = {"data": "train_data", "eval_data": "eval_data"}
 """Arguments of `GRPOTrainer` that take what the settings name, for messages."""
 _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
@@ -29,10 +30,7 @@ def read_jsonl(path: str | Path, setting: str = "data") -> Records:
             f"GRPOTrainer({ARGUMENTS[setting]}=datasets.load_dataset({builder!r}, data_files=..., "
             f"split='train'))."
         )
-    try:
-        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
-    except OSError as error:
-        raise UserError(f"{given} cannot be read: {error.strerror}.") from error
+    content = read_bytes(path, given, pipe=True).removeprefix(codecs.BOM_UTF8)
     if content.startswith(_GZIP):
         raise UserError(f"{given} is compressed: unpack it with gunzip.")
     if content.startswith(_UTF16):
@@ -60,8 +58,8 @@ def read_jsonl(path: str | Path, setting: str = "data") -> Records:
 def _key_of_rows(content: bytes) -> str | None:
     """Returns the key of the problems in a file that is one JSON object; `None` if it is not."""
     try:
-        whole = json.loads(content)
-    except (ValueError, RecursionError):
+        whole = value_of(content, "")
+    except FileError:
         return None
     if not isinstance(whole, dict) or whole.keys() & {QUESTION, PROMPT}:
         return None
@@ -71,23 +69,5 @@ def _key_of_rows(content: bytes) -> str | None:
 def _rows(content: bytes, path: Path) -> Iterator[tuple[str, Any]]:
     for number, line in enumerate(content.splitlines(), start=1):
         where = f"{path}, line {number}"
-        if not line.strip():
-            continue
-        try:
-            yield where, json.loads(line.decode(), object_pairs_hook=without_repetition)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from error
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{where} is not encoded in UTF-8, perhaps in Latin-1: save the file in UTF-8."
-            ) from error
-        except json.JSONDecodeError as error:
-            cut_off = error.pos >= len(error.doc.rstrip()) or error.msg.startswith("Unterminated")
-            fix = "write one object per line, without commas between them"
-            if cut_off:
-                fix = "it ends within an object: write each on one line, and the file to its end"
-            raise UserError(
-                f"{where} is no valid JSON ({error.msg}, at column {error.colno}): {fix}."
-            ) from error
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} cannot be read ({error}): write plain JSON.") from error
+        if line.strip():
+            yield where, value_of(line, where, _FIX, unique=True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource
 from grpo_eqx.errors import UserError
+from grpo_eqx.plain_data import brief, why_not_plain
 
 QUESTION, PROMPT = "question", "prompt"
 _ROLES = "system", "user", "assistant", "tool"
@@ -38,6 +39,8 @@ class Records(PromptSource):
                 )
             _check_columns(where, row, found[0] if found else row)
             _check_content(where, row, found[0] if found else row)
+            if (fault := why_not_plain(row)) is not None:
+                raise UserError(f"{where} {fault}.")
             found.append(row)
         return cls(rows=found, name=name)
 
@@ -75,7 +78,7 @@ def as_prompts(given: Iterable[GivenPrompt], *, plain: bool) -> list[Prompt]:
         )
     if not contents and given != []:
         raise UserError(
-            f"the prompts are {_brief(given)}: pass a list of texts or conversations, as in "
+            f"the prompts are {brief(given)}: pass a list of texts or conversations, as in "
             f"generate(['What is 2 + 2?'])."
         )
     text = PROMPT if plain else QUESTION
@@ -111,7 +114,9 @@ def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
     names = ", ".join(sorted(map(str, row)))
     keys: list[Any] = list(row)
     if nameless := [name for name in keys if not isinstance(name, str)]:
-        raise UserError(f"{where} has a column named {nameless[0]!r}: give it a name that is text.")
+        raise UserError(
+            f"{where} has a column named {brief(nameless[0])}: give it a name that is text."
+        )
     if QUESTION not in row and PROMPT not in row:
         has = f"only {names}" if row else "none at all"
         raise UserError(
@@ -161,14 +166,14 @@ def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
     elif column == PROMPT and isinstance(content, Sequence) and content:
         text = _last_of_user(where, content)
     else:
-        raise UserError(f"{where}: {column} is {_brief(content)}: {_wanted(column, content)}.")
+        raise UserError(f"{where}: {column} is {brief(content)}: {_wanted(column, content)}.")
     if _is_text_of_messages(text):
         raise UserError(
             f"{where}: {column} is the JSON text of a list of messages: make it a list, as "
             f"json.loads does, in the column {PROMPT}."
         )
     if not text.strip():
-        raise UserError(f"{where}: {column} is {_brief(content)}: it must be non-empty text.")
+        raise UserError(f"{where}: {column} is {brief(content)}: it must be non-empty text.")
     if isinstance(content, str) != isinstance(first[column], str):
         kind, others = ("a text", "is a conversation")
         if not isinstance(content, str):
@@ -177,13 +182,6 @@ def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
             f"{where}: {column} is {kind}, but that of the first problem {others}: give every "
             f"problem the same kind."
         )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(
-            f"{where}: {column} has {text[error.start]!r} at character {error.start + 1}, half of "
-            f"a character that was cut in two: remove it."
-        ) from error
 
 
 def _is_text_of_messages(text: str) -> bool:
@@ -209,7 +207,7 @@ def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
             parts = isinstance(message, Mapping) and isinstance(message.get("content"), list)
             more = "; images and other parts are not supported" if parts else ""
             raise UserError(
-                f"{where}: {PROMPT} has the message {_brief(message)}: give messages as objects "
+                f"{where}: {PROMPT} has the message {brief(message)}: give messages as objects "
                 f"with role and content, both text{more}."
             )
         if message["role"] not in _ROLES:
@@ -233,8 +231,3 @@ def _is_message(message: Any) -> bool:
     content = message.get("content")
     has_content = isinstance(content, str) or (content is None and bool(message.get("tool_calls")))
     return has_content and isinstance(message.get("role"), str)
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

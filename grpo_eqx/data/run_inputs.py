@@ -14,10 +14,12 @@ from grpo_eqx.data.prompts import Prompt, PromptSource, quoted
 from grpo_eqx.data.records import GivenPrompt, as_prompts
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import FileError, UserError
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.hub import HubName, commit, downloaded
 from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.plain_data import why_not_plain
+from grpo_eqx.read_files import read_text
 
 PLAIN = "none"
 """Value of `chat_template` for problems that the model continues as they are."""
@@ -221,6 +223,8 @@ def _problem(source: PromptSource, index: int) -> Prompt:
             f"{source.name}: __getitem__ returned a {type(prompt).__name__} for problem "
             f"{index + 1}: return grpo_eqx.data.Prompt(text, columns)."
         )
+    if (fault := why_not_plain([prompt.content, prompt.columns])) is not None:
+        raise UserError(f"{source.name}, problem {index + 1} {fault}.")
     return prompt
 
 
@@ -253,12 +257,10 @@ def _read_template(path: str) -> str:
             "file, and give its path."
         )
     try:
-        return Path(path).expanduser().read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not encoded in UTF-8"
+        return read_text(Path(path).expanduser(), f"chat_template {path!r}", pipe=True)
+    except FileError as error:
         raise UserError(
-            f"chat_template is {path!r}, which cannot be read ({reason}): give a file with a Jinja "
-            f"template, or {PLAIN!r} for problems without one."
+            f"{error} It is a file with a Jinja template, or {PLAIN!r} for problems without one."
         ) from error
 
 

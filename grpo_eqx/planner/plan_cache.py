@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from grpo_eqx.errors import FileError
+from grpo_eqx.read_files import read_object
 from grpo_eqx.training.compilation import cache_folder
 
 
@@ -29,10 +31,9 @@ def remembered(
 def recalled(question: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Returns the answer on disk; `None` if there is none."""
     try:
-        kept = json.loads(_path(question).read_text())
-    except (OSError, ValueError, RuntimeError):
+        return read_object(_path(question))
+    except (FileError, RuntimeError):  # of a user without a home
         return None
-    return kept if isinstance(kept, dict) else None
 
 
 def keep(question: Mapping[str, Any], answer: Mapping[str, Any]) -> None:

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import jax
 
+from grpo_eqx.errors import FileError
+from grpo_eqx.plain_data import is_a
+from grpo_eqx.read_files import read_object
 from grpo_eqx.tracking.durations import readable_seconds
 from grpo_eqx.tracking.phases import PHASES, Phase
 from grpo_eqx.tracking.stages import Stages
@@ -53,10 +56,10 @@ class CompileTimes:
         if self._path is None:
             return {}
         try:
-            entries = json.loads(self._path.read_text(encoding="utf-8"))
-            return {str(name): float(seconds) for name, seconds in entries.items()}
-        except (OSError, ValueError, AttributeError, TypeError):
+            entries = read_object(self._path)
+        except FileError:
             return {}
+        return {name: float(seconds) for name, seconds in entries.items() if is_a(seconds, float)}
 
 
 class CompilePhases:

@@ -15,7 +15,8 @@ from typing import IO, Any
 
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.errors import FileError, RunError, UserError
+from grpo_eqx.read_files import read_object
 from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
 
 
@@ -120,10 +121,10 @@ class RunLock:
 
     def _holder(self) -> Mapping[str, Any] | None:
         """Returns what the run in the folder has written about itself, if it has."""
-        with contextlib.suppress(OSError, ValueError):
-            holder = json.loads(self.path.read_text())
-            return holder if isinstance(holder, dict) else None
-        return None
+        try:
+            return read_object(self.path)
+        except FileError:
+            return None
 
     def _in_use(self, holder: Mapping[str, Any] | None) -> str:
         who = "another run"

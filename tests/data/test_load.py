@@ -51,8 +51,8 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([row(1), "{oops"], r"p\.jsonl, line 2 is no valid JSON .* write one object per line"),
-        ([row(1), row(2)[:-3]], r"line 2 is no valid JSON .* it ends within an object"),
+        ([row(1), "{oops"], r"p\.jsonl, line 2 is no valid JSON .* write one object on each line"),
+        ([row(1), row(2)[:-3]], r"line 2 is no valid JSON .* as it ends too early"),
         ([row(1), "", "[1]"], r"line 3 is of type list: give an object"),
         (['{"query": "x", "label": 3}'], r"line 1 has no column question or prompt, only label, q"),
         (["{}"], r"line 1 has no column question or prompt, none at all"),
@@ -66,10 +66,10 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
             r"line 1: the conversation in prompt ends with the assistant's message",
         ),
         ([row(1), "", row(2, level=3)], r"line 3 has the columns answer, level, question, but the"),
-        ([row(1), "[" * 100_000], r"line 2 cannot be read"),
+        ([row(1), "[" * 100_000], r"line 2 is nested too deeply"),
         (
             [r'{"question": "\ud800", "answer": "1"}'],
-            r"question has .* character 1, half of a",
+            r"line 1 has .* character 1 of a text, half of a",
         ),
         (["[" + row(1) + "]"], r"is a JSON list: write one object per line, as jq"),
         ([], r"is empty"),
@@ -86,7 +86,7 @@ def test_a_bad_file_is_refused_with_its_line(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("binary.jsonl", b"\n\xff\xfe\x00", "line 2 is not encoded in UTF-8"),
+        ("binary.jsonl", b"\n\xff\xfe\x00", "line 2 is encoded in UTF-16: save"),
         ("latin1.jsonl", '{"question": "é"}'.encode("latin-1"), "perhaps in Latin-1"),
         ("utf16.jsonl", row(1).encode("utf-16"), "is encoded in UTF-16: save it in UTF-8"),
         ("table.csv", b"question,answer", r"load_dataset\('csv'"),

@@ -236,7 +236,7 @@ COMMANDS = {
     ),
     "train --reward-funcs mine.py:brief": "functions of your own are passed in a script",
     "train --reward-funcs right": "no reward function named 'right'",
-    "train --chat-template nowhere": "chat_template is 'nowhere', which cannot be read",
+    "train --chat-template nowhere": "chat_template 'nowhere' cannot be read",
     "trian": "use one of train, plan, compile, eval, report, export, check, inspect, doctor, "
     "launch (did you mean train?)",
     "": "a subcommand is missing: use one of train",
@@ -586,7 +586,7 @@ SCRIPTS = {
     "trainer(chat_template='{% for m in messages %}{{ m.content }}{% endfor %}')": (
         "chat_template is the path of a file, and this is a template itself"
     ),
-    "trainer(chat_template='nowhere.jinja')": "cannot be read (No such file or directory)",
+    "trainer(chat_template='nowhere.jinja')": "cannot be read: No such file or directory",
     "trainer(system_prompt='Add.', chat_template=file('gemma.jinja', NO_SYSTEM))": (
         "(no system role): leave system_prompt unset, with its text in the problems"
     ),

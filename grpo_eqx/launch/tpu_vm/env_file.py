@@ -5,6 +5,7 @@ import stat
 from pathlib import Path
 
 from grpo_eqx.errors import UserError
+from grpo_eqx.read_files import read_text, reading
 
 
 def check_env_file(path: Path) -> Path:
@@ -13,12 +14,9 @@ def check_env_file(path: Path) -> Path:
     Raises `UserError` if others can read it, or if it would be read differently than meant. No
     message contains a value.
     """
-    try:
-        text = path.read_bytes().decode()
+    text = read_text(path, f"--env-file {path}")
+    with reading(f"--env-file {path}"):
         mode = stat.S_IMODE(path.stat().st_mode)
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"cannot read {path} ({reason}): choose another --env-file.") from None
     if mode & 0o077:
         raise UserError(f"{path} holds secrets and can be read by others: chmod 600 it.")
     if ":" in str(path.absolute()):

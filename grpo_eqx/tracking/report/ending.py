@@ -1,11 +1,13 @@
 """State of a run, finished or failed or going on, as far as its folder tells."""
 
 import dataclasses
-import json
 import re
 import time
 from typing import Literal
 
+from grpo_eqx.errors import FileError
+from grpo_eqx.plain_data import field
+from grpo_eqx.read_files import read_object
 from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
 
 _SIGNS_MISSED = 6
@@ -62,16 +64,16 @@ def saved_steps(folder: RunFolder) -> list[int]:
 def _holder(folder: RunFolder) -> bool:
     """Returns whether a run has the folder, or was killed while it had."""
     try:
-        return bool(json.loads(folder.lock.read_text()))
-    except (OSError, ValueError):  # no file, or the empty one of a run that has ended
+        return bool(read_object(folder.lock))
+    except FileError:  # no file, or the empty one of a run that has ended
         return False
 
 
 def _reason(folder: RunFolder) -> str | None:
     """Returns why a callback stopped the run, if one did."""
     try:
-        return str(json.loads(folder.stopped.read_text(encoding="utf-8"))["reason"]).rstrip(".")
-    except (OSError, ValueError, KeyError, TypeError):  # no file, as a rule
+        return field(read_object(folder.stopped), "reason", str, "").rstrip(".")
+    except FileError:  # no file, as a rule
         return None
 
 

@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
         check_env_file(tmp_path / "none")
     path = file(tmp_path, "")
     path.write_bytes(b"A=\xff\n")
-    with pytest.raises(UserError, match="not UTF-8"):
+    with pytest.raises(UserError, match="not encoded in UTF-8"):
         check_env_file(path)
 
 
