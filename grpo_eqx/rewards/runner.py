@@ -263,7 +263,7 @@ def func_name(func: RewardFunc) -> str:
     """Returns the name that a function's rewards are logged under."""
     while isinstance(func, functools.partial):
         func = func.func
-    return getattr(func, "__name__", type(func).__name__)
+    return str(getattr(func, "__name__", type(func).__name__))
 
 
 def _number(outcome: Outcome) -> float:
