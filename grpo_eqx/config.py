@@ -571,6 +571,18 @@ class GRPOConfig:
             return filled
         return dataclasses.replace(filled, output_dir=f"runs/{self.run_name or _run_name(filled)}")
 
+    def with_absolute_paths(self) -> "GRPOConfig":
+        """Returns a copy of a resolved config whose run stays in its folder, whatever changes the
+        working directory.
+        """
+        assert self.output_dir is not None  # resolved
+        resume = str(self.resume)
+        paths = {"output_dir": str(self.output_dir)}
+        if resume not in ("auto", "never"):
+            paths["resume"] = resume
+        absolute = {name: str(Path(path).absolute()) for name, path in paths.items()}
+        return dataclasses.replace(self, **absolute)  # type: ignore[arg-type]
+
     def _filled(self) -> "GRPOConfig":
         embedded, adapters = self.model == EMBEDDED_MODEL, self.lora_rank is not None
         full, lora = (1e-4, 1e-3) if embedded else (1e-6, 1e-5)  # "LoRA Without Regret"

@@ -1,6 +1,8 @@
 """Errors that a user can fix, and the exit codes of commands."""
 
 import difflib
+import os
+import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -125,6 +127,18 @@ class RewardFailureError(RewardError, RunError):
     It may pass the next time, as with a service that did not answer, so the exit code is
     `EXIT_FAULT`.
     """
+
+
+def near(text: str) -> str:
+    """Returns a message in which paths below the working directory are relative, as given ones are.
+
+    A run's own paths are absolute, so that it stays in its folder whatever changes the directory.
+    """
+    try:
+        here = os.getcwd()
+    except OSError:  # it is removed
+        return text
+    return text if here == os.sep else re.sub(rf"(?<![\w./-]){re.escape(here)}/", "", text)
 
 
 def exit_code(error: UserError | RunError) -> int:

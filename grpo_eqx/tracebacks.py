@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.errors import RunError, UserError, near
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
 
@@ -66,6 +66,6 @@ def shortened(earlier: Hook) -> Hook:
         cause = "" if error.__cause__ is None else frames_of_cause(error.__cause__)
         frames = users_frames(error) + cause
         header = "Traceback (most recent call last):\n" if frames else ""
-        print(f"{header}{frames}{kind.__name__}: {error}", file=sys.stderr)
+        print(f"{header}{frames}{kind.__name__}: {near(str(error))}", file=sys.stderr)
 
     return hook

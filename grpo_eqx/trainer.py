@@ -30,7 +30,7 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, near
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
 from grpo_eqx.evaluation.in_training import TrainingEvaluations
 from grpo_eqx.evaluation.result import Evaluation
@@ -93,13 +93,13 @@ _TRACK = functools.partial(track_on_terminal, description="completing prompts")
 def _say(text: str) -> None:
     """Prints progress on long work."""
     if is_main():
-        print(text, file=sys.stderr)
+        print(near(text), file=sys.stderr)
 
 
 def _say_here(text: str) -> None:
     """Prints what happens to this process."""
     where = "" if is_main() else f"process {jax.process_index()}: "
-    print(where + text, file=sys.stderr, flush=True)
+    print(where + near(text), file=sys.stderr, flush=True)
 
 
 def _note_on_ids(count: int, vocab_size: int) -> str | None:
@@ -201,7 +201,7 @@ class GRPOTrainer:
                 loss_backend=loss_backend,
             ),
         )
-        self.cfg = cfg = given.resolved()
+        self.cfg = cfg = given.resolved().with_absolute_paths()
         self._lock = folder_lock(cfg)
         self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs))
         scorer = raise_on_all_hosts(lambda: Scorer(self.cfg, eval_func, eval_metrics))
@@ -335,7 +335,8 @@ class GRPOTrainer:
                     stopped = self._train(record, checkpoints, profiler)
             write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
-        return FitResult(record.folder.path, record.history, seconds, record.evaluations, stopped)
+        path = Path(near(str(record.folder.path)))
+        return FitResult(path, record.history, seconds, record.evaluations, stopped)
 
     def train(
         self, resume_from_checkpoint: str | Path | bool | None = None, **others: Any

@@ -32,6 +32,7 @@ from grpo_eqx.errors import (
     RunError,
     UserError,
     exit_code,
+    near,
     refuse_all,
 )
 from grpo_eqx.peer_settings import refuse_unknown
@@ -234,7 +235,7 @@ def ends_with_a_line() -> Iterator[None]:
     except (UserError, RunError) as error:
         if isinstance(error, RewardError | CallbackError) and error.__cause__ is not None:
             print(frames_of_cause(error.__cause__), end="", file=sys.stderr)
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(f"error: {near(str(error))}", file=sys.stderr, flush=True)
         _end(exit_code(error))
     except KeyboardInterrupt:
         _end(EXIT_INTERRUPTED)

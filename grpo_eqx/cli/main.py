@@ -36,6 +36,7 @@ from grpo_eqx.errors import (
     UserError,
     did_you_mean,
     listed,
+    near,
 )
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
@@ -69,10 +70,10 @@ def main() -> None:
             code = run(sys.argv[1:])
         sys.exit(code)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {near(str(error))}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except (CommandError, RunError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {near(str(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

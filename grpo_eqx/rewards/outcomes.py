@@ -1,5 +1,6 @@
 """Arguments of a reward function, and its outcome for each completion."""
 
+import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from grpo_eqx.errors import RewardError
 from grpo_eqx.rewards.contract import Reading, reason_of
 
 _LONGEST_QUOTE = 60
+_CONSTANTS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +46,11 @@ class Samples:
         return len(self.completions)
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the keyword arguments of a call."""
-        return {  # copies: a function may change its arguments
-            "prompts": list(self.prompts),
-            "completions": list(self.completions),
-            **{name: list(values) for name, values in self.columns.items()},
+        """Returns the keyword arguments of a call: copies, which a function may change."""
+        columns = {"prompts": self.prompts, "completions": self.completions, **self.columns}
+        objects = dict[int, Any]()
+        return {
+            name: [_copied(value, objects) for value in values] for name, values in columns.items()
         }
 
     def one(self, index: int) -> "Samples":
@@ -63,6 +65,22 @@ class Samples:
             for full in map(last_text, (self.completions[index], self.prompts[index]))
         )
         return f"completion {index} of {len(self)} ({text}, to the prompt {prompt})"
+
+
+def _copied(value: Any, objects: dict[int, Any]) -> Any:
+    """Copies a value of a column, the containers in it as well.
+
+    **Arguments:** the value; copies of what is no container, such as an image that all completions
+    of a prompt have. What cannot be copied, such as a lock, is passed as it is.
+    """
+    if type(value) in _CONSTANTS:
+        return value
+    if type(value) is list and _CONSTANTS.issuperset(map(type, value)):  # ids: many, and fast
+        return value.copy()
+    try:
+        return copy.deepcopy(value, {} if isinstance(value, list | dict | tuple | set) else objects)
+    except Exception:
+        return value
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,15 +1,17 @@
 """Calls of reward functions, whose rewards are weighted and summed."""
 
+import contextlib
 import dataclasses
 import functools
-import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, RewardFailureError, UserError, first_line
+from grpo_eqx.process_state import KeptState, warn
 from grpo_eqx.rewards.async_calls import AsyncCalls
 from grpo_eqx.rewards.contract import BrokenContractError, read_rewards
 from grpo_eqx.rewards.limits import RewardLimits, is_async, is_plain
@@ -127,6 +129,7 @@ class RewardRunner:
         self._in_workers = plain if limits.workers else {}
         self._workers = WorkerPool(self._in_workers, limits.workers)
         self._awaited = AsyncCalls(limits)
+        self._state = KeptState()
 
     def with_penalty(self, name: str, func: RewardFunc) -> "RewardRunner":
         """Returns a runner with a penalty, of weight 1, on completions that have a reward."""
@@ -200,31 +203,46 @@ class RewardRunner:
 
     def _outcomes(self, samples: Samples) -> dict[str, list[Outcome]]:
         """Calls all functions; those that are awaited run while the others do."""
-        stop = self.limits.failures == "stop"
-        started = {
-            name: self._awaited.start(name, func, samples)  # type: ignore[arg-type]
-            for name, func in self.funcs.items()
-            if is_async(func)
-        }
-        outcomes = {}
-        try:
-            for name, func in self.funcs.items():
-                if name in started:
-                    continue
-                if name in self._in_workers:
-                    outcomes[name] = self._workers.run(
-                        name, samples, self.limits, stop_at_failure=stop
-                    )
-                else:
-                    outcomes[name] = _call(name, func, samples, stop_at_failure=stop)
-                self._note_failures(name, outcomes[name], samples)
-            for name, call in started.items():
-                outcomes[name] = call.wait()
-                self._note_failures(name, outcomes[name], samples)
-            return outcomes
-        finally:
-            for call in started.values():
-                call.outcomes.cancel()
+        awaited = [name for name, func in self.funcs.items() if is_async(func)]
+        with self._kept(*awaited):
+            started = {
+                name: self._awaited.start(name, self.funcs[name], samples)  # type: ignore[arg-type]
+                for name in awaited
+            }
+            outcomes = {}
+            try:
+                for name in self.funcs:
+                    if name not in started:
+                        outcomes[name] = self._called(name, samples)
+                        self._note_failures(name, outcomes[name], samples)
+                for name, call in started.items():
+                    outcomes[name] = call.wait()
+                    self._note_failures(name, outcomes[name], samples)
+                return outcomes
+            finally:
+                for call in started.values():
+                    call.outcomes.cancel()
+
+    def _called(self, name: str, samples: Samples) -> list[Outcome]:
+        """Calls a function that is not awaited, in workers or here."""
+        func, stop = self.funcs[name], self.limits.failures == "stop"
+        if name in self._in_workers:
+            return self._workers.run(name, samples, self.limits, stop_at_failure=stop)
+        if not is_plain(func):
+            return _call(name, func, samples, stop_at_failure=stop)
+
+        def kept(**arguments: Any) -> Any:
+            with self._kept(name):
+                return func(**arguments)
+
+        return _call(name, kept, samples, stop_at_failure=stop)
+
+    def _kept(self, *names: str) -> contextlib.AbstractContextManager[None]:
+        """Keeps the state of this process around calls of functions, if there are any."""
+        if not names:
+            return contextlib.nullcontext()
+        caller = f"reward function {' or '.join(names)}"
+        return self._state.around(caller, alone=not is_async(self.funcs[names[0]]))
 
     def _note_failures(self, name: str, outcomes: Sequence[Outcome], samples: Samples) -> None:
         """Raises the first failure as an error, or warns of it, as the policy says."""
@@ -234,7 +252,7 @@ class RewardRunner:
         failure = outcomes[failed[0]]
         assert isinstance(failure, Failure)
         first = f"reward function {name} {failure.reason} for {samples.named(failed[0])}"
-        if isinstance(failure.cause, TypeError) and "string indices" in str(failure.cause):
+        if isinstance(failure.cause, TypeError) and "string indices" in failure.reason:
             first += (
                 "; completions are texts where problems are, and messages only where these are "
                 "conversations"
@@ -244,11 +262,7 @@ class RewardRunner:
                 f"{first}: mend it, or set reward_failures to drop to leave out the completions "
                 f"that it fails on."
             ) from failure.cause
-        print(
-            f"warning: {first}; it failed on {len(failed)} completions, which are left out",
-            file=sys.stderr,
-            flush=True,
-        )
+        warn(f"{first}; it failed on {len(failed)} completions, which are left out")
 
 
 def _weighted_sum(

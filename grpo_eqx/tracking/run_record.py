@@ -13,7 +13,7 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.durable import write_durably
-from grpo_eqx.errors import RunError
+from grpo_eqx.errors import RunError, near
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import import_writers, write_completions
 from grpo_eqx.tracking.diagnosis import Doctor, Finding
@@ -144,7 +144,7 @@ class RunRecord:
     def note(self, text: str) -> None:
         """Shows the user a message, from one process only."""
         if not self.only_history:
-            self._display.note(text)
+            self._display.note(near(text))
 
     @phase("record")
     def step(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -15,6 +15,7 @@ from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.errors import RewardFailureError
 
 from ..processes import processes
+from .conftest import Command
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 STEPS, PROMPTS, GROUP = 3, 8, 4
@@ -181,3 +182,52 @@ def test_an_evaluation_keeps_to_the_policy_too(
     solved = run.evaluate().solved
     assert solved.tolist() == [[i % 2 == 0] for i in range(8)]
     assert children() <= before
+
+
+SCRIPT = """
+import os, sys
+from pathlib import Path
+from grpo_eqx import GRPOConfig, cli, GRPOTrainer
+
+
+def wanders(prompts, completions, completion_ids, **columns):
+    rewards = [float(len(text)) for text in completions]
+    os.chdir("/")
+    for edited in (*completion_ids, prompts, completions, *columns.values()):
+        edited.clear()
+    return rewards
+
+
+def train(cfg: GRPOConfig) -> None:
+    GRPOTrainer(cfg, reward_funcs=wanders).fit()
+
+
+cli.run(train)
+"""
+
+
+@pytest.mark.slow
+def test_a_reward_that_changes_the_directory_and_its_arguments_changes_nothing_of_the_run(
+    small_model: Path, programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Started three times in a folder, it makes one run there, with the records of any other."""
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    plain = tmp_path / "plain.py"
+    plain.write_text(SCRIPT.replace('os.chdir("/")', "return rewards"))
+    expected = Command(small_model, programs, tmp_path / "expected", script=plain, steps=4)
+    expected.finish()
+    monkeypatch.chdir(tmp_path)
+    run = Command(small_model, programs, Path("run"), script=script, steps=4)
+    run.arguments += ["--stop-after", "1s"]
+    said = [run.finish(75), run.finish(75)]
+    run.arguments = run.arguments[:-2]
+    said.append(run.finish())
+    for output in said:
+        assert "warning: reward function wanders changed the working directory: the run" in output
+        assert "error" not in output
+    assert "resuming from run/checkpoints/step_1, after step 1 of 4" in said[1]
+    assert "resuming from run/checkpoints/step_2, after step 2 of 4" in said[2]
+    assert run.rows() == expected.rows()
+    assert run.tables() == expected.tables()
+    assert run.model() == expected.model()
