@@ -1,22 +1,28 @@
 """A process that calls reward functions for a run.
 
-It runs as a script, and loads two files of this package without the package, which would bring JAX
-along: a worker is small, starts soon, and touches no accelerator.
+Its guardian loads it as a file, and it loads two more files of this package without the package,
+which would bring JAX along: a worker is small, starts soon, and touches no accelerator.
 """
 
+import contextlib
+import fcntl
 import importlib.util
 import json
 import os
 import pickle
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+_OUT_OF_THE_WAY = 500
+"""Least number of the worker's descriptor, above those that functions use by guess."""
 _LONGEST_TRACEBACK = 20_000
+NO_REPLY = 74
+"""Exit code of a worker whose function has closed its descriptor."""
 
 
 def _load(name: str) -> ModuleType:
@@ -39,39 +45,73 @@ else:
     del sys.modules["grpo_eqx.errors"], sys.modules["grpo_eqx.rewards.contract"]
 
 
-def main(fd: int) -> None:
-    """Serves calls that come through a pipe until it is closed."""
-    os.set_inheritable(fd, False)
-    connection: Connection[Any, Any] = Connection(fd)
-    setup = connection.recv()
+def main(descriptor: int) -> None:
+    """Serves calls that come through a socket until it is closed."""
+    calls = descriptor
+    with contextlib.suppress(OSError):  # so many may not be open
+        calls = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
+        os.close(descriptor)
+    os.set_inheritable(calls, False)
+    try:
+        token, setup = _received(calls)
+        funcs, reply = _loaded(setup)
+        while True:
+            _send(calls, token, reply)
+            token, name, index, arguments = _received(calls)
+            reply = _called(funcs[name], index, arguments)
+    except OSError:
+        os._exit(NO_REPLY)
+
+
+def _loaded(setup: Mapping[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
+    """Returns the functions, and the reply that they are there, or why they are not."""
     sys.path[:] = setup["path"]
     try:
-        funcs = {name: pickle.loads(func) for name, func in setup["funcs"].items()}
-    except Exception as error:
-        _reply(connection, cannot_load=f"{type(error).__name__}: {error}")
-        return
-    _reply(connection, ready=True)
-    while True:
+        return {name: pickle.loads(func) for name, func in setup["funcs"].items()}, {}
+    except BaseException as error:
+        return {}, {"cannot_load": contract.reason_of(error)}
+
+
+def _called(func: Callable[..., Any], index: int, arguments: Mapping[str, bytes]) -> dict[str, Any]:
+    """Calls a function for completion `index`; returns the reply. A process that it forks ends."""
+    worker, values = os.getpid(), {}
+    for column, value in arguments.items():
         try:
-            name, index, arguments = connection.recv()
-        except EOFError:
-            return
-        _reply(connection, **_called(funcs[name], arguments, index))
-
-
-def _called(func: Callable[..., Any], arguments: Mapping[str, Any], index: int) -> dict[str, Any]:
+            values[column] = pickle.loads(value)
+        except BaseException as error:
+            return {"unreadable": column, "reason": contract.reason_of(error)}
     try:
-        return {"rewards": contract.read_rewards(func(**arguments), 1, first=index)}
+        return {"rewards": contract.read_rewards(func(**values), 1, first=index)}
     except contract.BrokenContractError as error:
         return {"broken": str(error)}
     except BaseException as error:  # among them sys.exit, of which the process would end
         said = "".join(traceback.format_exception(error))
         return {"raised": contract.reason_of(error), "traceback": said[-_LONGEST_TRACEBACK:]}
+    finally:
+        if os.getpid() != worker:
+            os._exit(0)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # which would end the next call
 
 
-def _reply(connection: "Connection[Any, Any]", **reply: Any) -> None:
-    connection.send_bytes(json.dumps(reply).encode())
+def _received(calls: int) -> Any:
+    """Returns what the run sends next; ends the process where the run has gone."""
+    length = int.from_bytes(_read(calls, 8), "big")
+    return pickle.loads(_read(calls, length))
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
+def _read(calls: int, length: int) -> bytes:
+    read = bytearray()
+    while len(read) < length:
+        part = os.read(calls, min(length - len(read), 1 << 20))
+        if not part:
+            os._exit(0)
+        read += part
+    return bytes(read)
+
+
+def _send(calls: int, token: bytes, reply: Mapping[str, Any]) -> None:
+    """Sends a reply behind the token of its call, so that nothing else is taken for it."""
+    body = json.dumps(reply).encode()
+    left = memoryview(token + len(body).to_bytes(4, "big") + body)
+    while left:
+        left = left[os.write(calls, left) :]

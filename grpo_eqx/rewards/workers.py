@@ -6,25 +6,35 @@ import math
 import os
 import pickle
 import pickletools
-import signal
+import secrets
+import selectors
+import socket
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection, Pipe, wait
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import RewardError, UserError, first_line
+from grpo_eqx.rewards.contract import reason_of
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of
 
-_WORKER = Path(__file__).with_name("worker_main.py")
 _GUARDIAN = Path(__file__).with_name("guardian_main.py")
 _NO_ACCELERATORS = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 _CALLS_PER_WORKER = 1000  # what a function leaks ends with its process
 _START_SECONDS = 120.0
+_GUARDIAN_SECONDS = 15.0
+"""Seconds for a guardian to end what its worker started."""
+_LAST_WORDS_SECONDS = 1.0
+"""Seconds for a guardian to say how its worker ended, before that is taken to be alive."""
+_TOKEN_BYTES = 16
+_HEAD_BYTES = _TOKEN_BYTES + 4
+_LONGEST_REPLY = 1_000_000
+NO_REPLY = 74
+"""Exit code of a worker whose function has closed its descriptor, as `worker_main.py` has it."""
 
 
 class WorkerError(Exception):
@@ -39,7 +49,8 @@ class WorkerPool:
 
     So a completion that crashes, or overruns, is known, and costs no other completion its reward.
     `concurrent.futures` cannot kill a single worker, and `multiprocessing` would run the user's
-    script again in each: workers are plain subprocesses, in sessions of their own.
+    script again in each: workers are plain subprocesses, each with a guardian that ends what it
+    started. What a worker writes is never unpickled.
     """
 
     def __init__(
@@ -58,7 +69,6 @@ class WorkerPool:
         self.count = count
         self.calls_per_worker = calls_per_worker
         self._workers: list[_Worker] = []
-        self._guardian: _Guardian | None = None
 
     def run(
         self, name: str, samples: Samples, limits: RewardLimits, *, stop_at_failure: bool = False
@@ -90,16 +100,11 @@ class WorkerPool:
                         return outcomes
             return outcomes
         finally:
-            for worker in [each for each in self._workers if each.index is not None]:
-                self._end(worker)
+            self._end(*(worker for worker in self._workers if worker.index is not None))
 
     def close(self) -> None:
         """Ends all workers, and what they started."""
-        for worker in list(self._workers):
-            self._end(worker)
-        if self._guardian is not None:
-            self._guardian.end()
-            self._guardian = None
+        self._end(*self._workers)
 
     def _start(self) -> None:
         """Waits until all workers are there."""
@@ -109,17 +114,15 @@ class WorkerPool:
 
     def _fill(self) -> None:
         while len(self._workers) < self.count:
-            self._guardian = self._guardian or _Guardian()
-            worker = _Worker(self._setup)
-            self._workers.append(worker)
-            self._guardian.note(worker.process.pid)
+            self._workers.append(_Worker(self._setup))
 
-    def _end(self, worker: "_Worker") -> str:
-        self._workers.remove(worker)
-        worker.kill()
-        if self._guardian is not None:
-            self._guardian.note(worker.process.pid)
-        return worker.end()
+    def _end(self, *workers: "_Worker") -> None:
+        """Ends workers, and what they started, all at once."""
+        for worker in workers:
+            worker.kill()
+        for worker in workers:
+            self._workers.remove(worker)
+            worker.end()
 
     def _give(self, name: str, samples: Samples, waiting: deque[int], limits: RewardLimits) -> None:
         """Gives idle workers their next completions, and replaces those that have gone."""
@@ -134,55 +137,62 @@ class WorkerPool:
         """Waits for an event; returns the completions whose outcome it decided."""
         active = [worker for worker in self._workers if not worker.is_idle]
         until = min([end, *(worker.deadline for worker in active)])
-        left = None if until == math.inf else max(0.0, until - time.monotonic())
-        events = wait([source for worker in active for source in worker.sources], left)
+        _wait(active, None if until == math.inf else max(0.0, until - time.monotonic()))
         settled: dict[int, Outcome] = {}
         for worker in active:
             index = worker.index
-            if any(source in events for source in worker.sources):
+            try:
                 reply = worker.reply()
+                if reply is None and worker.deadline > time.monotonic():
+                    continue
+            except _LostError as lost:
+                self._end(worker)
+                reason = str(lost)
+            else:
                 if reply is not None:
                     if index is not None:
                         settled[index] = _read(name, reply)
                     continue
-                reason = f"lost its process ({self._end(worker)})"
-            elif worker.deadline <= time.monotonic():
                 self._end(worker)
                 name_of_limit = "its limit" if index is None else "reward_timeout"
                 reason = f"ran out of time ({name_of_limit} is {worker.seconds} s)"
-            else:
-                continue
             if index is None:
                 raise RewardError(f"a worker for reward functions {reason} as it started.")
             settled[index] = Failure(reason)
         return settled
 
 
+class _LostError(Exception):
+    """A worker can reply no more; continues a sentence about the function."""
+
+
 class _Worker:
-    """A worker as its parent sees it."""
+    """A worker as the run sees it: a guardian, and a process that calls functions."""
 
     def __init__(self, funcs: Mapping[str, bytes]):
-        self.connection: Connection[Any, Any]
-        self.connection, theirs = Pipe()
-        with theirs:
+        self._calls, theirs = socket.socketpair()
+        self._guardian, its = socket.socketpair()
+        with theirs, its:
             self.process = subprocess.Popen(
                 # Not with the script's folder on the path, whose modules are others' namesakes.
-                [sys.executable, "-P", str(_WORKER), str(theirs.fileno())],
+                [sys.executable, "-P", str(_GUARDIAN), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
+                stdin=its,
                 start_new_session=True,
                 env=os.environ | _NO_ACCELERATORS,
             )
-        self.sources: list[Connection[Any, Any] | int] = [self.connection]
-        if sys.platform == "linux":  # the pipe stays open if a process that it forked survives it
-            self.sources.append(os.pidfd_open(self.process.pid))
+        self._calls.setblocking(False)
+        self._guardian.setblocking(False)
+        self._code = "SIGKILL"
+        self._token = b""
+        self._unsent = memoryview(b"")
+        self._received = bytearray()
         self.ready = False
         self.index: int | None = None
         self.calls = 0
-        self.seconds: float | None = _START_SECONDS
-        self.deadline = time.monotonic() + _START_SECONDS
-        with contextlib.suppress(OSError):  # it has died, which `reply` finds out
-            self.connection.send({"path": sys.path, "funcs": dict(funcs)})
+        self.seconds: float | None = None
+        self.deadline = math.inf
+        self._ask({"path": sys.path, "funcs": dict(funcs)}, seconds=_START_SECONDS)
 
     @property
     def is_idle(self) -> bool:
@@ -190,69 +200,121 @@ class _Worker:
         return self.ready and self.index is None
 
     def has_died_idle(self) -> bool:
-        """Returns whether a worker that owes no reply is gone."""
-        return bool(wait(self.sources, 0))
+        """Returns whether a worker that owes no reply is gone, or says something."""
+        return bool(self._received) or bool(_wait([self], 0.0))
 
     def give(self, name: str, samples: Samples, index: int, seconds: float | None) -> None:
-        """Has the worker call a function with one completion."""
-        self.index, self.seconds, self.calls = index, seconds, self.calls + 1
+        """Has the worker call a function with one completion.
+
+        Raises `UserError`, naming the column, for a value that another process cannot read.
+        """
+        own = samples.one(index)
+        columns = {"prompts": own.prompts, "completions": own.completions, **own.columns}
+        arguments = {column: _pickled(column, values) for column, values in columns.items()}
+        self.index, self.calls = index, self.calls + 1
+        self._ask(name, index, arguments, seconds=seconds)
+
+    def _ask(self, *message: Any, seconds: float | None) -> None:
+        """Sends a message, of whose reply it is known by a token that it is that."""
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        body = pickle.dumps((self._token, *message))
+        self._unsent = memoryview(len(body).to_bytes(8, "big") + body)
+        self.seconds = seconds
         self.deadline = math.inf if seconds is None else time.monotonic() + seconds
-        with contextlib.suppress(OSError):  # it has died, which `reply` finds out
-            self.connection.send((name, index, samples.one(index).arguments()))
+
+    def register(self, selector: selectors.BaseSelector) -> None:
+        """Has a selector wait for what the worker may do next."""
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
+        selector.register(self._calls, events)
+        selector.register(self._guardian, selectors.EVENT_READ)
 
     def reply(self) -> dict[str, Any] | None:
-        """Returns what the worker replied, after which it is idle; `None` if it has died."""
-        try:
-            if not self.connection.poll():
-                return None
-            reply: dict[str, Any] = json.loads(self.connection.recv_bytes())
-        except (EOFError, OSError, ValueError):
+        """Returns the worker's reply, after which it is idle, or `None` if there is none yet.
+
+        Never waits. Raises `_LostError` if there will be none.
+        """
+        ended = self._exchange()
+        head, body = self._received[:_HEAD_BYTES], self._received[_HEAD_BYTES:]
+        length = int.from_bytes(head[_TOKEN_BYTES:], "big")
+        if not self._token.startswith(head[:_TOKEN_BYTES]) or length > _LONGEST_REPLY:
+            raise _LostError("wrote to the descriptor through which its worker replies")
+        if len(head) < _HEAD_BYTES or len(body) < length:
+            if ended or self._ended_alone(0.0):
+                raise _LostError(self._how_it_ended())
             return None
+        reply: dict[str, Any] = json.loads(body[:length])
+        self._received = body[length:]
         if "cannot_load" in reply:
             raise UserError(
-                f"a process cannot import the reward functions ({reply['cannot_load']}): with "
-                f"reward_workers, each must be in a module that Python can import."
+                f"a process cannot import the reward functions, as that {reply['cannot_load']}: "
+                f"with reward_workers, each must be in a module that Python can import."
             )
+        if "unreadable" in reply:
+            raise _unreadable(reply["unreadable"], reply["reason"])
         self.ready, self.index, self.deadline = True, None, math.inf
         return reply
 
+    def _exchange(self) -> bool:
+        """Sends and receives what can be at once; returns whether the worker closed its end."""
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[self._calls.send(self._unsent) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._unsent = memoryview(b"")
+        try:
+            while len(self._received) <= _HEAD_BYTES + _LONGEST_REPLY:
+                received = self._calls.recv(1 << 16)
+                if not received:
+                    return True
+                self._received += received
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+        return False
+
+    def _ended_alone(self, seconds: float) -> bool:
+        """Returns whether the guardian says, within a time, that the worker has ended."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._guardian, selectors.EVENT_READ)
+            return bool(selector.select(seconds))
+
+    def _how_it_ended(self) -> str:
+        """Describes how a worker ended that was not asked to."""
+        alone = self._ended_alone(_LAST_WORDS_SECONDS)
+        code = self.end()
+        if not alone or code == f"exit code {NO_REPLY}":
+            return "closed the descriptor through which its worker replies"
+        return f"lost its process ({code})"
+
     def kill(self) -> None:
-        """Kills the worker and what it started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # nobody is left
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """Has the guardian kill the worker and all that it started."""
+        with contextlib.suppress(OSError):
+            self._guardian.shutdown(socket.SHUT_WR)
 
     def end(self) -> str:
-        """Waits for a killed worker; returns what it ended with."""
-        self.connection.close()
-        code = self.process.wait()
-        for source in self.sources:
-            if isinstance(source, int):
-                os.close(source)
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        """Kills the worker, and waits until nothing is left; returns what it ended with."""
+        self.kill()
+        self._calls.close()
+        try:
+            self.process.wait(_GUARDIAN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        with self._guardian, contextlib.suppress(OSError):
+            if code := self._guardian.recv(100):
+                self._code = code.decode()
+        return self._code
 
 
-class _Guardian:
-    """The process that kills the workers if this one does not."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-S", str(_GUARDIAN)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-            text=True,
-        )
-
-    def note(self, pid: int) -> None:
-        """Tells it of a worker that starts, or has ended and is not yet waited for."""
-        assert self.process.stdin is not None
-        with contextlib.suppress(OSError):  # somebody killed it
-            print(pid, file=self.process.stdin, flush=True)
-
-    def end(self) -> None:
-        """Ends it, when no worker is left."""
-        self.process.kill()
-        with contextlib.suppress(OSError):
-            self.process.communicate()
+def _wait(workers: Sequence[_Worker], seconds: float | None) -> bool:
+    """Waits until one of the workers may do something, and returns whether one may."""
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            worker.register(selector)
+        return bool(selector.select(seconds))
 
 
 def _read(name: str, reply: Mapping[str, Any]) -> Outcome:
@@ -261,6 +323,21 @@ def _read(name: str, reply: Mapping[str, Any]) -> Outcome:
     if "broken" in reply:
         raise broken(name, reply["broken"])
     return outcomes_of(reply["rewards"])[0]
+
+
+def _pickled(column: str, values: Any) -> bytes:
+    """Returns a column as a worker can read it; raises `UserError` where it cannot be sent."""
+    try:
+        return pickle.dumps(values)
+    except Exception as error:
+        raise _unreadable(column, reason_of(error)) from error
+
+
+def _unreadable(column: str, reason: str) -> UserError:
+    return UserError(
+        f"the column {column} cannot be sent to the processes of reward_workers, which {reason}: "
+        f"leave it out of the problems, or set reward_workers to 0."
+    )
 
 
 def _by_reference(name: str, func: Callable[..., Any]) -> bytes:

@@ -18,11 +18,13 @@ from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Samples
 from grpo_eqx.rewards.workers import WorkerPool
 
-from ..processes import processes
+from ..processes import processes, with_variable
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="lists processes in /proc")
 
 HERE = Path(__file__).parent
+MARK = f"GRPO_EQX_TEST_OF_WORKERS_{os.getpid()}"
+"""A variable that all processes of a test have inherited."""
 
 
 def processes_below(parent: int) -> set[int]:
@@ -31,16 +33,14 @@ def processes_below(parent: int) -> set[int]:
     return children.union(*map(processes_below, children))
 
 
-def in_sessions(leaders: set[int]) -> set[int]:
-    """Processes of these sessions, whoever is their parent by now."""
-    return {process.pid for process in processes() if process.session in leaders}
-
-
 @pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
+def nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sees to it that a test leaves no process, in whatever session, whoever is its parent."""
     before = processes_below(os.getpid())
+    monkeypatch.setenv(MARK, "1")
     yield
     assert processes_below(os.getpid()) <= before
+    assert not with_variable(MARK)
 
 
 def samples(*texts: str) -> Samples:
@@ -52,12 +52,10 @@ def run(func: Any, *texts: str, workers: int = 2, **limits: Any) -> list[Any]:
     pool = WorkerPool({"func": func}, workers)
     try:
         outcomes = pool.run("func", samples(*texts), RewardLimits(**limits))
-        own = {worker.process.pid for worker in pool._workers}
         assert pool.run("func", samples("again"), RewardLimits(**limits)) == [5.0]
-        own |= {worker.process.pid for worker in pool._workers}
     finally:
         pool.close()
-    assert not in_sessions(own)
+    assert not with_variable(MARK)
     return [outcome.reason if isinstance(outcome, Failure) else outcome for outcome in outcomes]
 
 
@@ -187,7 +185,7 @@ def test_a_module_that_fails_in_the_worker_is_named(
 
     monkeypatch.delenv("ONLY_HERE")
     pool = WorkerPool({"func": needs_its_parent.f}, 2)
-    with pytest.raises(UserError, match=r"cannot import the reward functions \(KeyError: 'ONLY_HE"):
+    with pytest.raises(UserError, match=r"functions, as that raised KeyError: 'ONLY_HE"):
         pool.run("func", samples("a"), RewardLimits())
     pool.close()
 
@@ -203,21 +201,20 @@ def test_workers_end_with_a_parent_that_is_killed(what: str) -> None:
         "from grpo_eqx.rewards.workers import WorkerPool\n"
         "pool = WorkerPool({'func': reward_module.faulty}, 2)\n"
         "pool.run('func', Samples(['?'], ['a'], {}), RewardLimits())\n"
-        "print(*[w.process.pid for w in pool._workers], flush=True)\n"
+        "print('ready', flush=True)\n"
         "pool.run('func', Samples(['?'] * 2, ['a', sys.argv[2]], {}), RewardLimits())\n"
     )
     command = [sys.executable, "-W", "ignore", "-c", program, str(HERE), what]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
-    workers = set(map(int, parent.stdout.readline().split()))
-    assert len(workers) == 2
-    expected = 3 if what == "start a process" else 2
-    deadline = time.monotonic() + 30
-    while len(in_sessions(workers)) < expected:
+    assert parent.stdout.readline() == "ready\n"
+    expected = 5 + (what == "start a process")  # with a guardian for each worker
+    deadline = time.monotonic() + 60
+    while len(with_variable(MARK)) < expected:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     parent.kill()
     parent.communicate()
-    while in_sessions(workers):
+    while with_variable(MARK):
         assert time.monotonic() < deadline
         time.sleep(0.01)
