@@ -177,7 +177,7 @@ class _Worker:
                 # Not with the script's folder on the path, whose modules are others' namesakes.
                 [sys.executable, "-P", str(_GUARDIAN), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                stdin=its,
+                stdin=its.fileno(),
                 start_new_session=True,
                 env=os.environ | _NO_ACCELERATORS,
             )
