@@ -318,7 +318,8 @@ def rewarded(runner: RewardRunner, prompts: list[Prompt], completions: Completio
     def rows() -> Float[np.ndarray, "p twice_funcs G"]:
         if len(share) == 0:
             return np.zeros((0, 2 * len(runner.funcs), completions.finished.shape[1]))
-        own = runner([prompts[i] for i in share], mine.texts, mine.ids)
+        own_prompts = [prompts[i] for i in share]
+        own = runner(own_prompts, mine.texts, mine.ids, mine.tagged_texts(own_prompts))
         failed = np.zeros(own.each.shape) if own.failed is None else own.failed.astype(float)
         return np.concatenate([own.each, failed]).swapaxes(0, 1)
 

@@ -67,6 +67,8 @@ class TokenizedPrompts:
             tokens = tokenizer.encode_prompts(prompts)
         except UserError as error:
             raise UserError(f"{name}: {error}") from error
+        self.notes = list(tokenizer.notes_on(prompts, tokens))
+        """Lines on special tokens in the prompts that are not as expected."""
         too_long = [i for i, ids in enumerate(tokens) if len(ids) > max_length]
         if too_long and overlong == "error":
             first = too_long[0]

@@ -1,6 +1,7 @@
 """Chat templates: messages to the text that a model reads, which depends on nothing else."""
 
 import contextlib
+import functools
 import locale
 import random
 import re
@@ -9,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from grpo_eqx.data.prompts import Conversation
+from grpo_eqx.data.special_tokens import opened_at_end, opened_by_turn
 from grpo_eqx.errors import UserError, first_line, listed
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -39,14 +41,27 @@ class ChatTemplate:
     def exists(self) -> bool:
         return self.tokenizer.chat_template is not None
 
+    @functools.cached_property
+    def opened(self) -> str:
+        """Tags that the prompt opens in the assistant's place, as `<think>`, and what follows them.
+
+        It is the same for all messages.
+        """
+        messages = [{"role": "user", "content": "1 + 1?"}]
+        whole, closed = self.render(messages), ""
+        with contextlib.suppress(UserError):  # some templates always open
+            closed = self.render(messages, opens=False)
+        own = whole.removeprefix(closed)
+        return opened_by_turn(own) if own not in ("", whole) else opened_at_end(whole)
+
     @property
     def time(self) -> str | None:
         """The moment, in the form of ISO 8601, if the template may ask for it."""
         asks = "strftime_now" in str(self.tokenizer.chat_template)  # of one template or several
         return self.moment.isoformat() if asks else None
 
-    def render(self, messages: Conversation) -> str:
-        """Renders messages up to where the assistant starts.
+    def render(self, messages: Conversation, *, opens: bool = True) -> str:
+        """Renders messages, up to where the assistant starts unless nothing is to be opened.
 
         Raises `UserError` where the template fails on them.
         """
@@ -56,7 +71,7 @@ class ChatTemplate:
         try:
             with self._standing_still(repr(messages)):
                 return self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
+                    messages, tokenize=False, add_generation_prompt=opens
                 )
         except Exception as error:  # whatever a template does, or raises on purpose
             roles = listed([message["role"] for message in messages])

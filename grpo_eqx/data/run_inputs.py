@@ -14,7 +14,7 @@ from grpo_eqx.data.prompts import Prompt, PromptSource, quoted
 from grpo_eqx.data.records import GivenPrompt, as_prompts
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import FileError, UserError
+from grpo_eqx.errors import FileError, UserError, listed
 from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.hub import HubName, commit, downloaded
 from grpo_eqx.models.pretrained import model_folder
@@ -52,7 +52,11 @@ class Inputs(NamedTuple):
             found.append(
                 "the chat template draws at random: a prompt has the same draw at every start"
             )
-        return found
+        names: dict[str, list[str]] = {}
+        for problems in (self.train, self.heldout):
+            for note in problems.notes:
+                names.setdefault(note, []).append(problems.name)
+        return [*found, *(f"{listed([*dict.fromkeys(x)])}: {note}" for note, x in names.items())]
 
     def fingerprints(self) -> dict[str, str]:
         """Hashes by which processes compare what they have read."""

@@ -3,15 +3,17 @@
 import copy
 import functools
 import hashlib
+import itertools
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 from grpo_eqx.data.chat_template import ChatTemplate
 from grpo_eqx.data.prompts import Prompt, quoted
+from grpo_eqx.data.special_tokens import TAGS, AddedTokens, begun, opened_at_end
 from grpo_eqx.data.token_files import GENERATION_CONFIG, TokenFiles, check_same_ids
 from grpo_eqx.errors import MissingAttributeError, UserError, listed
 
@@ -204,16 +206,21 @@ class ChatTokenizer:
         return self.plain or prompt.plain
 
     def encode_prompts(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Renders and encodes prompts. Raises `UserError` for a prompt without tokens."""
+        """Renders and encodes prompts. Raises `UserError` for a prompt without tokens.
+
+        A text begins with what the tokenizer puts before texts, once, and without what it appends:
+        the model continues it.
+        """
         tokens: list[list[int]] = [[]] * len(prompts)
         for plain in (False, True):  # a template brings its own special tokens
             indices = [i for i, prompt in enumerate(prompts) if self._is_plain(prompt) is plain]
             if not indices:
                 continue
             rendered = [self.render(prompts[i]) for i in indices]
-            encoded = self.tokenizer(rendered, add_special_tokens=plain)["input_ids"]
+            encoded = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+            before = AddedTokens.of(self.tokenizer, rendered).before if plain else []
             for i, ids in zip(indices, encoded, strict=True):
-                tokens[i] = ids
+                tokens[i] = begun(ids, before, self.tokenizer.bos_token_id)
         if empty := [i for i, ids in enumerate(tokens) if not ids]:
             prompt = prompts[empty[0]]
             blame = (
@@ -226,6 +233,44 @@ class ChatTokenizer:
             )
         return tokens
 
+    def notes_on(self, prompts: Sequence[Prompt], tokens: Sequence[list[int]]) -> Iterator[str]:
+        """Yields a line on each way in which special tokens in prompts are not as expected.
+
+        **Arguments:** the prompts, and their tokens.
+        """
+        texts = [prompt.text for prompt in prompts if self._is_plain(prompt)]
+        if texts:
+            added = AddedTokens.of(self.tokenizer, texts)
+            if added.before:
+                start = self.tokenizer.decode(added.before)
+                if any(text.startswith(start) for text in texts):
+                    yield f"texts begin with {start!r}, which is not put before them again"
+            if added.after:
+                end = self.tokenizer.decode(added.after)
+                yield f"the tokenizer appends {end!r} to texts, and prompts go without it"
+        elif written := self._special_in_question(prompts):
+            yield (
+                f"questions contain the special token {written!r}, as texts do that a chat "
+                f"template has rendered: for these, name the column prompt"
+            )
+        ended = next((i for i, ids in enumerate(tokens) if ids and ids[-1] in self._ends), None)
+        if ended is not None:
+            end = self.tokenizer.decode(tokens[ended][-1:])
+            of_text = "leave it out of the texts"
+            of_template = "end the chat template with what begins the assistant's message"
+            yield (
+                f"prompts end with {end!r}, which ends what the model writes: "
+                f"{of_text if self._is_plain(prompts[ended]) else of_template}"
+            )
+
+    def _special_in_question(self, prompts: Sequence[Prompt]) -> str | None:
+        """Returns a special token, tags aside, that is written in a question, if one is."""
+        names = self.tokenizer.convert_ids_to_tokens(sorted(self._special))
+        anyone = re.compile("|".join(re.escape(name) for name in names if name not in TAGS))
+        questions = (prompt.content for prompt in prompts if isinstance(prompt.content, str))
+        found = (anyone.search(question) for question in questions)
+        return next((match[0] for match in found if match and match[0]), None)
+
     def check_template(self) -> None:
         """Raises `UserError` for a chat template whose text cannot be what its messages say."""
         if not self.plain and self.template.exists:
@@ -234,6 +279,37 @@ class ChatTokenizer:
     def decode_completions(self, ids: Sequence[Sequence[int]]) -> list[str]:
         """Decodes completions to text, without special tokens."""
         return self.tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+    def with_tags(
+        self,
+        prompts: Sequence[Prompt],
+        ids: Sequence[Sequence[Sequence[int]]],
+        texts: list[list[str]],
+    ) -> list[list[str]]:
+        """Returns completions as built-in rewards read them: tags that prompts opened included.
+
+        So are tags that are special tokens, which the texts of completions omit.
+
+        **Arguments:** the prompts; tokens and texts of their completions.
+        """
+        vocab = self.tokenizer.get_vocab()
+        tags = {vocab[tag] for tag in TAGS if tag in vocab} & self._special
+        if tags:
+            omitted = self._special - tags
+            kept = [[i for i in own if i not in omitted] for group in ids for own in group]
+            decoded = iter(self.tokenizer.batch_decode(kept, skip_special_tokens=False))
+            texts = [list(itertools.islice(decoded, len(group))) for group in ids]
+        opened = [self._opened(prompt) for prompt in prompts]
+        if not any(opened):
+            return texts
+        return [[tag + text for text in own] for tag, own in zip(opened, texts, strict=True)]
+
+    def _opened(self, prompt: Prompt) -> str:
+        """Returns what a prompt opens of the layout that built-in rewards read, or nothing."""
+        if not self._is_plain(prompt):
+            return self.template.opened
+        assert isinstance(prompt.content, str)  # of a text
+        return opened_at_end(prompt.content)
 
     def token_bytes(self, vocab_size: int) -> list[bytes]:
         """Returns what each id adds to a decoded text, as bytes: it may be part of a character.

@@ -114,7 +114,11 @@ class Scorer:
         return Evaluation(
             solved,
             strict,
-            self._majority(completions.texts, solved) if self._votes(solved) else None,
+            (
+                self._majority(completions.tagged_texts(prompts), solved)
+                if self._votes(solved)
+                else None
+            ),
             {
                 name: rewarded(runner, prompts, completions).total
                 for name, runner in self._metrics.items()

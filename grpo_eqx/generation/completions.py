@@ -3,11 +3,12 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
 
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation.rollout import Rollout
 from grpo_eqx.sharding.arrays import fetch
@@ -61,6 +62,13 @@ class Completions:
             self.tokenizer.decode_completions([ids for group in self.ids for ids in group])
         )
         return [list(itertools.islice(texts, len(group))) for group in self.ids]
+
+    def tagged_texts(self, prompts: Sequence[Prompt]) -> list[list[str]]:
+        """Returns the texts as built-in rewards read them, `[P][G]`: with the layout's tags.
+
+        **Arguments:** the prompts of the completions.
+        """
+        return self.tokenizer.with_tags(prompts, self.ids, self.texts)
 
     def joined(self, other: "Completions") -> "Completions":
         """Returns these prompts' completions followed by those of `other`."""

@@ -2,6 +2,8 @@ r"""Rewards for GSM8K and similar data: problems whose answer is one number.
 
 `correct` and `correct_strict` score the answer; `format` and `tags` score the `<think>`/`<answer>`
 layout. All have TRL's reward signature and take time linear in the text, whatever the model wrote.
+In a run, the texts that they read begin with the tags that the prompt opened, and have those that
+are special tokens too.
 
 `grpo_eqx.rewards.numbers` defines what a number is.
 """
@@ -14,13 +16,13 @@ from numbers import Number
 from typing import Final
 
 from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
+from grpo_eqx.data.special_tokens import TAGS
 from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.rewards.numbers import MAX_EXPONENT, only_number, opening_number
 from grpo_eqx.rewards.numbers import last_number as last_number
 
 _Span = tuple[int, int]
 
-_TAGS: Final = ("<think>", "</think>", "<answer>", "</answer>")
 _HASH_MARK: Final = re.compile(r"(?<!#)####(?!#)")
 _BRACE: Final = re.compile(r"\\boxed\s*+\{|\\[\\{}]|[{}]")
 _ANSWER_TAG: Final = re.compile(r"<(/?)answer>")
@@ -285,4 +287,4 @@ def _has_layout(text: str) -> bool:
 
 
 def _tag_score(text: str) -> float:
-    return 0.25 * sum(text.count(tag) == 1 for tag in _TAGS)
+    return 0.25 * sum(text.count(tag) == 1 for tag in TAGS)

@@ -14,7 +14,7 @@ from grpo_eqx.errors import RewardError, RewardFailureError, UserError, first_li
 from grpo_eqx.process_state import KeptState, warn
 from grpo_eqx.rewards.async_calls import AsyncCalls
 from grpo_eqx.rewards.contract import BrokenContractError, read_rewards
-from grpo_eqx.rewards.limits import RewardLimits, is_async, is_plain
+from grpo_eqx.rewards.limits import RewardLimits, is_async, is_built_in, is_plain
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of, raised
 from grpo_eqx.rewards.workers import WorkerPool
 
@@ -151,18 +151,25 @@ class RewardRunner:
         prompts: Sequence[Prompt],
         completions: Sequence[Sequence[str]],
         completion_ids: Sequence[Sequence[Sequence[int]]],
+        tagged: Sequence[Sequence[str]] | None = None,
     ) -> Rewards:
         """Computes the rewards of `completions[p][g]`, the completions of `prompts[p]`.
 
-        Their tokens are `completion_ids[p][g]`. Raises `RewardError`, naming the function, where it
-        does not return a list with one number or `None` for each completion. Where it raises,
-        returns a number that is not finite, loses its process or runs out of time, it has failed:
-        a `RewardFailureError` then names the completion too and its cause is the function's own;
-        with `limits.failures` `drop`, the completion has no rewards.
+        Their tokens are `completion_ids[p][g]`. Built-in functions read `tagged` in place of
+        `completions`, where it is given: texts with all tags of the layout.
+
+        Raises `RewardError`, naming the function, where it does not return a list with one number
+        or `None` for each completion. Where it raises, returns a number that is not finite, loses
+        its process or runs out of time, it has failed: a `RewardFailureError` then names the
+        completion too and its cause is the function's own; with `limits.failures` `drop`, the
+        completion has no rewards.
         """
         samples = Samples.of(prompts, completions, completion_ids)
+        of_built_in = samples
+        if tagged is not None and tagged is not completions:
+            of_built_in = Samples.of(prompts, tagged, completion_ids)
         shape = len(self.funcs), len(prompts), len(completions[0])
-        by_name = self._outcomes(samples)
+        by_name = self._outcomes(samples, of_built_in)
         outcomes = [by_name[name] for name in self.funcs]
         failed = np.array([[isinstance(x, Failure) for x in own] for own in outcomes])
         each = np.array([[_number(x) for x in own] for own in outcomes])
@@ -201,7 +208,7 @@ class RewardRunner:
                     f"{self.limits.max_failed}: mend the function, or raise it."
                 )
 
-    def _outcomes(self, samples: Samples) -> dict[str, list[Outcome]]:
+    def _outcomes(self, samples: Samples, of_built_in: Samples) -> dict[str, list[Outcome]]:
         """Calls all functions; those that are awaited run while the others do."""
         awaited = [name for name, func in self.funcs.items() if is_async(func)]
         with self._kept(*awaited):
@@ -211,9 +218,10 @@ class RewardRunner:
             }
             outcomes = {}
             try:
-                for name in self.funcs:
+                for name, func in self.funcs.items():
                     if name not in started:
-                        outcomes[name] = self._called(name, samples)
+                        own = of_built_in if is_built_in(func) else samples
+                        outcomes[name] = self._called(name, own)
                         self._note_failures(name, outcomes[name], samples)
                 for name, call in started.items():
                     outcomes[name] = call.wait()

@@ -19,6 +19,7 @@ class Letters:
     """A stand-in tokenizer: a token for each character, no chat template."""
 
     chat_template = None
+    bos_token_id = None
     eos_token_id = 1
     pad_token_id = 0
 
