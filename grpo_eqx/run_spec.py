@@ -15,6 +15,7 @@ from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
 from grpo_eqx.data.load import is_hub_name
 from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_inputs
+from grpo_eqx.data.token_files import vocabulary_files
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
 from grpo_eqx.errors import UserError
@@ -433,9 +434,7 @@ def _architecture(cfg: GRPOConfig, given: CausalLM | None) -> ModelConfig:
 
 def _prompt_lengths(cfg: GRPOConfig, model: ModelConfig) -> PromptLengths:
     data = [name for name in (cfg.data, cfg.eval_data) if name is not None]
-    has_tokenizer = (
-        is_local(cfg.model) and (model_folder(cfg.model) / "tokenizer_config.json").exists()
-    )
+    has_tokenizer = is_local(cfg.model) and vocabulary_files(model_folder(cfg.model))
     if not has_tokenizer or any(map(is_hub_name, data)):
         check_positions(cfg, model, "an empty prompt", 0)
         return PromptLengths.longest(cfg)

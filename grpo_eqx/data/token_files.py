@@ -3,18 +3,22 @@
 import contextlib
 import dataclasses
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import UserError, listed
 from grpo_eqx.models import peft
-from grpo_eqx.models.hub import failed_download
+from grpo_eqx.models.hub import VOCABULARY_FILES, failed_download
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.plain_data import brief
 from grpo_eqx.read_files import read_object
 
 GENERATION_CONFIG = "generation_config.json"
+_TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
+"""First line of a vocabulary of tiktoken: a token in base64, and its id."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +58,18 @@ class TokenFiles:
         from transformers import AutoTokenizer
 
         folder = self.folder
+        vocabularies = vocabulary_files(folder)
+        if not vocabularies:
+            raise UserError(
+                f"{folder} contains no tokenizer: copy tokenizer.json and tokenizer_config.json of "
+                f"the model into it, or pass GRPOTrainer a tokenizer."
+            )
+        _check_packages(vocabularies)
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            # mistral-common, where it is installed, has another interface than the others.
+            tokenizer = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=False, mistral_format=False
+            )
         except Exception as error:  # the tokenizers library raises nothing more precise
             for path in sorted(folder.glob("*.json")):
                 if (fault := failed_download(path)) is not None:
@@ -63,10 +77,11 @@ class TokenFiles:
             # It also reads config.json, and may name the field at fault on its second line.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{folder} contains no usable tokenizer: {reason}") from error
-        if not any((folder / name).exists() for name in tokenizer.vocab_files_names.values()):
+        if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < 2:
+            names = listed([path.name for path in vocabularies])
             raise UserError(
-                f"{folder} contains no tokenizer: copy tokenizer.json and tokenizer_config.json of "
-                f"the model into it, or pass GRPOTrainer a tokenizer."
+                f"{folder} contains no tokenizer of this model: {type(tokenizer).__name__} finds "
+                f"no tokens in {names}; add the model's tokenizer.json."
             )
         return tokenizer
 
@@ -75,6 +90,36 @@ class TokenFiles:
         with contextlib.suppress(UserError):
             return self.tokenizer()
         return None
+
+
+def vocabulary_files(folder: Path) -> list[Path]:
+    """Lists the files in a model's folder that hold a tokenizer's tokens."""
+    return sorted({path for pattern in VOCABULARY_FILES for path in folder.glob(pattern)})
+
+
+def _check_packages(vocabularies: Sequence[Path]) -> None:
+    """Raises `UserError` where all vocabularies take a package to read that is not installed."""
+    missing = None
+    for path in vocabularies:
+        package = _package_for(path)
+        if package is None or find_spec(package) is not None:
+            return
+        missing = missing or (path, package)
+    if missing is not None:
+        path, package = missing
+        raise UserError(
+            f"the tokenizer in {path.parent} is {path.name}, which takes the package {package} to "
+            f"read: pip install {package}, or add the model's tokenizer.json."
+        )
+
+
+def _package_for(path: Path) -> str | None:
+    """Returns the package that transformers reads a vocabulary with; `None` without one."""
+    if path.suffix in (".json", ".txt"):
+        return None
+    with path.open("rb") as file:
+        is_text = _TIKTOKEN.match(file.read(1000)) is not None
+    return "tiktoken" if is_text else "sentencepiece"
 
 
 def check_same_ids(given: Any, own: Any, folder: Path) -> None:

@@ -9,6 +9,13 @@ from grpo_eqx.errors import RunError, UserError, first_line
 
 Kind = Literal["model", "dataset"]
 _COMMIT = re.compile("[0-9a-f]{40}")
+VOCABULARY_FILES = (
+    "tokenizer.json", "*tekken*.json", "*vocab*.json", "*vocab*.txt", "dict.txt", "*.vocab",
+    "*.model", "*.model.v*", "*.spm", "*.tiktoken", "*.bpe", "*.codes", "*.tokenizer",
+)  # fmt: skip
+"""Patterns of the files that hold a tokenizer's tokens, of any kind that transformers reads."""
+MODEL_FILES = ("*.json", "*.safetensors", "*.jinja", "*.txt", *VOCABULARY_FILES)
+"""Patterns of the files of a model that are downloaded: safetensors and texts, without code."""
 _snapshots: dict[tuple[Kind, str], Path] = {}
 """Folders by name, so that a branch that moves is one commit for a whole process."""
 

@@ -21,7 +21,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models import peft
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
-from grpo_eqx.models.hub import HubName, download, downloaded
+from grpo_eqx.models.hub import MODEL_FILES, HubName, download, downloaded
 from grpo_eqx.models.lora import Lora, linear_names_of
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.models.tensor_files import INDEX, open_all
@@ -59,9 +59,8 @@ def model_folder(name_or_path: str | Path) -> Path:
     if str(name_or_path) == EMBEDDED_MODEL:
         return _ASSETS / EMBEDDED_MODEL
     name = hub_model(str(name_or_path))
-    patterns = ["*.json", "*.safetensors", "merges.txt", "vocab.txt", "*.jinja"]
     try:
-        return download("model", name, allow=patterns)
+        return download("model", name, allow=MODEL_FILES)
     except (OSError, ValueError) as error:
         raise UserError(
             f"model {str(name_or_path)!r} is neither a folder nor {EMBEDDED_MODEL!r}, and could "
