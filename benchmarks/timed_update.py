@@ -51,6 +51,7 @@ class TimedUpdate:
         """Through the layers in one update."""
         self.packing = jax.tree.map(jnp.asarray, packing)
         self.state: TrainState = programs.init(model)
+        self.numbers = programs.update_numbers
         self.program = programs.jitted_update.lower(*self.arguments).compile()
 
     def __call__(self) -> float:
@@ -64,7 +65,8 @@ class TimedUpdate:
     @property
     def arguments(self) -> tuple[Any, ...]:
         """Of the program."""
-        return self.state.model, self.state.opt_state, self.batch, self.packing, None
+        state = self.state
+        return state.model, state.opt_state, self.batch, self.packing, None, self.numbers
 
     @property
     def temporary_bytes(self) -> int:

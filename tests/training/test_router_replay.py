@@ -353,19 +353,20 @@ def test_programs_are_compiled_ahead_for_rollouts_with_routes(is_share: bool) ->
     shapes = model_shapes(CONFIG, runner.mesh)
     sizes, kind = (P // shares, G), dict(is_share=is_share)
     tokens = np.float32(1) if is_share else None
+    score = functools.partial(runner.jitted_score.lower, model)
     assert (
         lower_score(runner, shapes, *sizes, **kind).as_text()
-        == runner.jitted_score.lower(model, batch.rollout, packing).as_text()
+        == score(batch.rollout, packing, np.float32(TEMPERATURE)).as_text()
     )
     assert (
         lower_score(runner, shapes, *sizes, **kind, is_reference=True).as_text()
-        == runner.jitted_score.lower(model, batch.rollout.without_routes(), packing).as_text()
+        == score(batch.rollout.without_routes(), packing, np.float32(TEMPERATURE)).as_text()
     )
     batch, state = jax.tree.map(runner._on_devices, batch), runner.init(model)
-    assert (
-        lower_update(runner, shapes, *sizes, **kind).as_text()
-        == runner.jitted_update.lower(model, state.opt_state, batch, packing, tokens).as_text()
+    update = runner.jitted_update.lower(
+        model, state.opt_state, batch, packing, tokens, runner.update_numbers
     )
+    assert lower_update(runner, shapes, *sizes, **kind).as_text() == update.as_text()
 
 
 def test_no_device_holds_all_routes() -> None:

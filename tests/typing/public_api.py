@@ -88,7 +88,7 @@ class PlainLoss(LossBackend):
         hidden: Float[Array, "*batch T H"],
         head: Float[Array, "V H"],
         ids: Int[Array, "*batch T"],
-        temperature: float,
+        temperature: float | Float[Array, ""],
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:
