@@ -30,6 +30,20 @@ counter = CompilationCounter()
 jax.jit(lambda x: x @ x.T)(jax.numpy.ones((3, 2)))
 print(json.dumps([folder, counter.metrics()]))
 """
+TRAINERS = """
+import json, sys
+from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.training.compilation import CompilationCounter
+folder, model, data, *runs = sys.argv[1:]
+small = dict(prompts_per_step=8, num_generations=2, max_completion_length=8, eval_problems=8)
+for number, settings in enumerate(runs):
+    counter = CompilationCounter()
+    cfg = GRPOConfig(model=model, data=data, **small, **json.loads(settings),
+                     output_dir=f"{folder}/{number}", resume="never")
+    GRPOTrainer(cfg).fit()
+    metrics = counter.metrics()
+    print("found", metrics["compile/num_cache_hits"], "of", metrics["compile/num_programs"])
+"""
 
 
 @pytest.fixture
@@ -74,6 +88,38 @@ def test_a_second_process_loads_what_the_first_compiled(tmp_path: Path) -> None:
     assert first["compile/num_programs"] == second["compile/num_programs"] > 0
     assert first["compile/num_cache_hits"] == 0
     assert second["compile/num_cache_hits"] == second["compile/num_programs"]
+
+
+@pytest.mark.slow
+def test_a_second_run_with_other_numbers_compiles_nothing(
+    tmp_path: Path, small_model: Path
+) -> None:
+    """Neither in the same process nor in another, down to the smallest programs."""
+    problems = Path(__file__).parents[1] / "problems.jsonl"
+    variables = {LEAST_SECONDS: "0", "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache")}
+    runs = [
+        {"steps": 2, "beta": 0.1, "num_iterations": 2, "eval_steps": 2},
+        {"steps": 3, "beta": 0.2, "num_iterations": 3, "eval_steps": 1, "temperature": 0.8},
+        {"steps": 1, "beta": 0.3, "num_iterations": 2, "eval_steps": 1, "epsilon": 0.1, "seed": 3,
+         "learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_ratio": 0.5},
+    ]  # fmt: skip
+
+    def train(name: str, *runs: dict[str, float | str]) -> list[str]:
+        folder = str(tmp_path / name)
+        arguments = folder, str(small_model), str(problems), *map(json.dumps, runs)
+        result = subprocess.run(
+            [sys.executable, "-c", TRAINERS, *arguments],
+            env=os.environ | variables, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return [line for line in result.stdout.splitlines() if line.startswith("found")]
+
+    first, second = train("one", *runs[:2])
+    assert first.split()[1] == "0.0"
+    (third,) = train("other", runs[2])
+    for found in (second, third):
+        _, hits, _, programs = found.split()
+        assert float(hits) == float(programs) > 0
 
 
 def test_jaxs_own_variable_turns_it_off(tmp_path: Path) -> None:
