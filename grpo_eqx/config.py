@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,8 +33,9 @@ from grpo_eqx.config_checks import (
     DEFAULT_STEPS,
     scales_rewards,
 )
-from grpo_eqx.errors import MissingAttributeError, UserError, refuse_all
+from grpo_eqx.errors import MissingAttributeError, UserError, listed, refuse_all
 from grpo_eqx.peer_settings import advice, refuse_sections, refuse_unknown
+from grpo_eqx.read_files import read_object
 from grpo_eqx.setting_types import (
     GroupSize,
     InnerShare,
@@ -55,6 +57,8 @@ from grpo_eqx.setting_types import (
 
 EMBEDDED_MODEL = "tiny_qwen2"
 """Name of the model that ships with the package."""
+
+EMBEDDED_FOLDER = Path(__file__).parent / "assets" / EMBEDDED_MODEL
 
 EMBEDDED_DATA = "word_problems"
 """Name of the problem set that ships with the package."""
@@ -106,6 +110,15 @@ HINTS = {
     "kl_estimator=low_var_kl": "verl's low_var_kl is k3",
 }
 """Advice on settings, or values of settings, that they often come in, but cannot have."""
+
+_OF_MODEL = "learning_rate", "max_completion_length"
+"""Settings whose defaults follow the model."""
+
+_SHAPE = (
+    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads",
+)  # fmt: skip
+"""Fields of a model's `config.json` that the embedded model shares with what is trained from it."""
 
 _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 """Settings that may be a path."""
@@ -169,7 +182,8 @@ class GRPOConfig:
     num_generations: GroupSize = 8
     """Completions per prompt: the group that advantages are relative to."""
     max_completion_length: PositiveInt | None = None
-    """Maximum completion length in tokens. None: 48 for the embedded model, else 512."""
+    """Maximum completion length in tokens. None: 48 for the embedded model and those of its shape,
+    such as what was trained from it; else 512."""
     temperature: SamplingTemperature = 1.0
     """Sampling temperature; also divides the logits in training."""
     top_k: PositiveInt | None = None
@@ -320,8 +334,8 @@ class GRPOConfig:
     optimizer: Literal["adamw", "lion"] = "adamw"
     """Optimizer; any other optax transformation can be passed to GRPOTrainer."""
     learning_rate: PositiveFloat | None = None
-    """Peak learning rate. None: 1e-4 for the embedded model, else 1e-6; ten times that with
-    lora_rank."""
+    """Peak learning rate. None: 1e-4 for the embedded model and those of its shape, else 1e-6; ten
+    times that with lora_rank."""
     lr_scheduler_type: LearningRateCourse = "linear"
     """Learning rate schedule after the warm-up: constant, or decaying to 0."""
     warmup_steps: NonNegativeInt = 0
@@ -561,15 +575,21 @@ class GRPOConfig:
         )
         return "\n".join(notes)
 
-    def resolved(self) -> "GRPOConfig":
-        """Returns a copy in which defaults replace `None` in the fields that this config uses."""
-        filled = self._filled()
+    def resolved(self, architecture: Mapping[str, Any] | None = None) -> "GRPOConfig":
+        """Returns a copy in which defaults replace `None` in the fields that this config uses.
+
+        **Arguments:** the fields of the model's `config.json`, where an object is passed in place
+        of `model`.
+        """
+        embedded = self._is_embedded(architecture)
+        filled = self._filled(embedded)
         paths = {name: str(getattr(filled, name)) for name in _PATHS}
         in_home = {name: str(Path(x).expanduser()) for name, x in paths.items() if x[0] == "~"}
         filled = dataclasses.replace(filled, **in_home)  # type: ignore[arg-type]
         if filled.output_dir is not None:
             return filled
-        return dataclasses.replace(filled, output_dir=f"runs/{self.run_name or _run_name(filled)}")
+        name = self.run_name or _run_name(filled, embedded)
+        return dataclasses.replace(filled, output_dir=f"runs/{name}")
 
     def with_absolute_paths(self) -> "GRPOConfig":
         """Returns a copy of a resolved config whose run stays in its folder, whatever changes the
@@ -583,8 +603,31 @@ class GRPOConfig:
         absolute = {name: str(Path(path).absolute()) for name, path in paths.items()}
         return dataclasses.replace(self, **absolute)  # type: ignore[arg-type]
 
-    def _filled(self) -> "GRPOConfig":
-        embedded, adapters = self.model == EMBEDDED_MODEL, self.lora_rank is not None
+    def note_on_defaults(self, architecture: Mapping[str, Any] | None = None) -> str | None:
+        """Returns a note on the defaults that follow from a model other than the named default."""
+        names = [name for name in _OF_MODEL if getattr(self, name) is None]
+        if not names or (architecture is None and self.model == EMBEDDED_MODEL):
+            return None
+        embedded = self._is_embedded(architecture)
+        filled = self._filled(embedded)
+        said = listed([f"{name} is {getattr(filled, name):g}" for name in names])
+        which = "one of the shape of" if embedded else "another than"
+        return f"note: by default, {said}: the model is {which} {EMBEDDED_MODEL}"
+
+    def _is_embedded(self, architecture: Mapping[str, Any] | None = None) -> bool:
+        """Returns whether the model is the embedded one, or of its shape, as what it becomes."""
+        if architecture is None and self.model == EMBEDDED_MODEL:
+            return True
+        if architecture is None:
+            try:
+                architecture = read_object(Path(self.model).expanduser() / "config.json")
+            except UserError:  # a name on the hub, or what loading it refuses
+                return False
+        embedded = read_object(EMBEDDED_FOLDER / "config.json")
+        return all(architecture.get(name) == embedded[name] for name in _SHAPE)
+
+    def _filled(self, embedded: bool) -> "GRPOConfig":
+        adapters = self.lora_rank is not None
         full, lora = (1e-4, 1e-3) if embedded else (1e-6, 1e-5)  # "LoRA Without Regret"
         defaults: dict[str, Any] = {
             "max_completion_length": 48 if embedded else 512,
@@ -595,7 +638,7 @@ class GRPOConfig:
         return dataclasses.replace(self, **missing)
 
 
-def _run_name(cfg: GRPOConfig) -> str:
+def _run_name(cfg: GRPOConfig, embedded: bool) -> str:
     """Names a run after its model, data and seed, with a hash of what else makes it another run."""
     of_subclass = {
         field.name: field.default
@@ -603,7 +646,7 @@ def _run_name(cfg: GRPOConfig) -> str:
         else field.default_factory()
         for field in dataclasses.fields(cfg)
     }
-    defaults = of_subclass | dataclasses.asdict(GRPOConfig(model=cfg.model)._filled())
+    defaults = of_subclass | dataclasses.asdict(GRPOConfig(model=cfg.model)._filled(embedded))
     others = {
         name: getattr(cfg, name)
         for name in sorted(defaults.keys() - MAY_CHANGE | {"chat_template"})

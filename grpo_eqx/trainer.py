@@ -190,7 +190,9 @@ class GRPOTrainer:
         join_run(given, callbacks)
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
+        architecture = None if passed.model is None else passed.model.config.to_json()
         self._notes: tuple[str | None, ...] = (
+            given.note_on_defaults(architecture),
             given.without_effect(),
             note_on_replaced(
                 given,
@@ -201,7 +203,7 @@ class GRPOTrainer:
                 loss_backend=loss_backend,
             ),
         )
-        self.cfg = cfg = given.resolved().with_absolute_paths()
+        self.cfg = cfg = given.resolved(architecture).with_absolute_paths()
         self._lock = folder_lock(cfg)
         self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs))
         scorer = raise_on_all_hosts(lambda: Scorer(self.cfg, eval_func, eval_metrics))

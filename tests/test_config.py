@@ -1,6 +1,7 @@
 """What a config refuses, converts and fills in."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.config import EMBEDDED_FOLDER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,61 @@ def test_given_values_are_kept() -> None:
     cfg = GRPOConfig(learning_rate=3e-5, epsilon=0.1, output_dir=Path("x")).resolved()
     assert (cfg.learning_rate, cfg.epsilon_high, cfg.output_dir) == (3e-5, 0.1, "x")
     assert cfg.resolved() == cfg
+
+
+@pytest.mark.parametrize(
+    ("changes", "embedded"),
+    [
+        ({}, True),
+        ({"torch_dtype": "float32"}, True),  # as a run writes its model
+        ({"dtype": "float32", "rope_parameters": {"rope_theta": 10000.0}}, True),  # transformers 5
+        ({"num_hidden_layers": 5}, False),
+        ({"vocab_size": 151936}, False),
+        ({"model_type": "llama"}, False),
+        ({"hidden_size": None}, False),
+        (None, False),
+    ],
+)
+def test_defaults_follow_what_a_model_is_and_not_its_name(
+    tmp_path: Path, changes: dict[str, Any] | None, embedded: bool
+) -> None:
+    """A run's model, an export, an adapter and a copy have the `config.json` of where they began."""
+    fields = json.loads((EMBEDDED_FOLDER / "config.json").read_text())
+    (tmp_path / "config.json").write_text(
+        "{" if changes is None else json.dumps({**fields, **changes})
+    )
+    expected = (1e-4, 48) if embedded else (1e-6, 512)
+    cfg = GRPOConfig(model=str(tmp_path))
+    filled = cfg.resolved()
+    assert (filled.learning_rate, filled.max_completion_length) == expected
+    assert GRPOConfig(model=str(tmp_path), lora_rank=8).resolved().learning_rate == (
+        1e-3 if embedded else 1e-5
+    )
+    which = "one of the shape of" if embedded else "another than"
+    assert cfg.note_on_defaults() == (
+        f"note: by default, learning_rate is {'0.0001' if embedded else '1e-06'} and "
+        f"max_completion_length is {expected[1]}: the model is {which} tiny_qwen2"
+    )
+
+
+def test_defaults_of_a_model_that_is_passed_are_its_own() -> None:
+    """The setting is then the embedded model's name, as it is left out."""
+    fields = json.loads((EMBEDDED_FOLDER / "config.json").read_text())
+    other = {**fields, "hidden_size": 2048}
+    assert GRPOConfig().resolved(fields).learning_rate == 1e-4
+    assert GRPOConfig().resolved(other).learning_rate == 1e-6
+    assert GRPOConfig().resolved(other).output_dir == GRPOConfig().resolved().output_dir
+    assert "max_completion_length is 512" in str(GRPOConfig().note_on_defaults(other))
+
+
+def test_defaults_that_are_given_or_of_the_embedded_model_are_not_said(tmp_path: Path) -> None:
+    assert GRPOConfig().note_on_defaults() is None
+    given = GRPOConfig(model=str(tmp_path), learning_rate=1e-5, max_completion_length=9)
+    assert given.note_on_defaults() is None
+    half = GRPOConfig(model="Qwen/Qwen2.5-3B", learning_rate=1e-5).note_on_defaults()
+    assert half == (
+        "note: by default, max_completion_length is 512: the model is another than tiny_qwen2"
+    )
 
 
 def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from grpo_eqx.config import EMBEDDED_MODEL
+from grpo_eqx.config import EMBEDDED_FOLDER, EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models import peft
@@ -29,7 +29,6 @@ from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.sharding.mesh import AutoMesh
 
-_ASSETS = Path(__file__).parent.parent / "assets"
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
 _FLOATS = "F64", "F32", "F16", "BF16"
@@ -57,7 +56,7 @@ def model_folder(name_or_path: str | Path) -> Path:
         _check_folder(path)
         return path
     if str(name_or_path) == EMBEDDED_MODEL:
-        return _ASSETS / EMBEDDED_MODEL
+        return EMBEDDED_FOLDER
     name = hub_model(str(name_or_path))
     try:
         return download("model", name, allow=MODEL_FILES)
