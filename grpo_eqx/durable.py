@@ -26,8 +26,10 @@ def replace_durably(source: Path, target: Path) -> None:
 
 
 def sync_tree(path: Path) -> None:
-    """Waits until a file, or a folder with all that is in it, is on the disk."""
-    if path.is_dir() and not path.is_symlink():
+    """Waits until a file, or a folder with all files in it, is on the disk; follows no links."""
+    if path.is_symlink() or not (path.is_dir() or path.is_file()):
+        return
+    if path.is_dir():
         for entry in path.iterdir():
             sync_tree(entry)
     sync(path)

@@ -1,11 +1,12 @@
 """What has its final name is on the disk, whatever happens to the machine then."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
-from grpo_eqx.durable import replace_durably, write_durably
+from grpo_eqx.durable import replace_durably, sync_tree, write_durably
 
 
 @pytest.fixture
@@ -51,6 +52,27 @@ def test_all_of_a_folder_is_on_the_disk_before_it_has_its_name(
     assert calls[-2:] == ["name model", f"sync {tmp_path.name}"]
 
 
+def test_links_and_pipes_in_a_folder_are_passed_over(tmp_path: Path, calls: list[str]) -> None:
+    """A pipe would block until something writes to it, and links may lead anywhere."""
+    (tmp_path / "link").symlink_to("gone")
+    (tmp_path / "all").symlink_to("/")
+    os.mkfifo(tmp_path / "pipe")
+    sync_tree(tmp_path)
+    assert calls == [f"sync {tmp_path.name}"]
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
+def test_a_file_system_that_cannot_do_so_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def fail(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    write_durably(tmp_path / "file", "text")
+    assert (tmp_path / "file").read_text() == "text"
+
+
 def test_what_is_at_the_name_stays_where_writing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,3 +85,4 @@ def test_what_is_at_the_name_stays_where_writing_fails(
     with pytest.raises(OSError, match="No space"):
         write_durably(path, "after")
     assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]

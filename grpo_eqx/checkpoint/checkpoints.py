@@ -12,7 +12,7 @@ from typing import NoReturn
 import jax
 
 from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
-from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.same_run import RunFacts, after_its_end
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.checkpoint.store import CheckpointStore
 from grpo_eqx.config import GRPOConfig
@@ -21,6 +21,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import RunError, UserError, first_line
 from grpo_eqx.setting_types import parse_duration
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE
+from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.training.state import TrainState
@@ -65,6 +66,7 @@ class Checkpoints:
         self.folder = RunFolder(cfg.output_dir).checkpoints
         self._requested = stop
         self._saves = self._stops = False
+        self._stuck = 0  # the newest step in the folder, up to which none can be saved
         self._store: CheckpointStore | None = None
         self._last_save = self._last_step = time.monotonic()
         limit = cfg.stop_after
@@ -92,10 +94,10 @@ class Checkpoints:
         """Returns the checkpoints to resume from, `None` where there are none.
 
         A run that started from the path in `cfg.resume` continues from its own checkpoints. A
-        complete run in the folder is resumed, with nothing left to train, if it is this one, so
-        that a command can always be repeated; any other stays as it is, for a new run to put aside.
+        finished run is found like any other, so that a command can always be repeated.
 
-        Raises `UserError` if more steps than the run's are done.
+        Raises `UserError` if more steps than the run's are done, or if it is finished and has no
+        checkpoint left.
         """
         wanted = self.cfg.resume
         if wanted == "never":
@@ -105,7 +107,8 @@ class Checkpoints:
             folder, step = raise_on_all_hosts(lambda: located("resume", Path(wanted)))
             steps = complete_steps(folder) if step is None else [step]
             found = Resumable(folder, from_main(steps))
-        if not found.steps or (wanted == "auto" and self._is_of_a_complete_other(found)):
+        if not found.steps:
+            raise_on_all_hosts(self._check_for_lost_steps)
             return None
         if found.steps[0] > self.cfg.steps:
             raise UserError(
@@ -119,22 +122,20 @@ class Checkpoints:
         facts = self._facts_of(found)
         return facts is not None and facts.config["resume"] == path
 
-    def _is_of_a_complete_other(self, found: Resumable) -> bool:
-        """Returns whether checkpoints are of a complete run, and that is not this one."""
-        done, run = found.steps[0], RunFolder(found.folder.parent)
-        if done < self.cfg.steps or not from_main(run.is_complete):
-            return False
-        facts = self._facts_of(found)
-        refused = [] if facts is None else self.facts.refused(facts)
-        changed = [] if facts is None else self.facts.changed_rewards(facts)
-        if done == self.cfg.steps and not refused and not changed:
-            return False
-        how = f" ({'; '.join(refused + changed)})" if refused or changed else ""
-        self.say(
-            f"the run in {str(run.path)!r} has finished its {done} steps, and this is a new one"
-            f"{how}; to continue that one, {'set these back and ' if refused else ''}raise steps"
-        )
-        return True
+    def _check_for_lost_steps(self) -> None:
+        """Says which steps a run without checkpoints made; raises `UserError` if it is finished."""
+        run = RunFolder(self.folder.parent)
+        done = max((int(row["step"]) for row in Metrics.read(run.metrics).steps), default=0)
+        if run.is_complete:
+            raise UserError(
+                f"the run in {str(run.path)!r} is finished, after {done} steps, and none of its "
+                f"checkpoints is left. {after_its_end(run)}"
+            )
+        if done:
+            self.say(
+                f"warning: the run in {str(run.path)!r} recorded {done} steps and has no "
+                f"checkpoint: it starts again at step 0, and what it recorded is put aside"
+            )
 
     def _facts_of(self, found: Resumable) -> RunFacts | None:
         """Reads what identifies the run of checkpoints; `None` if all are damaged."""
@@ -184,6 +185,7 @@ class Checkpoints:
                 self.say(f"settings changed since then: {'; '.join(changes)}")
             if found.folder == self.folder:
                 raise_on_all_hosts(functools.partial(self._put_aside_after, state.step))
+                self._stuck = from_main(max(complete_steps(self.folder), default=0))
             return state
         raise UserError(
             f"none of the {len(failures)} checkpoints in {str(found.folder)!r} can be read "
@@ -213,14 +215,25 @@ class Checkpoints:
         return changes
 
     def _put_aside_after(self, step: int) -> None:
-        """Moves later checkpoints, which are damaged or not wanted, out of the run's way."""
+        """Moves later checkpoints, which are damaged or not wanted, out of the run's way.
+
+        Where they cannot be moved, none is saved until the run is beyond them.
+        """
         later = [each for each in complete_steps(self.folder) if each > step]
         if not later or not is_main():
             return
         run = RunFolder(self.folder.parent)
-        kept = run.put_aside([SavedStep(self.folder, each).path for each in later])
         names = ", ".join(f"step_{each}" for each in later)
-        self.say(f"the checkpoints after it ({names}) are kept in {kept}")
+        try:
+            kept = run.put_aside([SavedStep(self.folder, each).path for each in later])
+        except OSError as error:
+            self.say(
+                f"warning: the checkpoints after it ({names}) cannot be moved out of "
+                f"{str(self.folder)!r} ({error.strerror or error}): they stay, and none is saved "
+                f"up to step {later[0]}"
+            )
+        else:
+            self.say(f"the checkpoints after it ({names}) are kept in {kept}")
 
     def are_due(self, step: int, *, is_evaluated: bool = False) -> bool:
         """Decides, for all processes alike, whether `after_step` will save or stop.
@@ -275,20 +288,22 @@ class Checkpoints:
         if not self._saves:
             return None
         assert self._store is not None  # entered
-        self._store.save(state, dataclasses.asdict(self.facts), score)
+        can_save = state.step > self._stuck
+        if can_save:
+            self._store.save(state, dataclasses.asdict(self.facts), score)
         self._last_save = time.monotonic()
         if self._stops:
             self._store.wait()
             self.stop(state.step)
-        return SavedStep(self.folder, state.step).path
+        return SavedStep(self.folder, state.step).path if can_save else None
 
     def stop(self, step: int) -> NoReturn:
         """Ends the run after a step whose checkpoint is written, by raising `Preempted`."""
         self._requested.is_served = True
-        saved = SavedStep(self.folder, step).path
+        is_saved, saved = step in complete_steps(self.folder), SavedStep(self.folder, step).path
         self.say(
             f"stopped after step {step} of {self.cfg.steps}"
-            + (f", saved as {saved}: the same command continues from there" if step else "")
+            + (f", saved as {saved}: the same command continues from there" if is_saved else "")
         )
         raise Preempted
 

@@ -14,6 +14,7 @@ from grpo_eqx.checkpoint.checkpoints import located
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.durable import replace_durably
 from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.lora import Lora, prepared
@@ -78,7 +79,7 @@ def export(
     try:
         save_pretrained(loaded.model, unfinished, dtype, base=loaded.base)
         loaded.tokenizer.save_pretrained(unfinished)
-        unfinished.replace(output)
+        replace_durably(unfinished, output)
     except (OSError, SafetensorError) as error:
         raise _unwritable(output, error) from error
     written = eqx.filter(loaded.model, loaded.model.trainable)

@@ -16,6 +16,7 @@ from grpo_eqx.config import MAY_CHANGE, GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.errors import UserError
 from grpo_eqx.rewards import RewardFunc
+from grpo_eqx.tracking.run_folder import RunFolder
 
 _HELDOUT = "the held-out problems"
 """These decide nothing about training."""
@@ -83,18 +84,22 @@ class RunFacts:
         the changes make it another run.
         """
         if refused := self.refused(saved):
-            instead = "use another output_dir, or set resume to never, to start a new run"
-            if self.config["resume"] not in ("auto", "never"):
-                instead = (
-                    f"start a new run from its weights, which grpo-eqx export {checkpoint} writes "
-                    f"as a folder for --model"
-                )
+            run = RunFolder(checkpoint.parent.parent)
+            instead = (
+                f"Set these back to continue it. {after_its_end(run)}"
+                if run.is_complete
+                else f"Set these back to continue it, or start a new run: from its weights, which "
+                f"grpo-eqx export {checkpoint} writes as a folder for --model, with another "
+                f"output_dir; or at step 0, with resume set to never."
+            )
             if None not in (saved.time, self.time) and saved.time != self.time:
                 refused.append(f"the time in the prompts: {saved.time} -> {self.time}")
-                instead = "name it in the setting resume, from which prompts take their time"
+                instead = (
+                    "Name it in the setting resume, from which prompts take their time. " + instead
+                )
             raise UserError(
-                f"the checkpoint {str(checkpoint)!r} is of another run ({'; '.join(refused)}): set "
-                f"these back to continue it, or {instead}."
+                f"the checkpoint {str(checkpoint)!r} is of another run ({'; '.join(refused)}). "
+                f"{instead}"
             )
         settings = self._changed(saved.config, self.config)
         inputs = self._changed(saved.fingerprints, self.fingerprints)  # held-out problems at most
@@ -139,6 +144,14 @@ def _as_json(cfg: GRPOConfig) -> dict[str, Any]:
     """Returns settings as they are read back from JSON."""
     settings: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(cfg), default=str))
     return settings
+
+
+def after_its_end(run: RunFolder) -> str:
+    """Says how a new run follows one that is finished."""
+    return (
+        f"To train on from its model, start a new run with --model {run.model} and another "
+        f"--output-dir; to start anew in its place, set resume to never."
+    )
 
 
 def code_hash(func: RewardFunc) -> str:

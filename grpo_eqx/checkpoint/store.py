@@ -19,6 +19,8 @@ from grpo_eqx.checkpoint.saved import (
     named_arrays,
     named_counters,
 )
+from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.durable import sync, sync_tree
 from grpo_eqx.errors import RunError, first_line
 from grpo_eqx.training.state import TrainState
 
@@ -57,6 +59,7 @@ class CheckpointStore:
             preservation_policy=preservation.AnyPreservationPolicy(policies),
             step_prefix="step",
             cleanup_tmp_directories=True,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._sync_unnamed),
         )
         self.folder = folder
         self.best = best
@@ -74,14 +77,22 @@ class CheckpointStore:
         self.close()
 
     def wait(self) -> None:
-        """Waits for the last save. Raises `RunError` if it could not be written."""
+        """Waits until the last save is on the disk. Raises `RunError` if it cannot be written."""
         with self._explained():
             self._manager.wait_until_finished()
+            sync(self.folder)
 
     def close(self) -> None:
         """Waits for the last save, and frees what writing it took."""
+        self.wait()
         with self._explained():
             self._manager.close()
+
+    def _sync_unnamed(self) -> None:
+        """Waits until a checkpoint is on the disk, just before Orbax gives it its name."""
+        if is_main():
+            for unnamed in self.folder.glob(f"step_{self._saving}.*"):
+                sync_tree(unnamed)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

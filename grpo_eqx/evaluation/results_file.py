@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from grpo_eqx.durable import write_durably
 from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.evaluation.evaluator import Batch, Draws
 from grpo_eqx.evaluation.result import Evaluation
@@ -129,6 +131,7 @@ class ResultsFile:
         with self._writing():
             self._rows.write("".join(lines))
             self._rows.flush()
+            os.fsync(self._rows.fileno())
 
     def finish(self, plan: Sequence[Draws]) -> list[Evaluation]:
         """Writes the metrics of all lines, now that none is missing, and returns them."""
@@ -146,10 +149,8 @@ class ResultsFile:
 
     def _write_results(self, metrics: Mapping[str, float | None] | None) -> None:
         text = json.dumps({"settings": self.settings, "metrics": metrics}, indent=2) + "\n"
-        beside = self.path.with_suffix(".tmp")
         with self._writing():
-            beside.write_text(text, encoding="utf-8")
-            beside.replace(self.path)
+            write_durably(self.path, text)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:

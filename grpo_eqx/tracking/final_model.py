@@ -8,6 +8,7 @@ from pathlib import Path
 import jax
 
 from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.durable import replace_durably, sync_tree
 from grpo_eqx.errors import RunError, UserError
 
 
@@ -57,9 +58,10 @@ def _write_whole(save: Callable[[Path], None], folder: Path) -> None:
     try:
         save(beside)
         if is_main():
+            sync_tree(beside)
             if folder.exists():
                 shutil.rmtree(folder)
-            beside.rename(folder)
+            replace_durably(beside, folder)
     finally:
         if is_main():
             shutil.rmtree(beside, ignore_errors=True)

@@ -221,7 +221,7 @@ class RunFolder:
     def put_aside(self, entries: Sequence[Path]) -> Path:
         """Moves entries of the folder to the next `previous-N`, and returns that."""
         number = 1
-        while (self.path / f"previous-{number}").exists():
+        while os.path.lexists(self.path / f"previous-{number}"):
             number += 1
         kept = self.path / f"previous-{number}"
         for entry in entries:

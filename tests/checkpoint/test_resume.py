@@ -175,17 +175,37 @@ def test_a_finished_run_is_finished_and_more_steps_continue_it(
     assert records(tmp_path / "run") == records(tmp_path / "whole")
 
 
-def test_a_finished_run_is_put_aside_for_another(
+def test_a_finished_run_is_refused_to_another_as_an_unfinished_one_is(
+    train: Callable[..., GRPOTrainer], tmp_path: Path
+) -> None:
+    """With both values, and how to train on from its model; nothing in the folder changes."""
+    run = tmp_path / "run"
+    train(run, steps=2)
+    files = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"of another run \(seed: 0 -> 1\)") as error:
+        train(run, steps=2, seed=1)
+    advice = f"a new run with --model {run}/model and another --output-dir; to start anew in its"
+    assert advice in str(error.value)
+    with pytest.raises(UserError, match=r"step_2 is a checkpoint after step 2, and steps is 1"):
+        train(run, steps=1)
+    assert files == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    train(run, steps=1, seed=1, resume="never")
+    assert (run / "previous-1" / "checkpoints" / "step_2").is_dir()
+
+
+def test_a_finished_run_without_checkpoints_does_not_start_anew(
     train: Callable[..., GRPOTrainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A run that was interrupted before its first checkpoint does, and says so before."""
     train(tmp_path / "run", steps=2)
-    train(tmp_path / "run", steps=2, seed=1)
-    assert "has finished its 2 steps, and this is a new one" in capsys.readouterr().err
-    assert (tmp_path / "run" / "previous-1" / "checkpoints" / "step_2").is_dir()
-    train(tmp_path / "run", steps=1, seed=1)
-    assert (tmp_path / "run" / "previous-2" / "checkpoints" / "step_2").is_dir()
-    with pytest.raises(UserError, match=r"step_2 is a checkpoint after step 2, and steps is 1"):
-        train(tmp_path / "new", steps=1, resume=str(tmp_path / "run" / "previous-2"))
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    with pytest.raises(UserError, match="is finished, after 2 steps, and none of its checkpoints"):
+        train(tmp_path / "run", steps=2)
+    shutil.rmtree(tmp_path / "run" / "model")
+    capsys.readouterr()
+    train(tmp_path / "run", steps=1)
+    assert "recorded 2 steps and has no checkpoint: it starts again" in capsys.readouterr().err
+    assert (tmp_path / "run" / "previous-1" / "metrics.jsonl").exists()
 
 
 def test_never_starts_anew_and_a_path_continues_elsewhere(

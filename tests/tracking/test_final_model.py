@@ -1,5 +1,6 @@
 """The trained model at the end of a run: all of it, or said where it is."""
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -38,6 +39,26 @@ def test_the_model_takes_the_place_of_an_earlier_one(tmp_path: Path) -> None:
     write_final_model(Disk().save, folder)
     assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors"}
     assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_the_earlier_model_is_there_until_the_new_one_is_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, synced, sync = tmp_path / "run" / "model", list[tuple[str, bool]](), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        sync(descriptor)
+        name = Path(os.readlink(f"/proc/self/fd/{descriptor}")).name
+        synced.append((name, (folder / "stale").exists()))
+
+    folder.mkdir(parents=True)
+    (folder / "stale").touch()
+    monkeypatch.setattr(os, "fsync", recorded)
+    write_final_model(Disk().save, folder)
+    assert {name for name, stale in synced if stale} == {
+        "config.json", "model.safetensors", "model.tmp",
+    }  # fmt: skip
+    assert synced[-1] == ("run", False)
 
 
 def test_a_model_that_finds_no_space_is_written_elsewhere(tmp_path: Path, temporary: Path) -> None:
