@@ -66,7 +66,7 @@ class Checkpoints:
         self.folder = RunFolder(cfg.output_dir).checkpoints
         self._requested = stop
         self._saves = self._stops = False
-        self._stuck = 0  # the newest step in the folder, up to which none can be saved
+        self._stuck: list[int] = []  # steps that could not be moved: none is saved up to the last
         self._store: CheckpointStore | None = None
         self._last_save = self._last_step = time.monotonic()
         limit = cfg.stop_after
@@ -79,6 +79,7 @@ class Checkpoints:
             self.folder,
             save_total_limit=self.cfg.save_total_limit,
             best=self.cfg.metric_for_best_model,
+            stuck=self._stuck,
         )
         self._last_save = self._last_step = time.monotonic()
         return self
@@ -185,7 +186,7 @@ class Checkpoints:
                 self.say(f"settings changed since then: {'; '.join(changes)}")
             if found.folder == self.folder:
                 raise_on_all_hosts(functools.partial(self._put_aside_after, state.step))
-                self._stuck = from_main(max(complete_steps(self.folder), default=0))
+                self._stuck = from_main(self._after(state.step))
             return state
         raise UserError(
             f"none of the {len(failures)} checkpoints in {str(found.folder)!r} can be read "
@@ -219,7 +220,7 @@ class Checkpoints:
 
         Where they cannot be moved, none is saved until the run is beyond them.
         """
-        later = [each for each in complete_steps(self.folder) if each > step]
+        later = self._after(step)
         if not later or not is_main():
             return
         run = RunFolder(self.folder.parent)
@@ -234,6 +235,9 @@ class Checkpoints:
             )
         else:
             self.say(f"the checkpoints after it ({names}) are kept in {kept}")
+
+    def _after(self, step: int) -> list[int]:
+        return [each for each in complete_steps(self.folder) if each > step]
 
     def are_due(self, step: int, *, is_evaluated: bool = False) -> bool:
         """Decides, for all processes alike, whether `after_step` will save or stop.
@@ -288,7 +292,7 @@ class Checkpoints:
         if not self._saves:
             return None
         assert self._store is not None  # entered
-        can_save = state.step > self._stuck
+        can_save = state.step > max(self._stuck, default=0)
         if can_save:
             self._store.save(state, dataclasses.asdict(self.facts), score)
         self._last_save = time.monotonic()

@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +35,16 @@ class CheckpointStore:
     """
 
     def __init__(
-        self, folder: Path, *, save_total_limit: int | None = None, best: str | None = None
+        self,
+        folder: Path,
+        *,
+        save_total_limit: int | None = None,
+        best: str | None = None,
+        stuck: Sequence[int] = (),
     ):
         """**Arguments:** the folder, created where missing; the number of newest checkpoints to
-        keep, `None` for all; the name of the score by which the best is kept too, `None` for none.
+        keep, `None` for all; the name of the score by which the best is kept too, `None` for none;
+        damaged steps that cannot be moved, which are neither counted nor deleted.
 
         Raises `RunError` if the folder cannot be written.
         """
@@ -47,7 +53,10 @@ class CheckpointStore:
             # What was saved with another score is not the best by this one.
             return scores.get(str(best), -math.inf)
 
-        policies: list[preservation.PreservationPolicy] = [preservation.LatestN(n=save_total_limit)]
+        limit = None if save_total_limit is None else save_total_limit + len(stuck)
+        policies: list[preservation.PreservationPolicy] = [preservation.LatestN(n=limit)]
+        if stuck:
+            policies.append(preservation.CustomSteps(steps=stuck))
         if best is not None:
             policies.append(
                 preservation.BestN(

@@ -143,8 +143,10 @@ def test_one_that_cannot_be_moved_is_left_behind(
         f"warning: the checkpoints after it (step_4) cannot be moved out of "
         f"'{folder}/checkpoints' ({os.strerror(number)}): they stay, and none is saved up to step 4"
     )
-    assert run.save(4, 5, 6) == [None, *(folder / "checkpoints" / f"step_{x}" for x in (5, 6))]
-    assert Run(folder).resume() == 6
+    saved = [None, *(folder / "checkpoints" / f"step_{x}" for x in (5, 6, 7))]
+    assert run.save(4, 5, 6, 7) == saved
+    assert complete_steps(folder / "checkpoints") == [7, 6, 5, 4]  # it cannot be deleted either
+    assert Run(folder).resume() == 7
 
 
 def test_where_none_can_be_read_nothing_starts(folder: Path) -> None:

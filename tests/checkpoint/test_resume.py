@@ -181,14 +181,18 @@ def test_a_finished_run_is_refused_to_another_as_an_unfinished_one_is(
     """With both values, and how to train on from its model; nothing in the folder changes."""
     run = tmp_path / "run"
     train(run, steps=2)
-    files = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+
+    def files() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in run.rglob("[!.]*") if path.is_file()}
+
+    before = files()
     with pytest.raises(UserError, match=r"of another run \(seed: 0 -> 1\)") as error:
         train(run, steps=2, seed=1)
     advice = f"a new run with --model {run}/model and another --output-dir; to start anew in its"
     assert advice in str(error.value)
     with pytest.raises(UserError, match=r"step_2 is a checkpoint after step 2, and steps is 1"):
         train(run, steps=1)
-    assert files == {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    assert files() == before
     train(run, steps=1, seed=1, resume="never")
     assert (run / "previous-1" / "checkpoints" / "step_2").is_dir()
 
