@@ -118,7 +118,7 @@ def test_given_values_are_kept() -> None:
 def test_defaults_follow_what_a_model_is_and_not_its_name(
     tmp_path: Path, changes: dict[str, Any] | None, embedded: bool
 ) -> None:
-    """A run's model, an export, an adapter and a copy have the `config.json` of where they began."""
+    """A run's model, an export, an adapter and a copy keep the shape in `config.json`."""
     fields = json.loads((EMBEDDED_FOLDER / "config.json").read_text())
     (tmp_path / "config.json").write_text(
         "{" if changes is None else json.dumps({**fields, **changes})
