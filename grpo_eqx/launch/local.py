@@ -2,11 +2,14 @@
 
 import dataclasses
 import os
+import secrets
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
-from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from grpo_eqx.distributed.cluster import COORDINATOR, JOB, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, EXIT_USER_ERROR
 from grpo_eqx.launch.checks import check_at_least
 from grpo_eqx.launch.processes import Outcome, Process, run_together
@@ -54,15 +57,16 @@ class Local(Subcommand):
         return self._run_once(command).code
 
     def _run_once(self, command: tuple[str, ...]) -> Outcome:
-        port = _free_port()
-        return run_together(
-            [
-                Process(str(index), command, self._environment(index, port))
-                for index in range(self.processes)
-            ]
-        )
+        with _reserved_port() as port:
+            job = secrets.token_hex(8)
+            return run_together(
+                [
+                    Process(str(index), command, self._environment(index, port, job))
+                    for index in range(self.processes)
+                ]
+            )
 
-    def _environment(self, index: int, port: int) -> dict[str, str]:
+    def _environment(self, index: int, port: int, job: str) -> dict[str, str]:
         flags = os.environ.get("XLA_FLAGS", "").split()
         kept = [flag for flag in flags if flag.partition("=")[0] != _DEVICE_COUNT]
         return {
@@ -70,13 +74,24 @@ class Local(Subcommand):
             COORDINATOR: f"localhost:{port}",
             NUM_PROCESSES: str(self.processes),
             PROCESS_ID: str(index),
+            JOB: job,
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": " ".join([*kept, f"{_DEVICE_COUNT}={self.devices_per_process}"]),
             "PYTHONUNBUFFERED": "1",  # lines as they come, despite the pipe
         }
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """Yields a free port of all addresses, which no other program is given meanwhile."""
+    both = socket.has_dualstack_ipv6()
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET) as reserved:
+        if both:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        reserved.bind(("", 0))
+        # Process 0 can still listen on it, as this socket does not. Elsewhere it could not.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        port = int(reserved.getsockname()[1])
+        if sys.platform != "linux":
+            reserved.close()
+        yield port

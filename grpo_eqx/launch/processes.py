@@ -1,22 +1,27 @@
 """Concurrent processes: their output line by line, and none left behind."""
 
+import errno
 import math
 import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, NamedTuple
 
-from grpo_eqx.errors import EXIT_PREEMPTED, UserError
+from grpo_eqx.errors import EXIT_FAULT, EXIT_PREEMPTED, UserError
+from grpo_eqx.launch.guardian import Guardian
 
+_HELD = str(Path(__file__).with_name("held_main.py"))
 _GRACE_SECONDS = 5.0
 """Time that processes have to exit by themselves after one of them failed."""
 _SAVING_SECONDS = 30.0
@@ -72,17 +77,18 @@ def run_together(processes: Sequence[Process]) -> Outcome:
     """Runs all until the last ends or one fails.
 
     If one fails, or this process gets a SIGINT, SIGTERM or SIGHUP, all are ended, with everything
-    that they started in their process groups. If a signal to this process has all of them exit with
-    0, or with `EXIT_PREEMPTED`, that is the outcome's code.
+    that they started in their process groups; if this process is killed, they are killed. If a
+    signal to this process has all of them exit with 0, or with `EXIT_PREEMPTED`, that is the
+    outcome's code.
     """
     events: _Events = SimpleQueue()
     ended = threading.Event()
     hosts: list[subprocess.Popen[bytes]] = []
     threads, failure = [], ""
-    with _signals_into(events):
+    with _signals_into(events), _guardian() as guardian:
         try:
             for index, process in enumerate(processes):
-                hosts.append(_start(process))
+                hosts.append(_start(process, guardian))
                 threads.append(_thread(_report_end, index, hosts[-1], events))
                 for stream in ("stdout", "stderr"):
                     copied = process.name, hosts[-1], stream, events, ended
@@ -119,6 +125,15 @@ def _say(text: str) -> None:
 
 
 @contextmanager
+def _guardian() -> Iterator[Guardian]:
+    guardian = Guardian()
+    try:
+        yield guardian
+    finally:
+        guardian.end()
+
+
+@contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
     """Turns signals that ask this process to end into events; SIGHUP only without `nohup`."""
     last = -math.inf
@@ -140,23 +155,42 @@ def _signals_into(events: _Events) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start(process: Process) -> subprocess.Popen[bytes]:
+def _start(process: Process, guardian: Guardian) -> subprocess.Popen[bytes]:
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            host = subprocess.Popen(
+                [sys.executable, "-I", "-S", _HELD, str(theirs.fileno()), *process.arguments],
+                env=process.environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Hence a process group of its own, so that whatever it starts is ended with it.
+                start_new_session=True,
+            )
+        guardian.note(host.pid)
+        with suppress(OSError):  # it was killed
+            ours.sendall(b"\n")
+        reason = _answer(ours)
+    if not reason:
+        return host
+    _signal(host, signal.SIGKILL)
+    host.communicate()
+    program = process.arguments[0]
+    fix = "give a program that is on PATH, or its path"
+    if " " in program and len(process.arguments) == 1:
+        fix = "leave out the quotes around the command"
+    raise UserError(f"cannot start {program!r} ({reason}): {fix}.")
+
+
+def _answer(held: socket.socket) -> str:
+    """Returns why a process could not become its command; empty once it has."""
     try:
-        # Its own session, hence process group, so that whatever it starts is ended with it.
-        return subprocess.Popen(
-            process.arguments,
-            env=process.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-    except OSError as error:
-        program = process.arguments[0]
-        fix = "give a program that is on PATH, or its path"
-        if " " in program and len(process.arguments) == 1:
-            fix = "leave out the quotes around the command"
-        raise UserError(f"cannot start {program!r} ({error.strerror}): {fix}.") from error
+        said = held.recv(16)
+    except OSError:
+        return ""
+    return os.strerror(int(said)) if said else ""
 
 
 def _thread(function: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -202,9 +236,13 @@ def _write(text: bytes, stream: str, events: _Events) -> None:
     try:
         target.buffer.write(text)
         target.buffer.flush()
-    except BrokenPipeError:  # the reader is gone, and so is the reason to go on
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
-        events.put(_Event(None, 128 + signal.SIGPIPE))
+        if error.errno in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone
+            events.put(_Event(None, 128 + signal.SIGPIPE))
+        else:
+            _say(f"{stream} cannot be written ({error.strerror}); ending all")
+            events.put(_Event(None, EXIT_FAULT))
 
 
 def _wait(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> tuple[_Event, int]:

@@ -1,16 +1,21 @@
 """Several processes: lines, exit codes, and nothing left behind."""
 
+import contextlib
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.launch.processes import Process, run_together
+from grpo_eqx.launch.processes import _HELD, Process, run_together
+
+from ..processes import processes
 
 FOREVER = "trap '' TERM; while :; do sleep 1000 & wait; done"
 """A shell that does not end by itself, nor when it is asked to."""
@@ -162,18 +167,90 @@ def test_when_a_later_one_cannot_start_the_others_are_ended(tmp_path: Path) -> N
     assert children.stdout == b""
 
 
+LAUNCHER = """
+import os, sys; from grpo_eqx.launch.processes import Process, run_together
+sys.exit(run_together([Process(x, ["bash", "-c", x], os.environ) for x in sys.argv[1:]]).code)
+"""
+"""A launcher that runs shell scripts, to be killed."""
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+
+
+def launcher(*scripts: str, **streams: Any) -> subprocess.Popen[bytes]:
+    arguments = [sys.executable, "-c", LAUNCHER, *scripts]
+    return subprocess.Popen(arguments, env=ENVIRONMENT, start_new_session=True, **streams)
+
+
+@pytest.mark.parametrize("name", ["KILL", "QUIT", "SEGV"])
+def test_when_the_launcher_is_killed_nothing_is_left(name: str, tmp_path: Path) -> None:
+    up = [fifo(tmp_path / f"up{i}") for i in range(2)]
+    pids = [tmp_path / f"{i}" for i in range(4)]
+    scripts = [
+        f"{FOREVER} & echo $! >{pids[i]}; echo $$ >{pids[2 + i]}; echo up >{up[i]}; {FOREVER}"
+        for i in range(2)
+    ]
+    with launcher(*scripts, stderr=subprocess.DEVNULL) as killed:
+        for each in up:
+            each.read_text()
+        (guardian,) = [
+            p.pid for p in processes() if p.parent == killed.pid and p.pid == p.session
+            and "guardian" in Path(f"/proc/{p.pid}/cmdline").read_text()
+        ]  # fmt: skip
+        (last := tmp_path / "guardian").write_text(str(guardian))
+        os.kill(killed.pid, signal.Signals[f"SIG{name}"])
+        assert killed.wait() == -signal.Signals[f"SIG{name}"]
+    assert all(gone(pid) for pid in [*pids, last])
+
+
+def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Path) -> None:
+    """The first process kills it as soon as it can, before the others have started."""
+    name = f"kill_while_starting_{os.getpid()}"
+    first = 'kill -9 "$PPID"; trap "" TERM; exec sleep 1000'
+    with launcher(first, *[f": {name}; {FOREVER}"] * 5) as killed:
+        assert killed.wait() == -signal.SIGKILL
+    for process in processes():
+        with contextlib.suppress(OSError):
+            if name.encode() in Path(f"/proc/{process.pid}/cmdline").read_bytes():
+                (pid := tmp_path / str(process.pid)).write_text(str(process.pid))
+                assert gone(pid)
+
+
+def test_a_command_whose_launcher_was_killed_before_it_was_guarded_never_starts() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-I", "-S", _HELD, str(theirs.fileno()), "echo", "started"]
+        held = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
+    ours.close()
+    assert held.communicate()[0] == b""
+
+
+def test_when_the_terminal_closes_all_are_ended(tmp_path: Path) -> None:
+    pid, up = tmp_path / "pid", fifo(tmp_path / "up")
+    script = f"echo $$ >{pid}; echo up >{up}; while echo much; do sleep 0.1; done; sleep 1000"
+    primary, secondary = os.openpty()
+    with launcher(script, stdin=secondary, stdout=secondary, stderr=secondary) as hung_up:
+        os.close(secondary)
+        up.read_text()
+        os.close(primary)
+        assert hung_up.wait(timeout=60) == 128 + signal.SIGPIPE
+    assert gone(pid)
+
+
+def test_a_full_disk_under_the_output_ends_all(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = launcher("echo a; sleep 1000", stdout=full, stderr=subprocess.PIPE)
+        _, err = done.communicate(timeout=60)
+    assert done.returncode == 1
+    assert b"stdout cannot be written (No space left on device); ending all" in err
+
+
 def test_when_nobody_reads_on_all_are_ended() -> None:
-    program = (
-        "import os, sys; from grpo_eqx.launch.processes import Process, run_together;"
-        "sys.exit(run_together([Process('0', ['yes'], os.environ)]).code)"
-    )
     done = subprocess.run(
-        f'{sys.executable} -c "{program}" | head -n 1; exit ${{PIPESTATUS[0]}}',
+        f"{sys.executable} -c '{LAUNCHER}' yes | head -n 1; exit ${{PIPESTATUS[0]}}",
         shell=True,
         executable="/bin/bash",
         capture_output=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env=ENVIRONMENT,
     )
     assert done.returncode == 128 + signal.SIGPIPE
-    assert (done.stdout, done.stderr) == (b"[0] y\n", b"")
+    assert (done.stdout, done.stderr) == (b"[yes] y\n", b"")
