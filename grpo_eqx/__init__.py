@@ -7,6 +7,7 @@ from grpo_eqx import recipes as recipes
 from grpo_eqx._lazy import lazy_names
 from grpo_eqx.config import GRPOConfig as GRPOConfig
 from grpo_eqx.errors import UserError as UserError
+from grpo_eqx.tpu_runtime import leave_out_libtpu
 from grpo_eqx.tracebacks import shortened
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = [
 ]  # fmt: skip
 __version__ = "0.1.0"
 sys.excepthook = shortened(sys.excepthook)
+leave_out_libtpu()
 __getattr__ = lazy_names(
     __name__,
     {

@@ -1,6 +1,5 @@
 """Checks of a machine before a run: packages, devices, caches, services, disk and processes."""
 
-import importlib.util
 import json
 import netrc
 import os
@@ -29,6 +28,7 @@ from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.pretrained import hub_model, is_local, model_folder
 from grpo_eqx.models.registry import published_config, read_config
 from grpo_eqx.setting_types import refuse_address
+from grpo_eqx.tpu_runtime import has_tpu
 from grpo_eqx.training.compilation import cache_folder
 
 _NETWORK_SECONDS = 4.0
@@ -155,8 +155,7 @@ def accelerator(device_files: Path) -> Literal["GPU", "TPU"] | None:
     """Returns the kind of accelerator that the kernel has device files for."""
     if any(device_files.glob("nvidia[0-9]*")):
         return "GPU"
-    by_vfio = importlib.util.find_spec("libtpu") and any(device_files.glob("vfio/[0-9]*"))
-    return "TPU" if any(device_files.glob("accel[0-9]*")) or by_vfio else None
+    return "TPU" if has_tpu(device_files) else None
 
 
 def compilation_cache() -> Check:

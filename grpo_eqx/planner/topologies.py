@@ -8,6 +8,7 @@ import jax
 from jax.experimental import topologies
 
 from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.tpu_runtime import libtpu_to_compile
 from grpo_eqx.tpu_slices import Slice, find_slice, slice_of_grid
 
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
@@ -27,7 +28,8 @@ def described_devices(name: str) -> Sequence[jax.Device]:
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
-        return topologies.get_topology_desc(_grid(known), "tpu", **_options(known)).devices
+        with libtpu_to_compile():
+            return topologies.get_topology_desc(_grid(known), "tpu", **_options(known)).devices
     except (ImportError, RuntimeError) as error:
         raise UserError(
             f"TPU type {known.name} cannot be described ({first_line(error)}): "
