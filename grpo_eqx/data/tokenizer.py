@@ -253,15 +253,22 @@ class ChatTokenizer:
                 f"questions contain the special token {written!r}, as texts do that a chat "
                 f"template has rendered: for these, name the column prompt"
             )
-        ended = next((i for i, ids in enumerate(tokens) if ids and ids[-1] in self._ends), None)
+        ends = ((i, self._end_of(ids)) for i, ids in enumerate(tokens))
+        ended, end = next(((i, end) for i, end in ends if end is not None), (None, None))
         if ended is not None:
-            end = self.tokenizer.decode(tokens[ended][-1:])
             of_text = "leave it out of the texts"
             of_template = "end the chat template with what begins the assistant's message"
             yield (
                 f"prompts end with {end!r}, which ends what the model writes: "
                 f"{of_text if self._is_plain(prompts[ended]) else of_template}"
             )
+
+    def _end_of(self, ids: list[int]) -> str | None:
+        """Returns the token by which a prompt ends what the model writes; space may follow it."""
+        last = next((i for i in range(1, min(len(ids), 4) + 1) if ids[-i] in self._ends), None)
+        if last is None or self.tokenizer.decode(ids[len(ids) - last + 1 :]).strip():
+            return None
+        return str(self.tokenizer.decode([ids[-last]]))
 
     def _special_in_question(self, prompts: Sequence[Prompt]) -> str | None:
         """Returns a special token, tags aside, that is written in a question, if one is."""

@@ -113,6 +113,15 @@ def notes(tokenizer: ChatTokenizer, *prompts: Prompt) -> list[str]:
             ],
         ),
         (
+            chat(),
+            text("1 + 1 =</s> \n"),
+            [
+                "prompts end with '</s>', which ends what the model writes: leave it out of the "
+                "texts"
+            ],
+        ),
+        (chat(), text("1 + 1 =</s> \n2 ="), []),
+        (
             chat("$A", "{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"),
             Prompt("1 + 1?", {}),
             [
