@@ -321,12 +321,14 @@ class GRPOTrainer:
                 if (self.state.step if found is None else found.steps[0]) < cfg.steps:
                     with self._stages.lasting("trying the reward functions on one completion"):
                         raise_on_all_hosts(self._try_rewards)
+                elsewhere = isinstance(resume_from_checkpoint, str | Path)
+                recorded = checkpoints.cfg if elsewhere else cfg  # which says where it began
                 if found is not None:  # last, so that a refusal leaves everything as it was
                     self._restore(checkpoints, found)
                     for note in notes_on(found, self._passed, continued=continued):
                         _say(note)
                 self._record = record = RunRecord(
-                    cfg, self.layout(), self.trackers, passed=self._passed,
+                    recorded, self.layout(), self.trackers, passed=self._passed,
                     only_history=not is_main(), step=self.state.step, continued=continued,
                 )  # fmt: skip
                 profiler = StepProfiler(

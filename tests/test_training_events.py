@@ -14,16 +14,16 @@ def events(calls: Mock, *, saves: bool) -> TrainingEvents:
     evaluations.are_due.return_value = False
     record, checkpoints = Mock(spec=RunRecord), Mock(spec=Checkpoints, saves=saves)
     checkpoints.after_step.return_value = None
-    calls.attach_mock(record.flush, "flush")
+    calls.attach_mock(record.sync, "sync")
     calls.attach_mock(checkpoints.after_step, "after_step")
     trainer.state.step, trainer.cfg.steps = 1, 2
     return TrainingEvents(trainer, evaluations, record, checkpoints, Mock(spec=Stages), Mock())
 
 
-def test_a_step_is_saved_once_its_records_are_written() -> None:
+def test_a_step_is_saved_once_its_records_are_on_the_disk() -> None:
     calls = Mock()
     events(calls, saves=True).evaluate_and_save({})
-    assert [name for name, *_ in calls.mock_calls] == ["flush", "after_step"]
+    assert [name for name, *_ in calls.mock_calls] == ["sync", "after_step"]
 
 
 def test_a_step_that_is_not_saved_does_not_wait_for_them() -> None:

@@ -1,6 +1,7 @@
 """The record of a run: evaluations beside steps, the curve on the way, and warnings in words."""
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,45 @@ def test_evaluations_are_lines_of_their_own_and_reach_all_trackers(folder: Path)
     assert rows(folder) == [{"step": 0, **solved}, {"step": 1, **metrics()}]
     assert tracker.logged == [(0, solved), (1, metrics())]
     assert [row["reward"] for row in run.history] == [0.5]
+
+
+def test_lines_are_on_the_disk_before_a_checkpoint_counts_on_them(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, sync = list[Path](), os.fsync
+
+    def recorded(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    monkeypatch.setattr(os, "fsync", recorded)
+    with record(folder) as run:
+        assert {folder / "config.json.tmp", folder / "layout.json.tmp", folder} <= set(synced)
+        run.step(1, metrics())
+        run.completions({"step": [1], "completion": ["a"]}, {})
+        synced.clear()
+        run.sync()
+        assert synced[-1] == folder / "metrics.jsonl"
+        assert [row["step"] for row in rows(folder)] == [1]
+        assert (folder / "completions" / "step_000001.parquet").exists()
+
+
+def test_what_a_resumed_run_lacks_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row without a reward, and others that rules expect, ended the run in a traceback."""
+    with record(folder) as run:
+        for step in (1, 2, 3):
+            run.step(step, metrics())
+    lines = (folder / "metrics.jsonl").read_bytes().splitlines()
+    strange = b'{"step": 2, "step_time": 1.0}'
+    (folder / "metrics.jsonl").write_bytes(b"\n".join([bytes(9), strange, lines[2], b""]))
+    with record(folder, step=3) as run:
+        assert len(run.history) == 2
+        run.step(4, metrics())
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert (
+        "warning: metrics.jsonl has 1 line that is damaged or repeated (1) and no line of" in said
+    )
+    assert [row["step"] for row in rows(folder)] == [2, 3, 4]
 
 
 def test_an_evaluation_after_the_end_is_recorded_once(folder: Path) -> None:
