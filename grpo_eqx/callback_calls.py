@@ -87,7 +87,8 @@ def _response(callback: Callback, name: EventName, event: Event) -> Response | N
     except Exception as error:
         raise CallbackError(
             f"callback {called} raised {type(error).__name__} in {name} after step {event.step}: "
-            f"{error}; mend it, and the same command continues from the last checkpoint."
+            f"{error}; correct it, and the same command continues from the last checkpoint, if "
+            f"there is one."
         ) from error
     if response is not None and not isinstance(response, Response):
         raise UserError(

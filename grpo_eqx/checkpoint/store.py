@@ -22,6 +22,7 @@ from grpo_eqx.checkpoint.saved import (
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.durable import sync, sync_tree
 from grpo_eqx.errors import RunError, first_line
+from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 
 _LONGEST_REASON = 300
@@ -111,14 +112,12 @@ class CheckpointStore:
         except Exception as error:
             full = "No space left" in str(error)
             reason = "no space is left there" if full else first_line(error)[:_LONGEST_REASON]
-            steps = complete_steps(self.folder)
-            last = f"the last is step_{steps[0]}" if steps else "there is none yet"
             step = self._saving
             what = "checkpoints" if step is None else f"the checkpoint of step {step}"
+            fix = RunFolder(self.folder.parent).what_continues()
             raise RunError(
-                f"{what} could not be written to {str(self.folder)!r} ({reason}). Earlier ones are "
-                f"intact, {last}: free space or make the folder writable, and the same command "
-                f"continues."
+                f"{what} could not be written to {str(self.folder)!r} ({reason}): "
+                f"{'free space or make the folder writable' if step is None else fix}."
             ) from error
 
     def save(self, state: TrainState, facts: Mapping[str, Any], score: float | None = None) -> None:

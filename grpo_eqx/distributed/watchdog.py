@@ -61,8 +61,8 @@ class Watchdog:
         stderr = sys.__stderr__ or sys.stderr
         print(
             f"error: no progress for {self.timeout:g} s (hang_timeout) after {self._done_last}: "
-            f"ending this process. The same command continues from the last checkpoint. The stacks "
-            f"of its threads:",
+            f"ending this process. The same command continues from the last checkpoint, if there "
+            f"is one. The stacks of its threads:",
             file=stderr,
             flush=True,
         )

@@ -7,10 +7,9 @@ never starts.
 import os
 import signal
 import sys
-from collections.abc import Sequence
 
 
-def main(fd: int, command: Sequence[str]) -> None:
+def main(fd: int, command: list[str]) -> None:
     """Waits for the launcher's word, and executes the command.
 
     **Arguments:** a socket, by which the word comes, and the number of an error goes; the command.

@@ -10,6 +10,7 @@ import jax
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.durable import replace_durably, sync_tree
 from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.tracking.run_folder import RunFolder
 
 
 def write_model(save: Callable[[Path], None], path: str | Path) -> None:
@@ -47,9 +48,8 @@ def write_final_model(save: Callable[[Path], None], folder: Path) -> None:
         if isinstance(elsewhere, Path):
             raise RunError(f"{said}: it is in {str(elsewhere)!r} instead.") from error
         raise RunError(
-            f"{said}{elsewhere}: free space or make the folder writable, and the same command "
-            f"continues from the last checkpoint; a script's trainer still has the model, for "
-            f"save_pretrained."
+            f"{said}{elsewhere}: {RunFolder(folder.parent).what_continues()}. A script's trainer "
+            f"still has the model, for save_pretrained."
         ) from error
 
 

@@ -140,9 +140,31 @@ class RunFolder:
         except OSError as error:
             raise RunError(
                 f"the records of the run could not be written to {str(self.path)!r} "
-                f"({error.strerror or error}): free space or make the folder writable, and the "
-                f"same command continues from the last checkpoint."
+                f"({error.strerror or error}): {self.what_continues()}."
             ) from error
+
+    def what_continues(self) -> str:
+        """Says what to do after a failure to write, and what the same command does then."""
+        try:
+            self.metrics.stat()
+        except (FileNotFoundError, NotADirectoryError):  # a run has them from its first moment
+            return (
+                "its files were deleted or moved while the run wrote them. Move them back, in "
+                "place of what is there now, and the same command continues from the last "
+                "checkpoint; without them, delete what is there, and it starts anew"
+            )
+        except OSError:  # the folder cannot be read
+            pass
+        else:
+            if not any(path.name[5:].isdecimal() for path in self.checkpoints.glob("step_*")):
+                return (
+                    "free space or make the folder writable, and the same command starts anew, as "
+                    "no checkpoint is left in it"
+                )
+        return (
+            "free space or make the folder writable, and the same command continues from the last "
+            "checkpoint"
+        )
 
     def _unwritable(self, reason: str | None) -> UserError:
         return UserError(

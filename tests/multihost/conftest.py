@@ -35,10 +35,12 @@ class Pod:
         *arguments: object,
         absent: Sequence[int] = (),
         own_arguments: Mapping[int, Sequence[str]] = {},
+        own_environment: Mapping[int, Mapping[str, str]] = {},
     ) -> dict[int, Outcome]:
         """Runs a script of this folder as a process with so many devices for each number.
 
-        **Arguments:** the processes that are not started; what some of them are told besides.
+        **Arguments:** the processes that are not started; what some of them are told besides, by
+        arguments and by the environment.
         """
         port = free_port()
         started = [i for i in range(len(devices)) if i not in absent]
@@ -51,6 +53,7 @@ class Pod:
                 PROCESS_ID: str(i),
                 "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} "
                 f"--xla_force_host_platform_device_count={devices[i]}",
+                **own_environment.get(i, {}),
             }
             told = [*map(str, arguments), *own_arguments.get(i, ())]
             command = [sys.executable, "-W", "ignore", str(FOLDER / script), *told]

@@ -21,6 +21,24 @@ def test_hosts_that_were_told_different_things_are_named(pod) -> None:
         assert "7 on process 1" in outcome.output
 
 
+@pytest.mark.parametrize(
+    ("name", "here", "there"),
+    [
+        ("JAX_ENABLE_X64", "False", "True"),
+        ("JAX_PLATFORMS", "cpu", "tpu"),
+        ("JAX_DEFAULT_MATMUL_PRECISION", "None", "float32"),
+    ],
+)
+def test_hosts_whose_jax_would_compile_other_programs_are_told(
+    pod, name: str, here: str, there: str
+) -> None:
+    for outcome in pod.run(EXAMPLE, [1] * 2, own_environment={1: {name: there}}).values():
+        assert outcome.code == 2, outcome.output
+        last = outcome.output.splitlines()[-1]
+        assert last.startswith(f"error: the hosts disagree on {name}: {here} on process 0 (")
+        assert f"), {there} on process 1 (" in last
+
+
 def test_uneven_hosts_are_refused(pod) -> None:
     for outcome in pod.run(EXAMPLE, [2, 1]).values():
         assert outcome.code == 2
