@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple, SupportsFloat, get_args
 
 from grpo_eqx.callbacks import Callback, Event, Response
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
-from grpo_eqx.errors import CallbackError, UserError
+from grpo_eqx.errors import CallbackError, UserError, first_line, shown
+from grpo_eqx.process_state import KeptState
 
 EventName = Literal["on_train_begin", "on_step_end", "on_evaluate", "on_save", "on_train_end"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
@@ -29,6 +30,7 @@ class CallbackCalls:
 
     def __init__(self, callbacks: Sequence[Callback]):
         self.callbacks = callbacks
+        self._state = KeptState()
 
     def wants(self, name: EventName) -> bool:
         """Returns whether a callback does something at an event."""
@@ -51,7 +53,7 @@ class CallbackCalls:
         logged, stop = dict[str, float](), None
         for callback in self.callbacks:
             now = dataclasses.replace(event, metrics={**event.metrics, **logged})
-            response = _response(callback, name, now)
+            response = _response(callback, name, now, self._state)
             if response is None:
                 continue
             called = _name(callback)
@@ -78,17 +80,20 @@ class CallbackCalls:
         return Heard(logged, stop)
 
 
-def _response(callback: Callback, name: EventName, event: Event) -> Response | None:
+def _response(
+    callback: Callback, name: EventName, event: Event, state: KeptState
+) -> Response | None:
     called, method = _name(callback), getattr(callback, name)
     try:
-        response = method(event)
+        with state.around(f"callback {called}", alone=False):
+            response = method(event)
     except UserError as error:
         raise UserError(f"callback {called}: {error}") from error
     except Exception as error:
         raise CallbackError(
             f"callback {called} raised {type(error).__name__} in {name} after step {event.step}: "
-            f"{error}; correct it, and the same command continues from the last checkpoint, if "
-            f"there is one."
+            f"{first_line(error)}; correct it, and the same command continues from the last "
+            f"checkpoint, if there is one."
         ) from error
     if response is not None and not isinstance(response, Response):
         raise UserError(
@@ -103,7 +108,7 @@ def _number(called: str, metric: str, value: SupportsFloat) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise UserError(
-            f"callback {called} logs {metric!r} as {value!r}: metrics are numbers."
+            f"callback {called} logs {metric!r} as {shown(value)}: metrics are numbers."
         ) from error
 
 

@@ -20,7 +20,7 @@ def main(fd: int, command: list[str]) -> None:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # which Python ignores, and programs inherit
         signal.signal(number, signal.SIG_DFL)
     try:
-        os.execvp(command[0], command)
+        os.execvp(command[0], list(command))
     except OSError as error:
         os.write(fd, str(error.errno).encode())
 

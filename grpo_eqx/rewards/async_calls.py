@@ -2,17 +2,22 @@
 
 import asyncio
 import concurrent.futures
+import contextlib
 import dataclasses
+import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from grpo_eqx.errors import RewardError
-from grpo_eqx.rewards.contract import BrokenContractError, read_rewards
+from grpo_eqx.process_state import warn
+from grpo_eqx.rewards.contract import BrokenContractError, read_rewards, reason_of
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of, raised
 
+_LAST_SECONDS = 1.0
+"""Seconds that tasks which are cancelled have to end."""
 GRACE = 5.0
 """Seconds that an event loop has to notice that time is up."""
 
@@ -24,6 +29,8 @@ class AsyncCall:
     """A function that is scoring a batch."""
 
     name: str
+    number: int
+    """Number of completions."""
     outcomes: concurrent.futures.Future[list[Outcome]]
     latest: float | None
     """Time by which it has an outcome for each completion, if its event loop is not blocked."""
@@ -33,6 +40,8 @@ class AsyncCall:
         left = None if self.latest is None else max(0.0, self.latest - time.monotonic())
         try:
             return self.outcomes.result(left)
+        except concurrent.futures.CancelledError:
+            return [Failure("cancelled all tasks of its event loop")] * self.number
         except concurrent.futures.TimeoutError:
             raise RewardError(
                 f"reward function {self.name} is async and blocks its event loop, so that it "
@@ -45,42 +54,61 @@ class AsyncCalls:
     """An event loop in a thread, so that functions can keep their connections between batches.
 
     The thread starts with the first call, and is a daemon: a function that blocks it cannot keep
-    the process from ending.
+    the process from ending. It runs the loop until it is closed, whatever stops it before.
     """
 
     def __init__(self, limits: RewardLimits):
         self.limits = limits
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stop = asyncio.Event()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, name: str, func: AsyncFunc, samples: Samples) -> AsyncCall:
         """Starts to score a batch."""
         if self._loop is None:
-            ready, self._stop = threading.Event(), asyncio.Event()
+            self._loop, self._closed = asyncio.new_event_loop(), threading.Event()
+            self._loop.set_exception_handler(_warn_of_a_task)
             self._thread = threading.Thread(
-                target=asyncio.run, args=[self._serve(ready)], name="rewards", daemon=True
+                target=_serve, args=[self._loop, self._closed], name="rewards", daemon=True
             )
             self._thread.start()
-            ready.wait()
-        assert self._loop is not None
         seconds = self.limits.shortest
         latest = None if seconds is None else time.monotonic() + seconds + GRACE
         scored = _scored(name, func, samples, self.limits)
-        return AsyncCall(name, asyncio.run_coroutine_threadsafe(scored, self._loop), latest)
+        outcomes = asyncio.run_coroutine_threadsafe(scored, self._loop)
+        return AsyncCall(name, len(samples), outcomes, latest)
 
     def close(self) -> None:
         """Ends the event loop, with all that still runs in it."""
         if self._loop is None or self._thread is None:
             return
-        self._loop.call_soon_threadsafe(self._stop.set)
+        self._closed.set()
+        self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(GRACE)
         self._loop = self._thread = None
 
-    async def _serve(self, ready: threading.Event) -> None:
-        self._loop = asyncio.get_running_loop()
-        ready.set()
-        await self._stop.wait()
+
+def _serve(loop: asyncio.AbstractEventLoop, closed: threading.Event) -> None:
+    """Runs a loop until it is closed, and ends the tasks that are left in it."""
+    asyncio.set_event_loop(loop)
+    while not closed.is_set():
+        with contextlib.suppress(BaseException):  # such as sys.exit in a task, or stop()
+            loop.run_forever()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    with contextlib.suppress(BaseException):
+        if tasks:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_SECONDS))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+def _warn_of_a_task(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+    """Says what a task has raised that a function left and did not await."""
+    error = context.get("exception")
+    if isinstance(error, BaseException):
+        warn(f"a task that an async reward function did not await {reason_of(error)}")
 
 
 async def _scored(
@@ -114,6 +142,7 @@ async def _replies(
 
     **Returns:** the outcomes of each, or its failure. Raises `RewardError` for a broken contract.
     """
+    process = os.getpid()
 
     async def call(first: int, samples: Samples) -> list[Outcome] | Failure | RewardError:
         try:
@@ -123,6 +152,9 @@ async def _replies(
             return broken(name, error)
         except BaseException as error:
             return raised(error)
+        finally:
+            if os.getpid() != process:  # a process that the function forked
+                os._exit(0)
 
     tasks = [asyncio.create_task(call(i, samples)) for i, samples in enumerate(calls)]
     try:

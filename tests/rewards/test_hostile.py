@@ -1,0 +1,111 @@
+"""Reward functions that do what they should not: every other reward is right, nothing is left."""
+
+import importlib
+import io
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.errors import RewardFailureError
+from grpo_eqx.process_state import _KINDS, KeptState, _read
+from grpo_eqx.rewards import RewardRunner
+from grpo_eqx.rewards.limits import RewardLimits
+
+from ..processes import with_variable
+from . import odd_rewards
+from .hostile import ASYNC, CASES, EVERYWHERE, HERE, WORKERS
+
+MARK = f"GRPO_EQX_TEST_OF_HOSTILE_{os.getpid()}"
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "rewards.md"
+PLACES = [(place, policy) for place in EVERYWHERE for policy in ("stop", "drop")]
+ALL = [
+    (place, policy, text)
+    for place, policy in PLACES
+    for text, case in CASES.items()
+    if place in case.places
+]
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc").is_dir(), reason="lists processes in /proc"),
+]
+
+
+@pytest.fixture(scope="module")
+def runners() -> Iterator[dict[tuple[str, str], RewardRunner]]:
+    """Runners that last for all cases, so that what one leaves would disturb the next."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        patch.setenv(MARK, "1")
+        importable = importlib.import_module("hostile")
+        made = {}
+        for place, policy in PLACES:
+            limits = RewardLimits(
+                failures=policy,
+                workers=2 * (place == WORKERS),
+                timeout=3.0 if place in (ASYNC, WORKERS) else None,
+            )
+            func = importable.obey_async if place == ASYNC else importable.obey
+            made[place, policy] = RewardRunner({"obey": func}, limits=limits)
+        yield made
+        for runner in made.values():
+            runner.close()
+    left = with_variable(MARK)
+    assert not left
+
+
+@pytest.mark.parametrize(("place", "policy", "text"), ALL, ids=map("-".join, ALL))
+def test_a_hostile_function_costs_its_own_completion_at_most(
+    runners: dict[tuple[str, str], RewardRunner],
+    place: str,
+    policy: str,
+    text: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if text == "close stdout" and place != WORKERS:  # not pytest's own
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+    case, runner = CASES[text], runners[place, policy]
+    runner._state = KeptState()  # which has said nothing yet
+    columns = {"tests": [["1"], {"a": [2]}]}
+    prompts, ids = [Prompt("?", columns)], [[[1], [2, 3], [4]]]
+    kinds = [name for name in _KINDS if text != "close stdout" or name != "the standard streams"]
+    before = {name: _read(name) for name in kinds}
+    draws = np.random.get_state()[1].tobytes()  # type: ignore[union-attr]
+    begun = time.monotonic()
+    if isinstance(case.answer, str) and policy == "stop":
+        named = rf"^reward function obey {case.answer}.* for completion 1 of 3 \(['\"]"
+        with pytest.raises(RewardFailureError, match=named) as raised:
+            runner(prompts, [["a", text, "ccc"]], ids)
+        assert len(str(raised.value)) < 1000
+        assert str(raised.value).isprintable()
+    else:
+        rewards = runner(prompts, [["a", text, "ccc"]], ids)
+        own = np.nan if isinstance(case.answer, str) else case.answer
+        np.testing.assert_array_equal(rewards.each, [[[1.0, own, 3.0]]])
+    assert time.monotonic() - begun < 60
+    assert {name: _read(name) for name in kinds} == before
+    assert np.random.get_state()[1].tobytes() == draws  # type: ignore[union-attr]
+    assert (columns, ids) == ({"tests": [["1"], {"a": [2]}]}, [[[1], [2, 3], [4]]])
+    said = capfd.readouterr().err
+    assert "Traceback" not in said
+    if isinstance(case.answer, str) and policy == "drop":
+        warned = rf"warning: reward function obey {case.answer}.* for completion 1 of 3 \(['\"]"
+        assert re.search(warned, said)
+    if case.said is not None and (place == HERE or (place == ASYNC and text != "seed")):
+        assert re.search(rf"warning: reward function obey changed [^:]*{case.said}", said)
+
+
+def test_there_are_three_hundred_cases_and_the_guide_has_their_kinds() -> None:
+    returned = len(odd_rewards.ACCEPTED) + len(odd_rewards.FAILED) + len(odd_rewards.BROKEN)
+    assert len(ALL) + 2 * returned >= 300
+    table = GUIDE.read_text().split("## Whatever a function does")[1].split("\n## ")[0]
+    rows = dict.fromkeys(re.findall(r"^\| \*\*(\w+)\*\*", table, re.MULTILINE))
+    assert list(rows) == list(dict.fromkeys(["returns", *(case.group for case in CASES.values())]))
