@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from grpo_eqx.checkpoint.checkpoints import located
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
+from grpo_eqx.data.run_inputs import PLAIN, tokenizer_in
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.durable import replace_durably
 from grpo_eqx.errors import UserError, first_line
@@ -146,7 +147,10 @@ def _load_step(
     try:
         named = model_folder(name)
         config = read_config(named / "config.json")
-        tokenizer = ChatTokenizer.from_pretrained(named, facts.config["system_prompt"])
+        template = facts.config.get("chat_template")
+        if model is not None and template != PLAIN:  # the folder has the one to write
+            template = None
+        tokenizer = tokenizer_in(named, facts.config["system_prompt"], template)
     except UserError as error:
         raise UserError(f"the checkpoint {str(path)!r} needs its model: {error} {fix}") from error
     tokenizer.check_belongs_to(config.vocab_size)

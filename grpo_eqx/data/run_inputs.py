@@ -242,15 +242,26 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
                     f"it unset, or pass the tokenizer of transformers."
                 )
         return given
-    plain = cfg.chat_template == PLAIN
     if given is None:
-        chat = ChatTokenizer.from_pretrained(
-            model_folder(cfg.model), cfg.system_prompt, plain=plain
-        )
-    else:
-        chat = ChatTokenizer(copy.copy(given), system_prompt=cfg.system_prompt, plain=plain)
-    if cfg.chat_template is not None and not plain:
-        chat.tokenizer.chat_template = _read_template(cfg.chat_template)
+        return tokenizer_in(model_folder(cfg.model), cfg.system_prompt, cfg.chat_template)
+    chat = ChatTokenizer(
+        copy.copy(given), system_prompt=cfg.system_prompt, plain=cfg.chat_template == PLAIN
+    )
+    return _with_template(chat, cfg.chat_template)
+
+
+def tokenizer_in(
+    folder: Path, system_prompt: str | None, chat_template: str | None
+) -> ChatTokenizer:
+    """Returns the tokenizer in a model's folder, as the settings of these names change it."""
+    plain = chat_template == PLAIN
+    chat = ChatTokenizer.from_pretrained(folder, system_prompt, plain=plain)
+    return _with_template(chat, chat_template)
+
+
+def _with_template(chat: ChatTokenizer, chat_template: str | None) -> ChatTokenizer:
+    if chat_template not in (None, PLAIN):
+        chat.tokenizer.chat_template = _read_template(str(chat_template))
     return chat
 
 

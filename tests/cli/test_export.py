@@ -1,5 +1,6 @@
 """The command `grpo-eqx export`."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from transformers import AutoTokenizer
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.cli.main import main
@@ -107,6 +109,25 @@ def test_a_named_step_is_another_model_which_loads_too(
     assert not np.array_equal(model.embed_tokens, last.embed_tokens)
     tokenizer = ChatTokenizer.from_pretrained(tmp_path / "model")
     assert tokenizer.fingerprint() == ChatTokenizer.from_pretrained(small_model).fingerprint()
+
+
+def test_a_tokenizer_that_was_passed_and_a_template_of_the_settings_are_exported(
+    export: Export, small_model: Path, tmp_path: Path
+) -> None:
+    """With ends that the tokenizer itself does not name."""
+    folder = shutil.copytree(small_model, tmp_path / "model")
+    (folder / "generation_config.json").write_text('{"eos_token_id": [7, 8]}')
+    template = tmp_path / "template.jinja"
+    template.write_text("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+    cfg = settings(folder, tmp_path / "run")
+    cfg = dataclasses.replace(cfg, steps=1, chat_template=str(template))
+    own = AutoTokenizer.from_pretrained(folder)
+    GRPOTrainer(cfg, reward_funcs=[words], processing_class=own).fit()
+    assert export(tmp_path / "run", "--output", tmp_path / "exported").code == 0
+    assert contents(tmp_path / "exported") == contents(tmp_path / "run" / "model")
+    exported = ChatTokenizer.from_pretrained(tmp_path / "exported")
+    assert exported.eos_ids == (7, 8, 2)
+    assert exported.tokenizer.chat_template == template.read_text()
 
 
 def test_bfloat16_rounds_every_tensor(export: Export, finished: Path, tmp_path: Path) -> None:
