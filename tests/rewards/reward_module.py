@@ -33,8 +33,9 @@ def _obey(text: str) -> float | None:
         os._exit(3)
     if text == "raise":
         raise ValueError("no such unit\nand more")
-    if text == "start a process":
-        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    if text in ("start a process", "start a session"):
+        command = [sys.executable, "-c", "import time; time.sleep(3600)"]
+        subprocess.Popen(command, start_new_session=text == "start a session")
         time.sleep(3600)
     if text == "leave a fork that holds the pipe":
         if os.fork() == 0:

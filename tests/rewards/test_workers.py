@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,7 +84,7 @@ def test_a_process_that_a_function_forked_does_not_hide_its_crash(
     assert outcomes == ["lost its process (exit code 3)", 1.0]
 
 
-@pytest.mark.parametrize("what", ["sleep", "ignore SIGTERM", "keep the GIL", "start a process"])
+@pytest.mark.parametrize("what", ["sleep", "ignore SIGTERM", "keep the GIL", "start a session"])
 def test_every_tenth_call_sleeps_for_ever_and_is_killed(
     reward_module: ModuleType, what: str
 ) -> None:
@@ -174,6 +175,57 @@ def test_functions_must_be_importable(reward_module: ModuleType) -> None:
     assert "which is in the script that runs" in result.stderr
 
 
+class OnlyHere:
+    """A value that can be pickled, and not read where this module is not."""
+
+
+class Unreadable:
+    def __reduce__(self) -> Any:
+        return exec, ("raise RuntimeError('not today')",)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (threading.Lock(), "raised TypeError: cannot pickle '_thread.lock' object"),
+        ((x for x in "ab"), "raised TypeError: cannot pickle 'generator' object"),
+        (lambda: 0, "raised AttributeError: Can't pickle|raised PicklingError: Can't pickle"),
+        (Unreadable(), "raised RuntimeError: not today"),
+        (OnlyHere(), "raised ModuleNotFoundError: No module named"),
+    ],
+    ids=["lock", "generator", "lambda", "unreadable", "a class of another module"],
+)
+def test_a_column_that_cannot_be_sent_is_named(
+    reward_module: ModuleType, value: Any, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(HERE), *(x for x in sys.path if "rewards" not in x)])
+    monkeypatch.setattr(OnlyHere, "__module__", "only_here")
+    monkeypatch.setitem(sys.modules, "only_here", sys.modules[__name__])
+    pool = WorkerPool({"func": reward_module.length}, 1)
+    sent = Samples(["?"], ["a"], {"answer": [1], "odd": [value]})
+    try:
+        with pytest.raises(UserError, match=f"the column odd cannot be sent .*({reason})"):
+            pool.run("func", sent, RewardLimits())
+        assert pool.run("func", samples("abc"), RewardLimits()) == [3.0]
+    finally:
+        pool.close()
+
+
+def test_a_large_argument_does_not_wait_for_a_worker_beyond_the_timeout(
+    reward_module: ModuleType,
+) -> None:
+    pool = WorkerPool({"func": reward_module.length}, 1)
+    try:
+        assert pool.run("func", samples("a"), RewardLimits()) == [1.0]
+        (worker,) = pool._workers
+        (process,) = processes_below(worker.process.pid)
+        os.kill(process, signal.SIGSTOP)
+        (outcome,) = pool.run("func", samples("x" * 10**7), RewardLimits(timeout=1.0))
+        assert outcome == Failure("ran out of time (reward_timeout is 1.0 s)")
+    finally:
+        pool.close()
+
+
 def test_a_module_that_fails_in_the_worker_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,7 +243,7 @@ def test_a_module_that_fails_in_the_worker_is_named(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["sleep", "keep the GIL", "start a process"])
+@pytest.mark.parametrize("what", ["sleep", "keep the GIL", "start a process", "start a session"])
 def test_workers_end_with_a_parent_that_is_killed(what: str) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
@@ -208,7 +260,7 @@ def test_workers_end_with_a_parent_that_is_killed(what: str) -> None:
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
-    expected = 5 + (what == "start a process")  # with a guardian for each worker
+    expected = 5 + what.startswith("start")  # with a guardian for each worker
     deadline = time.monotonic() + 60
     while len(with_variable(MARK)) < expected:
         assert time.monotonic() < deadline
