@@ -7,6 +7,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from grpo_eqx.clean_text import clean
+
 EXIT_FAULT = 1
 """Exit code of a run that failed."""
 EXIT_USER_ERROR = 2
@@ -74,8 +76,12 @@ def printable(text: str) -> str:
 class UserError(ValueError):
     """Something in the user's input cannot work; the message says what to change.
 
-    Commands print the message alone, without a traceback, and exit with `EXIT_USER_ERROR`.
+    Commands print the message alone, without a traceback, and exit with `EXIT_USER_ERROR`. What the
+    message quotes from outside cannot steer a terminal.
     """
+
+    def __str__(self) -> str:
+        return clean(" ".join(map(str, self.args)))
 
 
 class FileError(UserError):
@@ -107,6 +113,9 @@ class RunError(RuntimeError):
 
     Commands print the message alone, without a traceback, and exit with `EXIT_FAULT`.
     """
+
+    def __str__(self) -> str:
+        return clean(" ".join(map(str, self.args)))
 
 
 class CallbackError(RunError):

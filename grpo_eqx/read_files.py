@@ -86,7 +86,8 @@ def read_bytes(path: Path, called: str = "", *, pipe: bool = False) -> bytes:
     """Reads a file as it is.
 
     **Arguments:** the path; what to call the file in messages, by default its path; whether it may
-    be a pipe, and large, as a file that a user names. Raises `FileError` for what is no file, or too large.
+    be a pipe, and large, as a file that a user names. Raises `FileError` for what is no file, or
+    too large.
     """
     with reading(called or str(path)), opened(path, pipe=pipe) as file:
         content = file.read(-1 if pipe else _MOST_BYTES + 1)

@@ -26,12 +26,12 @@ class Doctor(Subcommand):
     """Folder that runs are to be written to."""
 
     def run(self, command: tuple[str, ...]) -> int:
-        from rich.console import Console
         from rich.text import Text
 
         from grpo_eqx.cli.machine_checks import run_checks
+        from grpo_eqx.tracking.run_console import safe_console
 
-        console, failed = Console(), False
+        console, failed = safe_console(), False
         for name, check in run_checks(self.output_dir, self.model):
             failed = failed or check.status == "fail"
             color = _COLORS[check.status]

@@ -140,8 +140,9 @@ def _last_part(name: str) -> str:
 def _print(
     evaluations: Sequence["grpo_eqx.evaluation.result.Evaluation"], title: str, eval_func: str
 ) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from grpo_eqx.tracking.run_console import safe_console
 
     num = f"{len(evaluations[0].solved):,} problems"
     table = Table(title=f"{title}, {num}, solved by {eval_func}", title_justify="left")
@@ -156,4 +157,4 @@ def _print(
             how = evaluation.how.replace("_", " ") if i == 0 else ""
             table.add_row(how, name, shown[0], f"{shown[1]} to {shown[2]}")
         table.add_section()
-    Console().print(table)
+    safe_console().print(table)

@@ -9,6 +9,7 @@ from rich.text import Text
 from grpo_eqx.tracking.diagnosis import RULES, Finding, Rule
 from grpo_eqx.tracking.diagnosis.history import History
 from grpo_eqx.tracking.recorded_run import RecordedRun
+from grpo_eqx.tracking.run_console import safe_console
 
 _INDENT = 6
 _LABELS = {"sickness": Text("sick  ", "bold red"), "note": Text("note  ", "bold blue")}
@@ -16,7 +17,7 @@ _LABELS = {"sickness": Text("sick  ", "bold red"), "note": Text("note  ", "bold 
 
 def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
     """Prints what was found, each with its steps, numbers and advice, or what was checked."""
-    console = Console()
+    console = safe_console()
     steps, evaluations = len(run.steps), len(run.evaluations)
     if not run.steps:
         _print(console, Text(f"{run.name}: no step is recorded yet", "bold"))

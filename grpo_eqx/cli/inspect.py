@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from grpo_eqx.clean_text import clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 
@@ -64,10 +65,9 @@ class Inspect(Subcommand):
     """Print JSON instead, a line for each completion: all of them, unless there is a --limit."""
 
     def run(self, command: tuple[str, ...]) -> int:
-        from rich.console import Console
-
         from grpo_eqx.tracking.recorded_completions import RecordedCompletions
         from grpo_eqx.tracking.recorded_run import RecordedRun
+        from grpo_eqx.tracking.run_console import safe_console
 
         wanted = self._wanted()
         run = RecordedRun.read(self.folder)
@@ -77,7 +77,7 @@ class Inspect(Subcommand):
         found = recorded.find(wanted)
         if self.prompt is not None:
             _refuse_several(recorded, found, self.prompt)
-        console = Console(highlight=False)
+        console = safe_console(highlight=False)
         if self.json:
             self._print_json(recorded, self._chosen(found, self.limit or 0))
         elif self.prompt is not None and not (self.logps or self.best or self.worst):
@@ -196,7 +196,7 @@ class Inspect(Subcommand):
 
 
 def _warn(text: str) -> None:
-    print(text, file=sys.stderr)
+    print(clean(text), file=sys.stderr)
 
 
 def _rewarded(found: "Sequence[Match]") -> "list[Match]":

@@ -12,6 +12,7 @@ from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.tables import columns
 from grpo_eqx.planner.time_report import time_parts
 from grpo_eqx.sharding.layout_report import readable_bytes
+from grpo_eqx.tracking.run_console import safe_console
 
 GiB, MiB = 2**30, 2**20
 _PIPED_WIDTH = 120
@@ -25,7 +26,7 @@ _SHOWN_SETTINGS = (
 def wide_console() -> Console:
     """Returns a console of standard output, wide enough for tables where no terminal limits it."""
     limited = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if limited else _PIPED_WIDTH)
+    return safe_console(width=None if limited else _PIPED_WIDTH)
 
 
 def print_plan(plan: Plan, console: Console | None = None) -> None:

@@ -1,10 +1,42 @@
-"""Console that a run prints on."""
+"""Consoles that commands and runs print on: what is from outside cannot steer a terminal."""
 
 import contextlib
+from collections.abc import Iterator
+from typing import Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
+from rich.segment import Segment
 
+from grpo_eqx.clean_text import clean
 from grpo_eqx.errors import EXIT_PIPE_CLOSED
+
+
+def safe_console(**options: Any) -> Console:
+    """Returns a console that spells out what cannot be printed, and reads no markup in texts.
+
+    **Arguments:** those of rich's `Console`.
+    """
+    console = Console(markup=False, emoji=False, **options)
+    console.push_render_hook(_Cleaning())
+    return console
+
+
+class _Cleaning(RenderHook):
+    """Cleans all text that a console prints."""
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        return [_Cleaned(each) for each in renderables]
+
+
+class _Cleaned:
+    """Something to print, of which each piece of text is cleaned."""
+
+    def __init__(self, inner: ConsoleRenderable):
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        for text, style, control in console.render(self._inner, options):
+            yield Segment(text if control else clean(text, console.encoding), style, control)
 
 
 class RunConsole(Console):

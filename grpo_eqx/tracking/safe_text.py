@@ -4,6 +4,8 @@ from collections.abc import Callable
 
 from rich.text import Text
 
+from grpo_eqx.clean_text import has, spelled
+
 _ESCAPED, _CUT = "magenta", "cyan"
 
 
@@ -18,10 +20,10 @@ def literal(text: str, *, newlines: bool = True, encoding: str = "utf-8") -> Tex
     """
     shown = Text()
     for char in text:
-        if (char.isprintable() and _has(encoding, char)) or (newlines and char == "\n"):
+        if has(encoding, char) or (newlines and char == "\n"):
             shown.append(char)
         else:
-            shown.append(char.encode("unicode_escape", "surrogatepass").decode(), _ESCAPED)
+            shown.append(spelled(char), _ESCAPED)
     return shown
 
 
@@ -46,11 +48,3 @@ def cut_in_the_middle(text: str, most: int, show: Callable[[str], Text] = Text) 
 
 def _note(number: int) -> str:
     return f" ...{number:,} more... "
-
-
-def _has(encoding: str, char: str) -> bool:
-    try:
-        char.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return True
