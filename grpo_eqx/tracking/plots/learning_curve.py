@@ -1,5 +1,6 @@
 """Learning curve: reward and completion length over the steps of a run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,15 @@ def plot_learning_curve(
 ) -> None:
     """Plots reward and mean completion length by step, with running means, as a PNG.
 
-    **Arguments:** the metrics of consecutive steps; the title; the file; the number of the first
-    of these steps.
+    **Arguments:** the metrics of steps, with their numbers as `step`; the title; the file; the
+    number of the first of these steps, for metrics without.
     """
     # matplotlib takes half a second to import, which a run need not wait for.
     from grpo_eqx.tracking.plots.style import SERIES, dress, new_figure, plotting
 
     written = path.with_suffix(".tmp")
-    steps = np.arange(first, first + len(history), dtype=float)
+    # Of a resumed run whose records were damaged, some steps may be missing.
+    steps = np.array([x.get("step", first + i) for i, x in enumerate(history)], float)
     with plotting():
         figure = new_figure(720.0, 540.0)
         room = {"left": 0.09, "right": 0.985, "bottom": 0.09, "top": 0.88, "hspace": 0.25}
@@ -31,7 +33,8 @@ def plot_learning_curve(
             (top, "reward", "mean reward", SERIES[0]),
             (bottom, "completions/mean_length", "mean length, tokens", SERIES[1]),
         ):
-            course = Course(steps, np.array([metrics[name] for metrics in history], float))
+            values = np.array([metrics.get(name, math.nan) for metrics in history], float)
+            course = Course(steps, values)
             each, mean = course.thinned(), course.smooth().thinned()
             axes.plot(each.steps, each.values, color=color, alpha=0.3, lw=1, label="each step")
             mean_of = f"mean of last {window(len(history))}"
@@ -41,6 +44,6 @@ def plot_learning_curve(
         top.legend(loc="lower right")
         top.set_xlabel("")
         bottom.set_ylim(bottom=0)
-        bottom.set_xlim(first - 1, first + len(history))
+        bottom.set_xlim(steps[0] - 1, steps[-1] + 1)
         figure.savefig(written, dpi=120, format="png")
     written.replace(path)  # whole, for those who look while the run goes on
