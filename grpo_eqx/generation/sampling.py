@@ -63,7 +63,7 @@ def sample_tokens(
     if sampling.temperature is None:
         tokens = _first_highest(logits)
         return tokens, jnp.zeros(tokens.shape, jnp.float32)
-    logits = _truncate(logits.astype(jnp.float32) / sampling.temperature, sampling)
+    logits = _truncate(logits.astype(jnp.float32) * (1 / sampling.temperature), sampling)
     if logits.shape[-1] > _MOST_IN_ONE_STAGE:
         return _draw_in_stages(logits, keys)
     return _draw(logits, keys)

@@ -25,9 +25,9 @@ class DenseLoss(LossBackend):
         scores = product("...th,vh->...tv", hidden, head.astype(hidden.dtype))
         scores = soft_capped(scores, softcap)
         highest = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
-        shifted = (scores - highest) / temperature
+        shifted = (scores - highest) * (1 / temperature)
         logsums = jnp.log(jnp.exp(shifted).sum(axis=-1, keepdims=True))
         logprobs = shifted - logsums
         logps = jnp.take_along_axis(logprobs, ids[..., None], axis=-1)[..., 0]
         entropies = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
-        return TokenStats(logps, entropies, (highest / temperature + logsums)[..., 0])
+        return TokenStats(logps, entropies, (highest * (1 / temperature) + logsums)[..., 0])

@@ -8,6 +8,9 @@ At temperature T, with scores s (hidden state times head), z = s / T and token y
 Scores are compared before they are divided, and everything is relative to the largest: for scores
 in the hundreds, a quotient or a logsumexp has lost the digits that matter. A score of minus
 infinity, such as that of an entry that may not be drawn, has probability 0 and adds nothing.
+
+Scores are multiplied by 1 / T: XLA does so where T is a constant, but in a loop divides by a traced
+one, which rounds otherwise and takes longer.
 """
 
 from typing import NamedTuple
@@ -54,7 +57,7 @@ class Partial(NamedTuple):
         """
         scores = jnp.where(valid, scores, MASKED)
         highest = jnp.maximum(scores.max(axis=axis, keepdims=True), MASKED)
-        shifted = (scores - highest) / temperature
+        shifted = (scores - highest) * (1 / temperature)
         exps = jnp.exp(shifted)
         return cls(
             highest,
@@ -65,11 +68,12 @@ class Partial(NamedTuple):
 
     def factor(self, highest: Float[Array, "*#n"], temperature: Number) -> Float[Array, "*n"]:
         """Returns by what the sums change where another largest score takes the place of theirs."""
-        return jnp.exp((self.highest - highest) / temperature)
+        return jnp.exp((self.highest - highest) * (1 / temperature))
 
     def relative_to(self, highest: Float[Array, "*#n"], temperature: Number) -> "Partial":
         """Rescales the sums to be relative to another largest score."""
-        shift, factor = (self.highest - highest) / temperature, self.factor(highest, temperature)
+        shift = (self.highest - highest) * (1 / temperature)
+        factor = self.factor(highest, temperature)
         moments = jnp.where(factor > 0, (self.moments + shift * self.sums) * factor, 0.0)
         return Partial(highest, self.sums * factor, moments, self.chosen)
 
@@ -91,9 +95,9 @@ class Partial(NamedTuple):
         """Returns the tokens' statistics, for sums over the whole vocabulary."""
         logsums = jnp.log(self.sums)
         return TokenStats(
-            logps=(self.chosen - self.highest) / temperature - logsums,
+            logps=(self.chosen - self.highest) * (1 / temperature) - logsums,
             entropies=logsums - self.moments / self.sums,
-            logsumexps=self.highest / temperature + logsums,
+            logsumexps=self.highest * (1 / temperature) + logsums,
         )
 
 
@@ -112,7 +116,7 @@ class ScoreGradient(NamedTuple):
     @classmethod
     def of(cls, sums: Partial, cotangents: TokenStats, temperature: Number) -> "ScoreGradient":
         """Derives coefficients from whole-vocabulary sums and their statistics' cotangents."""
-        g = TokenStats(*(x / temperature for x in cotangents))
+        g = TokenStats(*(x * (1 / temperature) for x in cotangents))
         entropies = sums.stats(temperature).entropies
         constant = g.logsumexps - g.logps - g.entropies * entropies
         return cls(sums.highest, jnp.log(sums.sums), constant, -g.entropies, g.logps)
@@ -124,7 +128,7 @@ class ScoreGradient(NamedTuple):
         temperature: Number | Float[Array, "*#scores"],
     ) -> Float[Array, "*scores"]:
         """Returns ds for a part of the vocabulary; `own` marks each token's own score."""
-        logprobs = (scores - self.highest) / temperature - self.logsums
+        logprobs = (scores - self.highest) * (1 / temperature) - self.logsums
         probs = jnp.exp(logprobs)
         gradient = jnp.where(probs > 0, probs * (self.constant + self.slope * logprobs), 0.0)
         return gradient + jnp.where(own, self.own, 0.0)

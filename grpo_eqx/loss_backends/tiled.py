@@ -222,7 +222,7 @@ def _forward(
         # The token's own row is apart: with a probability near 1, its rounded weight would not
         # cancel.
         others = sums.rows / sums.scores.sums[..., None]
-        slope = (rest[..., None] * own_rows - others) / divisor
+        slope = (rest[..., None] * own_rows - others) * (1 / divisor)
     residuals = _Residuals(*arguments, sums.scores, divisor, slope, scores)
     return sums.scores.stats(divisor), residuals
 

@@ -125,7 +125,7 @@ class ScoreTiles(Tiles):
         scores = self.scores(hidden, head)
         own, valid = _own(scores, ids), _valid(scores, first)
         sums = Partial.of_scores(scores, own, valid, temperature)
-        weights = jnp.where(valid & ~own, jnp.exp((scores - sums.highest) / temperature), 0.0)
+        weights = jnp.where(valid & ~own, jnp.exp((scores - sums.highest) * (1 / temperature)), 0.0)
         weights = gradient_before_cap(weights, scores, self.softcap).astype(hidden.dtype)
         return sums.merged(temperature), product("vn,vh->nh", weights, head)
 

@@ -50,8 +50,10 @@ def compiled(
     tokens = batch_sharding(mesh, prompts, 1)
     head = parameter_sharding(mesh, ("vocab", "hidden"), (vocabulary, hidden_size))
 
-    def run(hidden: Array, head: Array, ids: Array, g: TokenStats) -> tuple[TokenStats, Array]:
-        stats, pull = jax.vjp(lambda h, w: backend(h, w, ids, 1.0, mesh), hidden, head)
+    def run(
+        hidden: Array, head: Array, ids: Array, g: TokenStats, temperature: Array
+    ) -> tuple[TokenStats, Array]:
+        stats, pull = jax.vjp(lambda h, w: backend(h, w, ids, temperature, mesh), hidden, head)
         return stats, pull(g)
 
     def array(shape: tuple[int, ...], dtype: jnp.dtype, sharding: NamedSharding) -> Array:
@@ -65,6 +67,7 @@ def compiled(
             array((vocabulary, hidden_size), jnp.float32, head),
             array((prompts, 1, TOKENS), jnp.int32, tokens),
             TokenStats(per_token, per_token, per_token),
+            array((), jnp.float32, NamedSharding(mesh, PartitionSpec())),
         )
         .compile()
     )
