@@ -161,3 +161,8 @@ def returns(kind: str, *, completions: list[str], **columns: Any) -> Any:
     """Returns what a kind stands for, as the rewards of one completion."""
     make, _ = {**ACCEPTED, **FAILED, **BROKEN}[kind]
     return make()
+
+
+async def returns_later(kind: str, *, completions: list[str], **columns: Any) -> Any:
+    """Does the same, and is awaited."""
+    return returns(kind, completions=completions)

@@ -1,4 +1,4 @@
-"""What reward functions may return: the same in this process and in a worker."""
+"""What reward functions may return: the same in this process, awaited and in a worker."""
 
 import functools
 import importlib
@@ -33,12 +33,16 @@ def pool() -> Iterator[WorkerPool]:
         pool.close()
 
 
-def here(kind: str) -> Any:
-    func = functools.partial(odd_rewards.returns, kind)
-    runner = RewardRunner({kind: func}, limits=RewardLimits(failures="drop"))
-    rewards = runner([Prompt("?", {})], [["a"]], [[[1]]])
+def here(kind: str, func: Any = odd_rewards.returns) -> Any:
+    funcs = {kind: functools.partial(func, kind)}
+    with RewardRunner(funcs, limits=RewardLimits(failures="drop")) as runner:
+        rewards = runner([Prompt("?", {})], [["a"]], [[[1]]])
     assert rewards.failed is not None
     return rewards.each.item(), bool(rewards.failed.item())
+
+
+def awaited(kind: str) -> Any:
+    return here(kind, odd_rewards.returns_later)
 
 
 def in_worker(pool: WorkerPool, kind: str) -> Any:
@@ -50,9 +54,9 @@ def in_worker(pool: WorkerPool, kind: str) -> Any:
 def test_what_is_a_reward_is_the_same_everywhere(pool: WorkerPool, kind: str) -> None:
     _, expected = odd_rewards.ACCEPTED[kind]
     assert in_worker(pool, kind) == expected
-    reward, failed = here(kind)
-    assert not failed
-    assert reward == expected or (expected is None and reward != reward)
+    for reward, failed in (here(kind), awaited(kind)):
+        assert not failed
+        assert reward == expected or (expected is None and reward != reward)
 
 
 @pytest.mark.parametrize("kind", odd_rewards.FAILED)
@@ -64,16 +68,17 @@ def test_what_no_float_holds_is_a_failure_everywhere(
     assert isinstance(outcome, Failure)
     assert outcome.reason.startswith(reason)
     assert len(outcome.reason) < 200
-    _, failed = here(kind)
-    assert failed
-    assert f"reward function {kind} {outcome.reason} for completion 0" in capfd.readouterr().err
+    for call in (here, awaited):
+        _, failed = call(kind)
+        assert failed
+        assert f"reward function {kind} {outcome.reason} for completion 0" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("kind", odd_rewards.BROKEN)
 def test_what_is_no_list_of_rewards_is_an_error_everywhere(pool: WorkerPool, kind: str) -> None:
     _, how = odd_rewards.BROKEN[kind]
     errors = []
-    for call in (lambda: here(kind), lambda: in_worker(pool, kind)):
+    for call in (lambda: here(kind), lambda: awaited(kind), lambda: in_worker(pool, kind)):
         with pytest.raises(RewardError) as raised:
             call()
         errors.append(str(raised.value))
