@@ -85,6 +85,8 @@ def _key(kind: Kind, name: HubName) -> tuple[Kind, str]:
 
 def failed_download(path: Path) -> str | None:
     """Returns what a file holds instead of its content, and the fix, as a clause; `None` if not."""
+    if not path.is_file():  # such as a pipe, which could be waited for forever
+        return None
     with path.open("rb") as file:
         start = file.read(64)
     if start.startswith(b"version https://git-lfs"):

@@ -96,6 +96,8 @@ def _why_unreadable(path: Path) -> str | None:
     """Returns why a file of weights cannot be read, where that is known."""
     if not path.exists():
         return f"{path.parent} has no {path.name}, which {INDEX} names: copy or download it again."
+    if not path.is_file():
+        return None
     with contextlib.suppress(FileError), reading(str(path)):
         why = failed_download(path) or _truncation(path)
         return why and f"{path} cannot be read: {why}."

@@ -1,6 +1,7 @@
 """Hugging Face folders: what is saved is loaded again, and what is broken is refused by name."""
 
 import json
+import os
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -439,6 +440,13 @@ def test_a_file_truncated_within_its_header_is_named(folder: Path):
 def test_a_file_that_is_no_safetensors_is_named(folder: Path, content: bytes):
     (folder / WEIGHTS).write_bytes(content)
     with pytest.raises(WeightsError, match=r"model.safetensors cannot be read"):
+        from_pretrained(folder)
+
+
+def test_a_pipe_in_place_of_weights_is_not_waited_for(folder: Path):
+    (folder / WEIGHTS).unlink()
+    os.mkfifo(folder / WEIGHTS)
+    with pytest.raises(WeightsError, match="is neither a file nor a folder"):
         from_pretrained(folder)
 
 
