@@ -1,6 +1,6 @@
 """A process that calls reward functions for a run.
 
-Its guardian loads it as a file, and it loads two more files of this package without the package,
+Its guardian loads it as a file, and it loads more files of this package without the package,
 which would bring JAX along: a worker is small, starts soon, and touches no accelerator.
 """
 
@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 _OUT_OF_THE_WAY = 500
 """Least number of the worker's descriptor, above those that functions use by guess."""
 _LONGEST_TRACEBACK = 20_000
+_FILES = "grpo_eqx.clean_text", "grpo_eqx.errors", "grpo_eqx.rewards.contract"
+"""Files of this package that workers load, each after those that it imports."""
 NO_REPLY = 74
 """Exit code of a worker whose function has closed its descriptor."""
 
@@ -40,9 +42,10 @@ def _load(name: str) -> ModuleType:
 if TYPE_CHECKING:
     from grpo_eqx.rewards import contract
 else:
-    _load("grpo_eqx.errors")  # which the other imports
-    contract = _load("grpo_eqx.rewards.contract")
-    del sys.modules["grpo_eqx.errors"], sys.modules["grpo_eqx.rewards.contract"]
+    for name in _FILES:
+        contract = _load(name)
+    for name in _FILES:
+        del sys.modules[name]
 
 
 def main(descriptor: int) -> None:
