@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 _UNSUPPORTED = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EBADF
@@ -9,10 +10,19 @@ _UNSUPPORTED = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EB
 
 def write_durably(path: Path, content: str | bytes) -> None:
     """Writes a file, which has its name only once all of its content is on the disk."""
+    _write(path, content, replace_durably)
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file, which has its name once it is whole, and does not wait for the disk."""
+    _write(path, content, Path.replace)
+
+
+def _write(path: Path, content: str | bytes, replace: Callable[[Path, Path], object]) -> None:
     beside = path.with_name(f"{path.name}.tmp")
     try:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
-        replace_durably(beside, path)
+        replace(beside, path)
     except BaseException:
         beside.unlink(missing_ok=True)  # the disk may be full
         raise

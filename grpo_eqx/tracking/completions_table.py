@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.durable import write_durably
+from grpo_eqx.durable import write_whole
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
 from grpo_eqx.tracking.checked_parquet import to_parquet
@@ -75,7 +75,10 @@ def token_columns(completions: Completions) -> dict[str, list[Any]]:
 
 
 def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes columns as a Parquet table, which is at its path only once it is whole."""
+    """Writes columns as a Parquet table, which is at its path only once it is whole.
+
+    It does not wait for the disk, as a run may write one with each step.
+    """
     import pyarrow as pa
 
     table = pa.table(dict(columns))
@@ -88,7 +91,7 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
         table, compression="zstd", write_statistics=False, store_schema=False,
         use_dictionary=sorted(leaves - split), use_byte_stream_split=sorted(split),
     )  # fmt: skip
-    write_durably(path, content)
+    write_whole(path, content)
 
 
 def import_writers() -> None:

@@ -6,13 +6,14 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
-from grpo_eqx.durable import write_durably
+from grpo_eqx.durable import sync, write_durably
 from grpo_eqx.errors import RunError, near
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import import_writers, write_completions
@@ -67,6 +68,7 @@ class RunRecord:
         self._trackers: RunTrackers | None = None  # while the run goes on
         self._table_writer = ThreadPoolExecutor(1, thread_name_prefix="completions_table")
         self._table: Future[None] | None = None  # the one being written
+        self._unsynced: list[Path] = []  # tables that may not be on the disk yet
         rewards = [metrics.get("reward", math.nan) for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
         self._doctor = Doctor(
@@ -132,6 +134,7 @@ class RunRecord:
             trackers, self._trackers = self._trackers, None
             if trackers is not None:
                 trackers.finish()
+            self._sync_tables()
             if self.history and plots:
                 self._plot()
 
@@ -181,13 +184,21 @@ class RunRecord:
             self._display.completions(columns, self.cfg.num_completions_to_print)
         # Last, as this thread would share Python's interpreter with the other.
         self._table = self._table_writer.submit(write_completions, path, table)
+        self._unsynced.append(path)
 
     def sync(self) -> None:
         """Waits until all that is recorded is on the disk; raises `RunError` if it cannot be."""
         self.flush()
         if self._trackers is not None:
             with self.folder.writing():
+                self._sync_tables()
                 self._trackers.sync()
+
+    def _sync_tables(self) -> None:
+        tables, self._unsynced = self._unsynced, []
+        for path in (*tables, *{table.parent for table in tables}):
+            with contextlib.suppress(FileNotFoundError):  # somebody deleted it
+                sync(path)
 
     def flush(self) -> None:
         """Waits for the table of completions; raises `RunError` if it could not be written."""

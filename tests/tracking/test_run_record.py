@@ -97,13 +97,27 @@ def test_lines_are_on_the_disk_before_a_checkpoint_counts_on_them(
     monkeypatch.setattr(os, "fsync", recorded)
     with record(folder) as run:
         assert {folder / "config.json.tmp", folder / "layout.json.tmp", folder} <= set(synced)
-        run.step(1, metrics())
+        synced.clear()
+        table = folder / "completions" / "step_000001.parquet"
         run.completions({"step": [1], "completion": ["a"]}, {})
+        run.step(1, metrics())
+        assert synced == []  # no step waits for a slow disk
+        run.sync()
+        assert synced == [table, table.parent, folder / "metrics.jsonl"]
         synced.clear()
         run.sync()
-        assert synced[-1] == folder / "metrics.jsonl"
+        assert synced == [folder / "metrics.jsonl"]
         assert [row["step"] for row in rows(folder)] == [1]
-        assert (folder / "completions" / "step_000001.parquet").exists()
+        assert table.exists()
+
+
+def test_a_table_that_somebody_deletes_ends_no_run(folder: Path) -> None:
+    with record(folder) as run:
+        run.completions({"step": [1], "completion": ["a"]}, {})
+        run.flush()
+        (folder / "completions" / "step_000001.parquet").unlink()
+        run.sync()
+        run.step(1, metrics())
 
 
 def test_what_a_resumed_run_lacks_is_said(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
