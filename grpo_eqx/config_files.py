@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from grpo_eqx.config import HINTS, GRPOConfig
-from grpo_eqx.errors import UserError, first_line, refuse_all
+from grpo_eqx.errors import UserError, refuse_all
 from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
 from grpo_eqx.read_files import read_yaml
 from grpo_eqx.setting_types import all_converted
@@ -42,7 +42,7 @@ def read_settings(
         )
         return settings
     except UserError as error:
-        raise UserError(f"{called}: {first_line(error)}") from error
+        raise UserError(f"{called}: {error}") from error
 
 
 def to_yaml(cfg: GRPOConfig) -> str:
