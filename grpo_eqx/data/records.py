@@ -68,15 +68,15 @@ def as_prompts(given: Iterable[GivenPrompt], *, plain: bool) -> list[Prompt]:
     that the model continues as it is, and not a question.
     """
     try:
-        contents = [] if isinstance(given, str | Mapping | Prompt) else list(given)
+        contents = None if isinstance(given, str | Mapping | Prompt) else list(given)
     except TypeError:
-        contents = []
+        contents = None
     if contents and all(isinstance(each, Mapping) and "role" in each for each in contents):
         raise UserError(
             "the prompts are the messages of one conversation: pass a list of conversations, as in "
             "generate([messages])."
         )
-    if not contents and given != []:
+    if contents is None:
         raise UserError(
             f"the prompts are {brief(given)}: pass a list of texts or conversations, as in "
             f"generate(['What is 2 + 2?'])."

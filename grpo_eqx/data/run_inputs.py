@@ -1,6 +1,7 @@
 """The inputs of a run besides weights: tokenizer and problems, read and checked."""
 
 import copy
+import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -184,8 +185,8 @@ def _files_folder(cfg: GRPOConfig, given: ChatTokenizer, model_passed: bool) -> 
     """
     if not model_passed:
         return model_folder(cfg.model)
-    source = getattr(given.tokenizer, "name_or_path", "")
-    if source and Path(source).is_dir():
+    source = str(getattr(given.tokenizer, "name_or_path", ""))
+    if os.path.isdir(source):  # false for what cannot be a path
         return Path(source)
     return downloaded("model", HubName(source, None))
 
@@ -198,6 +199,8 @@ def _is_file(text: str) -> bool:
 
 
 def _is_plain(source: PromptSource) -> bool:
+    if not len(source):
+        raise UserError(f"{source.name} has no problems: add problems.")
     return _problem(source, 0).plain
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,11 @@ class SavedAdapter:
         base = field(fields, "base_model_name_or_path", str, called)
         if revision := field(fields, "revision", str, called, ""):
             base = f"{base}@{revision}"
+        if os.path.exists(Path(base) / CONFIG):  # it may be this folder itself
+            raise UserError(
+                f"{path}: base_model_name_or_path is {base!r}, which is an adapter too: merge that "
+                f"into its model with grpo-eqx export --merge, and name the merged model."
+            )
         init = fields.get("init_lora_weights")
         if init is not None and init not in _UNCHANGED_BASE:
             raise UserError(

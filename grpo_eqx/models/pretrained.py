@@ -209,7 +209,6 @@ def from_pretrained(
         folder = model_folder(name_or_path)
     if (folder / peft.CONFIG).exists():
         saved = peft.SavedAdapter.read(folder)
-        _refuse_adapter_beneath(saved)
         return saved.added_to(from_pretrained(saved.base, mesh, dtype), mesh)
     config = read_config(folder / "config.json")
     template = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
@@ -239,16 +238,6 @@ def from_pretrained(
             return jax.make_array_from_callback(leaf.shape, sharding, read)
 
         return jax.tree.map_with_path(load, template, template.shardings(mesh))
-
-
-def _refuse_adapter_beneath(saved: peft.SavedAdapter) -> None:
-    """Refuses adapters of a model that has some too, which may be the adapter's own folder."""
-    if (Path(saved.base) / peft.CONFIG).exists():
-        raise UserError(
-            f"{saved.folder / peft.CONFIG}: base_model_name_or_path is {saved.base!r}, which is an "
-            f"adapter too: merge that into its model with grpo-eqx export --merge, and name the "
-            f"merged model."
-        )
 
 
 def _part(

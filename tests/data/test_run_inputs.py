@@ -10,9 +10,10 @@ import pytest
 
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.data.load import load_problems
-from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.prompts import Part, Prompt
 from grpo_eqx.data.run_inputs import Inputs, encode_prompts, load_heldout, load_inputs
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.models.pretrained import find_config, model_folder
 
 MOMENT = datetime(2024, 3, 9, 23, 59, 58)
@@ -74,6 +75,7 @@ def test_all_else_is_what_it_is_in_data(train: Any) -> None:
     expected = [RENDERED, RENDERED, RENDERED, "1 + 1?", RENDERED, RENDERED, "1 + 1?"]
     assert generated(train, prompts) == expected
     assert generated(train, (each for each in prompts)) == expected
+    assert generated(train, ()) == generated(train, iter([])) == []
 
 
 @pytest.mark.parametrize(
@@ -154,3 +156,23 @@ def test_a_tokenizer_that_is_passed_to_two_runs_has_the_time_of_each() -> None:
     prompt = one.train.prompts[0]
     assert one.tokenizer.render(prompt) == "09 Mar 2024 1 + 1?"
     assert other.tokenizer.render(prompt) == "02 Jan 2025 1 + 1?"
+
+
+@pytest.mark.parametrize(("train", "heldout"), [(0, 2), (2, 0), (0, 0)])
+def test_a_source_without_problems_is_named(train: int, heldout: int) -> None:
+    sources = {
+        name: Part(name=name, source=WordProblems("train"), start=0, stop=count)
+        for name, count in (("the first", train), ("the second", heldout))
+    }
+    empty = "the second" if train else "the first"
+    with pytest.raises(UserError, match=f"{empty} has no .*problems: add"):
+        inputs_of(sources["the first"], heldout=sources["the second"])
+
+
+@pytest.mark.parametrize("source", ["", None, 5, "a\0b", "x" * 5000, "no/such/folder"])
+def test_a_tokenizer_from_nowhere_is_taken_beside_a_model_that_is_passed(source: Any) -> None:
+    tokenizer = copy.copy(TOKENIZER)
+    tokenizer.name_or_path = source
+    cfg = GRPOConfig().resolved()
+    inputs = load_inputs(cfg, tokenizer, QUESTIONS, QUESTIONS, model_passed=True, moment=MOMENT)
+    assert inputs.tokenizer.eos_ids == (2,)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models import Decoder, Qwen2Config, Qwen3Config, from_pretrained, save_pretrained
 from grpo_eqx.models.decoder import DecoderLayer
@@ -308,8 +309,9 @@ def test_adapters_of_another_rank_than_their_config_says_are_refused(folder: Pat
 def test_adapters_of_an_adapter_are_refused(folder: Path, tmp_path: Path):
     """Their own folder is one, which was read for ever."""
     change(folder, base_model_name_or_path=str(folder))
-    with pytest.raises(UserError, match="which is an adapter too: merge that into its model"):
-        from_pretrained(folder)
+    for read in (from_pretrained, TokenFiles.read):
+        with pytest.raises(UserError, match="which is an adapter too: merge that into its model"):
+            read(folder)
 
 
 def test_adapters_of_another_base_are_refused(folder: Path, tmp_path: Path):
