@@ -6,7 +6,8 @@ from pathlib import Path
 
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import FileError, UserError
+from grpo_eqx.tracking.recorded_files import read_passed
 from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 from grpo_eqx.training.state import TrainState
 
@@ -62,8 +63,8 @@ def notes_on(found: Resumable, passed: Mapping[str, str], *, continued: bool) ->
 def _changed_objects(earlier: RunFolder, passed: Mapping[str, str]) -> list[str]:
     """Lists the settings whose objects are of another class than in the earlier run."""
     try:
-        before = earlier.read_passed()
-    except (OSError, ValueError):
+        before = read_passed(earlier)
+    except FileError:
         return []  # reports say that it is damaged
     kinds = [
         (name, *(str(x.get(name, _BY_SETTING)).removesuffix(PASSED) for x in (before, passed)))

@@ -92,7 +92,7 @@ def convert_settings(settings: Any, hints: Mapping[str, str] | None = None) -> N
     `all_converted`.
     """
     kind: type = type(settings)
-    values = {name: getattr(settings, name) for name in _union_parts(kind)}
+    values = {name: getattr(settings, name) for name in union_parts(kind)}
     for name, value in all_converted(kind, values, hints or {}).items():
         object.__setattr__(settings, name, value)
 
@@ -116,7 +116,7 @@ def all_converted(
 
 
 @functools.cache
-def _union_parts(kind: type) -> dict[str, tuple[Any, ...]]:
+def union_parts(kind: type) -> dict[str, tuple[Any, ...]]:
     """Returns the types that the type of each field is a union of."""
     hints = get_type_hints(kind, include_extras=True)
     return {
@@ -131,7 +131,7 @@ def converted(kind: type, name: str, value: Any, hints: Mapping[str, str] | None
 
     Of the types in a union, it is the first that can be meant.
     """
-    hints, parts = hints or {}, _union_parts(kind)[name]
+    hints, parts = hints or {}, union_parts(kind)[name]
     try:
         result, part = as_one_of(parts, value)
     except ValueError:
@@ -152,7 +152,7 @@ def converted(kind: type, name: str, value: Any, hints: Mapping[str, str] | None
 
 def values_of(kind: type, name: str, hint: str | None = None) -> str:
     """Returns what to use for a dataclass' field, as a message says it."""
-    return _wanted(_union_parts(kind)[name], None, hint)
+    return _wanted(union_parts(kind)[name], None, hint)
 
 
 def _wanted(parts: Sequence[Any], value: Any, hint: str | None) -> str:
@@ -273,7 +273,7 @@ _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
 
 def choices_of(kind: type, name: str) -> tuple[Any, ...]:
     """Returns the values that a field's type lists, `None` aside; none if it admits others too."""
-    parts = [part for part in _union_parts(kind)[name] if part is not NoneType]
+    parts = [part for part in union_parts(kind)[name] if part is not NoneType]
     if any(get_origin(part) is not Literal for part in parts):
         return ()
     return tuple(choice for part in parts for choice in get_args(part))
@@ -281,7 +281,7 @@ def choices_of(kind: type, name: str) -> tuple[Any, ...]:
 
 def noun_of(kind: type, name: str) -> str:
     """Returns what stands for a field's value in a command's help; empty for a switch."""
-    parts = _union_parts(kind)[name]
+    parts = union_parts(kind)[name]
     part = next(part for part in parts if get_origin(part) is not Literal)
     if part is bool and len(parts) > 1:  # no switch, as it has a third state
         return "BOOL"

@@ -8,6 +8,7 @@ import pytest
 from grpo_eqx import GRPOConfig
 from grpo_eqx.checkpoint.checkpoints import Resumable
 from grpo_eqx.resumption import ResumeSource, notes_on, resuming_from
+from grpo_eqx.tracking.recorded_files import read_passed
 from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 
 
@@ -40,14 +41,14 @@ def test_it_says_which_objects_are_of_another_class(earlier: RunFolder) -> None:
 def test_it_says_nothing_of_the_same_objects_or_where_their_record_is_damaged(
     earlier: RunFolder,
 ) -> None:
-    found, same = Resumable(earlier.checkpoints, [1]), earlier.read_passed()
+    found, same = Resumable(earlier.checkpoints, [1]), read_passed(earlier)
     assert list(notes_on(found, same, continued=True)) == []
     earlier.passed.write_text("[")
     assert list(notes_on(found, {}, continued=True)) == []
 
 
 def test_it_says_that_a_callback_has_ended_the_run_that_goes_on(earlier: RunFolder) -> None:
-    found, same = Resumable(earlier.checkpoints, [1]), earlier.read_passed()
+    found, same = Resumable(earlier.checkpoints, [1]), read_passed(earlier)
     earlier.stopped.touch()
     (note,) = notes_on(found, same, continued=True)
     assert note.startswith("a callback has ended this run")

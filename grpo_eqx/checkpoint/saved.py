@@ -16,7 +16,10 @@ import orbax.checkpoint as ocp
 
 from grpo_eqx.checkpoint.checksums import checksums
 from grpo_eqx.checkpoint.orbax_reports import silence_orbax
+from grpo_eqx.errors import FileError
 from grpo_eqx.models.base import CausalLM
+from grpo_eqx.plain_data import field
+from grpo_eqx.read_files import read_object
 from grpo_eqx.training.state import TrainState
 
 STATE, FACTS = "state", "facts"
@@ -49,10 +52,15 @@ class SavedStep:
     @functools.cached_property
     def facts(self) -> dict[str, Any]:
         """The facts that were saved with it, read once. Raises `DamagedError` if they changed."""
-        saved = json.loads((self.path / FACTS / "metadata").read_text())
-        if digest(saved["facts"]) != saved["sha256"]:
+        path = self.path / FACTS / "metadata"
+        try:
+            saved = read_object(path)
+            facts = field(saved, "facts", dict, str(path))
+        except FileError as error:
+            raise DamagedError(str(error)) from error
+        if digest(facts) != saved.get("sha256"):
             raise DamagedError("its facts are not as they were saved")
-        return dict(saved["facts"])
+        return facts
 
     def check_arrays(self, like: TrainState) -> None:
         """Raises `OtherArraysError` if the checkpoint has other arrays than a state's shapes."""

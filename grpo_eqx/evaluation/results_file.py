@@ -13,17 +13,21 @@ from typing import IO, Any
 import numpy as np
 
 from grpo_eqx.durable import write_durably
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.errors import FileError, RunError, UserError
 from grpo_eqx.evaluation.evaluator import Batch, Draws
 from grpo_eqx.evaluation.result import Evaluation
+from grpo_eqx.plain_data import field
+from grpo_eqx.read_files import object_of, read_object, reading
+
+_FIX = "remove it and the results beside it, and evaluate again"
 
 
 def saved_time(path: Path) -> str | None:
     """Returns the time in the prompts of the results in a file, if it has results with one."""
     try:
-        time = json.loads(path.read_text(encoding="utf-8"))["settings"]["time"]
-        return datetime.fromisoformat(time).isoformat()
-    except (OSError, ValueError, KeyError, TypeError):  # `ResultsFile` says what is wrong with it
+        settings = field(read_object(path), "settings", dict, "")
+        return datetime.fromisoformat(field(settings, "time", str, "")).isoformat()
+    except (FileError, ValueError):  # `ResultsFile` says what is wrong with it
         return None
 
 
@@ -84,16 +88,16 @@ class ResultsFile:
             self._write_results(None)
             return
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))["settings"]
-            differs = [
-                f"{name}: {found.get(name)} -> {self.settings.get(name)}"
-                for name in {**found, **self.settings}
-                if found.get(name) != self.settings.get(name)
-            ]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            found = field(read_object(self.path), "settings", dict, str(self.path))
+        except FileError as error:
             raise UserError(
                 f"output is {str(self.path)!r}, which is no file of results: choose another."
             ) from error
+        differs = [
+            f"{name}: {found.get(name)} -> {self.settings.get(name)}"
+            for name in {**found, **self.settings}
+            if found.get(name) != self.settings.get(name)
+        ]
         if differs and all(each.startswith("weights: ") for each in differs):
             raise UserError(
                 f"output is {str(self.path)!r}, which has results of other weights: the model has "
@@ -113,7 +117,8 @@ class ResultsFile:
         """
         assert self._rows is not None  # entered
         self._rows.seek(0)
-        lines = [line for line in self._rows if line.endswith("\n")]
+        with reading(str(self.rows_path), _FIX):
+            lines = [line for line in self._rows if line.endswith("\n")]
         left, done = len(lines), list[int]()
         for _, batch in plan:
             own = min(left, num_problems)
@@ -137,12 +142,13 @@ class ResultsFile:
         """Writes the metrics of all lines, now that none is missing, and returns them."""
         assert self._rows is not None  # entered
         self._rows.seek(0)
-        rows = [json.loads(line) for line in self._rows]
-        size = len(rows) // len(plan)
-        evaluations = [
-            _evaluation(rows[i * size : (i + 1) * size], draws.temperature)
-            for i, draws in enumerate(plan)
-        ]
+        with reading(str(self.rows_path), _FIX):
+            rows = [object_of(line, str(self.rows_path)) for line in self._rows]
+            size = len(rows) // len(plan)
+            evaluations = [
+                _evaluation(rows[i * size : (i + 1) * size], draws.temperature)
+                for i, draws in enumerate(plan)
+            ]
         metrics = {name: x for each in evaluations for name, x in each.metrics().items()}
         self._write_results({name: x if math.isfinite(x) else None for name, x in metrics.items()})
         return evaluations

@@ -12,12 +12,14 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.data.run_inputs import PLAIN
-from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.errors import FileError, UserError, first_line
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
+from grpo_eqx.plain_data import field
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.tracking.metrics_file import Metrics
-from grpo_eqx.tracking.run_folder import RunFolder, read_object
+from grpo_eqx.tracking.recorded_files import read_settings
+from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.programs import Programs
 
 _OF_A_RUN = (
@@ -168,14 +170,14 @@ def _goes_on(run: RunFolder) -> bool:
     if run.stopped.exists():
         return False
     made = max((int(row["step"]) for row in Metrics.read(run.metrics).steps), default=0)
-    return made < _config_of(run)["steps"]
+    return made < field(_config_of(run), "steps", int, str(run.config))
 
 
 def _config_of(run: RunFolder) -> dict[str, Any]:
     """Reads the settings of a run; raises `UserError` where they cannot be read."""
     try:
-        return read_object(run.config)
-    except (OSError, ValueError) as error:
+        return read_settings(run)
+    except FileError as error:
         raise UserError(
             f"the run in {str(run.path)!r} cannot be read: {first_line(error)}; give its folder "
             f"model, or one of its checkpoints."

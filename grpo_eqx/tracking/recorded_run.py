@@ -1,16 +1,16 @@
 """A run as its folder records it, for all that reads runs after they ended or while they go on."""
 
 import dataclasses
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import FileError, UserError
 from grpo_eqx.tracking.metrics_file import Metrics
-from grpo_eqx.tracking.run_folder import RunFolder, read_object
+from grpo_eqx.tracking.recorded_files import read_layout, read_passed, read_settings
+from grpo_eqx.tracking.run_folder import RunFolder
 
 _MOST_NAMED = 3
 
@@ -37,8 +37,8 @@ class RecordedRun:
         if not folder.metrics.is_file():
             raise _not_a_run(folder)
         try:
-            return cls.of(folder, read_object(folder.config) | folder.read_passed())
-        except (OSError, ValueError) as error:
+            return cls.of(folder, read_settings(folder) | read_passed(folder))
+        except FileError as error:
             raise UserError(f"the run in {str(path)!r} cannot be read: {error}") from error
 
     @classmethod
@@ -58,8 +58,8 @@ class RecordedRun:
     def num_devices(self) -> int | None:
         """Number of devices, over all hosts; `None` where `layout.json` does not say."""
         try:
-            found = int(json.loads(self.folder.layout.read_text(encoding="utf-8"))["devices"])
-        except (OSError, ValueError, TypeError, KeyError):
+            found = read_layout(self.folder).get("devices", 0)
+        except FileError:
             return None
         return found if found > 0 else None
 

@@ -186,13 +186,6 @@ class RunFolder:
             write_durably(self._run_id, secrets.token_hex(4) + "\n")
         return self._run_id.read_text().strip()
 
-    def read_passed(self) -> dict[str, Any]:
-        """Reads what was passed to `GRPOTrainer` in place of settings, by their names.
-
-        Raises `OSError` or `ValueError` where it cannot be read.
-        """
-        return read_object(self.passed) if self.passed.exists() else {}
-
     def completion_tables(self) -> dict[int, Path]:
         """Returns the tables of completions by step, oldest first."""
         matches = [
@@ -251,14 +244,3 @@ class RunFolder:
             target.parent.mkdir(parents=True, exist_ok=True)
             entry.rename(target)
         return kept
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a file of one JSON object; raises `OSError` or `ValueError` where it cannot."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path.name} is no valid JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds no JSON object")
-    return found

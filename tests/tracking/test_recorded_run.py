@@ -90,8 +90,39 @@ def test_a_copy_beside_the_tables_is_none_of_them(folder: Path) -> None:
 
 def test_settings_that_are_no_object_are_refused(folder: Path) -> None:
     (folder / "config.json").write_text("[]")
-    with pytest.raises(UserError, match=r"cannot be read: config\.json holds no JSON object"):
+    with pytest.raises(UserError, match=r"cannot be read: config\.json holds \[\]: exp"):
         RecordedRun.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("config.json", '{"steps": "many"}', r"config\.json: steps is 'many': use a whole number"),
+        ("config.json", '{"steps": [3]}', r"config\.json: steps is \[3\]: use a whole number"),
+        ("config.json", '{"run_name": {}}', r"config\.json: run_name is {}: use"),
+        ("config.json", '{"beta": 1e999}', r"config\.json: beta is inf: it must be"),
+        ("config.json", '{"beta": ' + "[" * 9000, r"config\.json is nested too deeply"),
+        (
+            "config.json",
+            '{"steps": ' + "9" * 9000 + "}",
+            r"config\.json has a whole number of more",
+        ),
+        ("passed.json", '{"model": 3}', r"passed\.json: model is 3: expected a text"),
+        ("passed.json", "[" * 9000, r"passed\.json is nested too deeply"),
+    ],
+)
+def test_settings_of_another_type_are_refused(
+    folder: Path, file: str, content: str, message: str
+) -> None:
+    (folder / file).write_text(content)
+    with pytest.raises(UserError, match=f"cannot be read: {message}"):
+        RecordedRun.read(folder)
+
+
+@pytest.mark.parametrize("devices", ['"8"', "[]", "{}", "true", "-1", "9" * 9000, "[" * 9000])
+def test_devices_of_another_type_are_unknown(folder: Path, devices: str) -> None:
+    (folder / "layout.json").write_text(f'{{"devices": {devices}}}')
+    assert RecordedRun.read(folder).num_devices is None
 
 
 def test_another_folder_is_refused_by_what_it_lacks(tmp_path: Path) -> None:

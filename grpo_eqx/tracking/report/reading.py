@@ -3,17 +3,24 @@
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from grpo_eqx.errors import FileError
 from grpo_eqx.tracking.plots.series import Course
+from grpo_eqx.tracking.recorded_files import (
+    read_layout,
+    read_passed,
+    read_plan,
+    read_settings,
+)
 from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.report.ending import Ending, find_ending
-from grpo_eqx.tracking.run_folder import RunFolder, read_object
+from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.safe_text import literal
 
 
@@ -90,25 +97,27 @@ def read_run(path: Path) -> ReportedRun:
     folder, gaps = RunFolder(path.expanduser()), list[str]()
     if not folder.metrics.is_file():
         RecordedRun.read(path)  # which says so
-    settings = _fields(folder.config, gaps, "its settings are not shown")
-    if folder.passed.exists():
-        passed = _fields(folder.passed, gaps, "what was passed in place of settings is not shown")
-        settings = {**settings, **passed}
-    layout = _fields(folder.layout, gaps, "its devices are not shown")
-    plan = _fields(folder.plan, gaps, "the plan is not shown") if folder.plan.exists() else {}
-    run = RecordedRun.of(folder, settings)
+    settings = _read(read_settings, folder, gaps, "its settings are not shown")
+    passed = _read(read_passed, folder, gaps, "what was passed in place of settings is not shown")
+    layout = _read(read_layout, folder, gaps, "its devices are not shown")
+    plan: Mapping[str, Any] = {}
+    if folder.plan.exists():
+        plan = _read(read_plan, folder, gaps, "the plan is not shown")
+    run = RecordedRun.of(folder, {**settings, **passed})
     if run.gaps is not None:
         gaps.append(f"{run.gaps}.")
     return ReportedRun(run, layout, plan, gaps)
 
 
-def _fields(path: Path, gaps: list[str], consequence: str) -> Mapping[str, Any]:
-    """Reads a JSON object; where it cannot be, notes so."""
+def _read(
+    read: Callable[[RunFolder], Mapping[str, Any]],
+    folder: RunFolder,
+    gaps: list[str],
+    consequence: str,
+) -> Mapping[str, Any]:
+    """Reads a file of a folder; where it cannot be, notes so."""
     try:
-        return read_object(path)
-    except OSError as error:
-        reason = f"{path.name} cannot be read ({error.strerror})"
-    except ValueError as error:
-        reason = str(error)
-    gaps.append(f"{reason}: {consequence}.")
-    return {}
+        return read(folder)
+    except FileError as error:
+        gaps.append(f"{str(error).removesuffix('.')}: {consequence}.")
+        return {}
