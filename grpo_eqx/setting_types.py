@@ -247,6 +247,7 @@ def _to_bool(value: Any) -> bool:
 
 def _to_int(value: Any) -> int:
     if isinstance(value, Integral) and not isinstance(value, bool):
+        float(value)  # raises an error for one that is too large to compute with
         return int(value)
     number = _to_float(value)
     if not number.is_integer():

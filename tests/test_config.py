@@ -370,3 +370,9 @@ def test_a_subclass_may_have_fields_of_its_own() -> None:
         Own(penalti=1)
     with pytest.raises(UserError, match="penalty is 'x': use a number"):
         Own(penalty="x")
+
+
+@pytest.mark.parametrize("name", ["steps", "max_completion_length", "lora_rank"])
+def test_whole_numbers_of_hundreds_of_digits_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match=rf"^{name} is 1000"):
+        GRPOConfig(**{name: 10**400})
