@@ -60,7 +60,7 @@ def _index(folder: Path) -> dict[str, str]:
     except FileError as error:
         raise WeightsError(str(error)) from error
     for name, file in place.items():
-        if not (isinstance(file, str) and file.isprintable() and file == Path(file).name):
+        if not (isinstance(file, str) and file.isprintable() and file and file == Path(file).name):
             raise WeightsError(
                 f"{index}: the file of tensor {name!r} is {brief(file)}: expected the name of a "
                 f"safetensors file in the folder; copy or download it again."
@@ -94,11 +94,13 @@ def _without_weights(folder: Path) -> str:
 
 def _why_unreadable(path: Path) -> str | None:
     """Returns why a file of weights cannot be read, where that is known."""
-    if not path.exists():
-        return f"{path.parent} has no {path.name}, which {INDEX} names: copy or download it again."
-    if not path.is_file():
-        return None
     with contextlib.suppress(FileError), reading(str(path)):
+        if not path.exists():
+            return (
+                f"{path.parent} has no {path.name}, which {INDEX} names: copy or download it again."
+            )
+        if not path.is_file():
+            return None
         why = failed_download(path) or _truncation(path)
         return why and f"{path} cannot be read: {why}."
     return None

@@ -268,4 +268,4 @@ def test_it_shows_what_was_passed_in_place_of_settings(tmp_path: Path) -> None:
     (run / "passed.json").write_text(json.dumps(passed))
     assert "judge, passed to GRPOTrainer" in report(tmp_path, run)
     (run / "passed.json").write_text("[]")
-    assert "passed.json holds no JSON object" in html.unescape(report(tmp_path, run))
+    assert "passed.json holds []: expected a JSON object" in html.unescape(report(tmp_path, run))
