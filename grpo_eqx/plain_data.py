@@ -65,9 +65,7 @@ def why_not_plain(value: Any) -> str | None:
 
 
 def why_not_text(text: str) -> str | None:
-    """Returns why a text cannot be used everywhere, as a clause with the fix; `None` if it can."""
-    if "\0" in text:
-        return f"has a null character at character {text.index(chr(0)) + 1} of a text: remove it"
+    """Returns why a text cannot be encoded, as a clause with the fix; `None` where it can."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

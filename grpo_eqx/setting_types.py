@@ -140,7 +140,11 @@ def converted(kind: type, name: str, value: Any, hints: Mapping[str, str] | None
             f"{name} is {brief(value, _LONGEST_VALUE)}: {_wanted(parts, value, hint)}."
         ) from None
     for text in result if isinstance(result, tuple) else (result,):
-        if isinstance(text, str | Path) and (fault := why_not_text(str(text))) is not None:
+        if not isinstance(text, str | Path):
+            continue
+        if "\0" in str(text):  # which no path may have
+            raise UserError(f"{name} has a null character: remove it.")
+        if (fault := why_not_text(str(text))) is not None:
             raise UserError(f"{name} {fault}.")
     allowed = _range(part)
     if allowed is not None and not allowed.admits(result):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 
+from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError
 from grpo_eqx.setting_types import (
     NonNegativeFloat,
@@ -136,3 +137,9 @@ def test_a_hint_is_added_where_the_type_is_wrong() -> None:
         convert_settings(with_value("wait", 0.1), hints)
     with pytest.raises(UserError, match=r"wait is -1: it must be at least 0\.$"):
         convert_settings(with_value("wait", -1), hints)
+
+
+def test_names_and_paths_have_no_null_character() -> None:
+    for name in ("data", "output_dir", "model", "eval_data"):
+        with pytest.raises(UserError, match=f"{name} has a null character: remove it"):
+            GRPOConfig(**{name: "a\0b"})

@@ -83,6 +83,12 @@ def test_a_bad_file_is_refused_with_its_line(
         load_data(write(tmp_path / "p.jsonl", *lines), None, 1)
 
 
+def test_a_null_character_is_a_character_of_a_problem(tmp_path: Path) -> None:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(json.dumps({"question": "a\0b", "answer": "1"}) + "\n")
+    assert read_jsonl(path, "data")[0].content == "a\0b"
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
