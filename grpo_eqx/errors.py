@@ -36,18 +36,24 @@ def first_line(error: BaseException) -> str:
     first is described too. A class of the user's own may raise instead of giving its text.
     """
     try:
-        text = str(error)
+        text = str.__str__(str(error))  # which may be of a class of the user's own too
     except KeyboardInterrupt:
         raise
     except BaseException as own:
-        return f"no reason given, as its __str__ raised {type(own).__name__}"
-    line = printable((text.strip() or "no reason given").splitlines()[0])
+        return f"no reason given, as its __str__ raised {class_name(own)}"
+    line = (text.strip() or "no reason given").splitlines()[0]
+    line = printable(line[: _LONGEST_LINE + 1])  # a million characters would take seconds
     if len(line) > _LONGEST_LINE:
         line = f"{line[:_LONGEST_LINE]}... ({len(text):,} characters)"
-    if not isinstance(error, BaseExceptionGroup):
+    if not issubclass(type(error), BaseExceptionGroup):  # whatever class it says it has
         return line
-    first = error.exceptions[0]
-    return f"{line}, the first of them {type(first).__name__}: {first_line(first)}"
+    first = BaseExceptionGroup.__dict__["exceptions"].__get__(error)[0]
+    return f"{line}, the first of them {class_name(first)}: {first_line(first)}"
+
+
+def class_name(value: object) -> str:
+    """Returns the name of a value's class, whatever that class says of itself."""
+    return printable(type.__dict__["__name__"].__get__(type(value)))
 
 
 def shown(value: object) -> str:
@@ -62,7 +68,7 @@ def shown(value: object) -> str:
     except KeyboardInterrupt:
         raise
     except BaseException:
-        return f"an object of class {type(value).__name__}"
+        return f"an object of class {class_name(value)}"
 
 
 def printable(text: str) -> str:

@@ -16,6 +16,21 @@ class RaisingError(Exception):
     __repr__ = __str__
 
 
+class OwnText(str):
+    def strip(self, *_: Any) -> str:
+        raise RuntimeError("no text")
+
+
+class OddTextError(Exception):
+    def __str__(self) -> str:
+        return OwnText(" odd ")
+
+
+class HidingError(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
 @pytest.mark.parametrize(
     ("error", "line"),
     [
@@ -25,6 +40,7 @@ class RaisingError(Exception):
         (ValueError("x" * 501), "x" * 500 + "... (501 characters)"),
         (ValueError("\x1b[2J\u202e\ud800"), r"\x1b[2J\u202e\ud800"),
         (RaisingError(), "no reason given, as its __str__ raised SystemExit"),
+        (OddTextError(), "odd"),
         (
             ExceptionGroup("g", [ExceptionGroup("h", [ValueError("v")])]),
             "g (1 sub-exception), the first of them ExceptionGroup: "
@@ -34,6 +50,10 @@ class RaisingError(Exception):
 )
 def test_an_error_is_quoted_by_its_first_line(error: Exception, line: str) -> None:
     assert first_line(error) == line
+
+
+def test_an_error_is_quoted_whatever_its_class_hides() -> None:
+    assert first_line(HidingError("hidden")) == "hidden"
 
 
 @pytest.mark.parametrize(

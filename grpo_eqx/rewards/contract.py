@@ -6,14 +6,14 @@ but `grpo_eqx.errors`.
 
 import inspect
 import itertools
-import math
 import os
 import re
 from collections.abc import Sequence
+from math import isfinite
 from numbers import Number
 from typing import Any
 
-from grpo_eqx.errors import first_line, shown
+from grpo_eqx.errors import class_name, first_line, shown
 
 Reading = float | None | str
 """A finite reward, `None` where the function does not apply, or why it has failed."""
@@ -55,14 +55,14 @@ def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading]:
 
 def reason_of(error: BaseException) -> str:
     """Describes what a function raised, as the continuation of a sentence about the function."""
-    trace = error.__traceback__
+    trace = BaseException.__dict__["__traceback__"].__get__(error)  # its class may have its own
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = ""
     if trace is not None:
         file = os.path.basename(trace.tb_frame.f_code.co_filename)
         where = f" ({file}, line {trace.tb_lineno})"
-    return f"raised {type(error).__name__}: {first_line(error)}{where}"
+    return f"raised {class_name(error)}: {first_line(error)}{where}"
 
 
 def _entries(returned: Any, count: int) -> list[Any] | None:
@@ -75,7 +75,7 @@ def _entries(returned: Any, count: int) -> list[Any] | None:
         return list(itertools.islice(returned, count + 1))
     except Exception as error:
         raise BrokenContractError(
-            f"returned {shown(returned)}, which cannot be read ({type(error).__name__}: "
+            f"returned {shown(returned)}, which cannot be read ({class_name(error)}: "
             f"{first_line(error)}): return a list with one float (or None) for each completion."
         ) from error
 
@@ -104,7 +104,7 @@ def _reading(reward: Any, index: int) -> Reading:
         raise _no_number(reward, index) from error
     except Exception as error:
         raise _no_number(reward, index) from error
-    return number if math.isfinite(number) else f"returned {shown(reward)}"
+    return number if isfinite(number) else f"returned {shown(reward)}"
 
 
 def _no_number(reward: Any, index: int) -> BrokenContractError:

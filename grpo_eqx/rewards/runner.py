@@ -260,7 +260,7 @@ class RewardRunner:
         failure = outcomes[failed[0]]
         assert isinstance(failure, Failure)
         first = f"reward function {name} {failure.reason} for {samples.named(failed[0])}"
-        if isinstance(failure.cause, TypeError) and "string indices" in failure.reason:
+        if issubclass(type(failure.cause), TypeError) and "string indices" in failure.reason:
             first += (
                 "; completions are texts where problems are, and messages only where these are "
                 "conversations"
@@ -301,10 +301,9 @@ def _call(name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: boo
     together = _outcomes_of_call(name, func, samples)
     if not isinstance(together, Failure):
         return together
-    if stop_at_failure and isinstance(together.cause, RewardError):  # it says itself what is wrong
-        raise RewardError(
-            f"reward function {name}: {first_line(together.cause)}"
-        ) from together.cause
+    cause = together.cause
+    if stop_at_failure and cause is not None and issubclass(type(cause), RewardError):
+        raise RewardError(f"reward function {name}: {first_line(cause)}") from cause
     outcomes: list[Outcome] = []
     for i in range(len(samples)):
         alone = _outcomes_of_call(name, func, samples.one(i), first=i)
