@@ -202,16 +202,18 @@ class _Descriptors:
             with contextlib.suppress(OSError):  # the copy is closed too
                 if number in changed:
                     os.dup2(copy, number)
+                    os.set_blocking(number, self._files[number][-1])
                 os.close(copy)
         return bool(changed)
 
 
-def _standard_files() -> dict[int, tuple[int, int]]:
+def _standard_files() -> dict[int, tuple[int, int, bool]]:
+    """Returns the files of the standard descriptors, and whether writing to them waits."""
     found = {}
     for number, _ in _STREAMS.values():
         with contextlib.suppress(OSError):  # it is closed
             status = os.fstat(number)
-            found[number] = status.st_dev, status.st_ino
+            found[number] = status.st_dev, status.st_ino, os.get_blocking(number)
     return found
 
 

@@ -1,20 +1,22 @@
 """A process that calls reward functions for a run.
 
 Its guardian loads it as a file, and it loads more files of this package without the package,
-which would bring JAX along: a worker is small, starts soon, and touches no accelerator.
+which would bring JAX along: a worker is small, starts soon, and touches no accelerator. What it
+calls after a function it has by names of its own, whatever the function puts into their modules.
 """
 
 import contextlib
 import fcntl
 import importlib.util
-import json
 import os
-import pickle
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from json import dumps
+from os import _exit, getpid, read, write
 from pathlib import Path
+from pickle import loads
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -63,24 +65,24 @@ def main(descriptor: int) -> None:
             token, name, index, arguments = _received(calls)
             reply = _called(funcs[name], index, arguments)
     except OSError:
-        os._exit(NO_REPLY)
+        _exit(NO_REPLY)
 
 
 def _loaded(setup: Mapping[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
     """Returns the functions, and the reply that they are there, or why they are not."""
     sys.path[:] = setup["path"]
     try:
-        return {name: pickle.loads(func) for name, func in setup["funcs"].items()}, {}
+        return {name: loads(func) for name, func in setup["funcs"].items()}, {}
     except BaseException as error:
         return {}, {"cannot_load": contract.reason_of(error)}
 
 
 def _called(func: Callable[..., Any], index: int, arguments: Mapping[str, bytes]) -> dict[str, Any]:
     """Calls a function for completion `index`; returns the reply. A process that it forks ends."""
-    worker, values = os.getpid(), {}
+    worker, values = getpid(), {}
     for column, value in arguments.items():
         try:
-            values[column] = pickle.loads(value)
+            values[column] = loads(value)
         except BaseException as error:
             return {"unreadable": column, "reason": contract.reason_of(error)}
     try:
@@ -88,33 +90,40 @@ def _called(func: Callable[..., Any], index: int, arguments: Mapping[str, bytes]
     except contract.BrokenContractError as error:
         return {"broken": str(error)}
     except BaseException as error:  # among them sys.exit, of which the process would end
-        said = "".join(traceback.format_exception(error))
-        return {"raised": contract.reason_of(error), "traceback": said[-_LONGEST_TRACEBACK:]}
+        return {"raised": contract.reason_of(error), "traceback": _traceback_of(error)}
     finally:
-        if os.getpid() != worker:
-            os._exit(0)
+        if getpid() != worker:
+            _exit(0)
         signal.setitimer(signal.ITIMER_REAL, 0)  # which would end the next call
+
+
+def _traceback_of(error: BaseException) -> str:
+    try:
+        said = "".join(traceback.format_exception(error))
+    except BaseException:  # its class may raise whatever it is asked
+        return contract.reason_of(error)
+    return said[-_LONGEST_TRACEBACK:]
 
 
 def _received(calls: int) -> Any:
     """Returns what the run sends next; ends the process where the run has gone."""
     length = int.from_bytes(_read(calls, 8), "big")
-    return pickle.loads(_read(calls, length))
+    return loads(_read(calls, length))
 
 
 def _read(calls: int, length: int) -> bytes:
-    read = bytearray()
-    while len(read) < length:
-        part = os.read(calls, min(length - len(read), 1 << 20))
+    whole = bytearray()
+    while len(whole) < length:
+        part = read(calls, min(length - len(whole), 1 << 20))
         if not part:
-            os._exit(0)
-        read += part
-    return bytes(read)
+            _exit(0)
+        whole += part
+    return bytes(whole)
 
 
 def _send(calls: int, token: bytes, reply: Mapping[str, Any]) -> None:
     """Sends a reply behind the token of its call, so that nothing else is taken for it."""
-    body = json.dumps(reply).encode()
+    body = dumps(reply).encode()
     left = memoryview(token + len(body).to_bytes(4, "big") + body)
     while left:
-        left = left[os.write(calls, left) :]
+        left = left[write(calls, left) :]

@@ -3,8 +3,11 @@
 
 import asyncio
 import ctypes
+import json
 import locale
+import math
 import os
+import pickle
 import random
 import resource
 import signal
@@ -37,6 +40,38 @@ class OwnBaseException(BaseException):
 class NoTextError(Exception):
     def __str__(self) -> str:
         return None  # type: ignore[return-value]
+
+
+class NamelessMeta(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise RuntimeError("no name")
+
+
+class NamelessError(Exception, metaclass=NamelessMeta):
+    pass
+
+
+class HidingError(Exception):
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(name)
+
+
+class OwnTraceError(Exception):
+    @property
+    def __cause__(self) -> Any:
+        raise RuntimeError("no cause")
+
+
+def patch_modules(**arguments: Any) -> None:
+    for module, name in (
+        (json, "dumps"),
+        (pickle, "loads"),
+        (os, "write"),
+        (os, "read"),
+        (math, "isfinite"),
+    ):
+        setattr(module, name, lambda *_, **__: 9 / 0)
 
 
 def raises(error: BaseException) -> Callable[..., Any]:
@@ -169,6 +204,10 @@ CASES = {
     "raise TimeoutError": Case("raises", raises(TimeoutError("slow")), "raised TimeoutError: slow"),
     "raise BrokenPipeError": Case("raises", raises(BrokenPipeError("gone")), "raised BrokenPipeError: gone"),
     "raise EOFError": Case("raises", raises(EOFError("end")), "raised EOFError: end"),
+    "raise the nameless": Case("raises", raises(NamelessError("mine")), "raised NamelessError: mine"),
+    "raise what hides": Case("raises", raises(HidingError("mine")), "raised HidingError: mine"),
+    "raise without cause": Case("raises", raises(OwnTraceError("mine")), "raised OwnTraceError: mine"),
+    "raise a long surrogate": Case("raises", raises(ValueError("\ud800" * 10**6)), r"raised ValueError: (\\ud800){50}.*\.\.\. \(1,000,000 characters\)"),
     "recurse": Case("raises", recurse, "raised RecursionError: maximum recursion depth exceeded"),
     "sys.exit": Case("exits", raises(SystemExit()), "raised SystemExit"),
     "sys.exit with a number": Case("exits", lambda **_: sys.exit(3), "raised SystemExit: 3"),
@@ -200,6 +239,7 @@ CASES = {
     "write on its worker's and sleep": Case("streams", garbage_then_sleep, "wrote to the descriptor through which its worker replies", (WORKERS,)),
     "close its worker's": Case("streams", close_own, "closed the descriptor through which its worker replies", (WORKERS,)),
     "close its worker's and sleep": Case("streams", lambda **_: (close_own(), sleep()), "closed the descriptor through which its worker replies", (WORKERS,)),
+    "write without waiting": Case("streams", lambda **_: os.set_blocking(1, False), OK, (HERE, ASYNC), said="the standard descriptors"),
     "print a flood": Case("floods", lambda **_: print("x" * 10**6), OK),
     "set a handler": Case("signals", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN), OK, (HERE, WORKERS), said="the handlers of signals"),
     "set a handler in a thread": Case("signals", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN), "raised ValueError: signal only works in main thread", (ASYNC,)),
@@ -212,6 +252,7 @@ CASES = {
     "make warnings errors": Case("settings", lambda **_: warnings.simplefilter("error", ImportWarning), OK, said="the filters of warnings"),
     "limit recursion": Case("settings", lambda **_: sys.setrecursionlimit(900), OK, said="the limit on recursion"),
     "limit resources": Case("settings", limit_resources, OK),
+    "replace what modules have": Case("settings", patch_modules, OK, (WORKERS,)),
     "clear the arguments": Case("mutation", clear_arguments, OK),
     "sleep": Case("hangs", lambda **_: sleep(), r"ran out of time \(reward_timeout is 3\.0 s\)", (WORKERS,)),
     "ignore SIGTERM": Case("hangs", ignore_and_sleep, r"ran out of time \(reward_timeout is 3\.0 s\)", (WORKERS,)),
