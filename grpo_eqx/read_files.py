@@ -6,6 +6,7 @@ deep. `reading` does the same for the formats that libraries read.
 
 import codecs
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -96,7 +97,7 @@ def read_bytes(path: Path, called: str = "", *, pipe: bool = False) -> bytes:
         return content
 
 
-def opened(path: Path, *, pipe: bool = False) -> IO[bytes]:
+def opened(path: Path, *, pipe: bool = False) -> io.BufferedReader:
     """Opens a file; raises an error, for `reading`, for a pipe, which could wait forever."""
     mode = os.stat(path).st_mode
     if not (pipe or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):

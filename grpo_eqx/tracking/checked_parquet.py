@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from grpo_eqx.read_files import opened
+
 _NAME, _MARK = "grpo_eqx.checksums", b"crc32:"
 _DIGITS = 8
 _SUMS = re.compile(re.escape(_MARK) + rb"((?:[0-9a-f]{%d})+)" % _DIGITS)
@@ -51,7 +53,7 @@ def read_parquet(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             sums = _checked_sums(file)
             table = pq.ParquetFile(file)
             names = table.schema_arrow.names

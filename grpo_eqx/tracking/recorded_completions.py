@@ -151,8 +151,12 @@ class RecordedCompletions:
             return needed if unread is None else [x for x in names if x not in unread]
 
         path = self.tables.get(step)
+        if path is None:
+            return None
         try:
-            return None if path is None else read_parquet(path, choose)
+            table = read_parquet(path, choose)
+            _check_types(table)
+            return table
         except ValueError as error:
             del self.tables[step]
             self._warn(
@@ -160,6 +164,24 @@ class RecordedCompletions:
                 f"left out."
             )
             return None
+
+
+def _check_types(table: Any) -> None:
+    """Raises `ValueError` for a known column of another type, or with rows that have no value."""
+    import pyarrow.types as kinds
+
+    known = {
+        kinds.is_integer: {"step", "length"},
+        kinds.is_floating: {"reward", "advantage"},
+        kinds.is_boolean: {"truncated"},
+        kinds.is_string: {"prompt_id", "prompt", "completion"},
+        kinds.is_list: {*TOKEN_COLUMNS},
+    }
+    for fits, names in known.items():
+        for name in names & {*table.column_names}:
+            column = table[name]
+            if not fits(column.type) or (column.null_count and not kinds.is_floating(column.type)):
+                raise ValueError(f"its column {name} holds {column.type}, or nothing in some rows")
 
 
 class _Seen:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -213,6 +214,28 @@ def test_a_damaged_table_is_named_and_the_others_are_shown(inspect: Inspect, run
         assert outcome.out.count("step 2,") == 0
         assert "step 4," in outcome.out
     assert inspect("--steps", "2").err.endswith("error: no table of step 2 can be read.\n")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"reward": ["high"] * 4}, {"reward": [True] * 4}, {"truncated": [1] * 4},
+        {"truncated": [None, True, True, True]}, {"prompt_id": [1] * 4}, {"step": ["x"] * 4},
+        {"prompt": [["x"]] * 4}, {"completion": [None] * 4}, {"tokens": ["x"] * 4},
+        {"token_logps": [None] * 4}, {"length": [0.5] * 4}, {"advantage": [{"a": 1}] * 4},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_so_is_one_with_columns_of_other_types(
+    inspect: Inspect, run: Path, change: dict[str, Any]
+) -> None:
+    path = run / "completions" / "step_000002.parquet"
+    pq.write_table(pa.table({**columns(2), **change}), path)
+    for flags in (["--logps"], ["--prompt", "pens"], ["--json", "--logps"], ["--text", "step"]):
+        outcome = inspect(*flags)
+        assert outcome.code == 0
+        assert "step_000002.parquet' cannot be read" in outcome.err or not outcome.err
+        assert "step 4" in outcome.out or "--json" in flags
 
 
 def test_so_is_one_of_which_only_the_texts_are_damaged(inspect: Inspect, run: Path) -> None:
