@@ -24,6 +24,8 @@ def read_settings(
     settings and for values of other types. Whether the settings go together is not checked.
     """
     called = f"config {str(path)!r}"
+    if path.is_dir():
+        raise UserError(f"{called} is a folder: give a file, such as the config.json of a run.")
     if path.suffix == ".toml":
         raise UserError(f"{called} is TOML, which is not read: write YAML or JSON.")
     settings = read_yaml(None if path == Path("-") else path, called)

@@ -190,7 +190,7 @@ COMMANDS = {
     "train --recipe ppo": "recipe is 'ppo': use grpo, ",
     "train -n 3": "'-n' is no flag: flags start with --.",
     "train --config nowhere.yaml": "config 'nowhere.yaml' cannot be read",
-    "train --config {DATA}": "is no valid JSON: line 2, column 1",
+    "train --config {DATA}": "is no valid JSON (Extra data at line 2, column 1)",
     "train --config {HERE}": "is a folder: give a file, such as the config.json of a run.",
     "train --stop-strings ---": "'---' starts with dashes: write --stop-strings='---'",
     "train --temperature 0.7x --learning-rate nan": (
@@ -330,7 +330,7 @@ SCRIPTS = {
         "there are no sections: write what is in training at the top level. max_steps is no "
         "setting: use steps, which counts rollouts."
     ),
-    "trainer(train_data=[{'question': 'a\\ud83d', 'answer': 1}])": "character 2, half of a",
+    "trainer(train_data=[{'question': 'a\\ud83d', 'answer': 1}])": "character 2 of a text, half",
     "trainer(train_data=[{'prompt': json.dumps(TALK[:1])}])": (
         "problem 1: prompt is the JSON text of a list of messages: make it a list, as json.loads"
     ),
@@ -504,7 +504,7 @@ SCRIPTS = {
     ),
     "rewards.gsm8k.format(['6 * 7?'], '<think>')": "completions is '<think>': pass a list with one",
     "trainer(reward_funcs=lambda question, **columns: [])": "the questions are its prompts",
-    "trainer(reward_funcs=lambda **columns: [10**400]).fit()": "for completion 0: return a float",
+    "trainer(reward_funcs=lambda **columns: [10**400]).fit()": "an integer of 1,329 bits",
     "trainer(eval_func=3)": "eval_func has 3, which is no function",
     "trainer(eval_metrics=[3])": "eval_metrics has 3, which is no function",
     "trainer(eval_metrics={'gold': lambda gold, **columns: []})": "asks for the column gold",
