@@ -49,7 +49,7 @@ def test_every_setting_of_the_objective_is_on_the_page() -> None:
 def test_no_choice_is_left_out() -> None:
     """A choice of another kind than these is none of the objective."""
     here = {name for name in vars(choices) if get_args(getattr(choices, name))}
-    elsewhere = {"Remat", "Searchable", "RolloutShardingName"}
+    elsewhere = {"LearningRateCourse", "Remat", "Searchable", "RolloutShardingName"}
     named = {name for name in here for kind in VARIANTS.values() if getattr(choices, name) == kind}
     assert here == named | elsewhere
 

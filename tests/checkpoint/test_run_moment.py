@@ -79,10 +79,10 @@ def test_prompts_of_another_time_are_named_with_a_way_to_continue(tmp_path: Path
     now = facts(SECOND, "one")
     with pytest.raises(UserError, match=r"the time in the prompts: 2024-03-09T.* -> 2025-01-02T.*"):
         now.changes_since(facts(FIRST, "other"), tmp_path)
-    with pytest.raises(UserError, match="name it in the setting resume, from which prompts take"):
+    with pytest.raises(UserError, match="Name it in the setting resume, from which prompts take"):
         now.changes_since(facts(FIRST, "other"), tmp_path)
     for saved in (facts(None, "other"), facts(SECOND, "other")):
-        with pytest.raises(UserError, match=r"problems are others\): set these back") as error:
+        with pytest.raises(UserError, match=r"problems are others\)\. Set these back") as error:
             now.changes_since(saved, tmp_path)
         assert "the time in" not in str(error.value)
     assert now.changes_since(facts(FIRST, "one"), tmp_path) == []
