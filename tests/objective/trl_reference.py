@@ -35,7 +35,7 @@ def trl_has(objective: Objective) -> bool:
     return (
         objective.importance_sampling_level != "sequence_token"
         and objective.dual_clip is None
-        and (objective.beta == 0 or k3)
+        and (not objective.beta or k3)
     )
 
 
@@ -134,9 +134,9 @@ def _trainer(
             use_bias_correction_kl=objective.use_bias_correction_kl,
         ),
         aux_loss_enabled=False,
-        beta=objective.beta,
+        beta=objective.beta or 0.0,
         current_gradient_accumulation_steps=1,
-        entropy_coef=objective.entropy_coef,
+        entropy_coef=objective.entropy_coef or 0.0,
         epsilon_high=objective.epsilon_high,
         epsilon_low=objective.epsilon,
         importance_sampling_level=objective.importance_sampling_level,
@@ -148,7 +148,7 @@ def _trainer(
         use_adaptive_entropy=False,
         use_vllm=with_correction,
         vllm_importance_sampling_correction=with_correction,
-        _entropy_bonus_enabled=objective.entropy_coef != 0,
+        _entropy_bonus_enabled=objective.entropy_coef is not None,
         _get_per_token_logps_and_entropies=lambda *_, **__: (logps, entropies, None),
         _metrics={"train": defaultdict(list)},
     )
@@ -210,7 +210,7 @@ def paper_loss(objective: Objective, inputs: Inputs) -> Reference:
             loss = torch.zeros((), dtype=torch.float64)
             if keep and policy_mask[i, t]:
                 loss = -weights[n] * _policy_term(objective, ratios[n], new[n], advantage)
-            if objective.beta != 0:
+            if objective.beta:
                 unbiased = ratios[n] if objective.use_bias_correction_kl else 1
                 kl = _kl_term(objective, new[n], arrays["ref_logps"][i, t])
                 loss = loss + objective.beta * unbiased * kl
@@ -220,7 +220,7 @@ def paper_loss(objective: Objective, inputs: Inputs) -> Reference:
         sequences.append(losses)
     loss = _aggregate(objective, sequences) + 0 * logps.sum()
     if acted_on:
-        loss = loss - objective.entropy_coef * sum(acted_on) / len(acted_on)
+        loss = loss - (objective.entropy_coef or 0.0) * sum(acted_on) / len(acted_on)
     return _reference(loss, logps, entropies, inputs, {})
 
 
