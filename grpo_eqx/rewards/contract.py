@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Sequence
 from math import isfinite
-from numbers import Number
 from typing import Any
 
 from grpo_eqx.errors import class_name, first_line, shown
@@ -98,10 +97,6 @@ def _reading(reward: Any, index: int) -> Reading:
         if isinstance(value, _TEXTS) or (_is_array(value) and not _holds_numbers(value)):
             raise TypeError("neither a text nor a complex array is a number")
         number = float(value)
-    except (ArithmeticError, ValueError) as error:
-        if isinstance(value, Number):  # that no float holds
-            return f"returned {shown(value)}"
-        raise _no_number(reward, index) from error
     except Exception as error:
         raise _no_number(reward, index) from error
     return number if isfinite(number) else f"returned {shown(reward)}"

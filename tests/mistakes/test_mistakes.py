@@ -504,6 +504,7 @@ SCRIPTS = {
     ),
     "rewards.gsm8k.format(['6 * 7?'], '<think>')": "completions is '<think>': pass a list with one",
     "trainer(reward_funcs=lambda question, **columns: [])": "the questions are its prompts",
+    "trainer(reward_funcs=lambda **columns: [10**400]).fit()": "for completion 0: return a float",
     "trainer(eval_func=3)": "eval_func has 3, which is no function",
     "trainer(eval_metrics=[3])": "eval_metrics has 3, which is no function",
     "trainer(eval_metrics={'gold': lambda gold, **columns: []})": "asks for the column gold",
