@@ -120,6 +120,11 @@ _SHAPE = (
 )  # fmt: skip
 """Fields of a model's `config.json` that the embedded model shares with what is trained from it."""
 
+_NAMING = "model", "data"
+"""Settings that a run is named after."""
+_LONGEST_PART = 80
+"""Characters of each in the name of a folder, which has at most 255 bytes."""
+
 _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 """Settings that may be a path."""
 
@@ -584,7 +589,7 @@ class GRPOConfig:
         embedded = self._is_embedded(architecture)
         filled = self._filled(embedded)
         paths = {name: str(getattr(filled, name)) for name in _PATHS}
-        in_home = {name: str(Path(x).expanduser()) for name, x in paths.items() if x[0] == "~"}
+        in_home = {name: os.path.expanduser(x) for name, x in paths.items() if x[0] == "~"}
         filled = dataclasses.replace(filled, **in_home)  # type: ignore[arg-type]
         if filled.output_dir is not None:
             return filled
@@ -620,7 +625,7 @@ class GRPOConfig:
             return True
         if architecture is None:
             try:
-                architecture = read_object(Path(self.model).expanduser() / "config.json")
+                architecture = read_object(Path(os.path.expanduser(self.model)) / "config.json")
             except UserError:  # a name on the hub, or what loading it refuses
                 return False
         embedded = read_object(EMBEDDED_FOLDER / "config.json")
@@ -653,10 +658,15 @@ def _run_name(cfg: GRPOConfig, embedded: bool) -> str:
         if name not in ("model", "seed") and getattr(cfg, name) != defaults[name]
     }
     # Of these, the last part does not tell one from another.
-    others |= {name: x for name, x in (("model", cfg.model), ("data", cfg.data)) if _is_path(x)}
+    ends = {name: _last_part(getattr(cfg, name)).removesuffix(".jsonl") for name in _NAMING}
+    others |= {
+        name: getattr(cfg, name)
+        for name, end in ends.items()
+        if _is_path(getattr(cfg, name)) or len(end) > _LONGEST_PART
+    }
     text = json.dumps(others, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-    parts = [_last_part(x).removesuffix(".jsonl") for x in (cfg.model, cfg.data)]
+    parts = [end[:_LONGEST_PART] for end in ends.values()]
     return "-".join([*parts, f"seed{cfg.seed}", *([digest] if others else [])])
 
 

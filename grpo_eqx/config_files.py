@@ -1,6 +1,7 @@
 """Settings in YAML and JSON files."""
 
 import dataclasses
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ def read_settings(
     settings and for values of other types. Whether the settings go together is not checked.
     """
     called = f"config {str(path)!r}"
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UserError(f"{called} is a folder: give a file, such as the config.json of a run.")
     if path.suffix == ".toml":
         raise UserError(f"{called} is TOML, which is not read: write YAML or JSON.")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -359,13 +360,13 @@ def located(setting: str, path: Path) -> tuple[Path, int | None]:
     """
     prefix, _, number = path.name.rpartition("_")
     is_step = prefix == "step" and number.isdigit()
-    if is_step and path.is_dir():
+    if is_step and os.path.isdir(path):
         return path.parent, int(number)
     name = RunFolder(path).checkpoints.name
     for folder in (path / name, path):
         if folder.name == name and complete_steps(folder):
             return folder, None
-    wrong = "has no checkpoints" if path.exists() else "does not exist"
+    wrong = "has no checkpoints" if os.path.exists(path) else "does not exist"
     others = [f"step_{step}" for step in complete_steps(path.parent)] if is_step else []
     or_word = "auto, never, " if setting == "resume" else ""
     fix = f"use {or_word}a run folder or a checkpoint such as RUN/{name}/step_100"

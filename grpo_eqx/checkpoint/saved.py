@@ -7,6 +7,7 @@ checksums are computed by all devices together.
 import functools
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ class OtherArraysError(RuntimeError):
 
 def complete_steps(folder: Path) -> list[int]:
     """Returns the steps with a complete checkpoint in a folder, newest first."""
-    if not folder.is_dir():
+    if not os.path.isdir(folder):
         return []
     return sorted(ocp.utils.checkpoint_steps(folder.absolute()), reverse=True)
 

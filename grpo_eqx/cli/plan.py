@@ -75,7 +75,7 @@ class Plan(ConfigFlags, _PlanFlags):
         # This machine's devices are for the process that compiles, or for a run beside it.
         jax.config.update("jax_platforms", "cpu")
         file = None if self.json == _STDOUT else self.json
-        if file is not None and (file.is_dir() or not file.parent.is_dir()):
+        if file is not None and (os.path.isdir(file) or not os.path.isdir(file.parent)):
             raise UserError(f"json is {file}: it must be a file in an existing folder.")
         if self.compare is not None and self.search is not None:
             raise UserError("compare and search exclude each other: give one of them.")

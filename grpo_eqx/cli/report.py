@@ -1,6 +1,7 @@
 """The command `grpo-eqx report`."""
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +33,7 @@ class Report(Subcommand):
             raise UserError("RUN is missing: name the folder of a run, or of several.")
         from grpo_eqx.tracking.report import write_report
 
-        page, *pictures = write_report(self.runs, self.output.expanduser())
+        page, *pictures = write_report(self.runs, Path(os.path.expanduser(self.output)))
         size = page.stat().st_size / 1e6
         print(f"wrote {page} ({size:.2f} MB), and {len(pictures)} plots to {page.stem}_plots")
         return 0

@@ -1,5 +1,6 @@
 """Prompt sources, from training and held-out data as people have them."""
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -97,7 +98,7 @@ def is_hub_name(name: str) -> bool:
     repository = name.partition(":")[0].partition("@")[0]
     here = name, repository, repository_of(repository)
     return (
-        not any(Path(each).exists() for each in here)
+        not any(map(os.path.exists, here))
         and repository.count("/") in (1, 2)
         and not repository.startswith((".", "/", "~"))
         and not repository.endswith(
@@ -119,25 +120,25 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
         source = load_hub_data(setting, name, default_split)
         assert source is not None  # its split is not optional
         return source
-    path = Path(name).expanduser()
-    if path.is_dir() or not path.exists():  # a pipe is as good as a file
+    path = Path(os.path.expanduser(name))
+    if os.path.isdir(path) or not os.path.exists(path):  # a pipe is as good as a file
         _refuse_name(setting, name, path)
     return read_jsonl(path, setting)
 
 
 def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
     HubName.parse(setting, name, EMBEDDED_DATA)  # refuses a revision of what has none
-    if name and (path / "dataset_info.json").exists():
+    if name and os.path.exists(path / "dataset_info.json"):
         raise UserError(
             f"{setting} {name!r} is what save_to_disk wrote: pass "
             f"datasets.load_from_disk({name!r}) to GRPOTrainer(train_data=...)."
         )
-    if name and path.is_dir():
+    if name and os.path.isdir(path):
         raise UserError(f"{setting} {name!r} is a folder: give a JSONL file, or a hub name.")
     before, colon, _ = name.partition(":")
     if not colon:
         before, colon, _ = name.partition("[")
-    if colon and (before == EMBEDDED_DATA or Path(before).expanduser().is_file()):
+    if colon and (before == EMBEDDED_DATA or os.path.isfile(os.path.expanduser(before))):
         raise UserError(
             f"{setting} is {name!r}, but only names on the Hugging Face hub have splits: use "
             f"{before!r}, or pass a part of it to GRPOTrainer."

@@ -170,7 +170,7 @@ def _tokenizer_for(
         tokenizer = tokenizer.of_model(files, files.own_tokenizer())
     if not all(map(_is_plain, sources)):
         tokenizer.check_template()
-    if cfg.system_prompt is not None and _is_file(cfg.system_prompt):
+    if cfg.system_prompt is not None and os.path.isfile(cfg.system_prompt):
         raise UserError(
             f"system_prompt is {cfg.system_prompt!r}, the name of a file: give its text, as in "
             f'--system-prompt "$(cat {cfg.system_prompt})".'
@@ -189,13 +189,6 @@ def _files_folder(cfg: GRPOConfig, given: ChatTokenizer, model_passed: bool) -> 
     if os.path.isdir(source):  # false for what cannot be a path
         return Path(source)
     return downloaded("model", HubName(source, None))
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except OSError:  # too long for a name
-        return False
 
 
 def _is_plain(source: PromptSource) -> bool:
@@ -275,7 +268,7 @@ def _read_template(path: str) -> str:
             "file, and give its path."
         )
     try:
-        return read_text(Path(path).expanduser(), f"chat_template {path!r}", pipe=True)
+        return read_text(Path(os.path.expanduser(path)), f"chat_template {path!r}", pipe=True)
     except FileError as error:
         raise UserError(
             f"{error} It is a file with a Jinja template, or {PLAIN!r} for problems without one."

@@ -79,8 +79,8 @@ class ResultsFile:
             self._rows = None
 
     def _check_same(self) -> None:
-        if not self.path.exists():
-            if self.rows_path.exists():
+        if not os.path.exists(self.path):
+            if os.path.exists(self.rows_path):
                 raise UserError(
                     f"output is {str(self.path)!r}, and {str(self.rows_path)!r} exists already: "
                     f"choose another file."

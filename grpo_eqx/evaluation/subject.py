@@ -1,6 +1,7 @@
 """The model that the command `eval` evaluates, with the settings that belong to it."""
 
 import dataclasses
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,23 +52,23 @@ class Subject:
         Of a run's folder, it is the final model, or if there is none yet, that of the newest
         checkpoint. Raises `UserError` where there is none.
         """
-        path = Path(name).expanduser()
+        path = Path(os.path.expanduser(name))
         run = RunFolder(path)
-        if run.metrics.exists():
+        if os.path.exists(run.metrics):
             return cls._of_run(name, run)
         if re.fullmatch(r"step_\d+", path.name):
-            if path.is_dir():
+            if os.path.isdir(path):
                 return cls._of_checkpoint(name, path.parent, int(path.name.removeprefix("step_")))
             if saved := [f"step_{step}" for step in complete_steps(path.parent)]:
                 raise UserError(
                     f"{str(path.parent)!r} has no {path.name}, but {', '.join(saved)}: use one of "
                     f"these."
                 )
-        model = name if name == EMBEDDED_MODEL else str(path) if path.exists() else name
+        model = name if name == EMBEDDED_MODEL else str(path) if os.path.exists(path) else name
         try:
             model_folder(model)
         except UserError as error:
-            if path.exists() or not path.parent.is_dir():
+            if os.path.exists(path) or not os.path.isdir(path.parent):
                 raise
             hint = f"No run is in {name!r} either: of a run, give the output_dir."
             raise UserError(f"{error} {hint}") from error

@@ -1,5 +1,6 @@
 """Downloads from the Hugging Face hub: `owner/name`, or `owner/name@revision`."""
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ class HubName(NamedTuple):
         repository, at, revision = name.partition("@")
         if not at:
             return cls(repository, None)
-        if repository == embedded or Path(repository).exists():
+        if repository == embedded or os.path.exists(repository):
             raise UserError(
                 f"{setting} is {name!r}, but only names on the Hugging Face hub have revisions: "
                 f"use {repository!r}."

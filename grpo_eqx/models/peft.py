@@ -233,7 +233,7 @@ def _config(model: CausalLM, base: str) -> dict[str, Any]:
     adapter = next(iter(adapted.values())).adapter
     assert adapter is not None
     rank = adapter.a.shape[-2]
-    name, _, revision = (base, "", "") if Path(base).exists() else base.partition("@")
+    name, _, revision = (base, "", "") if os.path.exists(base) else base.partition("@")
     return {
         **_PLAIN,
         "base_model_name_or_path": name,

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -52,7 +53,7 @@ def model_folder(name_or_path: str | Path) -> Path:
     that is neither available locally nor can be downloaded.
     """
     path = Path(name_or_path)
-    if path.is_dir():
+    if os.path.isdir(path):
         _check_folder(path)
         return path
     if str(name_or_path) == EMBEDDED_MODEL:
@@ -97,12 +98,12 @@ def _check_folder(path: Path) -> None:
 
 def is_local(model: str) -> bool:
     """Whether a model is on this machine, as a folder or with the package."""
-    return model == EMBEDDED_MODEL or Path(model).is_dir()
+    return model == EMBEDDED_MODEL or os.path.isdir(model)
 
 
 def hub_model(name: str) -> HubName:
     """Parses the name of a model that is not local; raises `UserError` for what cannot be one."""
-    if Path(name).is_file():
+    if os.path.isfile(name):
         raise UserError(f"model {name!r} is a file: give its folder, {str(Path(name).parent)!r}.")
     of_hub = HubName.parse("model", name, EMBEDDED_MODEL)
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", of_hub.repository):
@@ -139,7 +140,7 @@ def base_model(model: str) -> str:
     saved = saved_adapter(model)
     if saved is not None:
         return saved.base
-    return str(Path(model).absolute()) if Path(model).is_dir() else model
+    return str(Path(model).absolute()) if os.path.isdir(model) else model
 
 
 def check_adapter(model: str, lora: Lora | None) -> None:
@@ -174,7 +175,7 @@ def saved_adapter(model: str) -> peft.SavedAdapter | None:
     folder: Path | None = Path(model)
     if not is_local(model):
         folder = downloaded("model", hub_model(model))
-    if folder is None or not (folder / peft.CONFIG).exists():
+    if folder is None or not os.path.exists(folder / peft.CONFIG):
         return None
     return peft.SavedAdapter.read(folder)
 
@@ -205,9 +206,9 @@ def from_pretrained(
         raise UserError(f"dtype is {dtype!r}: use float32, bfloat16 or float16.") from error
     mesh = AutoMesh().build() if mesh is None else mesh
     folder = Path(name_or_path)
-    if not (folder / peft.CONFIG).exists():
+    if not os.path.exists(folder / peft.CONFIG):
         folder = model_folder(name_or_path)
-    if (folder / peft.CONFIG).exists():
+    if os.path.exists(folder / peft.CONFIG):
         saved = peft.SavedAdapter.read(folder)
         return saved.added_to(from_pretrained(saved.base, mesh, dtype), mesh)
     config = read_config(folder / "config.json")

@@ -129,7 +129,7 @@ def _inputs(cfg: GRPOConfig) -> Iterator[Path]:
         kinds = {".json", ".jinja", ".txt"}
         yield from sorted(p for p in model_folder(cfg.model).iterdir() if p.suffix in kinds)
     for name in (cfg.data, cfg.eval_data):
-        if name is not None and Path(name).is_file():
+        if name is not None and os.path.isfile(name):
             yield Path(name)
 
 

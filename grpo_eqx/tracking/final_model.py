@@ -1,5 +1,6 @@
 """Writing of the trained model, to its run's folder or to one that a user names."""
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -19,7 +20,7 @@ def write_model(save: Callable[[Path], None], path: str | Path) -> None:
     **Arguments:** writes the model to the folder that it is called with; the folder. Raises
     `UserError` where it cannot be a folder, or cannot be written.
     """
-    folder = Path(path).expanduser()
+    folder = Path(os.path.expanduser(path))
     try:
         if not str(path):
             raise UserError("save_pretrained needs a folder: give its path.")

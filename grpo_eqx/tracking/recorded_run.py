@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -33,8 +34,8 @@ class RecordedRun:
     @classmethod
     def read(cls, path: str | Path) -> "RecordedRun":
         """Reads the folder of a run. Raises `UserError` where it is not one, or cannot be read."""
-        folder = RunFolder(Path(path).expanduser())
-        if not folder.metrics.is_file():
+        folder = RunFolder(Path(os.path.expanduser(path)))
+        if not os.path.isfile(folder.metrics):
             raise _not_a_run(folder)
         try:
             return cls.of(folder, read_settings(folder) | read_passed(folder))
@@ -76,7 +77,7 @@ class RecordedRun:
 def _not_a_run(folder: RunFolder) -> UserError:
     """Says why a folder is not that of a run, and names those nearby that are."""
     path, name = folder.path, folder.metrics.name
-    if not path.exists():
+    if not os.path.exists(path):
         return UserError(f"{str(path)!r} does not exist: name the output_dir of a run.")
     around = [path.resolve().parent / name, *sorted(path.glob(f"*/{name}"))]
     runs = [str(metrics.parent) for metrics in around if metrics.is_file()]

@@ -1,6 +1,7 @@
 """`grpo-eqx launch tpu-vm fetch`."""
 
 import dataclasses
+import os
 import sys
 from pathlib import Path, PurePosixPath
 
@@ -38,7 +39,7 @@ class Fetch(Subcommand):
                 f"--path is {self.path!r}: give an absolute path, or one from the repository's "
                 f"folder, without a colon."
             )
-        folder = self.to.expanduser().absolute()
+        folder = Path(os.path.expanduser(self.to)).absolute()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--to is {str(self.to)!r}, which is a file: give a folder.")
         pod = Pod.ready(self.vm, self.accelerator)

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -94,8 +95,8 @@ def read_run(path: Path) -> ReportedRun:
 
     Raises `UserError` where it is no folder of a run.
     """
-    folder, gaps = RunFolder(path.expanduser()), list[str]()
-    if not folder.metrics.is_file():
+    folder, gaps = RunFolder(Path(os.path.expanduser(path))), list[str]()
+    if not os.path.isfile(folder.metrics):
         RecordedRun.read(path)  # which says so
     settings = _read(read_settings, folder, gaps, "its settings are not shown")
     passed = _read(read_passed, folder, gaps, "what was passed in place of settings is not shown")
