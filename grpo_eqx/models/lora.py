@@ -59,11 +59,6 @@ def linear_names(model: CausalLM) -> list[str]:
     return [each.name for each in fields if isinstance(getattr(model.layers, each.name), Linear)]
 
 
-def linear_names_of(config: ModelConfig) -> list[str]:
-    """Returns the names of the linear maps in the layers of an architecture."""
-    return linear_names(jax.eval_shape(lambda key: init_model(config, key), make_key(0)))
-
-
 def with_adapters(model: CausalLM, lora: Lora, key: PRNGKeyArray) -> CausalLM:
     """Adds float32 adapters, which change nothing yet: `a` is uniform, as in PEFT, and `b` zero.
 

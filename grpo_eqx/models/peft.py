@@ -19,10 +19,10 @@ from grpo_eqx.errors import UserError, WeightsError, first_line
 from grpo_eqx.models.base import CausalLM, parameter_name
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.lora import Lora, linear_names, with_adapters
-from grpo_eqx.models.tensor_files import ADAPTER
+from grpo_eqx.models.tensor_files import ADAPTER, open_file
 from grpo_eqx.plain_data import are_all, brief, field
 from grpo_eqx.prng import make_key
-from grpo_eqx.read_files import open_tensors, read_object, reading
+from grpo_eqx.read_files import read_object, reading
 from grpo_eqx.sharding.arrays import fetch
 
 CONFIG, WEIGHTS = "adapter_config.json", ADAPTER
@@ -65,17 +65,19 @@ class SavedAdapter:
         path = folder / CONFIG
         called, fields = str(path), read_object(path)
         rank, alpha = (field(fields, "r", int, called), field(fields, "lora_alpha", float, called))
-        if rank < 1 or not math.isfinite(alpha):
+        if rank < 1 or not 0 < alpha < math.inf:
             raise UserError(
                 f"{path} has r={brief(rank)} and lora_alpha={alpha}: copy the adapter again."
             )
         base = field(fields, "base_model_name_or_path", str, called)
+        if not base:
+            raise UserError(f"{path}: base_model_name_or_path is empty: name the model beneath.")
         if revision := field(fields, "revision", str, called, ""):
             base = f"{base}@{revision}"
         if os.path.exists(Path(base) / CONFIG):  # it may be this folder itself
             raise UserError(
                 f"{path}: base_model_name_or_path is {base!r}, which is an adapter too: merge that "
-                f"into its model with grpo-eqx export --merge, and name the merged model."
+                f"into its model with PEFT, and name the merged model."
             )
         init = fields.get("init_lora_weights")
         if init is not None and init not in _UNCHANGED_BASE:
@@ -103,7 +105,7 @@ class SavedAdapter:
         Raises `UserError` for targets that the model does not have, and `WeightsError`, naming the
         tensor, where one is missing, unexpected or of another shape.
         """
-        self._check_targets(model)
+        self.check_targets(model)
         adapted = jax.eval_shape(lambda model: with_adapters(model, self.lora, make_key(0)), model)
         expected = {
             _tensor_name(adapted, name, layer): _turned(name, np.empty(stack.shape[1:])).shape
@@ -137,8 +139,8 @@ class SavedAdapter:
 
         return jax.tree.map_with_path(load, adapted, adapted.trainable, adapted.shardings(mesh))
 
-    def _check_targets(self, model: CausalLM) -> None:
-        """Refuses targets and ranks that this model has not, or that are not supported in it."""
+    def check_targets(self, model: CausalLM) -> None:
+        """Raises `UserError` for targets and ranks that a model, or its shapes, cannot have."""
         path, known = self.folder / CONFIG, linear_names(model)
         others = [name for name in self.lora.target or () if name not in known]
         for name in others:
@@ -176,7 +178,7 @@ class SavedAdapter:
         path = self.folder / WEIGHTS
         if not path.exists():
             raise WeightsError(f"{self.folder} has no {WEIGHTS}: only safetensors are loaded.")
-        with open_tensors(path) as file, reading(str(path)):
+        with open_file(path) as file, reading(str(path)):
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name, tensor in tensors.items():
             if not np.isfinite(tensor.astype(np.float32)).all():

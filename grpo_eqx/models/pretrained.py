@@ -23,7 +23,7 @@ from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models import peft
 from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
 from grpo_eqx.models.hub import MODEL_FILES, HubName, download, downloaded
-from grpo_eqx.models.lora import Lora, linear_names_of
+from grpo_eqx.models.lora import Lora, linear_names
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.models.tensor_files import INDEX, open_all
 from grpo_eqx.prng import make_key
@@ -151,8 +151,10 @@ def check_adapter(model: str, lora: Lora | None) -> None:
     found = saved_adapter(model)
     if found is None:
         return
-    saved = found.lora
-    known = linear_names_of(read_config(model_folder(model) / "config.json"))
+    config = read_config(model_folder(model) / "config.json")
+    shapes = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
+    found.check_targets(shapes)
+    saved, known = found.lora, linear_names(shapes)
     targets = set(saved.target or known)
     stabilized = lora is not None and lora.rank_stabilized
     alpha = saved.scale * (saved.rank**0.5 if stabilized else saved.rank)
@@ -163,7 +165,8 @@ def check_adapter(model: str, lora: Lora | None) -> None:
     if lora is None:
         raise UserError(
             f"model {model!r} is an adapter, and lora_rank is not set: {fix}, to train or evaluate "
-            f"it as it is, or merge it into its model with grpo-eqx export --merge."
+            f"it as it is, or merge it into its model, with PEFT or, for a run's, with grpo-eqx "
+            f"export --merge."
         )
     same_scale = math.isclose(lora.scale, saved.scale, rel_tol=1e-4)
     if lora.rank != saved.rank or not same_scale or targets != set(lora.target or known):

@@ -1,6 +1,7 @@
 """The safetensors files of a model's folder, and their index."""
 
 import contextlib
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,7 @@ def open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     file_of: dict[str, str] = {}
     tensors: dict[str, Any] = {}
     for file in sorted(set(place.values())) or [SINGLE_FILE]:
-        path = folder / file
-        try:
-            handle = stack.enter_context(open_tensors(path))
-        except FileError as error:
-            raise WeightsError(_why_unreadable(path) or str(error)) from error
+        handle = stack.enter_context(open_file(folder / file))
         for name in handle.keys():  # noqa: SIM118
             if name in file_of:
                 raise WeightsError(
@@ -44,6 +41,14 @@ def open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     return tensors
 
 
+def open_file(path: Path) -> Any:
+    """Opens a file of tensors, to be read in parts, in a `with`; raises `WeightsError`."""
+    try:
+        return open_tensors(path)
+    except FileError as error:
+        raise WeightsError(_why_unreadable(path) or str(error)) from error
+
+
 def _index(folder: Path) -> dict[str, str]:
     """Returns the file of each tensor where the folder has an index; none without one.
 
@@ -52,7 +57,7 @@ def _index(folder: Path) -> dict[str, str]:
     """
     single, index = folder / SINGLE_FILE, folder / INDEX
     if not index.exists():
-        if not single.exists():
+        if not os.path.lexists(single):
             raise WeightsError(_without_weights(folder))
         return {}
     try:
@@ -60,7 +65,8 @@ def _index(folder: Path) -> dict[str, str]:
     except FileError as error:
         raise WeightsError(str(error)) from error
     for name, file in place.items():
-        if not (isinstance(file, str) and file.isprintable() and file and file == Path(file).name):
+        is_text = isinstance(file, str) and file.isprintable() and file.endswith(".safetensors")
+        if not (is_text and file == Path(file).name):
             raise WeightsError(
                 f"{index}: the file of tensor {name!r} is {brief(file)}: expected the name of a "
                 f"safetensors file in the folder; copy or download it again."
@@ -95,6 +101,11 @@ def _without_weights(folder: Path) -> str:
 def _why_unreadable(path: Path) -> str | None:
     """Returns why a file of weights cannot be read, where that is known."""
     with contextlib.suppress(FileError), reading(str(path)):
+        if path.is_symlink() and not path.exists():
+            return (
+                f"{path} is a link to {os.readlink(path)}, which does not exist: copy or download "
+                f"it again."
+            )
         if not path.exists():
             return (
                 f"{path.parent} has no {path.name}, which {INDEX} names: copy or download it again."

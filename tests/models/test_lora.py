@@ -269,6 +269,9 @@ def change(folder: Path, **fields: Any) -> None:
         ({"r": 17}, "r is 17, and k_proj has a matrix of 16 x 32: ranks above"),
         ({"r": "3"}, "r is '3': expected a whole number"),
         ({"r": 10**5}, "r is 100000, and down_proj has a matrix"),
+        ({"lora_alpha": 0}, "has r=3 and lora_alpha=0.0: copy"),
+        ({"lora_alpha": -1}, "has r=3 and lora_alpha=-1.0: copy"),
+        ({"base_model_name_or_path": ""}, "base_model_name_or_path is empty"),
         ({"lora_alpha": None}, "lora_alpha is None: expected a number"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path is None: expected a text"),
         ({"use_rslora": "no"}, "use_rslora is 'no': expected true or false"),
@@ -291,6 +294,22 @@ def change(folder: Path, **fields: Any) -> None:
 def test_adapters_of_another_kind_are_refused(folder: Path, fields: Any, message: str):
     change(folder, **fields)
     with pytest.raises(UserError, match=message):
+        from_pretrained(folder)
+    with pytest.raises(UserError, match=message):  # before any settings are advised
+        check_adapter(str(folder), None)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1", "is a pointer of Git LFS; run git lfs"),
+        (b"<html>", "is a web page; download"),
+        (b"", "header too small"),
+    ],
+)
+def test_files_that_hold_no_adapters_are_named(folder: Path, content: bytes, message: str):
+    (folder / WEIGHTS).write_bytes(content)
+    with pytest.raises(WeightsError, match=f"{WEIGHTS} cannot be read.*{message}"):
         from_pretrained(folder)
 
 

@@ -203,6 +203,8 @@ def test_an_index_that_is_no_index_is_named(sharded_folder: Path, content: str):
         ("", "is '': expected the name of"),
         (["model.safetensors"], r"is \['model.safetensors'\]: expected the name of"),
         (3, "is 3: expected the name of"),
+        ("..", r"is '\.\.': expected the name of"),
+        ("config.json", "is 'config.json': expected the name of"),
         ("a\0b", r"is 'a.x00b': expected the name of"),
         ("model-9.safetensors", "has no model-9.safetensors, which .*index.json names"),
     ],
@@ -248,6 +250,14 @@ def test_files_that_are_not_found_by_their_names_are_listed(sharded_folder: Path
         path.rename(sharded_folder / "weights.safetensors")
     with pytest.raises(WeightsError, match=r"no model.safetensors, but weights.safetensors: ren"):
         from_pretrained(sharded_folder)
+
+
+@pytest.mark.parametrize("target", ["of/a/cache", WEIGHTS])
+def test_a_link_to_nowhere_is_named(folder: Path, target: str):
+    (folder / WEIGHTS).unlink()
+    (folder / WEIGHTS).symlink_to(target)
+    with pytest.raises(WeightsError, match=f"is a link to {target}, which does not exist: copy"):
+        from_pretrained(folder)
 
 
 # Weights that are not those of the model.
