@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from grpo_eqx.clean_text import clean
 from grpo_eqx.config import HINTS, GRPOConfig
 from grpo_eqx.errors import UserError, refuse_all
 from grpo_eqx.peer_settings import refuse_sections, refuse_unknown
@@ -55,4 +56,7 @@ def to_yaml(cfg: GRPOConfig) -> str:
         for name, value in dataclasses.asdict(cfg).items()
     }
     text: str = yaml.safe_dump(settings, sort_keys=False, allow_unicode=True)
-    return text
+    if clean(text) == text:
+        return text
+    escaped: str = yaml.safe_dump(settings, sort_keys=False)  # safe to print, and reads as the same
+    return escaped

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 import jax
 import numpy as np
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import listed
 
 _STREAMS: Final = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
@@ -237,4 +238,4 @@ def _restored(name: str, before: Any) -> bool:
 def warn(text: str) -> None:
     """Prints a warning, unless nobody reads it."""
     with contextlib.suppress(OSError, ValueError):
-        print(f"warning: {text}", file=sys.stderr, flush=True)
+        print_clean(f"warning: {text}", file=sys.stderr)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import RunError, UserError, near
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -53,6 +54,14 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
     return not any(folder in Path(frame.filename).parents for folder in _INSTALLED)
 
 
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Prints an error's whole traceback as Python does; what it quotes steers no terminal."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print_clean(text, end="", file=sys.stderr)
+
+
 def shortened(earlier: Hook) -> Hook:
     """Returns an excepthook that shows `UserError` and `RunError` by the user's own frames.
 
@@ -66,6 +75,6 @@ def shortened(earlier: Hook) -> Hook:
         cause = "" if error.__cause__ is None else frames_of_cause(error.__cause__)
         frames = users_frames(error) + cause
         header = "Traceback (most recent call last):\n" if frames else ""
-        print(f"{header}{frames}{kind.__name__}: {near(str(error))}", file=sys.stderr)
+        print_clean(f"{header}{frames}{kind.__name__}: {near(str(error))}", file=sys.stderr)
 
     return hook

@@ -20,6 +20,7 @@ from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.choices import LOCAL, Searchable
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
@@ -93,13 +94,13 @@ _TRACK = functools.partial(track_on_terminal, description="completing prompts")
 def _say(text: str) -> None:
     """Prints progress on long work."""
     if is_main():
-        print(near(text), file=sys.stderr)
+        print_clean(near(text), file=sys.stderr)
 
 
 def _say_here(text: str) -> None:
     """Prints what happens to this process."""
     where = "" if is_main() else f"process {jax.process_index()}: "
-    print(where + near(text), file=sys.stderr, flush=True)
+    print_clean(where + near(text), file=sys.stderr)
 
 
 def _note_on_ids(count: int, vocab_size: int) -> str | None:

@@ -1,16 +1,33 @@
 """Texts from outside cannot steer a terminal, in whatever way they reach it."""
 
+import ast
 import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from rich.console import ConsoleRenderable, RenderHook
+from rich.control import Control
 from rich.table import Table
 from rich.text import Text
 
-from grpo_eqx.clean_text import clean
+from grpo_eqx.clean_text import clean, print_clean
+from grpo_eqx.cli.main import main
+from grpo_eqx.config_files import read_settings
 from grpo_eqx.errors import FileError, RunError, UserError
+from grpo_eqx.tracking.dashboard import Dashboard
+from grpo_eqx.tracking.phases import PHASES, Phase
 from grpo_eqx.tracking.run_console import safe_console
 
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07\r\x9bc\u202ed\ud800 [red]é"
+ODD = HOSTILE[:-9].replace("\r", "\x7f\x85\u2066\u200b\u2028\ufeff\U000e0041") + "\udc80"
+"""The same with more that is not printable, as paths and flags may have it."""
+VM = "--name", "n", "--zone", "us-east5-b", "--type", "v4-8"
+PACKAGE = Path(__file__).parents[1] / "grpo_eqx"
 SHOWN = r"a\x1b[2Jb\x1b]0;title\x07\r\x9bc\u202ed\ud800 [red]é"
 
 
@@ -39,3 +56,157 @@ def test_consoles_are_clean() -> None:
         console.print(each)
     assert out.getvalue().count(shown) == 3
     assert all(char.isprintable() or char == "\n" for char in out.getvalue())
+
+
+def is_safe(text: str) -> bool:
+    return all(char.isprintable() or char in "\n\t" for char in text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [ODD],
+        ["train", f"--{ODD}", "1"],
+        ["train", "--data", ODD],
+        ["train", "--config", ODD],
+        ["train", "--model", ODD],
+        ["train", "--print-config", "--system-prompt", ODD],
+        ["train", "--print-config", "--output-dir", ODD],
+        ["train", "--help", ODD],
+        ["plan", "--print-config", "--stop-strings", ODD],
+        ["plan", "--topology", ODD],
+        ["compile", "--data", ODD],
+        ["eval", "--model", ODD, "--data", ODD],
+        ["export", ODD, ODD],
+        ["check", ODD],
+        ["inspect", ODD],
+        ["report", ODD],
+        ["doctor", "--output-dir", ODD],
+        ["launch", ODD],
+        ["launch", "local", "--", ODD],
+        ["launch", "slurm", "--", "echo", ODD],
+        ["launch", "gke", "--", "echo", ODD],
+        ["launch", "skypilot", "--", "echo", ODD],
+        [
+            *["launch", "tpu-vm", "run", "--name", "n", "--zone", "us-east5-b", "--type", "v4-8"],
+            "--dry-run",
+            "--",
+            ODD,
+        ],
+    ],
+    ids=lambda words: "-".join(words).replace(ODD, "ODD"),
+)
+def test_no_command_lets_it_through(
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(sys, "argv", ["grpo-eqx", *words])
+    with pytest.raises(SystemExit):
+        main()
+    said = "".join(capsys.readouterr())
+    assert said.strip()
+    assert is_safe(said), said
+    assert "Traceback" not in said
+
+
+def test_printed_settings_read_as_they_were(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    prompt = ODD.removesuffix("\udc80")
+    words = ["train", "--print-config", "--system-prompt", prompt]
+    monkeypatch.setattr(sys, "argv", ["grpo-eqx", *words])
+    with pytest.raises(SystemExit):
+        main()
+    (tmp_path / "run.yaml").write_text(capsys.readouterr().out)
+    assert read_settings(tmp_path / "run.yaml")["system_prompt"] == prompt
+
+
+def test_printed_json_stays_json(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "".join(map(chr, range(0x300))) + HOSTILE
+    print_clean(json.dumps(text))
+    assert json.loads(capsys.readouterr().out) == text
+
+
+def test_a_launcher_forwards_only_clean_lines_to_a_terminal() -> None:
+    ours, theirs = pty.openpty()
+    script = r"printf 'a\033[2Jb\302\233\342\200\256c\377 10%%\r20%%\r\n\033]0;t\007'"
+    command = [sys.executable, "-m", "grpo_eqx", "launch", "local", "--processes", "1"]
+    subprocess.run(
+        [*command, "--", "bash", "-c", f"{script}; {script} >&2"],
+        stdout=theirs, stderr=theirs, check=True,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    try:
+        while part := os.read(ours, 4096):
+            shown += part
+    except OSError:  # the end, on Linux
+        pass
+    os.close(ours)
+    lines = shown.decode().replace("\r\n", "\n").splitlines()
+    assert sorted(lines) == [r"[0] 20%"] * 2 + [r"[0] \x1b]0;t\x07"] * 2
+
+
+def test_what_libraries_say_is_clean() -> None:
+    code = f"""
+import logging, sys, warnings
+from grpo_eqx.cli import main
+def say(arguments):
+    logging.getLogger("x").warning("%s", {HOSTILE!r})
+    warnings.warn({HOSTILE!r})
+    raise ValueError({HOSTILE!r})
+main.run = say
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.count(SHOWN) == 3
+    assert is_safe(done.stderr)
+    assert done.returncode == 1
+
+
+ALLOWED = {"clean_text.py", "run_console.py"}
+
+
+def test_nothing_is_printed_past_the_two_places_that_clean() -> None:
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and path.name not in ALLOWED and is_raw(node):
+                found.append(f"{path.name}:{node.lineno}: {ast.unparse(node)}")
+    assert not found, "use print_clean, safe_console, or clean the text of a warning"
+
+
+def is_raw(call: ast.Call) -> bool:
+    name = ast.unparse(call.func)
+    if name == "warnings.warn":
+        return not ast.unparse(call.args[0]).startswith("clean(")
+    streams = "sys.stdout.write", "sys.stderr.write", "sys.__stderr__.write"
+    tracebacks = "traceback.print_exc", "traceback.print_exception", "traceback.print_stack"
+    return name in {"print", "Console", "rich.print", *streams, *tracebacks}
+
+
+def test_live_lines_are_clean_and_redrawing_them_prints_nothing_else() -> None:
+    (*_, line) = _lines_during(HOSTILE)
+    assert is_safe(line)
+    console, hook = safe_console(file=io.StringIO()), _Seen()
+    console.push_render_hook(hook)
+    console.print(Control())
+    assert [type(each) for each in hook.seen] == [Control]
+
+
+def _lines_during(text: str) -> list[str]:
+    with PHASES.lasting(Phase(text)):
+        return [line.plain for line in Dashboard(10, 0, []).lines(80)]
+
+
+class _Seen(RenderHook):
+    def __init__(self) -> None:
+        self.seen: list[ConsoleRenderable] = []
+
+    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
+        self.seen += renderables
+        return renderables

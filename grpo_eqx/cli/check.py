@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
 
 
@@ -30,7 +31,7 @@ class Check(Subcommand):
 
         run = RecordedRun.read(self.run_folder)
         if run.gaps is not None:
-            print(f"warning: {run.gaps}", file=sys.stderr)
+            print_clean(f"warning: {run.gaps}", file=sys.stderr)
         findings = diagnose(run.settings, run.steps, run.evaluations, num_devices=run.num_devices)
         show_findings(run, findings)
         return 1 if any(finding.kind == "sickness" for finding in findings) else 0

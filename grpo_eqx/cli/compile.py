@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flags import RunFlags, start
 from grpo_eqx.cli.train import evaluates
 from grpo_eqx.config import GRPOConfig
@@ -46,9 +47,9 @@ def _compile(cfg: GRPOConfig) -> None:
         with stages.lasting(f"compiling {name}"):
             how = _compiled(name, lower())
         if is_main():
-            print(f"{name}: {how}, {time.monotonic() - began:.1f} s", flush=True)
+            print_clean(f"{name}: {how}, {time.monotonic() - began:.1f} s")
     if is_main():
-        print(f"the cache is in {folder}; grpo-eqx train with the same flags reads it")
+        print_clean(f"the cache is in {folder}; grpo-eqx train with the same flags reads it")
 
 
 def _cache_to_fill() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flags import ends_with_a_line
 from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.config import GRPOConfig
@@ -113,7 +114,7 @@ class Eval(Subcommand):
         results = evaluation.make(track, say_sometimes)
         if is_main():
             _print(results, f"{self.model} on {evaluation.problems.name}", self.eval_func)
-            print(
+            print_clean(
                 f"the results are in {output}, and each problem in {output.with_suffix('.jsonl')}"
             )
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 
@@ -44,7 +45,7 @@ class Export(Subcommand):
         from grpo_eqx.distributed.join import check_xla_flags
 
         if (hosts := _of_other_host()) is not None:
-            print(f"nothing is written here: of {hosts} hosts, the first one exports")
+            print_clean(f"nothing is written here: of {hosts} hosts, the first one exports")
             return 0
         check_xla_flags()
         # An accelerator may belong to the run, and is not needed.
@@ -52,7 +53,7 @@ class Export(Subcommand):
         written = export(
             self.checkpoint, self.output, self.dtype, _say, self.model, merge=self.merge
         )
-        print(
+        print_clean(
             f"wrote {written.num_parameters:,} parameters of {written.checkpoint} in {self.dtype}, "
             f"and the tokenizer, to {self.output}"
         )
@@ -71,4 +72,4 @@ def _of_other_host() -> int | None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print_clean(text, file=sys.stderr)

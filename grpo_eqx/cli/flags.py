@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flag_values import (
     AS_SETTINGS,
     check_complete,
@@ -217,7 +218,7 @@ def start(flags: RunFlags, main: Callable[[Any], None]) -> None:
         cfg = flags.settings()
         flags.export()
         if flags.print_config:
-            print(to_yaml(cfg), end="")
+            print_clean(to_yaml(cfg), end="")
             return
         from grpo_eqx.distributed.join import join_processes
 
@@ -234,8 +235,8 @@ def ends_with_a_line() -> Iterator[None]:
         yield
     except (UserError, RunError) as error:
         if isinstance(error, RewardError | CallbackError) and error.__cause__ is not None:
-            print(frames_of_cause(error.__cause__), end="", file=sys.stderr)
-        print(f"error: {near(str(error))}", file=sys.stderr, flush=True)
+            print_clean(frames_of_cause(error.__cause__), end="", file=sys.stderr)
+        print_clean(f"error: {near(str(error))}", file=sys.stderr)
         _end(exit_code(error))
     except KeyboardInterrupt:
         _end(EXIT_INTERRUPTED)

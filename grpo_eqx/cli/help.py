@@ -44,17 +44,17 @@ def show_help(
     `--help` for the essentials, `--help GROUP` for a group, `--help-all` for everything; flags that
     are essentials besides. Raises `UserError` for an unknown group.
     """
-    from rich.console import Console
+    from grpo_eqx.tracking.run_console import safe_console
 
     groups, wanted = groups_of(flags), _wanted(arguments)
-    console = Console(width=min(Console().width, _WIDEST), highlight=False)
+    console = safe_console(width=min(safe_console().width, _WIDEST), highlight=False)
     if wanted is not None and wanted not in groups:
         raise UserError(f"--help has no group {wanted!r}: use one of {', '.join(groups)}.")
     if wanted is None:
         paragraphs = [" ".join(each.split()) for each in about.strip().split("\n\n")]
         usage = f"usage: {command} [--FLAG VALUE ...]"
         shown_about = paragraphs if "--help-all" in arguments else paragraphs[:1]
-        console.print("\n\n".join([usage, *shown_about]) + "\n", markup=False)
+        console.print("\n\n".join([usage, *shown_about]) + "\n")
     shown = {name: rows for name, rows in groups.items() if wanted in (None, name)}
     if wanted is None and "--help-all" not in arguments:
         known = set(_all(groups))
@@ -65,8 +65,8 @@ def show_help(
             console.print(name, style="bold")
         console.print(_table(flags, rows, brief=not name))
     if len(shown) == 1:
-        console.print(f"\n{len(_all(groups))} flags in all: --help-all", markup=False)
-        console.print(f"by group: --help {', '.join(groups)}", markup=False)
+        console.print(f"\n{len(_all(groups))} flags in all: --help-all")
+        console.print(f"by group: --help {', '.join(groups)}")
     raise SystemExit(0)
 
 

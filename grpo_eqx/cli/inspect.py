@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from grpo_eqx.clean_text import clean
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 
@@ -137,7 +137,7 @@ class Inspect(Subcommand):
             console.print(as_block(row, console.encoding, longest=_LONGEST, heat=heat))
         if self.logps:
             console.print(legend(colored=_is_colored(console)))
-        print(self._count(chosen, found))
+        print_clean(self._count(chosen, found))
 
     def _heat(self, row: Mapping[str, Any], console: "Console") -> Any:
         from grpo_eqx.tracking.heat_strip import heat_strip
@@ -192,11 +192,11 @@ class Inspect(Subcommand):
 
     def _print_json(self, recorded: "RecordedCompletions", chosen: "Sequence[Match]") -> None:
         for row in recorded.rows(chosen, with_tokens=self.logps):
-            print(json.dumps({name: _finite(x) for name, x in row.items()}))
+            print_clean(json.dumps({name: _finite(x) for name, x in row.items()}))
 
 
 def _warn(text: str) -> None:
-    print(clean(text), file=sys.stderr)
+    print_clean(text, file=sys.stderr)
 
 
 def _rewarded(found: "Sequence[Match]") -> "list[Match]":

@@ -16,6 +16,7 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.check import Check
 from grpo_eqx.cli.compile import Compile
 from grpo_eqx.cli.doctor import Doctor
@@ -27,7 +28,7 @@ from grpo_eqx.cli.help import asks_for_help, show_help
 from grpo_eqx.cli.inspect import Inspect
 from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.report import Report
-from grpo_eqx.cli.streams import standard_output
+from grpo_eqx.cli.streams import clean_messages, standard_output
 from grpo_eqx.cli.train import Train
 from grpo_eqx.errors import (
     EXIT_INTERRUPTED,
@@ -40,6 +41,7 @@ from grpo_eqx.errors import (
 )
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
+from grpo_eqx.tracebacks import print_traceback, shortened
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
     "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,
@@ -65,15 +67,16 @@ def main() -> None:
 
     Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
+    sys.excepthook = shortened(print_traceback)
     try:
-        with standard_output():
+        with standard_output(), clean_messages():
             code = run(sys.argv[1:])
         sys.exit(code)
     except UserError as error:
-        print(f"error: {near(str(error))}", file=sys.stderr)
+        print_clean(f"error: {near(str(error))}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
     except (CommandError, RunError) as error:
-        print(f"error: {near(str(error))}", file=sys.stderr)
+        print_clean(f"error: {near(str(error))}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
@@ -87,7 +90,7 @@ def run(arguments: Sequence[str]) -> int:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
     if own[-1:] == ["--version"] and "tpu-vm" not in own:  # whose flag is its software's version
-        print(f"grpo_eqx {version('grpo_eqx')}")
+        print_clean(f"grpo_eqx {version('grpo_eqx')}")
         return 0
     if own[:1] == ["launch"] and not command and (start := _program(own)) is not None:
         raise UserError(f"-- is missing before {own[start]}: put it before the command to run.")

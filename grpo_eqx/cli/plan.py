@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpo_eqx.choices import LOCAL, Searchable
+from grpo_eqx.clean_text import clean, print_clean
 from grpo_eqx.cli.flags import ConfigFlags
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.config_files import to_yaml
@@ -69,7 +70,7 @@ class Plan(ConfigFlags, _PlanFlags):
 
         cfg = self.settings()
         if self.print_config:
-            print(to_yaml(cfg), end="")
+            print_clean(to_yaml(cfg), end="")
             return 0
         check_xla_flags()
         # This machine's devices are for the process that compiles, or for a run beside it.
@@ -86,9 +87,9 @@ class Plan(ConfigFlags, _PlanFlags):
         alone = self.compare is None
         text = json.dumps(fields[self.topology] if alone else fields, indent=2)
         if self.json == _STDOUT:
-            print(text)
+            print_clean(text)
             for name, refusal in refused.items():
-                print(f"{name}: {refusal}", file=sys.stderr)
+                print_clean(f"{name}: {refusal}", file=sys.stderr)
         else:
             self._show(plans, refused, cfg)
         if file is not None:
@@ -148,22 +149,23 @@ class Plan(ConfigFlags, _PlanFlags):
             return
         console.print(comparison(plans))
         if cfg.micro_batch_size_per_device == "auto" and (sizes := auto_sizes(plans)):
-            console.print(sizes, highlight=False, markup=False)
+            console.print(sizes, highlight=False)
         for name, refusal in refused.items():
-            console.print(f"{name}: {refusal}", highlight=False, markup=False)
+            console.print(f"{name}: {refusal}", highlight=False)
 
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
     """Shows progress on standard error: one live line on a terminal, else a line per message."""
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
+    from grpo_eqx.tracking.run_console import safe_console
+
+    console = safe_console(stderr=True)
     if not console.is_terminal:
         yield lambda text: console.print(text, highlight=False, soft_wrap=True)
         return
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("starting")
-        yield lambda text: progress.reset(task, description=text)
+        yield lambda text: progress.reset(task, description=clean(text))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import tyro
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 
@@ -35,5 +36,5 @@ class Report(Subcommand):
 
         page, *pictures = write_report(self.runs, Path(os.path.expanduser(self.output)))
         size = page.stat().st_size / 1e6
-        print(f"wrote {page} ({size:.2f} MB), and {len(pictures)} plots to {page.stem}_plots")
+        print_clean(f"wrote {page} ({size:.2f} MB), and {len(pictures)} plots to {page.stem}_plots")
         return 0

@@ -1,11 +1,14 @@
-"""Standard output that is closed, ends or cannot be written."""
+"""What a command prints on: standard output, and what libraries say there."""
 
+import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from grpo_eqx.clean_text import clean
 from grpo_eqx.errors import EXIT_PIPE_CLOSED, RunError
 
 
@@ -33,6 +36,26 @@ def standard_output() -> Iterator[None]:
             f"standard output cannot be written ({failure.strerror}): free space where it goes, or "
             f"send it elsewhere."
         ) from failure
+
+
+@contextmanager
+def clean_messages() -> Iterator[None]:
+    """Cleans what libraries say of texts from outside: their warnings and log records."""
+    record, formatted = logging.getLogRecordFactory(), warnings.formatwarning
+    logging.setLogRecordFactory(_CleanRecord)
+    warnings.formatwarning = lambda *of, **options: clean(formatted(*of, **options))
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(record)
+        warnings.formatwarning = formatted
+
+
+class _CleanRecord(logging.LogRecord):
+    """Log record whose message steers no terminal."""
+
+    def getMessage(self) -> str:  # noqa: N802  # the name of logging
+        return clean(logging.LogRecord.getMessage(self))
 
 
 def _failure() -> OSError | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flags import RunFlags, start
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.launch.subcommand import Subcommand
@@ -48,5 +49,5 @@ def _train(cfg: GRPOConfig) -> None:
         count = f"{steps} step{'s' if steps > 1 else ''}"
         done = f"{count} in {result.seconds:.0f} s" if whole else f"{count} done"
         if evaluation is not None:
-            print(evaluation)
-        print(f"{done}; the run is in {result.output_dir}")
+            print_clean(str(evaluation))
+        print_clean(f"{done}; the run is in {result.output_dir}")

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.config import EMBEDDED_DATA
 from grpo_eqx.data.hub_data import load_hub_data, repository_of
 from grpo_eqx.data.jsonl import ARGUMENTS, read_jsonl
@@ -182,10 +183,9 @@ def _read_all(argument: str, data: Iterable[Any]) -> list[Any]:
     for row in data:
         rows.append(row)
         if len(rows) % _MANY == 0:
-            print(
+            print_clean(
                 f"read {len(rows):,} problems of {argument} so far: it is read to its end",
                 file=sys.stderr,
-                flush=True,
             )
     return rows
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.distributed.callers import Caller, Callers, listening
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import disagreement
@@ -93,7 +94,7 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
             if _twins(cluster, hellos) is not None or not _missing(cluster, hellos):
                 break
             if time.monotonic() > next_report:
-                print(_present(cluster, hellos), file=sys.stderr, flush=True)
+                print_clean(_present(cluster, hellos), file=sys.stderr)
                 next_report += _REPORT_SECONDS
             callers.serve(min(left, _RETRY_SECONDS))
         hellos = [own, *callers.messages]

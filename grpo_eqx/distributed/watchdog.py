@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.distributed.exits import do_last_acts, exit_at_once
 from grpo_eqx.errors import EXIT_FAULT
 
@@ -59,12 +60,11 @@ class Watchdog:
     def _end(self) -> None:
         do_last_acts()
         stderr = sys.__stderr__ or sys.stderr
-        print(
+        print_clean(
             f"error: no progress for {self.timeout:g} s (hang_timeout) after {self._done_last}: "
             f"ending this process. The same command continues from the last checkpoint, if there "
             f"is one. The stacks of its threads:",
             file=stderr,
-            flush=True,
         )
         faulthandler.dump_traceback(stderr, all_threads=True)
         exit_at_once(EXIT_FAULT)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.data.batches import TokenizedPrompts, pad_prompts, padded_length
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
@@ -177,7 +178,7 @@ class Evaluator:
         if evaluation.solved.any() or not self.scorer.highest > 0:
             return evaluation
         if is_main():
-            print(
+            print_clean(
                 f"warning: eval_func returned at most {self.scorer.highest:g}, and only 1 counts "
                 f"as solved.",
                 file=sys.stderr,

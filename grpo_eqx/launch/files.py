@@ -1,10 +1,10 @@
 """Files rendered from the package's templates, for other launchers to read."""
 
 import string
-import sys
 from importlib import resources
 from pathlib import Path
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 
 SHARED = "/shared"
@@ -26,7 +26,7 @@ def render(template: str, **values: str | int) -> str:
 def write(text: str, output: Path | None) -> None:
     """Writes to a file, or to standard output."""
     if output is None:
-        sys.stdout.write(text)
+        print_clean(text, end="")
         return
     try:
         output.write_text(text, encoding="utf-8")

@@ -26,7 +26,8 @@ class Guardian:
         """Tells it of a leader of a process group that starts, or has ended."""
         assert self.process.stdin is not None
         with contextlib.suppress(OSError):  # somebody killed it
-            print(pid, file=self.process.stdin, flush=True)
+            self.process.stdin.write(f"{pid}\n")
+            self.process.stdin.flush()
 
     def end(self) -> None:
         """Ends it, when no process is left."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.distributed.cluster import COORDINATOR, JOB, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.errors import EXIT_DOES_NOT_FIT, EXIT_USER_ERROR
 from grpo_eqx.launch.checks import check_at_least
@@ -49,10 +50,9 @@ class Local(Subcommand):
             code, told = self._run_once(command)
             if told or code in _FINAL:
                 return code
-            print(
+            print_clean(
                 f"exit code {code}: starting all processes again ({restart} of {self.restarts})",
                 file=sys.stderr,
-                flush=True,
             )
         return self._run_once(command).code
 

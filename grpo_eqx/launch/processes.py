@@ -18,6 +18,7 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, NamedTuple
 
+from grpo_eqx.clean_text import clean, print_clean
 from grpo_eqx.errors import EXIT_FAULT, EXIT_PREEMPTED, UserError
 from grpo_eqx.launch.guardian import Guardian
 
@@ -121,7 +122,7 @@ def run_together(processes: Sequence[Process]) -> Outcome:
 def _say(text: str) -> None:
     """Prints to standard error, if anybody reads that: processes are ended in any case."""
     with suppress(OSError):
-        print(text, file=sys.stderr, flush=True)
+        print_clean(text, file=sys.stderr)
 
 
 @contextmanager
@@ -226,15 +227,17 @@ def _copy_lines(
             last = last or not chunk
             *lines, rest = (rest + chunk).split(b"\n")
             shown = [line for line in lines if not _NOISE.fullmatch(line)]
-            _write(b"".join(prefix + line + b"\n" for line in shown), stream, events)
+            _write(prefix, shown, stream, events)
     if rest:
-        _write(prefix + rest + b"\n", stream, events)
+        _write(prefix, [rest], stream, events)
 
 
-def _write(text: bytes, stream: str, events: _Events) -> None:
+def _write(prefix: bytes, lines: Sequence[bytes], stream: str, events: _Events) -> None:
     target = getattr(sys, stream)
     try:
-        target.buffer.write(text)
+        if target.isatty():
+            lines = [_for_terminal(line, target.encoding) for line in lines]
+        target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
         target.buffer.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
@@ -243,6 +246,12 @@ def _write(text: bytes, stream: str, events: _Events) -> None:
         else:
             _say(f"{stream} cannot be written ({error.strerror}); ending all")
             events.put(_Event(None, EXIT_FAULT))
+
+
+def _for_terminal(line: bytes, encoding: str) -> bytes:
+    """Returns a line as a terminal may have it; of one that was overwritten, the last text."""
+    text = line.decode(errors="backslashreplace").rstrip("\r").rpartition("\r")[-1]
+    return clean(text, encoding).encode(encoding)
 
 
 def _wait(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> tuple[_Event, int]:

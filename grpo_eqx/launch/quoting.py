@@ -2,13 +2,10 @@
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Sequence
 
 from grpo_eqx.errors import UserError
-
-_UNPRINTABLE_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def shell_line(arguments: Sequence[str]) -> str:
@@ -36,7 +33,7 @@ def yaml_text(text: str) -> str:
     except UnicodeEncodeError as error:
         raise UserError(f"{text!r} is not UTF-8, which YAML needs: write it in UTF-8.") from error
     quoted = json.dumps(text, ensure_ascii=False)
-    return _UNPRINTABLE_IN_YAML.sub(lambda match: f"\\u{ord(match[0]):04x}", quoted)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in quoted)
 
 
 def kubernetes_argument(argument: str) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import EXIT_PREEMPTED, UserError
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import SHARED, render, write
@@ -81,7 +82,7 @@ class SkyPilot(Subcommand):
         )
         write(task, self.output)
         if not Path("pyproject.toml").is_file():
-            print(
+            print_clean(
                 f"note: this folder has no pyproject.toml. The task installs the folder from which "
                 f"it is launched, with its extra {of_kind['extra']}: launch it from a project that "
                 f"depends on grpo_eqx, or from a checkout of grpo_eqx.",

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
+from grpo_eqx.clean_text import clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.rotary import SCALINGS, RopeScaling
 from grpo_eqx.plain_data import brief
@@ -119,8 +120,10 @@ def used_fields(
         # Python shows a warning once per line it is attributed to: here the same line for every
         # reader, as a run reads the file twice.
         warnings.warn(
-            f"{path}: unknown fields are ignored: {', '.join(unknown)}. "
-            "Make sure that they do not change what the model computes.",
+            clean(
+                f"{path}: unknown fields are ignored: {', '.join(unknown)}. "
+                "Make sure that they do not change what the model computes."
+            ),
             stacklevel=2,
         )
     return used

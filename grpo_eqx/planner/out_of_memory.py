@@ -7,6 +7,7 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import OutOfMemoryError, first_line
 from grpo_eqx.planner.plan import Plan
 
@@ -43,9 +44,7 @@ def explains_out_of_memory(
 
 def _explanation(error: Exception, make_plan: Callable[[], Plan]) -> str:
     said = first_line(error).rstrip(".")
-    print(
-        f"out of memory ({said}): planning the run to find what fits", file=sys.stderr, flush=True
-    )
+    print_clean(f"out of memory ({said}): planning the run to find what fits", file=sys.stderr)
     try:
         plan = make_plan()
     except Exception:  # a failure here must not hide the first one

@@ -5,6 +5,7 @@ import sys
 import optax
 
 from grpo_eqx.choices import LOCAL, Searchable
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.passed_objects import Passed
@@ -44,4 +45,4 @@ def plan_config(
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    print_clean(text, file=sys.stderr)

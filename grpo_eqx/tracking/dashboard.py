@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
+from grpo_eqx.clean_text import clean
 from grpo_eqx.tracking.durations import readable_seconds
 from grpo_eqx.tracking.memory_in_use import memory_in_use
 from grpo_eqx.tracking.phases import PHASES
@@ -52,7 +53,7 @@ class Dashboard:
             self._reward(width),
             _row(width, self._of_completions()),
             _row(width, self._of_the_machine()),
-            Text("" if phase is None else str(phase), style=_ACCENT),
+            Text("" if phase is None else clean(str(phase)), style=_ACCENT),
         ]
 
     def _bar(self, width: int) -> Text:

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console
 from rich.progress import track
 
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.tracking.phases import PHASES, Phase
+from grpo_eqx.tracking.run_console import safe_console
 
 
 def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
@@ -16,7 +16,7 @@ def track_on_terminal(items: Sequence[int], description: str) -> Iterable[int]:
     """
     if PHASES.are_shown:
         return _as_phase(items, description)
-    console = Console()
+    console = safe_console()
     hidden = not (console.is_terminal and is_main())
     return track(items, description, console=console, transient=True, disable=hidden)
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import FileError, RunError, UserError
@@ -109,7 +110,7 @@ class RunLock:
         Raises `RunError` if it does: it may have ended when the command is started again.
         """
         before = self.path.stat().st_mtime
-        print(
+        print_clean(
             f"waiting {2 * SIGN_SECONDS:.0f} s for signs of the run on {holder.get('host')} that "
             f"{self.path} names",
             file=sys.stderr,

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from grpo_eqx.clean_text import clean
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.tracking.phases import PHASES, Phase
 
@@ -30,7 +30,7 @@ class Stages:
         # Its disk may be full: no reason to end a run.
         with self._lock, contextlib.suppress(OSError):
             if is_main() and not self._over:
-                print(f"[{self.seconds:3.0f} s] {clean(text)}", file=sys.stderr, flush=True)
+                print_clean(f"[{self.seconds:3.0f} s] {text}", file=sys.stderr)
 
     @contextlib.contextmanager
     def silent_after_errors(self) -> Iterator[None]:

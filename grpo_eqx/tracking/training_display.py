@@ -14,7 +14,7 @@ from grpo_eqx.tracking.dashboard import Dashboard
 from grpo_eqx.tracking.durations import TimeLeft, readable_seconds
 from grpo_eqx.tracking.live_lines import LiveLines
 from grpo_eqx.tracking.phases import PHASES
-from grpo_eqx.tracking.run_console import RunConsole
+from grpo_eqx.tracking.run_console import safe_console
 
 _LINE_EVERY_S = 10.0
 
@@ -35,7 +35,7 @@ class TrainingDisplay:
         """
         self.steps = steps
         self.done = done
-        self.console = RunConsole() if console is None else console
+        self.console = safe_console() if console is None else console
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal
         ascii_only = self.console.options.ascii_only
         self._dashboard = Dashboard(steps, done, list(rewards), ascii_only)

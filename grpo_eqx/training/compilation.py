@@ -11,6 +11,8 @@ from typing import Any
 import jax
 from jax import monitoring
 
+from grpo_eqx.clean_text import clean
+
 _LEAST_SECONDS = 0.5
 """Minimum compile time of a program that is worth a cache file."""
 
@@ -50,8 +52,10 @@ def use_compilation_cache() -> str | None:
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, RuntimeError) as error:
         warnings.warn(
-            f"compiled programs are not cached ({error}): set JAX_COMPILATION_CACHE_DIR to a "
-            "writable folder, or JAX_ENABLE_COMPILATION_CACHE=false.",
+            clean(
+                f"compiled programs are not cached ({error}): set JAX_COMPILATION_CACHE_DIR to a "
+                "writable folder, or JAX_ENABLE_COMPILATION_CACHE=false."
+            ),
             stacklevel=2,
         )
         return None

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.commit import resolve_commit
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
@@ -49,5 +50,5 @@ class Bootstrap(Subcommand):
                     f"{pod.worker_name(worker)} has commit {found} instead of {commit}: run "
                     f"bootstrap again."
                 )
-        print(f"all {len(done)} workers have commit {commit}")
+        print_clean(f"all {len(done)} workers have commit {commit}")
         return 0

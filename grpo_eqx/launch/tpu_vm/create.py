@@ -5,6 +5,7 @@ import re
 import shlex
 import sys
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.vm import Finished, TypeFlag, Vm, execute
@@ -43,19 +44,21 @@ class Create(Subcommand):
     def run(self, command: tuple[str, ...]) -> int:
         commands = {zone: self._command(zone) for zone in self.zones.split(",")}
         if self.dry_run:
-            print(" ||\n".join(shlex.join(command) for command in commands.values()))
+            print_clean(" ||\n".join(shlex.join(command) for command in commands.values()))
             return 0
         refusals = []
         for zone, arguments in commands.items():
-            print(f"creating {self.name} in {zone} ...", file=sys.stderr, flush=True)
+            print_clean(f"creating {self.name} in {zone} ...", file=sys.stderr)
             try:
                 done = execute(arguments)
             except KeyboardInterrupt:
-                print(f"{self.name} may still come up in {zone}: delete it there", file=sys.stderr)
+                print_clean(
+                    f"{self.name} may still come up in {zone}: delete it there", file=sys.stderr
+                )
                 raise
             if done.code == 0:
                 hosts = find_slice(self.accelerator).hosts
-                print(f"created {self.name} ({self.accelerator}, {hosts} workers) in {zone}")
+                print_clean(f"created {self.name} ({self.accelerator}, {hosts} workers) in {zone}")
                 return 0
             self._check_room(zone, done)
             refusals.append(f"\n  {zone}:\n{done.tail()}")
@@ -74,4 +77,4 @@ class Create(Subcommand):
     def _check_room(self, zone: str, done: Finished) -> None:
         if not _NO_ROOM.search(done.errors + done.output):
             raise CommandError(f"{self.name} was not created in {zone}:\n{done.tail()}")
-        print(f"{zone} has no capacity", file=sys.stderr)
+        print_clean(f"{zone} has no capacity", file=sys.stderr)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import tyro
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.pod import check_type, describe, describe_command
@@ -33,12 +34,12 @@ class Delete(Subcommand):
         if wanted is not None:
             check_type(self.vm, wanted, describe(self.vm))
         if not self.yes and not self._confirmed():
-            print(f"{self.vm.name} was not deleted")
+            print_clean(f"{self.vm.name} was not deleted")
             return 1
         done = execute(arguments)
         if done.code:
             raise CommandError(f"{self.vm.name} was not deleted:\n{done.tail()}")
-        print(f"deleted {self.vm.name} in {self.vm.zone}")
+        print_clean(f"deleted {self.vm.name} in {self.vm.zone}")
         return 0
 
     def _confirmed(self) -> bool:

@@ -5,6 +5,7 @@ import os
 import sys
 from pathlib import Path, PurePosixPath
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod
@@ -49,11 +50,11 @@ class Fetch(Subcommand):
             show(["mkdir", "-p", str(folder)])
         else:
             folder.mkdir(parents=True, exist_ok=True)
-            print(f"copying {self.path} from worker {self.worker} ...", file=sys.stderr, flush=True)
+            print_clean(f"copying {self.path} from worker {self.worker} ...", file=sys.stderr)
         (done,) = pod.try_all(
             [self.worker], lambda worker: self.vm.copy_from(worker, source, folder)
         )
         pod.check(f"copy {self.path}", {self.worker: done})
         if not self.vm.dry_run:
-            print(f"copied {self.path} of worker {self.worker} into {folder}")
+            print_clean(f"copied {self.path} of worker {self.worker} into {folder}")
         return 0

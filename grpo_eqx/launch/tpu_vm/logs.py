@@ -3,6 +3,7 @@
 import dataclasses
 import os
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.checks import check_at_least
 from grpo_eqx.launch.processes import Process, run_together
 from grpo_eqx.launch.subcommand import Subcommand
@@ -40,7 +41,7 @@ class Logs(Subcommand):
         finished = pod.try_all(workers, lambda worker: self._command(pod, worker))
         for worker, done in zip(workers, finished, strict=True):
             for line in done.output.splitlines():
-                print(f"[{worker}] {line}")
+                print_clean(f"[{worker}] {line}")
         pod.check("show the log", dict(zip(workers, finished, strict=True)))
         return 0
 

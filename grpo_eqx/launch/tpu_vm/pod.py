@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import CommandError
 from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
@@ -110,7 +111,7 @@ class Pod:
     def say(self, doing: str) -> None:
         """Tells the waiting user what is being done."""
         if not self.vm.dry_run:
-            print(f"{doing} ({len(self.addresses)} workers) ...", file=sys.stderr, flush=True)
+            print_clean(f"{doing} ({len(self.addresses)} workers) ...", file=sys.stderr)
 
 
 def describe_command(vm: Vm) -> list[str]:

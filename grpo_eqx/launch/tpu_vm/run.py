@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 from typing import ClassVar
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.subcommand import Subcommand
@@ -55,7 +56,7 @@ class Run(Subcommand):
             *command,
         )
         if not self.vm.dry_run:
-            print(f"started {name} on all {len(pod.addresses)} workers")
+            print_clean(f"started {name} on all {len(pod.addresses)} workers")
         return 0
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import (
     Pod,
@@ -36,7 +37,7 @@ class Status(Subcommand):
             self._ask(Pod(self.vm, wanted, ("",) * wanted.hosts))
             return 0
         found = describe(self.vm)
-        print(f"{self.vm.name}, {found.type or wanted.name} in {self.vm.zone}: {found.state}")
+        print_clean(f"{self.vm.name}, {found.type or wanted.name} in {self.vm.zone}: {found.state}")
         if found.state != "READY":
             return 1
         check_type(self.vm, wanted, found)
@@ -54,5 +55,5 @@ class Status(Subcommand):
             said = done.output.strip()
             if done.code:
                 said = f"unreachable, exit code {done.code}\n{done.tail()}"
-            print(f"{pod.worker_name(worker)}: {said}")
+            print_clean(f"{pod.worker_name(worker)}: {said}")
         return int(any(done.code for done in finished))

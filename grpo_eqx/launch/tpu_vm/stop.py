@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
@@ -28,5 +29,5 @@ class Stop(Subcommand):
         ended = pod.ssh("stop the run", script("end_runs", "stop_run"))
         for worker, done in enumerate(ended):
             if not self.vm.dry_run:
-                print(f"{pod.worker_name(worker)}: {done.output.strip()}")
+                print_clean(f"{pod.worker_name(worker)}: {done.output.strip()}")
         return 0

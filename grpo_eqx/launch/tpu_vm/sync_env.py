@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.env_file import check_env_file
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
@@ -36,5 +37,5 @@ class SyncEnv(Subcommand):
         )
         pod.ssh("install the environment file", script("place_env"))
         if not self.vm.dry_run:
-            print(f"all {len(pod.addresses)} workers have the environment file")
+            print_clean(f"all {len(pod.addresses)} workers have the environment file")
         return 0

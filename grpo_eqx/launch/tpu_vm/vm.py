@@ -10,8 +10,10 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
+from grpo_eqx.clean_text import clean, print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.checks import check_name
+from grpo_eqx.launch.quoting import shell_line
 
 _TAIL_LINES = 10
 
@@ -84,7 +86,8 @@ class Finished(NamedTuple):
 
 def show(arguments: Sequence[str]) -> None:
     """Prints the command, quoted for a shell."""
-    print(shlex.join(arguments))
+    text = shlex.join(arguments)  # on several lines, as scripts are
+    print_clean(text if clean(text) == text else shell_line(arguments))
 
 
 def execute(arguments: Sequence[str]) -> Finished:
