@@ -81,6 +81,7 @@ class Checkpoints:
             save_total_limit=self.cfg.save_total_limit,
             best=self.cfg.metric_for_best_model,
             stuck=self._stuck,
+            say=self.say,
         )
         self._last_save = self._last_step = time.monotonic()
         return self

@@ -2,7 +2,8 @@
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from grpo_eqx.checkpoint.saved import (
     named_arrays,
     named_counters,
 )
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.durable import sync, sync_tree
 from grpo_eqx.errors import RunError, first_line
@@ -26,6 +28,23 @@ from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 
 _LONGEST_REASON = 300
+
+
+class _Kept(preservation.PreservationPolicy):
+    """Policy by which steps that cannot be deleted stay besides."""
+
+    def __init__(self, others: preservation.AnyPreservationPolicy, stuck: Iterable[int]):
+        """**Arguments:** the policy on all other steps; the steps that cannot be deleted."""
+        self.others, self.stuck = others, set(stuck)
+        self.unwanted: set[int] = set()
+        """Steps that were to be deleted last."""
+
+    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> Sequence[bool]:
+        wanted = self.others.should_preserve(checkpoints, context=context)
+        steps = [each.step for each in checkpoints]
+        self.unwanted = {x for x, stays in zip(steps, wanted, strict=True) if not stays}
+        self.unwanted -= self.stuck
+        return [step not in self.unwanted for step in steps]
 
 
 class CheckpointStore:
@@ -42,10 +61,12 @@ class CheckpointStore:
         save_total_limit: int | None = None,
         best: str | None = None,
         stuck: Sequence[int] = (),
+        say: Callable[[str], None] = print_clean,
     ):
         """**Arguments:** the folder, created where missing; the number of newest checkpoints to
         keep, `None` for all; the name of the score by which the best is kept too, `None` for none;
-        damaged steps that cannot be moved, which are neither counted nor deleted.
+        damaged steps that cannot be moved, which are neither counted nor deleted; shows the user a
+        line.
 
         Raises `RunError` if the folder cannot be written.
         """
@@ -56,17 +77,16 @@ class CheckpointStore:
 
         limit = None if save_total_limit is None else save_total_limit + len(stuck)
         policies: list[preservation.PreservationPolicy] = [preservation.LatestN(n=limit)]
-        if stuck:
-            policies.append(preservation.CustomSteps(steps=stuck))
         if best is not None:
             policies.append(
                 preservation.BestN(
                     get_metric_fn=of_best, n=1, keep_checkpoints_without_metrics=False
                 )
             )
+        self._kept = _Kept(preservation.AnyPreservationPolicy(policies), stuck)
         options = ocp.CheckpointManagerOptions(
             best_fn=None if best is None else of_best,
-            preservation_policy=preservation.AnyPreservationPolicy(policies),
+            preservation_policy=self._kept,
             step_prefix="step",
             cleanup_tmp_directories=True,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._sync_unnamed),
@@ -74,6 +94,7 @@ class CheckpointStore:
         self.folder = folder
         self.best = best
         self._saving: int | None = None
+        self._say = say
         silence_orbax()
         with self._explained():
             self._manager = ocp.CheckpointManager(
@@ -87,10 +108,37 @@ class CheckpointStore:
         self.close()
 
     def wait(self) -> None:
-        """Waits until the last save is on the disk. Raises `RunError` if it cannot be written."""
+        """Waits until the last save is on the disk. Raises `RunError` if it cannot be written.
+
+        An earlier one that should be deleted and cannot be stays, and is named once.
+        """
         with self._explained():
-            self._manager.wait_until_finished()
+            try:
+                self._manager.wait_until_finished()
+            except Exception:
+                if not self._stuck_ones_stay():
+                    raise
             sync(self.folder)
+
+    def _stuck_ones_stay(self) -> bool:
+        """Goes on without deleting what cannot be deleted; returns whether that is all that failed.
+
+        Orbax deletes when the new checkpoint is complete, in the first process alone.
+        """
+        present = complete_steps(self.folder)
+        failed = False
+        for step in self._kept.unwanted & set(present):
+            path, failed = self.folder / f"step_{step}", True
+            try:
+                shutil.rmtree(path)
+            except OSError as error:
+                self._kept.stuck.add(step)
+                self._say(
+                    f"warning: the checkpoint {path} cannot be deleted ({error.strerror or error}):"
+                    f" it stays, and the run goes on"
+                )
+        self._manager.reload()
+        return failed and self._saving in present
 
     def close(self) -> None:
         """Waits for the last save, and frees what writing it took."""

@@ -149,6 +149,37 @@ def test_one_that_cannot_be_moved_is_left_behind(
     assert Run(folder).resume() == 7
 
 
+@pytest.mark.parametrize("spoil", [without_facts, empty, lambda folder: None])
+def test_one_that_can_never_be_deleted_ends_no_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Path], None]
+) -> None:
+    """In the run that finds it, in those after it, and whether it is damaged or only old."""
+
+    def refusing(call: Callable[..., object]) -> Callable[..., object]:
+        def refuse(path: str | Path, *arguments: object, **others: object) -> object:
+            if Path(path).name == "step_4":
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+            return call(path, *arguments, **others)
+
+        return refuse
+
+    spoil(folder)
+    monkeypatch.setattr(Path, "rename", refusing(Path.rename))
+    monkeypatch.setattr(os, "rmdir", refusing(os.rmdir))
+    Run(folder).resume()
+    for steps in (5, 6, 7), (8,), (9, 10):
+        run = Run(folder)
+        run.resume()
+        run.save(*steps)
+        assert sum("cannot be deleted" in text for text in run.said) <= 1
+        assert {steps[-1], steps[-1] - 1, 4} <= {*complete_steps(folder / "checkpoints")}
+    assert complete_steps(folder / "checkpoints") == [10, 9, 4]
+    assert run.said[-1] == (
+        f"warning: the checkpoint {folder}/checkpoints/step_4 cannot be deleted (Operation not "
+        f"permitted): it stays, and the run goes on"
+    )
+
+
 def test_where_none_can_be_read_nothing_starts(folder: Path) -> None:
     for step in (3, 4):
         shutil.rmtree(folder / "checkpoints" / f"step_{step}" / "facts")
