@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple, SupportsFloat, get_args
 
 from grpo_eqx.callbacks import Callback, Event, Response
+from grpo_eqx.clean_text import is_name
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.errors import CallbackError, UserError, first_line, shown
 from grpo_eqx.process_state import KeptState
@@ -63,7 +64,11 @@ class CallbackCalls:
                     f"them with: return them from {' or '.join(_LOGGING)}."
                 )
             for metric, value in response.metrics.items():
-                metric = str(metric)
+                if not is_name(metric):
+                    raise UserError(
+                        f"callback {called} logs a metric with the name {shown(metric)}: give it a "
+                        f"name of characters that can be printed."
+                    )
                 if metric in _OF_ROWS or (name == "on_step_end" and metric.startswith("eval/")):
                     raise UserError(
                         f"callback {called} logs {metric!r} in {name}, a name by which lines of "

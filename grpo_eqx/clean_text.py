@@ -26,6 +26,11 @@ def clean(text: str, encoding: str = "utf-8") -> str:
     return "".join(char if stays[char] else spelled(char) for char in text)
 
 
+def is_name(value: object) -> bool:
+    """Returns whether a value can name a metric: a text that shows as it is wherever it is read."""
+    return isinstance(value, str) and bool(value.strip()) and value.isprintable()
+
+
 def has(encoding: str, char: str) -> bool:
     """Returns whether a character can be printed, in an encoding."""
     try:

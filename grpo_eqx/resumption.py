@@ -1,10 +1,13 @@
 """Continuation of a run: the checkpoint that it resumes from, and what its user is told of that."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
+from grpo_eqx.checkpoint.same_run import RunFacts
+from grpo_eqx.checkpoint.saved import SavedStep, complete_steps
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import FileError, UserError
 from grpo_eqx.tracking.recorded_files import read_passed
@@ -23,6 +26,20 @@ def resuming_from(cfg: GRPOConfig, source: ResumeSource) -> GRPOConfig:
     if isinstance(source, bool):
         source = "auto" if source else "never"
     return cfg if source is None else dataclasses.replace(cfg, resume=str(source))
+
+
+def trains(cfg: GRPOConfig, facts: RunFacts) -> bool:
+    """Returns whether steps are likely to be made: no run in the folder is finished, or another.
+
+    A guess, from the newest checkpoint alone: `find_resumable` decides.
+    """
+    folder = RunFolder(str(cfg.output_dir)).checkpoints
+    if cfg.resume == "auto":
+        for step in complete_steps(folder)[:1]:
+            with contextlib.suppress(Exception):  # it is damaged, in whatever way
+                saved = RunFacts.saved(SavedStep(folder, step))
+                return step < cfg.steps and not facts.refused(saved)
+    return True
 
 
 def find_resumable(

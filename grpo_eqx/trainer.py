@@ -49,7 +49,7 @@ from grpo_eqx.planner import Plan
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
-from grpo_eqx.resumption import ResumeSource, find_resumable, notes_on, resuming_from
+from grpo_eqx.resumption import ResumeSource, find_resumable, notes_on, resuming_from, trains
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
@@ -262,7 +262,8 @@ class GRPOTrainer:
             cfg, self.rewards, self.programs.options, self._run.passes, self._run.model,
             self.evaluation_names, without_token,
         )  # fmt: skip
-        if passed.model is None and cfg.model != EMBEDDED_MODEL:
+        is_loaded = passed.model is None and cfg.model != EMBEDDED_MODEL
+        if is_loaded and trains(cfg, self._facts(cfg)):
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
             self.programs.ahead.start(itertools.islice(self._in_order_of_use(), 1))
@@ -599,11 +600,13 @@ class GRPOTrainer:
     def _checkpoints(self, stop: StopRequest, source: ResumeSource) -> Checkpoints:
         """Makes the checkpoints of the run, to resume from a source in place of `cfg.resume`."""
         cfg = resuming_from(self.cfg, source)
-        facts = RunFacts.of(
+        return Checkpoints(cfg, self._facts(cfg), stop, _say, self._stages.started)
+
+    def _facts(self, cfg: GRPOConfig) -> RunFacts:
+        return RunFacts.of(
             cfg, self._fingerprints, hub_commits(cfg), self.rewards.funcs,
             self.tokenizer.template.time,
         )  # fmt: skip
-        return Checkpoints(cfg, facts, stop, _say, self._stages.started)
 
     def _saved_shapes(self) -> TrainState:
         """Returns the shapes of what a checkpoint of the run holds."""

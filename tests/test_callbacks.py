@@ -220,6 +220,10 @@ def told(callback: Callback, **metrics: float) -> Any:
             Response(metrics={"eval/mine": 1.0}),
             "Told logs 'eval/mine' in on_step_end, a name by which",
         ),
+        *(
+            (Response(metrics={name: 1.0}), "Told logs a metric with the name .*: give it a name")
+            for name in ("a\x1b[2J", "a\nb", "\x9b", "\u202e", "\u200b", "\ud800", " ", "")
+        ),
         ("stop", "on_step_end returned a str: return a grpo_eqx.Response"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What a command prints on: standard output, and what libraries say there."""
+"""Standard output that is closed, ends or cannot be written, and clean messages of libraries."""
 
 import logging
 import os

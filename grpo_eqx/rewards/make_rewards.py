@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo_eqx.clean_text import is_name
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.errors import UserError, shown
 from grpo_eqx.rewards import reward_func, soft_overlong_punishment
@@ -47,7 +48,7 @@ def named_funcs(given: Any, argument: str, taken: Sequence[str] = ()) -> dict[st
         pairs = [_named(func, argument) for func in (given if several else [given])]
     names = [name for name, _ in pairs]
     for i, name in enumerate(names):
-        if not isinstance(name, str) or not name.strip() or not name.isprintable():
+        if not is_name(name):
             raise UserError(
                 f"{argument} has a function with the name {shown(name)}, under which it cannot be "
                 f"logged: {_DICT}."

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
@@ -36,7 +37,7 @@ class Metrics(NamedTuple):
         A last line that is cut off is left out: a run writes it, or was killed while it did. Raises
         `FileError` where the file cannot be read at all.
         """
-        if not path.exists():
+        if not os.path.lexists(path):
             return cls((), (), ())
         *lines, end = read_bytes(path).split(b"\n")
         if not (_START.startswith(end[: len(_START)]) and _row_of(end) is None):

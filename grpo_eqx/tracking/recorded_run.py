@@ -35,7 +35,7 @@ class RecordedRun:
     def read(cls, path: str | Path) -> "RecordedRun":
         """Reads the folder of a run. Raises `UserError` where it is not one, or cannot be read."""
         folder = RunFolder(Path(os.path.expanduser(path)))
-        if not os.path.isfile(folder.metrics):
+        if not os.path.lexists(folder.metrics):
             raise _not_a_run(folder)
         try:
             return cls.of(folder, read_settings(folder) | read_passed(folder))

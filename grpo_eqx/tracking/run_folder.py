@@ -75,12 +75,12 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             kept = None if continued else self._keep_previous()
             notes = [] if kept is None else [f"an earlier run in {self.path} is kept in {kept}"]
-            self.metrics.touch()  # first: it tells a run folder
-            self.completions.mkdir(exist_ok=True)
-            self.stopped.unlink(missing_ok=True)
             if continued:
                 first = None if settings.get("resume") not in ("auto", "never", None) else 1
                 notes += self._forget_after(step, first)
+            self.metrics.touch()  # first of all: it tells a run folder
+            self.completions.mkdir(exist_ok=True)
+            self.stopped.unlink(missing_ok=True)
             files = {
                 self.config: settings, self.layout: layout, self.hub_commits: commits,
                 self.passed: passed,
@@ -101,7 +101,7 @@ class RunFolder:
         """
         self.check_writable()
         present = self._present()
-        if present and not continued and not self.metrics.exists():
+        if present and not continued and not os.path.lexists(self.metrics):
             raise UserError(
                 f"output_dir {str(self.path)!r} already contains {present[0].name!r}, but is not a "
                 f"run folder: choose another."
@@ -224,7 +224,7 @@ class RunFolder:
             self._run_id, self.stopped, self.tensorboard, self.path / "wandb",
             *self._damaged_metrics(),
         ]  # fmt: skip
-        return [entry for entry in entries if entry.exists()]
+        return [entry for entry in entries if os.path.lexists(entry)]
 
     def _keep_previous(self) -> Path | None:
         present = self._present()

@@ -20,6 +20,7 @@ from grpo_eqx.config import MAY_CHANGE
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.sharding import ExplicitMesh, Mesh
+from grpo_eqx.training.compile_ahead import CompileAhead
 from grpo_eqx.training.state import TrainState
 
 pytestmark = pytest.mark.slow
@@ -195,6 +196,33 @@ def test_a_finished_run_is_refused_to_another_as_an_unfinished_one_is(
     assert files() == before
     train(run, steps=1, seed=1, resume="never")
     assert (run / "previous-1" / "checkpoints" / "step_2").is_dir()
+
+
+def test_nothing_is_compiled_beforehand_for_a_run_that_is_refused_or_finished(
+    train: Callable[..., GRPOTrainer],
+    settings: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    train(tmp_path / "done", steps=1)
+    train(tmp_path / "part", until=1)
+    begun = list[object]()
+    monkeypatch.setattr(CompileAhead, "start", lambda self, lowerings: begun.append(lowerings))
+
+    def compiles(**changes: Any) -> bool:
+        begun.clear()
+        GRPOTrainer(GRPOConfig(**{**settings, **changes}), reward_funcs=[distinct_words])
+        return bool(begun)
+
+    assert not compiles(output_dir=tmp_path / "done", steps=1)
+    assert not compiles(output_dir=tmp_path / "done", steps=1, learning_rate=2e-3)
+    assert not compiles(output_dir=tmp_path / "part", beta=0.1)
+    assert compiles(output_dir=tmp_path / "part")
+    assert compiles(output_dir=tmp_path / "done", steps=2)
+    assert compiles(output_dir=tmp_path / "done", steps=1, beta=0.1, resume="never")
+    assert compiles(output_dir=tmp_path / "new")
+    shutil.rmtree(tmp_path / "part" / "checkpoints" / "step_1" / "facts")
+    assert compiles(output_dir=tmp_path / "part")  # whatever `fit` finds
 
 
 def test_a_finished_run_without_checkpoints_does_not_start_anew(

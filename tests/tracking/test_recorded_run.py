@@ -2,14 +2,18 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.tracking.recorded_run import RecordedRun
+from grpo_eqx.tracking.report.reading import read_run
+from grpo_eqx.tracking.run_folder import RunFolder
 
 
 @pytest.fixture
@@ -68,6 +72,31 @@ def test_damaged_lines_are_left_out_and_said(folder: Path) -> None:
     run = RecordedRun.read(folder)
     assert [step["step"] for step in run.steps] == [1, 2, 3]
     assert run.gaps == "metrics.jsonl has 2 lines that are damaged or repeated (4 to 5)"
+
+
+IN_PLACE_OF_METRICS: list[tuple[Callable[[Path], None], str]] = [
+    (os.mkfifo, r"metrics\.jsonl is neither a file nor a folder: give a file"),
+    (Path.mkdir, r"metrics\.jsonl is a folder: give a file"),
+    (lambda path: path.symlink_to(path), r"metrics\.jsonl cannot be read: Too many levels of sym"),
+    (lambda path: path.symlink_to("gone"), r"metrics\.jsonl cannot be read: No such file"),
+]
+
+
+@pytest.mark.parametrize(("put", "message"), IN_PLACE_OF_METRICS)
+def test_what_is_in_place_of_the_metrics_is_said(
+    folder: Path, put: Callable[[Path], None], message: str
+) -> None:
+    (folder / "metrics.jsonl").unlink()
+    put(folder / "metrics.jsonl")
+    for read in RecordedRun.read, read_run:
+        with pytest.raises(UserError, match=f"the run in .* cannot be read: .*{message}"):
+            read(folder)
+    run = RunFolder(folder)
+    with pytest.raises(UserError, match=message):
+        run.start({}, {}, {}, continued=True)
+    run.start({}, {}, {})  # another run, which keeps what it finds
+    assert run.metrics.is_file()
+    assert os.path.lexists(folder / "previous-1" / "metrics.jsonl")
 
 
 def test_where_a_run_continues_another_it_lacks_no_earlier_steps(folder: Path) -> None:
