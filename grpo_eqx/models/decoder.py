@@ -182,12 +182,12 @@ class Decoder(CausalLM):
         architecture = config.architecture
 
         def normal(*shape: int) -> Array:
-            return std * jax.random.normal(next(keys), shape)
+            return std * jax.random.normal(next(keys), shape, jnp.float32)
 
         def linear(name: str, out_size: int, in_size: int) -> Linear:
             biased = name in architecture.biased
             weight = normal(stack, out_size, in_size)
-            return Linear(weight, jnp.zeros((stack, out_size)) if biased else None)
+            return Linear(weight, jnp.zeros((stack, out_size), jnp.float32) if biased else None)
 
         def mlp_linear(name: str, out_size: int, in_size: int) -> Linear | None:
             return linear(name, out_size, in_size) if architecture.experts is None else None

@@ -41,10 +41,10 @@ class Experts(eqx.Module):
         router, gate, up, down = jax.random.split(key, 4)
         E, size = shape.number, shape.intermediate_size
         return cls(
-            std * jax.random.normal(router, (stack, E, hidden)),
-            std * jax.random.normal(gate, (stack, E, hidden, size)),
-            std * jax.random.normal(up, (stack, E, hidden, size)),
-            std * jax.random.normal(down, (stack, E, size, hidden)),
+            std * jax.random.normal(router, (stack, E, hidden), jnp.float32),
+            std * jax.random.normal(gate, (stack, E, hidden, size), jnp.float32),
+            std * jax.random.normal(up, (stack, E, hidden, size), jnp.float32),
+            std * jax.random.normal(down, (stack, E, size, hidden), jnp.float32),
         )
 
     def __call__(

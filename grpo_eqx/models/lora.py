@@ -120,5 +120,5 @@ def _adapted(linear: Linear, name: str, lora: Lora, key: PRNGKeyArray) -> Linear
         )
     bound = columns**-0.5
     a = jax.random.uniform(key, (*stack, lora.rank, columns), jnp.float32, -bound, bound)
-    b = jnp.zeros((*stack, lora.rank, rows))
+    b = jnp.zeros((*stack, lora.rank, rows), jnp.float32)
     return dataclasses.replace(linear, adapter=LowRank(a, b, lora.scale))
