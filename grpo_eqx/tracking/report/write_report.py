@@ -2,12 +2,14 @@
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
+from grpo_eqx.durable import write_whole
 from grpo_eqx.errors import UserError, listed
 from grpo_eqx.tracking.diagnosis import Finding, diagnose
 from grpo_eqx.tracking.plots.style import plotting
@@ -54,6 +56,8 @@ def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
     **Returns:** the files that were written, the page first. Raises `UserError` where a path is no
     run's folder, or the file cannot be written.
     """
+    if os.path.exists(output) and not os.path.isfile(output):  # a device would be replaced
+        raise UserError(f"output {str(output)!r} is not a file: give one that can be replaced.")
     runs = read_runs(paths)
     pictures = output.with_name(f"{output.stem}_plots")
     try:
@@ -69,9 +73,7 @@ def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
         files |= {pictures / f"{plot.name}.png": plot.png for plot in plots}
     try:
         for path, content in files.items():
-            written = path.with_name(f"{path.name}.tmp")
-            written.write_bytes(content)
-            written.replace(path)
+            write_whole(path, content)
         for path in pictures.glob("*.png"):
             if path not in files:
                 path.unlink()  # of a report that was here before

@@ -2,6 +2,7 @@
 
 import html
 import json
+import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -260,6 +261,13 @@ def test_a_folder_that_is_no_run_and_a_file_that_cannot_be_written(
         report(tmp_path, tmp_path)
     with pytest.raises(UserError, match="cannot be written"):
         write_report([run], tmp_path / "no" / "report.html")
+    os.mkfifo(tmp_path / "pipe")
+    for output in (tmp_path, Path(), tmp_path / "pipe"):  # a device of root's was replaced
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(UserError, match="is not a file: give one that can be replaced"):
+            write_report([run], output)
+        assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_it_shows_what_was_passed_in_place_of_settings(tmp_path: Path) -> None:
