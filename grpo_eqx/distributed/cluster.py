@@ -43,7 +43,7 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
         raise UserError("several TPU slices in one run are not supported: use one slice.")
     for find in _DECLARED.values():
         if (cluster := find(environment)) is not None:
-            return _checked(cluster) if cluster.num_processes > 1 else None
+            return _checked(cluster)
     worker = tpu_metadata.worker(environment)
     if worker is None or len(worker.hosts) == 1:
         _refuse_torchrun(environment)
@@ -131,16 +131,23 @@ def _number(name: str, environment: Mapping[str, str]) -> int:
     return int(text)
 
 
-def _checked(cluster: Cluster) -> Cluster:
-    port = re.fullmatch(r".+:(\d+)", cluster.coordinator)
-    if port is None or not 0 < int(port[1]) < 2**16:
-        raise UserError(
-            f"the coordinator's address is {cluster.coordinator!r}: it must be host:port."
-        )
+def _checked(cluster: Cluster) -> Cluster | None:
+    """Returns the processes, `None` for a process alone; raises `UserError` for impossible ones."""
     if cluster.process_id >= cluster.num_processes:
         raise UserError(
             f"this is process {cluster.process_id} of {cluster.num_processes}, but processes "
             f"count from 0: raise the number of processes, or lower the number of this one."
+        )
+    if cluster.num_processes == 1:
+        return None
+    host, _, port = cluster.coordinator.rpartition(":")
+    try:
+        is_address = bool(host.encode("idna")) and port.isdecimal() and 0 < int(port) < 2**16
+    except UnicodeError:  # such as of an empty part
+        is_address = False
+    if not is_address:
+        raise UserError(
+            f"the coordinator's address is {cluster.coordinator!r}: it must be host:port."
         )
     return cluster
 

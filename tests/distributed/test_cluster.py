@@ -73,7 +73,12 @@ def test_the_first_of_slurms_nodes_is_the_coordinator(nodes: str, first: str) ->
         ({"JAX_PROCESS_ID": ""}, "JAX_PROCESS_ID must be set too"),
         ({"JAX_PROCESS_ID": "x"}, "JAX_PROCESS_ID is 'x': it must be a number"),
         ({"JAX_PROCESS_ID": "4"}, "this is process 4 of 4, but processes count from 0"),
+        ({"JAX_NUM_PROCESSES": "1"}, "this is process 3 of 1, but processes count from 0"),
+        ({"JAX_NUM_PROCESSES": "0", "JAX_PROCESS_ID": "0"}, "this is process 0 of 0"),
         ({"JAX_COORDINATOR_ADDRESS": "tpu-0"}, "it must be host:port"),
+        ({"JAX_COORDINATOR_ADDRESS": ":8476"}, "it must be host:port"),
+        ({"JAX_COORDINATOR_ADDRESS": "tpu..0:8476"}, "it must be host:port"),
+        ({"JAX_COORDINATOR_ADDRESS": f"{'a' * 64}:8476"}, "it must be host:port"),
         ({"JAX_COORDINATOR_ADDRESS": "tpu-0:84760"}, "it must be host:port"),
     ],
 )
