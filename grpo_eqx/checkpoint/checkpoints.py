@@ -127,6 +127,11 @@ class Checkpoints:
 
     def _check_for_lost_steps(self) -> None:
         """Says which steps a run without checkpoints made; raises `UserError` if it is finished."""
+        if os.path.lexists(self.folder) and not os.path.isdir(self.folder):
+            raise UserError(
+                f"{str(self.folder)!r} is not a folder, or is a link to none: restore it, or set "
+                f"resume to never to start anew."
+            )
         run = RunFolder(self.folder.parent)
         done = max((int(row["step"]) for row in Metrics.read(run.metrics).steps), default=0)
         if run.is_complete:

@@ -7,14 +7,17 @@ import hashlib
 import inspect
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.checkpoint.saved import SavedStep
+from grpo_eqx.checkpoint.saved import DamagedError, SavedStep
 from grpo_eqx.config import MAY_CHANGE, GRPOConfig
 from grpo_eqx.distributed.join import code_fingerprint
-from grpo_eqx.errors import UserError
+from grpo_eqx.errors import FileError, UserError
+from grpo_eqx.plain_data import field
+from grpo_eqx.read_files import reading
 from grpo_eqx.rewards import RewardFunc
 from grpo_eqx.tracking.run_folder import RunFolder
 
@@ -62,9 +65,23 @@ class RunFacts:
 
     @classmethod
     def saved(cls, checkpoint: SavedStep) -> "RunFacts":
-        """Reads the facts that were saved with a checkpoint."""
-        names = {field.name for field in dataclasses.fields(cls)} & checkpoint.facts.keys()
-        return cls(**{name: checkpoint.facts[name] for name in names})
+        """Reads the facts that were saved with a checkpoint; raises `DamagedError`."""
+        called, facts = str(checkpoint.path), checkpoint.facts
+        try:
+            config, fingerprints = (
+                field(facts, name, dict, called) for name in ("config", "fingerprints")
+            )
+            commits, versions, code = (
+                field(facts, name, dict, called, {})
+                for name in ("commits", "versions", "reward_code")
+            )
+            time = field(facts, "time", str, called, "") or None
+            if time is not None:
+                with reading(called):
+                    datetime.fromisoformat(time)
+        except FileError as error:
+            raise DamagedError(str(error)) from error
+        return cls(config, fingerprints, commits, versions, code, time)
 
     def changed_rewards(self, saved: "RunFacts") -> list[str]:
         """Names the reward functions whose files have changed since a checkpoint, if any has."""
@@ -89,7 +106,7 @@ class RunFacts:
                 f"Set these back to continue it. {after_its_end(run)}"
                 if run.is_complete
                 else f"Set these back to continue it, or start a new run: from its weights, which "
-                f"grpo-eqx export {checkpoint} writes as a folder for --model, with another "
+                f"grpo-eqx export {checkpoint} --output FOLDER writes for --model, with another "
                 f"output_dir; or at step 0, with resume set to never."
             )
             if None not in (saved.time, self.time) and saved.time != self.time:

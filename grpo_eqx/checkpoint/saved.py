@@ -57,6 +57,8 @@ class SavedStep:
         try:
             saved = read_object(path)
             facts = field(saved, "facts", dict, str(path))
+            for name in ("shapes", "checksums", "counters"):
+                field(facts, name, dict, str(path))
         except FileError as error:
             raise DamagedError(str(error)) from error
         if digest(facts) != saved.get("sha256"):

@@ -123,7 +123,7 @@ class Subject:
         self._check("the held-out problems", fingerprint, fix)
 
     def _check(self, what: str, fingerprint: str, fix: str) -> None:
-        if self.facts is not None and self.facts.fingerprints[what] != fingerprint:
+        if self.facts is not None and self.facts.fingerprints.get(what) != fingerprint:
             verb = "are" if what.endswith("s") else "is"
             raise UserError(
                 f"{what} of the run in {self.name!r} {verb} not found by its settings, as "

@@ -188,6 +188,16 @@ def test_where_none_can_be_read_nothing_starts(folder: Path) -> None:
     assert complete_steps(folder / "checkpoints") == [4, 3]
 
 
+@pytest.mark.parametrize("target", ["/of/a/disk/that/is/not/mounted", "checkpoints", ""])
+def test_what_is_no_folder_of_checkpoints_is_not_put_aside(folder: Path, target: str) -> None:
+    path = folder / "checkpoints"
+    path.rename(folder / "elsewhere")
+    path.symlink_to(target) if target else path.touch()
+    with pytest.raises(UserError, match="is not a folder, or is a link to none: restore it"):
+        Run(folder).checkpoints.find()
+    assert os.path.lexists(path)
+
+
 def test_where_none_is_left_the_steps_that_were_recorded_are_said(folder: Path) -> None:
     shutil.rmtree(folder / "checkpoints")
     run = Run(folder)
