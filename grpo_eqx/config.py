@@ -45,6 +45,7 @@ from grpo_eqx.setting_types import (
     PositiveInt,
     PositiveShare,
     SamplingTemperature,
+    Seconds,
     Seed,
     Share,
     ShareBelowOne,
@@ -119,6 +120,9 @@ _SHAPE = (
     "num_attention_heads", "num_key_value_heads",
 )  # fmt: skip
 """Fields of a model's `config.json` that the embedded model shares with what is trained from it."""
+
+_LARGEST_WEIGHT = 1e9
+"""Weight of rewards whose squares float32 sums."""
 
 _NAMING = "model", "data"
 """Settings that a run is named after."""
@@ -224,10 +228,10 @@ class GRPOConfig:
     """Built-in rewards: correct, correct_strict, format, tags."""
     reward_weights: tuple[float, ...] | None = None
     """Weight of each reward function. None: 1 each."""
-    reward_timeout: PositiveFloat | None = None
+    reward_timeout: Seconds | None = None
     """Seconds that a reward function of your own may take for one completion; an async one, or one
     in reward_workers. None: no limit."""
-    reward_batch_timeout: PositiveFloat | None = None
+    reward_batch_timeout: Seconds | None = None
     """Seconds that it may take for all completions of a rollout. None: no limit."""
     reward_workers: NonNegativeInt = 0
     """Processes that call reward functions of your own that are not async, with one completion at a
@@ -384,7 +388,7 @@ class GRPOConfig:
     require_processes: PositiveInt | None = None
     """Number of processes, one per host, that the run requires to start. None: as many as its
     launcher or environment reports."""
-    start_timeout: PositiveFloat | None = None
+    start_timeout: Seconds | None = None
     """Seconds to wait for the other processes at startup. None: the launcher's value, or 30."""
     micro_batch_size_per_device: PositiveInt | Literal["auto"] | None = None
     """Completions of full length that a device processes at a time, with their prompts; the update
@@ -438,10 +442,10 @@ class GRPOConfig:
     newest are kept."""
     greater_is_better: bool | None = None
     """Whether more of that metric is better. None: True."""
-    hang_timeout: PositiveFloat | None = 1800.0
+    hang_timeout: Seconds | None = 1800.0
     """Seconds without any progress, compilation included, after which a run ends itself, with the
     stacks of all threads in its output. None: it waits forever."""
-    preemption_deadline: PositiveFloat = 25.0
+    preemption_deadline: Seconds = 25.0
     """Seconds after SIGTERM within which the process ends, with a new checkpoint if the step is
     done and saved by then."""
     stop_after: str | None = None
@@ -517,8 +521,11 @@ class GRPOConfig:
             )
         if "" in self.stop_strings:
             raise UserError("stop_strings has an empty string, which would end every completion.")
-        if not all(math.isfinite(weight) for weight in self.reward_weights or ()):
-            raise UserError(f"reward_weights are {self.reward_weights}: they must be finite.")
+        if not all(abs(weight) <= _LARGEST_WEIGHT for weight in self.reward_weights or ()):
+            raise UserError(
+                f"reward_weights are {self.reward_weights}: they must be finite, and at most "
+                f"{_LARGEST_WEIGHT:g} in size."
+            )
 
     @property
     def updates_per_step(self) -> int:

@@ -16,6 +16,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from grpo_eqx.errors import UserError, refuse_all
 from grpo_eqx.plain_data import brief, why_not_text
 
+_LARGEST_COUNT = 1e9
+"""Count that 32 bits hold, also when it is doubled."""
+_SMALLEST, _LARGEST = 1e-30, 1e30
+"""Magnitudes of numbers that float32 computes with, 0 aside."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Range:
@@ -23,16 +28,23 @@ class Range:
 
     admits: Callable[[float], bool]
     words: str
+    most: float = _LARGEST
+    """Largest of them, where the words do not say so."""
 
 
-PositiveInt = Annotated[int, Range(lambda x: x >= 1, "at least 1")]
-NonNegativeInt = Annotated[int, Range(lambda x: x >= 0, "at least 0")]
-GroupSize = Annotated[
-    int, Range(lambda x: x >= 2, "at least 2: advantages are relative to a group")
-]
+def _count(least: int, words: str) -> Range:
+    return Range(lambda x: x >= least, words, _LARGEST_COUNT)
+
+
+PositiveInt = Annotated[int, _count(1, "at least 1")]
+NonNegativeInt = Annotated[int, _count(0, "at least 0")]
+GroupSize = Annotated[int, _count(2, "at least 2: advantages are relative to a group")]
 Seed = Annotated[int, Range(lambda x: 0 <= x < 2**32, "at least 0 and below 2^32")]
 PositiveFloat = Annotated[float, Range(lambda x: 0 < x < math.inf, "above 0 and finite")]
 NonNegativeFloat = Annotated[float, Range(lambda x: 0 <= x < math.inf, "finite and not negative")]
+Seconds = Annotated[
+    float, Range(lambda x: 0 < x < math.inf, "above 0 and finite", _LARGEST_COUNT)
+]  # Python's clocks wait for no longer than 292 years
 Share = Annotated[float, Range(lambda x: 0 <= x <= 1, "at least 0 and at most 1")]
 PositiveShare = Annotated[float, Range(lambda x: 0 < x <= 1, "above 0 and at most 1")]
 ShareBelowOne = Annotated[float, Range(lambda x: 0 <= x < 1, "at least 0 and below 1")]
@@ -44,7 +56,7 @@ InnerShare = Annotated[float, Range(lambda x: 0 < x < 1, "between 0 and 1")]
 
 _LONGEST_VALUE = 80
 """Characters of a value that a message quotes."""
-_DURATION = re.compile(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_DURATION = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
 
 
 def parse_duration(name: str, text: str) -> float:
@@ -64,7 +76,7 @@ def parse_steps(name: str, text: str) -> range:
 
     **Arguments:** its name in messages.
     """
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
+    match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text)
     first, last = (int(part or match[1]) for part in match.groups()) if match else (0, 0)
     if not 1 <= first <= last:
         raise UserError(
@@ -151,7 +163,21 @@ def converted(kind: type, name: str, value: Any, hints: Mapping[str, str] | None
         hint = hints.get(f"{name}={result:g}")
         more = f"; {hint}" if hint else ", or None" if NoneType in parts else ""
         raise UserError(f"{name} is {value}: it must be {allowed.words}{more}.")
+    _refuse_extremes(name, result, _LARGEST if allowed is None else allowed.most)
     return result
+
+
+def _refuse_extremes(name: str, value: Any, most: float) -> None:
+    """Raises `UserError` for numbers that overflow, or vanish, in what computes with them."""
+    for number in value if isinstance(value, tuple) else (value,):
+        if not isinstance(number, int | float) or not math.isfinite(number):
+            continue
+        if abs(number) > most:
+            raise UserError(f"{name} is {brief(number)}: it must be at most {most:g}.")
+        if 0 < abs(number) < _SMALLEST:
+            raise UserError(
+                f"{name} is {number}, which is 0 to a device: it must be at least {_SMALLEST:g}."
+            )
 
 
 def values_of(kind: type, name: str, hint: str | None = None) -> str:

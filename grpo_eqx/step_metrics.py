@@ -1,10 +1,7 @@
 """Metrics of a training step, from what it generated, its updates and its times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import SupportsFloat
-
-import numpy as np
-from jaxtyping import Float
 
 from grpo_eqx.config import GRPOConfig
 from grpo_eqx.experience import Experience
@@ -22,12 +19,12 @@ class StepMetrics:
         self,
         cfg: GRPOConfig,
         programs: Programs,
-        learning_rates: Float[np.ndarray, " updates"] | None,
+        learning_rate: Callable[[int], float] | None,
     ):
-        """**Arguments:** the resolved settings; the run's programs; the rate of each update, if it
-        is known.
+        """**Arguments:** the resolved settings; the run's programs; the rate of an update, counted
+        from 0, if it is known.
         """
-        self._cfg, self._programs, self._learning_rates = cfg, programs, learning_rates
+        self._cfg, self._programs, self._learning_rate = cfg, programs, learning_rate
 
     def after(
         self,
@@ -43,9 +40,9 @@ class StepMetrics:
         on the host; how many of these were skipped; its times, up to the end of the updates.
         """
         metrics = {**experience.metrics, **merge_updates(updates), SKIPPED: float(skipped)}
-        if self._learning_rates is not None:
+        if self._learning_rate is not None:
             last_update = state.step * self._cfg.updates_per_step - 1
-            metrics["learning_rate"] = float(self._learning_rates[last_update])
+            metrics["learning_rate"] = self._learning_rate(last_update)
         metrics["num_tokens"] = float(state.num_tokens)
         times = clock.metrics()
         return {

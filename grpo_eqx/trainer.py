@@ -82,7 +82,7 @@ from grpo_eqx.trainer_arguments import (
     with_trl_names,
 )
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
-from grpo_eqx.training.optimizer import learning_rates
+from grpo_eqx.training.optimizer import learning_rate
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
@@ -246,10 +246,10 @@ class GRPOTrainer:
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
         self.cfg = cfg = self._run.cfg
         # The course of a passed optimizer's learning rate is not known.
-        self.learning_rates = None if passed.optimizer is not None else learning_rates(cfg)
+        rate = None if passed.optimizer is not None else functools.partial(learning_rate, cfg)
         compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
         self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
-        self._step_metrics = StepMetrics(cfg, self.programs, self.learning_rates)
+        self._step_metrics = StepMetrics(cfg, self.programs, rate)
         self._evaluator = Evaluator(
             self.programs, self.tokenizer, self.heldout, scorer,
             max_prompt_length=cfg.max_prompt_length,

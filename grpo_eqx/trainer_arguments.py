@@ -70,7 +70,7 @@ _ATTRIBUTE_ADVICE: Mapping[str, str] = {
     "eval_dataset": "the held-out problems are heldout.prompts; pass others to GRPOTrainer",
     "eval_data": "the held-out problems are heldout.prompts; pass others to GRPOTrainer",
     "optimizer": "it is programs.optimizer; pass another to GRPOTrainer",
-    "lr_scheduler": "the rate of every update is in learning_rates",
+    "lr_scheduler": "the rate of a step is its metric learning_rate",
     "log": "metrics are recorded by themselves; pass trackers to get them",
     "log_metrics": "metrics are recorded by themselves, in metrics.jsonl",
     "save_metrics": "metrics are recorded by themselves, in metrics.jsonl",

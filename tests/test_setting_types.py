@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import numpy as np
 import pytest
@@ -19,7 +20,10 @@ from grpo_eqx.setting_types import (
     Share,
     ShareBelowOne,
     convert_settings,
+    union_parts,
 )
+from grpo_eqx.setting_types import converted as of_type
+from grpo_eqx.training.optimizer import learning_rate
 
 
 @dataclasses.dataclass
@@ -143,3 +147,62 @@ def test_names_and_paths_have_no_null_character() -> None:
     for name in ("data", "output_dir", "model", "eval_data"):
         with pytest.raises(UserError, match=f"{name} has a null character: remove it"):
             GRPOConfig(**{name: "a\0b"})
+
+
+def _numbers() -> list[str]:
+    """Names of all settings of a run that are numbers, or lists of them."""
+    found = []
+    for name, parts in union_parts(GRPOConfig).items():
+        kinds = [get_args(part)[0] if get_origin(part) is Annotated else part for part in parts]
+        if not {int, float, tuple[float, ...]}.isdisjoint(kinds):
+            found.append(name)
+    return found
+
+
+EXTREMES = [
+    10**9 + 1, 2**31, 2**63, 10**30, 10**400, "9" * 5000, "1e400", 1e-320, 1e308, -1e308,
+    math.nan, math.inf, -math.inf, -0.0, "1e-320", "-0.0",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", EXTREMES, ids=lambda value: str(value)[:8])
+def test_numbers_that_nothing_computes_with_are_refused(value: Any) -> None:
+    """Counts are at most 10^9; other numbers are those that float32 has."""
+    for name in _numbers():
+        try:
+            kept = of_type(GRPOConfig, name, value)
+        except UserError:
+            continue
+        for number in kept if isinstance(kept, tuple) else (kept,):
+            if name == "seed":
+                assert 0 <= number < 2**32
+            elif math.isfinite(number):  # others are for the checks of the config
+                assert number == 0 or 1e-30 <= abs(number) <= 1e30
+                assert isinstance(number, float) or number <= 10**9
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"steps": 10**18}, "steps is 1000000000000000000: it must be at most 1e+09."),
+        ({"num_generations": 2**31}, "num_generations is 2147483648: it must be at most 1e+09."),
+        ({"hang_timeout": 1e12}, "hang_timeout is 1000000000000.0: it must be at most 1e+09."),
+        ({"temperature": 1e-320}, "which is 0 to a device: it must be at least 1e-30."),
+        ({"reward_weights": (1e300,)}, "reward_weights is 1e+300: it must be at most 1e+30"),
+        ({"reward_weights": (1e20,)}, "reward_weights are "),
+        ({"beta": 1e31}, "beta is 1e+31: it must be at most 1e+30."),
+        ({"num_train_epochs": 1e20}, "steps is "),
+        ({"stop_after": "9" * 5000 + "h"}, "give hours, minutes and seconds"),
+        ({"stop_after": "9" * 400 + "h"}, "give hours, minutes and seconds"),
+        ({"profile_steps": "1:" + "9" * 5000}, "give one step, or the first and the last"),
+    ],
+)
+def test_extremes_are_said(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        GRPOConfig(**settings).for_problems(1000)
+
+
+def test_the_largest_counts_are_settings_like_others() -> None:
+    cfg = GRPOConfig(steps=10**9, seed=2**32 - 1, max_grad_norm=1e9).resolved()
+    assert learning_rate(cfg, 0) == pytest.approx(cfg.learning_rate)
+    assert learning_rate(cfg, 10**9 - 1) == pytest.approx(0, abs=1e-12)

@@ -102,13 +102,13 @@ class OptimizerNumbers(eqx.Module):
         )
 
 
-def learning_rates(cfg: GRPOConfig) -> Float[np.ndarray, " updates"]:
-    """Returns each update's learning rate on the host: asking a device would wait for its work."""
-    updates = np.arange(cfg.steps * cfg.updates_per_step, dtype=np.float32)
+def learning_rate(cfg: GRPOConfig, update: int) -> float:
+    """Returns an update's learning rate, on the host: asking a device would wait for its work."""
     if cfg.lr_scheduler_type == "constant" and cfg.num_warmup_updates == 0:
-        return np.full(updates.shape, cfg.learning_rate)
+        assert cfg.learning_rate is not None  # resolved
+        return cfg.learning_rate
     numbers = jax.tree.map(np.float32, LearningRate.of(cfg))
-    return np.asarray(numbers(updates, np))
+    return float(numbers(np.array([update], np.float32), np)[0])
 
 
 def make_optimizer(cfg: GRPOConfig) -> optax.GradientTransformationExtraArgs:
