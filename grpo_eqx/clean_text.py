@@ -18,11 +18,11 @@ def clean(text: str, encoding: str = "utf-8") -> str:
     r"""Returns a text in which what cannot be printed is spelled as in Python: `\x1b`, `\u202e`.
 
     That includes escape sequences, and characters that turn the direction of writing. Line breaks
-    and tabs stay. **Arguments:** the text; the encoding of the output.
+    stay. **Arguments:** the text; the encoding of the output.
     """
     if text.isprintable() and (encoding == "utf-8" or text.isascii()):
         return text
-    stays = {char: char in "\n\t" or has(encoding, char) for char in set(text)}
+    stays = {char: char == "\n" or has(encoding, char) for char in set(text)}
     return "".join(char if stays[char] else spelled(char) for char in text)
 
 

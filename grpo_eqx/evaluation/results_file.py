@@ -17,9 +17,9 @@ from grpo_eqx.errors import FileError, RunError, UserError
 from grpo_eqx.evaluation.evaluator import Batch, Draws
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.plain_data import field
-from grpo_eqx.read_files import object_of, read_object, reading
+from grpo_eqx.read_files import read_object, reading, value_of
 
-_FIX = "remove it and the results beside it, and evaluate again"
+_FIX = "delete it and the lines after it, and the same command makes them again"
 
 
 def saved_time(path: Path) -> str | None:
@@ -54,7 +54,7 @@ class ResultsFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._check_same()
-            file = self.rows_path.open("a+", encoding="utf-8")
+            file = self.rows_path.open("a+", encoding="utf-8", errors="surrogateescape")
         except OSError as error:
             raise UserError(
                 f"output is {str(self.path)!r}, which cannot be written "
@@ -113,7 +113,8 @@ class ResultsFile:
         """Keeps the lines of whole batches, and returns how many problems of each draws are done.
 
         **Arguments:** how completions are drawn, and the problems of a batch, in the order in which
-        they are made; the number of problems.
+        they are made; the number of problems. Raises `FileError`, and changes nothing, where a line
+        is not as it was written.
         """
         assert self._rows is not None  # entered
         self._rows.seek(0)
@@ -124,10 +125,29 @@ class ResultsFile:
             own = min(left, num_problems)
             done.append(own if own == num_problems else own // batch * batch)
             left = left - own if own == num_problems else 0
+        self._rows_of(lines, [draws for draws, _ in plan], num_problems)
         kept = "".join(lines[: sum(done)])
         with self._writing():
             self._rows.truncate(len(kept.encode()))
         return done
+
+    def _rows_of(
+        self, lines: Sequence[str], plan: Sequence[Draws], num_problems: int
+    ) -> list[dict[str, Any]]:
+        """Returns what lines hold; raises `FileError` for the first that is not as it was written.
+
+        Some are not where they should be, if others are missing, or are there twice.
+        """
+        rows = list[dict[str, Any]]()
+        for i, line in enumerate(lines):
+            called = f"{self.rows_path}, line {i + 1},"
+            row = value_of(line.encode(errors="surrogateescape"), called, _FIX)
+            part, problem = divmod(i, num_problems)
+            like = row if problem == 0 else rows[-1]
+            if part >= len(plan) or not _is_row(row, problem, plan[part].num_samples, like):
+                raise FileError(f"{called} is not as it was written there: {_FIX}.")
+            rows.append(row)
+        return rows
 
     def add(self, batch: Batch) -> None:
         """Writes the lines of a batch, after those that are there."""
@@ -143,12 +163,13 @@ class ResultsFile:
         assert self._rows is not None  # entered
         self._rows.seek(0)
         with reading(str(self.rows_path), _FIX):
-            rows = [object_of(line, str(self.rows_path)) for line in self._rows]
-            size = len(rows) // len(plan)
-            evaluations = [
-                _evaluation(rows[i * size : (i + 1) * size], draws.temperature)
-                for i, draws in enumerate(plan)
-            ]
+            lines = list(self._rows)
+        size = len(lines) // len(plan)
+        rows = self._rows_of(lines, plan, size)
+        evaluations = [
+            _evaluation(rows[i * size : (i + 1) * size], draws.temperature)
+            for i, draws in enumerate(plan)
+        ]
         metrics = {name: x for each in evaluations for name, x in each.metrics().items()}
         self._write_results({name: x if math.isfinite(x) else None for name, x in metrics.items()})
         return evaluations
@@ -189,6 +210,42 @@ def _rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
                 for name, own in evaluation.scores.items()
             },
         }
+
+
+def _is_row(row: Any, problem: int, num_samples: int, like: Any) -> bool:
+    """Returns whether a line can be that of a problem.
+
+    **Arguments:** what it holds; the problem, and how many completions it has; a line of the same
+    draws.
+    """
+    if not (isinstance(row, dict) and isinstance(like.get("scores"), dict)):
+        return False
+    flags = [bool] * num_samples
+    kinds = {
+        "draws": str,
+        "problem": float,
+        "prompt": str,
+        "completions": [str] * num_samples,
+        "truncated": flags,
+        "solved": flags,
+        "strict": float if like.get("strict") is None else flags,
+        "voted": float if like.get("voted") is None else bool,
+        "scores": {name: [float] * num_samples for name in like["scores"]},
+    }
+    at_its_place = (row.get("problem"), row.get("draws")) == (problem, like.get("draws"))
+    return at_its_place and _kinds(row) == kinds
+
+
+def _kinds(value: Any) -> Any:
+    """Returns what kinds of values there are in a value of JSON; null is a number."""
+    match value:
+        case dict():
+            return {name: _kinds(x) for name, x in value.items()}
+        case list():
+            return [_kinds(x) for x in value]
+        case bool() | str():
+            return type(value)
+    return float
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]], temperature: float) -> Evaluation:

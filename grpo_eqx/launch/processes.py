@@ -251,7 +251,7 @@ def _write(prefix: bytes, lines: Sequence[bytes], stream: str, events: _Events) 
 def _for_terminal(line: bytes, encoding: str) -> bytes:
     """Returns a line as a terminal may have it; of one that was overwritten, the last text."""
     text = line.decode(errors="backslashreplace").rstrip("\r").rpartition("\r")[-1]
-    return clean(text, encoding).encode(encoding)
+    return clean(text.expandtabs(), encoding).encode(encoding)
 
 
 def _wait(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> tuple[_Event, int]:
