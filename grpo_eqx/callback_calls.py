@@ -90,7 +90,7 @@ def _response(
 ) -> Response | None:
     called, method = _name(callback), getattr(callback, name)
     try:
-        with state.around(f"callback {called}", alone=False):
+        with state.around(f"callback {called}"):
             response = method(event)
     except UserError as error:
         raise UserError(f"callback {called}: {error}") from error

@@ -37,8 +37,6 @@ def first_line(error: BaseException) -> str:
     """
     try:
         text = str.__str__(str(error))  # which may be of a class of the user's own too
-    except KeyboardInterrupt:
-        raise
     except BaseException as own:
         return f"no reason given, as its __str__ raised {class_name(own)}"
     line = (text.strip() or "no reason given").splitlines()[0]
@@ -65,8 +63,6 @@ def shown(value: object) -> str:
         return f"an integer of {value.bit_length():,} bits"  # digits take quadratic time
     try:
         return printable(_SHORT.repr(value))
-    except KeyboardInterrupt:
-        raise
     except BaseException:
         return f"an object of class {class_name(value)}"
 

@@ -1,9 +1,12 @@
 """What code of the user's own changes in this process is put back, and said once."""
 
+import builtins
+import gc
 import locale
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import warnings
@@ -15,7 +18,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_eqx.process_state import _KINDS, KeptState, _read
+from grpo_eqx.process_state import _DRAWS, _KINDS, KeptState, _read
 
 
 def lower_limit() -> None:
@@ -24,43 +27,75 @@ def lower_limit() -> None:
 
 
 CHANGES: dict[str, Callable[[], Any]] = {
+    "names of Python's own": lambda: (
+        setattr(builtins, "round", None),
+        setattr(os, "getpid", None),
+    ),
+    "the standard descriptors": lambda: os.close(1),
+    "what traces calls": lambda: sys.settrace(lambda *_: None),
     "a timer": lambda: signal.setitimer(signal.ITIMER_REAL, 1000.0),
     "the handlers of signals": lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
     "the descriptor of signals": lambda: signal.set_wakeup_fd(os.pipe2(os.O_NONBLOCK)[1]),
     "the blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]),
     "the standard streams": lambda: setattr(sys, "stdout", None),
-    "the standard descriptors": lambda: os.close(1),
     "the working directory": lambda: os.chdir("/"),
     "the mode of new files": lambda: os.umask(0o777),
     "limits on resources": lower_limit,
     "the locale": lambda: locale.setlocale(locale.LC_ALL, "C.UTF-8"),
     "the limit on recursion": lambda: sys.setrecursionlimit(777),
+    "garbage collection": gc.disable,
+    "the timeout of sockets": lambda: socket.setdefaulttimeout(3.0),
     "the filters of warnings": lambda: warnings.simplefilter("error", ImportWarning),
     "NumPy's answer to overflows": lambda: np.seterr(all="raise"),
     "settings of JAX": lambda: jax.config.update("jax_default_matmul_precision", "bfloat16"),
     "the global random numbers": lambda: np.random.seed(0),
+    "the environment": lambda: (os.environ.pop("PATH", None), os.environ.update(NEW="1")),
+    "the path of modules": lambda: sys.path.insert(0, "new"),
 }
+"""Changes of each kind, in the order in which they are said."""
+
+
+def states() -> dict[str, Any]:
+    """Reads all kinds, but for random numbers, which the checks of types in tests draw too."""
+    return {name: _read(name) for name in _KINDS if name != _DRAWS}
 
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_what_is_changed_is_put_back_and_said_once(
     kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    state, before = KeptState(), {name: _read(name) for name in _KINDS}
+    state, before = KeptState(), states()
     for _ in range(2):
         with state.around("reward function f"):
             CHANGES[kind]()
             os.chdir("/")
-        assert {name: _read(name) for name in _KINDS} == before
+        assert states() == before
     said = capfd.readouterr().err
-    names = " and ".join(dict.fromkeys([kind, "the working directory"]))
-    if kind not in ("a timer", "the handlers of signals"):
-        names = " and ".join(sorted(names.split(" and "), key=list(CHANGES).index))
+    kinds = {kind, "the working directory"} - {_DRAWS}  # there to be drawn
+    names = " and ".join(sorted(kinds, key=list(CHANGES).index))
     assert said == f"warning: reward function f changed {names}: the run undid that\n"
 
 
 def test_there_is_a_test_for_every_kind() -> None:
-    assert set(CHANGES) == {*_KINDS, "the standard descriptors", "the global random numbers"}
+    assert set(CHANGES) == {*_KINDS, "names of Python's own", "the standard descriptors"}
+
+
+def test_all_of_pythons_own_names_may_be_replaced() -> None:
+    program = (
+        "import builtins, os\n"
+        "from grpo_eqx.process_state import KeptState\n"
+        "with KeptState().around('f'):\n"
+        "    os.chdir('/')\n"
+        "    names = vars(builtins)\n"
+        "    for name in [x for x in names if x.islower()]:\n"
+        "        names.pop(name) if name < 'h' else names.update({name: None})\n"
+        "print(len('still'), os.getcwd(), flush=True)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout == f"5 {Path.cwd()}\n"
+    changed = "names of Python's own and the working directory"
+    assert ran.stderr == f"warning: f changed {changed}: the run undid that\n"
 
 
 def test_it_is_put_back_after_an_exception_too(capfd: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +141,41 @@ def test_streams_that_are_closed_are_opened_again() -> None:
     assert ran.stderr == (
         "warning: f changed the standard descriptors and the standard streams: the run undid that\n"
     )
+
+
+def test_each_caller_has_an_environment_and_a_path_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OF_THE_RUN", "1")
+    state, path = KeptState(), list(sys.path)
+    with state.around("sets"):
+        os.environ["OWN"] = "1"
+        del os.environ["OF_THE_RUN"]
+        sys.path = ["own", *path]
+    with state.around("reads"):
+        assert "OWN" not in os.environ
+        assert sys.path == path
+    for _ in range(2):
+        with state.around("sets"):
+            assert os.environ["OWN"] == "1"
+            assert "OF_THE_RUN" not in os.environ
+            assert sys.path == ["own", *path]
+        assert os.environ["OF_THE_RUN"] == "1"
+        assert sys.path == path
+    said = capfd.readouterr().err
+    named = "the environment and the path of modules"
+    assert said == f"warning: sets changed {named}: the run undid that\n"
+
+
+def test_names_of_modules_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = states()
+    with KeptState().around("f"):
+        os.chdir("/")
+        for module in (signal, locale, resource, socket):
+            for name in ("getsignal", "signal", "setlocale", "getrlimit", "getdefaulttimeout"):
+                monkeypatch.setattr(module, name, None, raising=False)
+    monkeypatch.undo()
+    assert states() == before
 
 
 def test_each_caller_has_random_numbers_of_its_own() -> None:

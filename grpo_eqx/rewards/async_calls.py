@@ -12,9 +12,9 @@ from typing import Any
 
 from grpo_eqx.errors import RewardError
 from grpo_eqx.process_state import warn
-from grpo_eqx.rewards.contract import BrokenContractError, read_rewards, reason_of
+from grpo_eqx.rewards.contract import Reading, read_rewards, reason_of
 from grpo_eqx.rewards.limits import RewardLimits
-from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of, raised
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of, raised
 
 _LAST_SECONDS = 1.0
 """Seconds that tasks which are cancelled have to end."""
@@ -144,12 +144,10 @@ async def _replies(
     """
     process = os.getpid()
 
-    async def call(first: int, samples: Samples) -> list[Outcome] | Failure | RewardError:
+    async def call(first: int, samples: Samples) -> list[Reading] | str | Failure:
         try:
             returned = await func(**samples.arguments())
-            return outcomes_of(read_rewards(returned, len(samples), first=first))
-        except BrokenContractError as error:
-            return broken(name, error)
+            return read_rewards(returned, len(samples), first=first)
         except BaseException as error:
             return raised(error)
         finally:
@@ -160,13 +158,8 @@ async def _replies(
     try:
         left = None if end is None else max(0.0, end - asyncio.get_running_loop().time())
         await asyncio.wait(tasks, timeout=left)
-        replies = []
-        for task in tasks:
-            reply = task.result() if task.done() else late
-            if isinstance(reply, RewardError):
-                raise reply
-            replies.append(reply)
-        return replies
+        replies = [task.result() if task.done() else late for task in tasks]
+        return [x if isinstance(x, Failure) else outcomes_of(name, x) for x in replies]
     finally:
         for task in tasks:
             task.cancel()  # and not awaited: it may refuse

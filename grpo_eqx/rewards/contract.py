@@ -1,55 +1,70 @@
 """Contract of reward functions: how their returns are read, in this process and in workers.
 
 Workers load this file without the package, which would bring JAX along: it imports nothing of it
-but `grpo_eqx.errors`.
+but `grpo_eqx.errors`. What it calls after a function it has by names of its own, whatever the
+function puts into their modules.
 """
 
-import inspect
-import itertools
-import os
+import builtins
 import re
 from collections.abc import Sequence
+from itertools import islice
 from math import isfinite
-from typing import Any
+from os import sep
+from types import CoroutineType
+from typing import Any, TypeGuard
 
 from grpo_eqx.errors import class_name, first_line, shown
 
+globals()["__builtins__"] = vars(
+    builtins
+).copy()  # of this file's functions, whatever becomes of the others
+
 Reading = float | None | str
 """A finite reward, `None` where the function does not apply, or why it has failed."""
+
+NO_REPLY = 74
+"""Exit code of a worker whose function has closed its descriptor."""
 
 _TEXTS = str, bytes, bytearray, memoryview
 _NUMERIC = re.compile(r"(?<![a-z])(bool(ean)?|u?int|b?float)(?![a-z])", re.IGNORECASE)
 """Names of dtypes whose arrays hold rewards, among all that NumPy, JAX, torch and pandas have."""
 
 
-class BrokenContractError(Exception):
+class _BrokenError(Exception):
     """A function did not return a list of rewards; continues a sentence about the function."""
 
 
-def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading]:
+def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading] | str:
     """Reads what a function returned for `count` completions, of which one is number `first`.
 
-    Raises `BrokenContractError` where that is anything but a list, a tuple or an array of any
-    library, with one number or `None` for each. A number that no finite float holds is a failure.
+    **Returns:** the readings. Where that is anything but a list, a tuple or an array of any
+    library, with one number or `None` for each, how the contract is broken, as the continuation of
+    a sentence about the function. A number that no finite float holds is a failure.
     """
-    if inspect.iscoroutine(returned):
+    if _is_coroutine(returned):
         returned.close()
-        raise BrokenContractError(
-            "returned a coroutine: write it as async def, and await what it calls."
-        )
-    rewards = _entries(returned, count)
+        return "returned a coroutine: write it as async def, and await what it calls."
+    try:
+        rewards = _entries(returned, count)
+    except _BrokenError as error:
+        return str(error)
     if rewards is None or len(rewards) != count:
         got = shown(returned) if rewards is None else _number_of_values(returned, rewards)
-        raise BrokenContractError(
+        return (
             f"returned {got} for {count} completion{'s' if count > 1 else ''}: return a list with "
             f"one float (or None) for each."
         )
     try:
         return [_reading(reward, i) for i, reward in enumerate(rewards, first)]
-    except BrokenContractError:
-        for reward in filter(inspect.iscoroutine, rewards):  # of which Python would warn
+    except _BrokenError as error:
+        for reward in filter(_is_coroutine, rewards):  # of which Python would warn
             reward.close()
-        raise
+        return str(error)
+
+
+def _is_coroutine(value: object) -> "TypeGuard[CoroutineType[Any, Any, Any]]":
+    return type(value) is CoroutineType
 
 
 def reason_of(error: BaseException) -> str:
@@ -59,7 +74,7 @@ def reason_of(error: BaseException) -> str:
         trace = trace.tb_next
     where = ""
     if trace is not None:
-        file = os.path.basename(trace.tb_frame.f_code.co_filename)
+        file = trace.tb_frame.f_code.co_filename.rpartition(sep)[-1]
         where = f" ({file}, line {trace.tb_lineno})"
     return f"raised {class_name(error)}: {first_line(error)}{where}"
 
@@ -71,9 +86,9 @@ def _entries(returned: Any, count: int) -> list[Any] | None:
             returned = list(_as_python(returned))
         if isinstance(returned, _TEXTS) or not isinstance(returned, Sequence):
             return None
-        return list(itertools.islice(returned, count + 1))
+        return list(islice(returned, count + 1))
     except Exception as error:
-        raise BrokenContractError(
+        raise _BrokenError(
             f"returned {shown(returned)}, which cannot be read ({class_name(error)}: "
             f"{first_line(error)}): return a list with one float (or None) for each completion."
         ) from error
@@ -102,13 +117,13 @@ def _reading(reward: Any, index: int) -> Reading:
     return number if isfinite(number) else f"returned {shown(reward)}"
 
 
-def _no_number(reward: Any, index: int) -> BrokenContractError:
-    if inspect.iscoroutine(reward):
-        return BrokenContractError(
+def _no_number(reward: Any, index: int) -> _BrokenError:
+    if _is_coroutine(reward):
+        return _BrokenError(
             f"returned a coroutine for completion {index}: write it as async def, and return await "
             f"asyncio.gather(*those)."
         )
-    return BrokenContractError(
+    return _BrokenError(
         f"returned {shown(reward)} for completion {index}: return a float, or None where it does "
         f"not apply."
     )

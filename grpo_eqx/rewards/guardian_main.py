@@ -12,6 +12,7 @@ import importlib.util
 import os
 import select
 import signal
+import stat
 import sys
 import time
 from collections.abc import Iterator
@@ -49,11 +50,18 @@ def main(calls: int) -> None:
 
 
 def _work(calls: int) -> None:
-    """Serves calls in this process, in a session of its own and without the guardian's socket."""
+    """Serves calls in this process, in a session of its own and without the guardian's socket.
+
+    What it sets on its output, as that a write does not wait, is not set on the run's. Files stay
+    shared, in which each process continues where another has ended.
+    """
     os.setsid()
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, _RUN)
-    os.close(nothing)
+    _reopen(_RUN, os.devnull, os.O_RDONLY)
+    for number in (1, 2):
+        with contextlib.suppress(OSError):  # it is closed, a socket, or a pipe that nobody reads
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                _reopen(number, f"/dev/fd/{number}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+                os.set_blocking(number, True)
     path = Path(__file__).with_name("worker_main.py")
     spec = importlib.util.spec_from_file_location("grpo_eqx_worker", path)
     assert spec is not None
@@ -61,6 +69,12 @@ def _work(calls: int) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main(calls)
+
+
+def _reopen(number: int, path: str, flags: int) -> None:
+    file = os.open(path, flags)
+    os.dup2(file, number)
+    os.close(file)
 
 
 def _ended(worker: int, run: int) -> int | None:

@@ -101,11 +101,11 @@ def raised(error: BaseException) -> Failure:
     return Failure(reason_of(error), error)
 
 
-def broken(name: str, how: object) -> RewardError:
-    """Returns the error of a function that broke its contract."""
-    return RewardError(f"reward function {name} {how}")
+def outcomes_of(name: str, readings: Sequence[Reading] | str) -> list[Outcome]:
+    """Returns what a function returned, as it was read, as outcomes.
 
-
-def outcomes_of(readings: Sequence[Reading]) -> list[Outcome]:
-    """Returns what a function returned, as it was read, as outcomes."""
+    Raises `RewardError` where the function broke its contract.
+    """
+    if isinstance(readings, str):
+        raise RewardError(f"reward function {name} {readings}")
     return [Failure(each) if isinstance(each, str) else each for each in readings]

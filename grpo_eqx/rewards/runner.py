@@ -13,9 +13,9 @@ from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError, RewardFailureError, UserError, first_line
 from grpo_eqx.process_state import KeptState, warn
 from grpo_eqx.rewards.async_calls import AsyncCalls
-from grpo_eqx.rewards.contract import BrokenContractError, read_rewards
+from grpo_eqx.rewards.contract import read_rewards
 from grpo_eqx.rewards.limits import RewardLimits, is_async, is_built_in, is_plain
-from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of, raised
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of, raised
 from grpo_eqx.rewards.workers import WorkerPool
 
 RewardFunc = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
@@ -235,9 +235,10 @@ class RewardRunner:
         """Calls a function that is not awaited, in workers or here."""
         func, stop = self.funcs[name], self.limits.failures == "stop"
         if name in self._in_workers:
-            return self._workers.run(name, samples, self.limits, stop_at_failure=stop)
+            with self._kept(name):  # whose output, and its settings, are those of the run
+                return self._workers.run(name, samples, self.limits, stop_at_failure=stop)
         if not is_plain(func):
-            return _call(name, func, samples, stop_at_failure=stop)
+            return _call(name, func, samples, stop_at_failure=stop, is_ours=True)
 
         def kept(**arguments: Any) -> Any:
             with self._kept(name):
@@ -249,8 +250,7 @@ class RewardRunner:
         """Keeps the state of this process around calls of functions, if there are any."""
         if not names:
             return contextlib.nullcontext()
-        caller = f"reward function {' or '.join(names)}"
-        return self._state.around(caller, alone=not is_async(self.funcs[names[0]]))
+        return self._state.around(f"reward function {' or '.join(names)}")
 
     def _note_failures(self, name: str, outcomes: Sequence[Outcome], samples: Samples) -> None:
         """Raises the first failure as an error, or warns of it, as the policy says."""
@@ -292,17 +292,19 @@ def _number(outcome: Outcome) -> float:
     return outcome if isinstance(outcome, float) else np.nan
 
 
-def _call(name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: bool) -> list[Outcome]:
+def _call(
+    name: str, func: RewardFunc, samples: Samples, *, stop_at_failure: bool, is_ours: bool = False
+) -> list[Outcome]:
     """Scores a batch in this process, in one call.
 
     If that raises, a call for each completion finds out for which it does, up to the first if the
-    run stops there.
+    run stops there. Functions of this package raise `RewardError` for data that they cannot judge.
     """
     together = _outcomes_of_call(name, func, samples)
     if not isinstance(together, Failure):
         return together
     cause = together.cause
-    if stop_at_failure and cause is not None and issubclass(type(cause), RewardError):
+    if stop_at_failure and is_ours and isinstance(cause, RewardError):
         raise RewardError(f"reward function {name}: {first_line(cause)}") from cause
     outcomes: list[Outcome] = []
     for i in range(len(samples)):
@@ -327,10 +329,9 @@ def _outcomes_of_call(
     """
     try:
         returned = func(**samples.arguments())
-        return outcomes_of(read_rewards(returned, len(samples), first=first))
-    except BrokenContractError as error:
-        raise broken(name, error) from error.__cause__
+        readings = read_rewards(returned, len(samples), first=first)
     except KeyboardInterrupt:
         raise
     except BaseException as error:
         return raised(error)
+    return outcomes_of(name, readings)

@@ -2,21 +2,27 @@
 
 Its guardian loads it as a file, and it loads more files of this package without the package,
 which would bring JAX along: a worker is small, starts soon, and touches no accelerator. What it
-calls after a function it has by names of its own, whatever the function puts into their modules.
+calls after a function it has by names of its own, whatever the function puts into their modules;
+Python's own names it puts back.
 """
 
-import contextlib
+import builtins
+import faulthandler
 import fcntl
 import importlib.util
 import os
-import signal
+import resource
 import sys
-import traceback
 from collections.abc import Callable, Mapping
-from json import dumps
+from contextlib import suppress
+from functools import partial
 from os import _exit, getpid, read, write
 from pathlib import Path
 from pickle import loads
+from resource import getrlimit, setrlimit
+from signal import ITIMER_PROF, ITIMER_REAL, ITIMER_VIRTUAL, setitimer
+from sys import getrecursionlimit, gettrace, setprofile, setrecursionlimit, settrace
+from traceback import format_exception
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +31,11 @@ _OUT_OF_THE_WAY = 500
 _LONGEST_TRACEBACK = 20_000
 _FILES = "grpo_eqx.clean_text", "grpo_eqx.errors", "grpo_eqx.rewards.contract"
 """Files of this package that workers load, each after those that it imports."""
-NO_REPLY = 74
-"""Exit code of a worker whose function has closed its descriptor."""
+_cancel_dump = faulthandler.cancel_dump_traceback_later
+_NAMES = vars(builtins)
+_OWN_NAMES = _NAMES.copy()
+_TRACE, _RECURSION = gettrace(), getrecursionlimit()
+_LIMITS = {x: getrlimit(x) for name, x in vars(resource).items() if name.startswith("RLIMIT_")}
 
 
 def _load(name: str) -> ModuleType:
@@ -53,7 +62,7 @@ else:
 def main(descriptor: int) -> None:
     """Serves calls that come through a socket until it is closed."""
     calls = descriptor
-    with contextlib.suppress(OSError):  # so many may not be open
+    with suppress(OSError):  # so many may not be open
         calls = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
         os.close(descriptor)
     os.set_inheritable(calls, False)
@@ -65,41 +74,69 @@ def main(descriptor: int) -> None:
             token, name, index, arguments = _received(calls)
             reply = _called(funcs[name], index, arguments)
     except OSError:
-        _exit(NO_REPLY)
+        _exit(contract.NO_REPLY)
+    except MemoryError:  # under a limit that a function has set
+        _exit(1)
 
 
 def _loaded(setup: Mapping[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
     """Returns the functions, and the reply that they are there, or why they are not."""
     sys.path[:] = setup["path"]
     try:
-        return {name: loads(func) for name, func in setup["funcs"].items()}, {}
+        return {name: _theirs(partial(loads, func)) for name, func in setup["funcs"].items()}, {}
     except BaseException as error:
         return {}, {"cannot_load": contract.reason_of(error)}
 
 
 def _called(func: Callable[..., Any], index: int, arguments: Mapping[str, bytes]) -> dict[str, Any]:
-    """Calls a function for completion `index`; returns the reply. A process that it forks ends."""
-    worker, values = getpid(), {}
+    """Calls a function for completion `index`; returns the reply."""
+    values = {}
     for column, value in arguments.items():
         try:
-            values[column] = loads(value)
+            values[column] = _theirs(partial(loads, value))
         except BaseException as error:
             return {"unreadable": column, "reason": contract.reason_of(error)}
     try:
-        return {"rewards": contract.read_rewards(func(**values), 1, first=index)}
-    except contract.BrokenContractError as error:
-        return {"broken": str(error)}
+        returned = _theirs(partial(func, **values))
+        return {"rewards": _theirs(partial(contract.read_rewards, returned, 1, first=index))}
     except BaseException as error:  # among them sys.exit, of which the process would end
         return {"raised": contract.reason_of(error), "traceback": _traceback_of(error)}
+
+
+def _theirs(call: Callable[[], Any]) -> Any:
+    """Calls code of the user's own. A process that it forks ends."""
+    worker = getpid()
+    try:
+        return call()
     finally:
+        for _ in ("trace", "profile", "neither"):
+            try:
+                _put_back()
+                break
+            except BaseException:  # a function that traces calls, until it raises
+                continue
         if getpid() != worker:
             _exit(0)
-        signal.setitimer(signal.ITIMER_REAL, 0)  # which would end the next call
+
+
+def _put_back() -> None:
+    """Puts back what would change how the worker reads and replies, or what would end it later."""
+    _NAMES.update(_OWN_NAMES)
+    settrace(_TRACE)
+    setprofile(None)
+    setrecursionlimit(max(_RECURSION, getrecursionlimit()))
+    for timer in (ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF):
+        setitimer(timer, 0)
+    _cancel_dump()
+    for limit, before in _LIMITS.items():
+        if getrlimit(limit) != before:
+            with suppress(ValueError):  # the function has lowered the most that it is
+                setrlimit(limit, before)
 
 
 def _traceback_of(error: BaseException) -> str:
     try:
-        said = "".join(traceback.format_exception(error))
+        said = "".join(format_exception(error))
     except BaseException:  # its class may raise whatever it is asked
         return contract.reason_of(error)
     return said[-_LONGEST_TRACEBACK:]
@@ -123,7 +160,7 @@ def _read(calls: int, length: int) -> bytes:
 
 def _send(calls: int, token: bytes, reply: Mapping[str, Any]) -> None:
     """Sends a reply behind the token of its call, so that nothing else is taken for it."""
-    body = dumps(reply).encode()
+    body = ascii(reply).encode()
     left = memoryview(token + len(body).to_bytes(4, "big") + body)
     while left:
         left = left[write(calls, left) :]

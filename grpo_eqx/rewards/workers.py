@@ -1,7 +1,7 @@
 """Processes that call reward functions, and are killed when they overrun."""
 
+import ast
 import contextlib
-import json
 import math
 import os
 import pickle
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import RewardError, UserError, first_line
-from grpo_eqx.rewards.contract import reason_of
+from grpo_eqx.rewards.contract import NO_REPLY, reason_of
 from grpo_eqx.rewards.limits import RewardLimits
-from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, broken, outcomes_of
+from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of
 
 _GUARDIAN = Path(__file__).with_name("guardian_main.py")
 _NO_ACCELERATORS = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
@@ -33,8 +33,6 @@ _LAST_WORDS_SECONDS = 1.0
 _TOKEN_BYTES = 16
 _HEAD_BYTES = _TOKEN_BYTES + 4
 _LONGEST_REPLY = 1_000_000
-NO_REPLY = 74
-"""Exit code of a worker whose function has closed its descriptor, as `worker_main.py` has it."""
 
 
 class WorkerError(Exception):
@@ -242,7 +240,7 @@ class _Worker:
             if ended or self._ended_alone(0.0):
                 raise _LostError(self._how_it_ended())
             return None
-        reply: dict[str, Any] = json.loads(body[:length])
+        reply: dict[str, Any] = ast.literal_eval(body[:length].decode())
         self._received = body[length:]
         if "cannot_load" in reply:
             raise UserError(
@@ -320,9 +318,7 @@ def _wait(workers: Sequence[_Worker], seconds: float | None) -> bool:
 def _read(name: str, reply: Mapping[str, Any]) -> Outcome:
     if "raised" in reply:
         return Failure(reply["raised"], WorkerError(reply["traceback"]))
-    if "broken" in reply:
-        raise broken(name, reply["broken"])
-    return outcomes_of(reply["rewards"])[0]
+    return outcomes_of(name, reply["rewards"])[0]
 
 
 def _pickled(column: str, values: Any) -> bytes:

@@ -2,17 +2,25 @@
 # ruff: noqa: E501
 
 import asyncio
+import atexit
+import builtins
 import ctypes
+import faulthandler
+import gc
 import json
 import locale
 import math
+import multiprocessing
 import os
 import pickle
 import random
 import resource
+import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import warnings
@@ -63,7 +71,44 @@ class OwnTraceError(Exception):
         raise RuntimeError("no cause")
 
 
+class InterruptingError(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+class ExitingError(Exception):
+    def __str__(self) -> str:
+        sys.exit(3)
+
+
+class RaisingStream:
+    @property
+    def closed(self) -> bool:
+        raise RuntimeError("no stream")
+
+    def write(self, text: str) -> None:
+        raise RuntimeError("no stream")
+
+    flush = write
+
+
+class Nine(float):
+    def __repr__(self) -> str:
+        return "9.0"
+
+
+def raise_errors_of_the_package(name: str) -> Callable[..., Any]:
+    def action(**arguments: Any) -> None:
+        from grpo_eqx import errors
+
+        raise getattr(errors, name)("mine")
+
+    return action
+
+
 def patch_modules(**arguments: Any) -> None:
+    json.encoder.c_make_encoder = None  # type: ignore[attr-defined]
+    json.encoder.float = Nine  # type: ignore[attr-defined]
     for module, name in (
         (json, "dumps"),
         (pickle, "loads"),
@@ -72,6 +117,59 @@ def patch_modules(**arguments: Any) -> None:
         (math, "isfinite"),
     ):
         setattr(module, name, lambda *_, **__: 9 / 0)
+
+
+def guard(**arguments: Any) -> None:
+    """Does what guards do that stand around the code of a model."""
+    for module, names in (
+        (builtins, ("exit", "quit", "ascii")),
+        (os, ("kill", "system", "putenv", "remove", "replace", "getcwd", "chdir", "rename")),
+        (shutil, ("rmtree", "move")),
+        (subprocess, ("Popen",)),
+    ):
+        for name in names:
+            setattr(module, name, None)
+
+
+def patch_names(**arguments: Any) -> None:
+    names = vars(builtins)
+    mine = {name: lambda *_, **__: 9.0 for name in names if name.islower()}
+    names.update(mine)
+
+
+def raise_later(*_: Any) -> Any:
+    raise RuntimeError("traced")
+
+
+def least_recursion(**arguments: Any) -> None:
+    for limit in range(10, 1000):
+        try:
+            sys.setrecursionlimit(limit)
+        except RecursionError:
+            continue
+        return
+
+
+def limit_memory(**arguments: Any) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 20, most))
+
+
+def limit_files(**arguments: Any) -> None:
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, most))
+
+
+def exit_in_a_thread(**arguments: Any) -> None:
+    thread = threading.Thread(target=os._exit, args=[3])
+    thread.start()
+    thread.join()
+
+
+def remove_the_directory(**arguments: Any) -> None:
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    os.rmdir(folder)
 
 
 def raises(error: BaseException) -> Callable[..., Any]:
@@ -207,7 +305,11 @@ CASES = {
     "raise the nameless": Case("raises", raises(NamelessError("mine")), "raised NamelessError: mine"),
     "raise what hides": Case("raises", raises(HidingError("mine")), "raised HidingError: mine"),
     "raise without cause": Case("raises", raises(OwnTraceError("mine")), "raised OwnTraceError: mine"),
-    "raise a long surrogate": Case("raises", raises(ValueError("\ud800" * 10**6)), r"raised ValueError: (\\ud800){50}.*\.\.\. \(1,000,000 characters\)"),
+    "raise a long surrogate": Case("raises", raises(ValueError("\ud800" * 10**6)), r"raised ValueError: (\\ud800){83}\\u\.\.\. \(1,000,000 characters\) \("),
+    "raise what interrupts": Case("raises", raises(InterruptingError()), "raised InterruptingError: no reason given, as its __str__ raised KeyboardInterrupt"),
+    "raise what exits": Case("raises", raises(ExitingError()), "raised ExitingError: no reason given, as its __str__ raised SystemExit"),
+    "raise RewardError": Case("raises", raise_errors_of_the_package("RewardError"), "raised RewardError: mine"),
+    "raise UserError": Case("raises", raise_errors_of_the_package("UserError"), "raised UserError: mine"),
     "recurse": Case("raises", recurse, "raised RecursionError: maximum recursion depth exceeded"),
     "sys.exit": Case("exits", raises(SystemExit()), "raised SystemExit"),
     "sys.exit with a number": Case("exits", lambda **_: sys.exit(3), "raised SystemExit: 3"),
@@ -221,6 +323,9 @@ CASES = {
     "terminate its parent": Case("exits", lambda **_: os.kill(os.getppid(), signal.SIGTERM), OK, (WORKERS,)),
     "segfault": Case("exits", lambda **_: ctypes.string_at(0), r"lost its process \(SIGSEGV\)", (WORKERS,)),
     "abort": Case("exits", lambda **_: os.abort(), r"lost its process \(SIGABRT\)", (WORKERS,)),
+    "sleep at the exit": Case("exits", lambda **_: atexit.register(sleep) and None, OK, (WORKERS,)),
+    "exit in a thread": Case("exits", exit_in_a_thread, r"lost its process \(exit code 3\)", (WORKERS,)),
+    "exit later": Case("exits", lambda **_: faulthandler.dump_traceback_later(0.5, exit=True), OK, (WORKERS,)),
     "fork and come out": Case("forks", fork(lambda: None), OK),
     "fork and raise": Case("forks", fork(raises(ValueError())), OK),
     "fork and exit": Case("forks", fork(lambda: sys.exit(3)), OK),
@@ -229,30 +334,53 @@ CASES = {
     "leave a daemon": Case("forks", fork(fork_twice), OK, (WORKERS,)),
     "leave 24 sessions": Case("forks", start_24_sessions, OK, (WORKERS,)),
     "leave a fork and crash": Case("forks", lambda **_: (fork(sleep)(), os._exit(3)), r"lost its process \(exit code 3\)", (WORKERS,)),
+    "leave a process of multiprocessing": Case("forks", lambda **_: multiprocessing.get_context("fork").Process(target=sleep).start(), OK, (WORKERS,)),
     "leave a thread": Case("threads", leave_a_thread, OK),
+    "leave a thread that waits": Case("threads", lambda **_: threading.Thread(target=sleep).start(), OK, (WORKERS,)),
     "close stdout": Case("streams", lambda **_: sys.stdout.close(), OK, said="the standard streams"),
     "close stderr's descriptor": Case("streams", lambda **_: os.close(2), OK, said="the standard descriptors"),
     "close stdin's descriptor": Case("streams", lambda **_: os.close(0), OK, said="the standard descriptors"),
     "replace stderr": Case("streams", lambda **_: setattr(sys, "stderr", None), OK, said="the standard streams"),
+    "replace stdout by what raises": Case("streams", lambda **_: setattr(sys, "stdout", RaisingStream()), OK, said="the standard streams"),
+    "close many descriptors": Case("streams", lambda **_: os.closerange(0, 100), OK, (WORKERS,)),
     "write on descriptors": Case("streams", write_garbage(lambda: range(3, 60)), OK, (WORKERS,)),
     "write on its worker's": Case("streams", write_garbage(own_descriptors), "wrote to the descriptor through which its worker replies", (WORKERS,)),
     "write on its worker's and sleep": Case("streams", garbage_then_sleep, "wrote to the descriptor through which its worker replies", (WORKERS,)),
     "close its worker's": Case("streams", close_own, "closed the descriptor through which its worker replies", (WORKERS,)),
     "close its worker's and sleep": Case("streams", lambda **_: (close_own(), sleep()), "closed the descriptor through which its worker replies", (WORKERS,)),
-    "write without waiting": Case("streams", lambda **_: os.set_blocking(1, False), OK, (HERE, ASYNC), said="the standard descriptors"),
+    "write without waiting": Case("streams", lambda **_: os.set_blocking(1, False), OK, said="the standard descriptors"),
     "print a flood": Case("floods", lambda **_: print("x" * 10**6), OK),
     "set a handler": Case("signals", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN), OK, (HERE, WORKERS), said="the handlers of signals"),
     "set a handler in a thread": Case("signals", lambda **_: signal.signal(signal.SIGTERM, signal.SIG_IGN), "raised ValueError: signal only works in main thread", (ASYNC,)),
     "leave an alarm": Case("signals", lambda **_: signal.alarm(1) and None, OK, said="a timer"),
+    "leave timers of its time": Case("signals", lambda **_: (signal.setitimer(signal.ITIMER_PROF, 0.01), signal.setitimer(signal.ITIMER_VIRTUAL, 0.01)), OK, (WORKERS,)),
+    "leave a timer of its time": Case("signals", lambda **_: signal.setitimer(signal.ITIMER_PROF, 60) and None, OK, said="a timer"),
     "block signals": Case("signals", lambda **_: signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]) and None, OK, (HERE, WORKERS), said="the blocked signals"),
     "change the directory": Case("directory", lambda **_: os.chdir("/"), OK, said="the working directory"),
     "change the mode of files": Case("directory", lambda **_: os.umask(0o777) and None, OK, said="the mode of new files"),
-    "seed": Case("seeds", lambda **_: random.seed(0), OK, said="the global random numbers"),
+    "remove the directory": Case("directory", remove_the_directory, OK, said="the working directory"),
+    "set the environment": Case("environment", lambda **_: os.environ.update(HOME="/nowhere", JAX_PLATFORMS="none"), OK, said="the environment"),
+    "clear the environment": Case("environment", lambda **_: os.environ.clear(), OK, said="the environment"),
+    "change the path": Case("environment", lambda **_: sys.path.clear(), OK, said="the path of modules"),
+    "draw": Case("seeds", lambda **_: random.random() and None, OK),
+    "seed": Case("seeds", lambda **_: random.seed(0), OK),
     "change the locale": Case("locale", lambda **_: locale.setlocale(locale.LC_ALL, "C.UTF-8") and None, OK, said="the locale"),
     "make warnings errors": Case("settings", lambda **_: warnings.simplefilter("error", ImportWarning), OK, said="the filters of warnings"),
     "limit recursion": Case("settings", lambda **_: sys.setrecursionlimit(900), OK, said="the limit on recursion"),
     "limit resources": Case("settings", limit_resources, OK),
-    "replace what modules have": Case("settings", patch_modules, OK, (WORKERS,)),
+    "limit recursion to the least": Case("settings", least_recursion, OK, (WORKERS,)),
+    "limit memory": Case("settings", limit_memory, OK, (WORKERS,)),
+    "limit files": Case("settings", limit_files, OK, (WORKERS,)),
+    "collect no garbage": Case("settings", lambda **_: gc.disable(), OK, said="garbage collection"),
+    "limit sockets": Case("settings", lambda **_: socket.setdefaulttimeout(1e-3), OK, said="the timeout of sockets"),
+    "trace": Case("settings", lambda **_: sys.settrace(lambda *_: None), OK, (HERE, WORKERS), said="what traces calls"),
+    "trace and raise": Case("settings", lambda **_: sys.settrace(raise_later), OK, (WORKERS,)),
+    "profile and raise": Case("settings", lambda **_: sys.setprofile(raise_later), "raised RuntimeError: traced", (WORKERS,)),
+    "replace float": Case("names", lambda **_: setattr(builtins, "float", lambda _: 9.0), OK, said="names of Python's own"),
+    "replace all names": Case("names", patch_names, OK, (WORKERS,)),
+    "guard": Case("names", guard, OK, said="names of Python's own"),
+    "delete modules": Case("names", lambda **_: sys.modules.clear(), OK, (WORKERS,)),
+    "replace what modules have": Case("names", patch_modules, OK, (WORKERS,)),
     "clear the arguments": Case("mutation", clear_arguments, OK),
     "sleep": Case("hangs", lambda **_: sleep(), r"ran out of time \(reward_timeout is 3\.0 s\)", (WORKERS,)),
     "ignore SIGTERM": Case("hangs", ignore_and_sleep, r"ran out of time \(reward_timeout is 3\.0 s\)", (WORKERS,)),
@@ -276,7 +404,7 @@ def obey(*, completions: list[str], **columns: Any) -> list[float]:
 
 def _reward(text: str, arguments: dict[str, Any]) -> Any:
     if text not in CASES:
-        return float(len(text))
+        return 1.0 * len(text)
     CASES[text].action(**arguments)
     return OK
 
@@ -286,7 +414,7 @@ async def obey_async(*, completions: list[str], **columns: Any) -> list[float]:
     texts, rewards = list(completions), []
     for text in texts:
         if text not in CASES:
-            rewards.append(float(len(text)))
+            rewards.append(1.0 * len(text))
             continue
         done = CASES[text].action(completions=completions, **columns)
         if asyncio.iscoroutine(done):

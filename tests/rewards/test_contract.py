@@ -11,7 +11,7 @@ import pytest
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.errors import RewardError
 from grpo_eqx.rewards import RewardRunner
-from grpo_eqx.rewards.contract import BrokenContractError, read_rewards
+from grpo_eqx.rewards.contract import read_rewards
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Samples
 from grpo_eqx.rewards.workers import WorkerPool
@@ -91,7 +91,6 @@ def test_what_is_no_list_of_rewards_is_an_error_everywhere(pool: WorkerPool, kin
 
 def test_rewards_are_read_in_their_order_and_counted() -> None:
     assert read_rewards([1, None, 2.5], 3) == [1.0, None, 2.5]
-    with pytest.raises(BrokenContractError, match="returned 'no' for completion 8:"):
-        read_rewards([1, "no"], 2, first=7)
-    with pytest.raises(BrokenContractError, match="returned 1000 values for 2 completions:"):
-        read_rewards([0.0] * 1000, 2)
+    assert str(read_rewards([1, "no"], 2, first=7)).startswith("returned 'no' for completion 8:")
+    broken = read_rewards([0.0] * 1000, 2)
+    assert str(broken).startswith("returned 1000 values for 2 completions:")

@@ -242,6 +242,36 @@ def test_a_module_that_fails_in_the_worker_is_named(
     pool.close()
 
 
+@pytest.mark.parametrize("in_a_file", [False, True])
+def test_the_output_of_the_run_waits_whatever_a_worker_sets_on_its_own(
+    in_a_file: bool, tmp_path: Path
+) -> None:
+    program = (
+        "import os, sys; sys.path.insert(0, sys.argv[1])\n"
+        "import reward_module\n"
+        "from grpo_eqx.data.prompts import Prompt\n"
+        "from grpo_eqx.rewards import RewardRunner\n"
+        "from grpo_eqx.rewards.limits import RewardLimits\n"
+        "limits = RewardLimits(workers=1)\n"
+        "with RewardRunner({'f': reward_module.faulty}, limits=limits) as runner:\n"
+        "    runner([Prompt('?', {})], [['write without waiting', 'a']], [[[1], [2]]])\n"
+        "print(os.get_blocking(1))\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program, str(HERE)]
+    with (tmp_path / "output").open("w+") as file:
+        ran = subprocess.run(
+            command,
+            stdout=file if in_a_file else subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        file.seek(0)
+        assert (file.read() if in_a_file else ran.stdout) == "True\n"
+    said = "warning: reward function f changed the standard descriptors: the run undid that\n"
+    assert ran.stderr == (said if in_a_file else "")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["sleep", "keep the GIL", "start a process", "start a session"])
 def test_workers_end_with_a_parent_that_is_killed(what: str) -> None:
