@@ -90,7 +90,7 @@ class ChatTemplate:
         if first == second:
             raise UserError(
                 "the chat template leaves out the user's message, so that all prompts are the "
-                "same: mend it, or use the model's own."
+                "same: fix it, or use the model's own."
             )
         if self.system_prompt is not None and self.system_prompt.strip() not in first:
             raise UserError(

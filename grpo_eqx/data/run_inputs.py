@@ -37,6 +37,9 @@ class Inputs(NamedTuple):
         """Refuses a tokenizer that the model cannot have, and prompts that it has no room for."""
         self.tokenizer.check_belongs_to(model.vocab_size)
         for problems in (self.train, self.heldout):
+            for prompt, ids in zip(problems.prompts, problems.tokens, strict=True):
+                called = f"{problems.name}: the problem {quoted(prompt.text)}"
+                self.tokenizer.check_ids(ids, model.vocab_size, called)
             longest = max(map(len, problems.tokens))
             check_positions(cfg, model, f"the longest prompt of {problems.name}", longest)
 
@@ -152,6 +155,7 @@ def encode_prompts(
                 f"{prompt} has {len(ids)} tokens, and max_prompt_length is {limit}: raise it or "
                 f"shorten the prompt."
             )
+        tokenizer.check_ids(ids, model.vocab_size, prompt)
         check_positions(cfg, model, prompt, len(ids))
     return tokens
 

@@ -136,26 +136,49 @@ class ChatTokenizer:
         return other
 
     def check_belongs_to(self, vocab_size: int) -> None:
-        """Raises `UserError` if it cannot be the tokenizer of a model with that vocabulary."""
-        ids = set(self.tokenizer.get_vocab().values())
-        size, highest = len(ids), max(ids)
-        if highest >= vocab_size:
+        """Raises `UserError` if it cannot be the tokenizer of a model with that vocabulary.
+
+        It may have special tokens beyond, which prompts do without: Gemma 3's has one for images,
+        of which the models of text alone have no row.
+        """
+        all_ids = set(self.tokenizer.get_vocab().values())
+        ids = {i for i in all_ids if i < vocab_size}
+        size, beyond = len(all_ids), all_ids - ids
+        if not beyond <= self._special:
             raise UserError(
                 f"the tokenizer has {size} tokens, but the model's vocabulary has {vocab_size}, "
-                f"without the id {highest}: use the model's own tokenizer."
+                f"without the id {max(beyond)}: use the model's own tokenizer."
             )
-        if size < _SMALLEST_SHARE * vocab_size:
+        if len(ids) < _SMALLEST_SHARE * vocab_size:
             raise UserError(
                 f"the tokenizer has {size} tokens, far fewer than the {vocab_size} of the model's "
                 f"vocabulary: use the model's own tokenizer."
             )
         named = [("eos_token_id", i) for i in self.eos_ids] + [("pad_token_id", self.pad_id)]
         for field, i in named:
+            if i in beyond:
+                raise UserError(
+                    f"{field} is {i}, but the model's vocabulary has {vocab_size} tokens, without "
+                    f"it: use the model's own tokenizer."
+                )
             if i not in ids:
                 raise UserError(
                     f"{field} is {i}, but the tokenizer's {size} tokens do not have it: use the "
                     f"tokenizer, generation_config.json and config.json of one model."
                 )
+
+    def check_ids(self, ids: Sequence[int], vocab_size: int, called: str) -> None:
+        """Raises `UserError` for a prompt with a token that the model has no row for.
+
+        **Arguments:** the prompt's tokens; the size of the model's vocabulary; what to call the
+        prompt.
+        """
+        if (highest := max(ids)) >= vocab_size:
+            token = self.tokenizer.convert_ids_to_tokens(highest)
+            raise UserError(
+                f"{called} has the token {token!r} ({highest}), and the model's vocabulary has "
+                f"{vocab_size} tokens, without it: leave it out of the prompt."
+            )
 
     def fingerprint(self) -> str:
         """Returns a short hash, equal for tokenizers that read and write the same tokens."""
@@ -226,7 +249,7 @@ class ChatTokenizer:
             blame = (
                 "use a text that the tokenizer can encode"
                 if self._is_plain(prompt)
-                else "the chat template renders it to nothing; mend the template"
+                else "the chat template renders it to nothing; fix the template"
             )
             raise UserError(
                 f"prompt {empty[0] + 1} ({quoted(prompt.text)}) has no tokens to complete: {blame}."

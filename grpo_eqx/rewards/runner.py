@@ -205,7 +205,7 @@ class RewardRunner:
                 raise RewardFailureError(
                     f"reward function {name} failed on {failed.sum()} of {failed.size} completions "
                     f"(the warning above has the first), and max_failed_rewards is "
-                    f"{self.limits.max_failed}: mend the function, or raise it."
+                    f"{self.limits.max_failed}: fix the function, or raise it."
                 )
 
     def _outcomes(self, samples: Samples, of_built_in: Samples) -> dict[str, list[Outcome]]:
@@ -267,7 +267,7 @@ class RewardRunner:
             )
         if self.limits.failures == "stop":
             raise RewardFailureError(
-                f"{first}: mend it, or set reward_failures to drop to leave out the completions "
+                f"{first}: fix it, or set reward_failures to drop to leave out the completions "
                 f"that it fails on."
             ) from failure.cause
         warn(f"{first}; it failed on {len(failed)} completions, which are left out")

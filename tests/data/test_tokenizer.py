@@ -413,3 +413,38 @@ def test_a_token_that_differs_is_named(
     passed = PreTrainedTokenizerFast(tokenizer_object=other, eos_token="<|im_end|>")
     with pytest.raises(UserError, match=message):
         ChatTokenizer(passed).of_model(files, files.tokenizer())
+
+
+def with_one_beyond() -> ChatTokenizer:
+    """A tokenizer as Gemma 3's, with a special token for images after all others."""
+    chat = byte_level()
+    chat.tokenizer.add_special_tokens({"additional_special_tokens": ["<image_soft_token>"]})
+    return ChatTokenizer(chat.tokenizer, chat.eos_ids)
+
+
+def test_a_special_token_beyond_the_models_vocabulary_is_accepted_where_no_prompt_has_it() -> None:
+    chat = with_one_beyond()
+    assert len(chat.tokenizer) == 321
+    chat.check_belongs_to(320)
+    (ids,) = chat.encode_prompts([Prompt("text", {}, plain=True)])
+    chat.check_ids(ids, 320, "the prompt")
+    (ids,) = chat.encode_prompts([Prompt("an <image_soft_token>", {}, plain=True)])
+    with pytest.raises(
+        UserError, match=r"the prompt has the token '<image_soft_token>' \(320\).* has 320 tokens"
+    ):
+        chat.check_ids(ids, 320, "the prompt")
+    assert len(chat.token_bytes(320)) == 320
+    assert chat.ids_without_token(320) == frozenset()
+
+
+def test_an_end_padding_or_ordinary_token_beyond_the_models_vocabulary_is_refused() -> None:
+    with pytest.raises(UserError, match="eos_token_id is 320, but the model's vocabulary has 320"):
+        ChatTokenizer(with_one_beyond().tokenizer, [320]).check_belongs_to(320)
+    chat = with_one_beyond()
+    chat.tokenizer.pad_token = "<image_soft_token>"
+    with pytest.raises(UserError, match="pad_token_id is 320, but the model's vocabulary has 320"):
+        chat.check_belongs_to(320)
+    chat = with_one_beyond()
+    chat.tokenizer.add_tokens(["ordinary"])
+    with pytest.raises(UserError, match="322 tokens, but the model's vocabulary has 320, without"):
+        ChatTokenizer(chat.tokenizer, chat.eos_ids).check_belongs_to(320)

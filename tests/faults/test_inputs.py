@@ -115,7 +115,7 @@ def test_a_tokenizer_that_is_larger_than_the_vocabulary_is_refused(
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     size = 1 + max(token["id"] for token in tokenizer["added_tokens"])
     size = max(size, len(tokenizer["model"]["vocab"]))
-    token = {**tokenizer["added_tokens"][0], "id": size, "content": "<|another|>"}
+    token = {**tokenizer["added_tokens"][0], "id": size, "content": "another", "special": False}
     tokenizer["added_tokens"].append(token)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     assert f"has {size + 1} tokens, but the model's vocabulary has" in refused(model=folder)
@@ -129,7 +129,7 @@ def test_an_end_of_sequence_of_another_tokenizer_is_refused(refused: Refused, fo
 def test_padding_of_another_tokenizer_is_refused(refused: Refused, folder: Path) -> None:
     """It would be a new token, for which the model has no embedding."""
     rewrite(folder / "tokenizer_config.json", pad_token="<|of another|>")
-    assert "tokens, but the model's vocabulary has" in refused(model=folder)
+    assert "but the model's vocabulary has" in refused(model=folder)
 
 
 def test_a_chat_template_that_fails_is_refused(refused: Refused, folder: Path) -> None:
