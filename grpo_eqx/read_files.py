@@ -98,9 +98,12 @@ def read_bytes(path: Path, called: str = "", *, pipe: bool = False) -> bytes:
 
 
 def opened(path: Path, *, pipe: bool = False) -> io.BufferedReader:
-    """Opens a file; raises an error, for `reading`, for a pipe, which could wait forever."""
+    """Opens a file; raises an error, for `reading`, for what has no end, such as /dev/zero.
+
+    A pipe may wait forever: `pipe` says that the user named it.
+    """
     mode = os.stat(path).st_mode
-    if not (pipe or stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipe and stat.S_ISFIFO(mode))):
         raise _UnreadableError("is neither a file nor a folder: give a file")
     return path.open("rb")
 

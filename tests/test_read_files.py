@@ -15,6 +15,7 @@ from grpo_eqx.plain_data import field, why_not_plain
 from grpo_eqx.read_files import (
     object_of,
     open_tensors,
+    read_bytes,
     read_object,
     read_text,
     read_yaml,
@@ -85,6 +86,14 @@ def test_what_is_no_file_is_said(
         read(path)
     with pytest.raises(FileError, match="null byte in its path"):
         read(Path("a\0b"))
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/random", "/dev/null"])
+def test_devices_are_not_read_although_a_user_names_them(tmp_path: Path, device: str) -> None:
+    (path := tmp_path / "file").symlink_to(device)
+    for read in (Path(device), path):
+        with pytest.raises(FileError, match="is neither a file nor a folder: give a file"):
+            read_bytes(read, pipe=True)
 
 
 @pytest.mark.parametrize(

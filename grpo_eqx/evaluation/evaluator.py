@@ -25,6 +25,7 @@ _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
 Track = Callable[[Sequence[int]], Iterable[int]]
 """Function that iterates over batches and shows how far it is."""
+_MOST_SAMPLES = 1_000_000
 
 
 class Draws(NamedTuple):
@@ -37,9 +38,10 @@ class Draws(NamedTuple):
     @classmethod
     def checked(cls, temperature: float, num_samples: int) -> "Draws":
         """Raises `UserError` for a number of samples that cannot be."""
-        if num_samples != int(num_samples) or num_samples < 1:
+        if num_samples != int(num_samples) or not 1 <= num_samples <= _MOST_SAMPLES:
             raise UserError(
-                f"num_samples is {num_samples!r}: use a whole number that is at least 1."
+                f"num_samples is {num_samples!r}: use a whole number that is at least 1 and at "
+                f"most {_MOST_SAMPLES:,}."
             )
         return cls(temperature, int(num_samples))
 

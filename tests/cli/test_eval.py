@@ -221,6 +221,7 @@ def test_without_an_output_the_file_is_named_after_the_flags(
         ({"temperature": 0.5}, "temperature is 0.5 without num_samples"),
         ({"temperature": 0.0, "num_samples": 2}, "temperature is 0: it must be above 0"),
         ({"num_samples": 0}, "num_samples is 0: use a whole number that is at least 1"),
+        ({"num_samples": 10**20}, "and at most 1,000,000"),
         ({"eval_problems": 0}, "eval_problems is 0: it must be at least 1"),
         ({"output": "results.txt"}, "give a file whose name ends in .json"),
         ({"eval_func": "nice"}, "no reward function named 'nice'"),
