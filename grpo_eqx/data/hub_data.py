@@ -1,7 +1,7 @@
 """Data sets on the Hugging Face hub: `owner/name`, `owner/name/config@revision:split` in full."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from grpo_eqx.config import EMBEDDED_DATA
@@ -60,22 +60,29 @@ def load_hub_data(
     data = HubData.parse(setting, name)
     try:
         folder = str(download("dataset", data.hub))
-        configs = datasets.get_dataset_config_names(folder)
-        default = datasets.get_dataset_default_config_name(folder)
-        config = _config(setting, data, configs, default)
-        splits = datasets.get_dataset_split_names(folder, config)
-        if optional and default_split not in splits:
-            return None
-        wanted = data._replace(split=data.split or default_split)
-        _check_split(setting, name, wanted, splits)
-        rows = datasets.load_dataset(folder, config, split=wanted.split)
-    except UserError:
-        raise
-    except Exception as error:  # datasets raises its own, fsspec's and the hub's errors alike
+    except Exception as error:  # the hub's errors, and those of its HTTP library
         raise UserError(
             f"{setting} {name!r} is not a local file and could not be loaded from the Hugging Face "
             f"hub ({type(error).__name__}: {first_line(error)}): check its name and the network, "
             f"or give a file."
+        ) from error
+    try:
+        configs = datasets.get_dataset_config_names(folder)
+        default = datasets.get_dataset_default_config_name(folder)
+        config = _config(setting, data, configs, default)
+        splits = datasets.load_dataset(folder, config)
+        if optional and default_split not in splits:
+            return None
+        wanted = data._replace(split=data.split or default_split)
+        _check_split(setting, name, wanted, {split: len(rows) for split, rows in splits.items()})
+        rows = datasets.load_dataset(folder, config, split=wanted.split)
+    except UserError:
+        raise
+    except Exception as error:  # datasets raises its own, fsspec's and pyarrow's errors alike
+        raise UserError(
+            f"{setting} {name!r} has files or a card that datasets cannot read "
+            f"({type(error).__name__}: {first_line(error)}): load it in a script, and pass its "
+            f"rows to GRPOTrainer, or give a file."
         ) from error
     taken = data._replace(config=config if len(configs) > 1 else data.config, split=None)
     title = f"{taken} ({wanted.split})"
@@ -98,13 +105,34 @@ def _config(setting: str, data: HubData, configs: Sequence[str], default: str | 
     )
 
 
-def _check_split(setting: str, name: str, data: HubData, splits: Sequence[str]) -> None:
-    """Raises `UserError` for parts of a split expression, such as `train[:100]`, without data."""
-    named = re.findall(r"(?:^|\+)\s*([^\s[\]+]+)", data.split or "")
+def _check_split(setting: str, name: str, data: HubData, sizes: Mapping[str, int]) -> None:
+    """Raises `UserError` for parts of a split expression, such as `train[:100]`, without data.
+
+    **Arguments:** the setting and the name as it is given; the name's parts; the number of rows of
+    each split.
+    """
+    from datasets import ReadInstruction
+
+    splits, expression = list(sizes), data.split or ""
+    named = re.findall(r"(?:^|\+)\s*([^\s[\]+]+)", expression)
     if unknown := [each for each in named if each not in (*splits, "all")]:
         raise UserError(
             f"{setting} {name!r} has the {_some('split', splits)}, and no {unknown[0]!r}"
             f"{did_you_mean(unknown[0], splits)}: name one, as in {data._replace(split=splits[0])}."
+        )
+    if expression == "all":
+        return
+    try:
+        parts = ReadInstruction.from_spec(expression).to_absolute(sizes)
+        empty = next((part.splitname for part in parts if part.from_ >= part.to), None)
+        fault = None if empty is None else f"takes no rows of {empty}"
+    except Exception as error:  # of what is not written as datasets expects
+        fault = f"cannot be read ({first_line(error)})"
+    if fault is not None:
+        counts = listed([f"{split} has {count:,}" for split, count in sizes.items()])
+        raise UserError(
+            f"{setting} {name!r}: the part {expression!r} {fault}: {counts}; give a first and a "
+            f"last row, as in {data._replace(split=f'{splits[0]}[:100]')}."
         )
 
 

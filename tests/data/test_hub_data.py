@@ -142,7 +142,20 @@ MANY = [f"c{i:02}" for i in range(40)]
             "train?): name one, as in o/d/a:train.",
         ),
         (("a", "b"), "o/d/a:train[:2]+dev", "and no 'dev'"),
-        (("a", "b"), "o/d/a:train[x]", "could not be loaded from the Hugging Face hub (ValueError"),
+        (
+            ("a", "b"), "o/d/a:train[3:1]",
+            "data 'o/d/a:train[3:1]': the part 'train[3:1]' takes no rows of train: train has 4 "
+            "and test has 1; give a first and a last row, as in o/d/a:train[:100].",
+        ),
+        (("a", "b"), "o/d/a:train[:2]+test[9:]", "the part 'train[:2]+test[9:]' takes no rows of test: "),
+        (("a", "b"), "o/d/a:train[50%:25%]", "takes no rows of train"),
+        (("a", "b"), "o/d/a:train[:150%]", "cannot be read (Percent slice boundaries must be"),
+        (("a", "b"), "o/d/a:train[-1:-3]", "takes no rows of train"),
+        (("a", "b"), "o/d/a:train[2:2]", "rows of train"),
+        (("a", "b"), "o/d/a:train[x]", "the part 'train[x]' cannot be read (Unrecognized"),
+        (("a", "b"), "o/d/a:train[", "the part 'train[' cannot be read (Unrecognized"),
+        (("a", "b"), "o/d/a:all[:1]", "the part 'all[:1]' cannot be read (Unknown split"),
+        (("a", "b"), "o/d/a:+", "the part '+' cannot be read"),
         (("a", "b"), "o/d/", "give a configuration after the second /, or leave it out"),
         (("a", "b"), "o/d/@dev", "give a configuration after the second /, or leave it out"),
         (("a", "b"), "o/d/a@", "give a branch, tag or commit after the @"),
@@ -155,6 +168,28 @@ def test_what_is_not_there_is_said_with_what_is(
     with pytest.raises(UserError) as error:
         load_data(name, None, 512)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("split", "count"),
+    [("train[-3:]", 3), ("train[25%:]", 3), ("train[1:90]", 3), ("all", 5), ("test+train[:1]", 2)],
+)
+def test_parts_of_splits_are_taken(
+    add_to_hub: AddToHub, tmp_path: Path, split: str, count: int
+) -> None:
+    add_to_hub("dataset", "o/d", data_set(tmp_path / "files"), NEW, "main")
+    assert len(load_problems(f"o/d:{split}", None)) == count
+
+
+@pytest.mark.parametrize("spoiled", ["README.md", "main/train.jsonl"])
+def test_files_that_cannot_be_read_are_not_blamed_on_the_network(
+    add_to_hub: AddToHub, tmp_path: Path, spoiled: str
+) -> None:
+    files = data_set(tmp_path / "files")
+    (files / spoiled).write_text("---\nconfigs: [{[\n---\n")
+    add_to_hub("dataset", "o/d", files, NEW, "main")
+    with pytest.raises(UserError, match=r"data 'o/d' has files or a card that .* cannot read"):
+        load_data("o/d", None, 1)
 
 
 def test_a_split_that_a_configuration_lacks_is_said(add_to_hub: AddToHub, tmp_path: Path) -> None:
