@@ -12,7 +12,7 @@ from typing import Any
 from grpo_eqx.errors import UserError, listed
 from grpo_eqx.models import peft
 from grpo_eqx.models.hub import VOCABULARY_FILES, failed_download
-from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.models.pretrained import folder_beneath
 from grpo_eqx.plain_data import brief
 from grpo_eqx.read_files import read_object
 
@@ -47,7 +47,7 @@ class TokenFiles:
             *_eos_ids(of_model, folder / "config.json"),
         )
         if (folder / peft.CONFIG).exists() and not (folder / GENERATION_CONFIG).exists():
-            beneath = cls.read(model_folder(peft.SavedAdapter.read(folder).base))
+            beneath = cls.read(folder_beneath(peft.SavedAdapter.read(folder)))
             generation_config, eos_ids = beneath.generation_config, (*beneath.eos_ids, *eos_ids)
         return cls(folder, generation_config, tuple(dict.fromkeys(eos_ids)))
 

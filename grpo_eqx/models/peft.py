@@ -74,11 +74,6 @@ class SavedAdapter:
             raise UserError(f"{path}: base_model_name_or_path is empty: name the model beneath.")
         if revision := field(fields, "revision", str, called, ""):
             base = f"{base}@{revision}"
-        if os.path.exists(Path(base) / CONFIG):  # it may be this folder itself
-            raise UserError(
-                f"{path}: base_model_name_or_path is {base!r}, which is an adapter too: merge that "
-                f"into its model with PEFT, and name the merged model."
-            )
         init = fields.get("init_lora_weights")
         if init is not None and init not in _UNCHANGED_BASE:
             raise UserError(
@@ -97,7 +92,17 @@ class SavedAdapter:
             target=_targets(path, fields.get("target_modules")),
             rank_stabilized=field(fields, "use_rslora", bool, called, False),
         )
-        return cls(folder, base, lora)
+        saved = cls(folder, base, lora)
+        saved.check_base(Path(base))
+        return saved
+
+    def check_base(self, folder: Path) -> None:
+        """Raises `UserError` if the folder of the model beneath has an adapter, or is this one."""
+        if os.path.exists(folder / CONFIG):
+            raise UserError(
+                f"{self.folder / CONFIG}: base_model_name_or_path is {self.base!r}, which is an "
+                f"adapter too: merge that into its model with PEFT, and name the merged model."
+            )
 
     def added_to(self, model: CausalLM, mesh: jax.sharding.Mesh) -> CausalLM:
         """Returns the model with this adapter, sharded over the mesh as the model is.

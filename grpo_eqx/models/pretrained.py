@@ -69,6 +69,13 @@ def model_folder(name_or_path: str | Path) -> Path:
         ) from error
 
 
+def folder_beneath(adapter: peft.SavedAdapter) -> Path:
+    """Returns the folder of an adapter's model, as `model_folder` does; refuses another adapter."""
+    folder = model_folder(adapter.base)
+    adapter.check_base(folder)
+    return folder
+
+
 def _check_folder(path: Path) -> None:
     """Refuses folders that people take for a model's."""
     if (path / "metrics.jsonl").exists():
@@ -213,7 +220,7 @@ def from_pretrained(
         folder = model_folder(name_or_path)
     if os.path.exists(folder / peft.CONFIG):
         saved = peft.SavedAdapter.read(folder)
-        return saved.added_to(from_pretrained(saved.base, mesh, dtype), mesh)
+        return saved.added_to(from_pretrained(folder_beneath(saved), mesh, dtype), mesh)
     config = read_config(folder / "config.json")
     template = jax.eval_shape(lambda key: init_model(config, key), make_key(0))
     with ExitStack() as stack:

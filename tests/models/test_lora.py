@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -331,6 +332,20 @@ def test_adapters_of_an_adapter_are_refused(folder: Path, tmp_path: Path):
     for read in (from_pretrained, TokenFiles.read):
         with pytest.raises(UserError, match="which is an adapter too: merge that into its model"):
             read(folder)
+
+
+@pytest.mark.parametrize("beneath", ["o/a", "o/b", "o/a@main"])
+def test_adapters_on_the_hub_of_adapters_are_refused(
+    folder: Path, beneath: str, add_to_hub: Callable[..., None]
+):
+    """Be it this one, or one whose model is this one, which were downloaded again and again."""
+    change(folder, base_model_name_or_path=beneath)
+    add_to_hub("model", "o/a", folder, "0" * 40, "main")
+    change(folder, base_model_name_or_path="o/a")
+    add_to_hub("model", "o/b", folder, "1" * 40, "main")
+    for read in (from_pretrained, lambda name: TokenFiles.read(model_folder(name))):
+        with pytest.raises(UserError, match="which is an adapter too: merge that into its model"):
+            read("o/a")
 
 
 def test_adapters_of_another_base_are_refused(folder: Path, tmp_path: Path):
