@@ -147,7 +147,7 @@ MANY = [f"c{i:02}" for i in range(40)]
             "data 'o/d/a:train[3:1]': the part 'train[3:1]' takes no rows of train: train has 4 "
             "and test has 1; give a first and a last row, as in o/d/a:train[:100].",
         ),
-        (("a", "b"), "o/d/a:train[:2]+test[9:]", "the part 'train[:2]+test[9:]' takes no rows of test: "),
+        (("a", "b"), "o/d/a:train[:2]+test[9:]", "train[:2]+test[9:]' takes no rows of test: "),
         (("a", "b"), "o/d/a:train[50%:25%]", "takes no rows of train"),
         (("a", "b"), "o/d/a:train[:150%]", "cannot be read (Percent slice boundaries must be"),
         (("a", "b"), "o/d/a:train[-1:-3]", "takes no rows of train"),
