@@ -8,6 +8,7 @@ function puts into their modules.
 import builtins
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from math import isfinite
 from os import sep
@@ -50,7 +51,9 @@ def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading] 
     except _BrokenError as error:
         return str(error)
     if rewards is None or len(rewards) != count:
-        got = shown(returned) if rewards is None else _number_of_values(returned, rewards)
+        got = (
+            shown(returned) if rewards is None else _number_of_values(returned, len(rewards), count)
+        )
         return (
             f"returned {got} for {count} completion{'s' if count > 1 else ''}: return a list with "
             f"one float (or None) for each."
@@ -94,11 +97,11 @@ def _entries(returned: Any, count: int) -> list[Any] | None:
         ) from error
 
 
-def _number_of_values(returned: Any, rewards: list[Any]) -> str:
-    try:
-        number = max(len(returned), len(rewards))
-    except Exception:
-        number = len(rewards)
+def _number_of_values(returned: Any, number: int, count: int) -> str:
+    """Counts what was returned, of which `number` entries were read: one too many, or all."""
+    if number > count:
+        with suppress(Exception):
+            number = max(len(returned), number)
     return f"{number} value{'' if number == 1 else 's'}"
 
 

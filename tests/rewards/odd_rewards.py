@@ -57,6 +57,34 @@ class NoLength(UserList[float]):
         raise RuntimeError("no entries")
 
 
+class Lying(list[float]):
+    """A list that does not say how long it is."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+
+class RaisesOfItself:
+    """An array whose dtype and class raise an error."""
+
+    def __init__(self, error: type[BaseException] = RuntimeError):
+        self.error = error
+
+    def __array__(self, *_: Any) -> np.ndarray:
+        raise self.error("array")
+
+    @property
+    def dtype(self) -> Any:
+        raise self.error("dtype")
+
+    @property
+    def __class__(self) -> Any:
+        raise self.error("class")
+
+
 class FloatLike:
     def __float__(self) -> float:
         return 0.25
@@ -90,6 +118,7 @@ ACCEPTED: dict[str, tuple[Callable[[], Any], float | None]] = {
     "a Fraction": (lambda: [Fraction(1, 2)], 0.5),
     "an object with __float__": (lambda: [FloatLike()], 0.25),
     "an object with __index__": (lambda: [Index()], 3.0),
+    "a list whose length lies": (lambda: Lying([0.5]), 0.5),
     "an array": (lambda: np.array([0.5]), 0.5),
     "an array of float16": (lambda: np.array([0.5], np.float16), 0.5),
     "an array of bools": (lambda: np.array([True]), 1.0),
@@ -109,6 +138,10 @@ FAILED: dict[str, tuple[Callable[[], Any], str]] = {
     "infinity": (lambda: [float("-inf")], "returned -inf"),
     "an array's NaN": (lambda: np.array([np.nan]), "returned nan"),
     "a tensor's infinity": (lambda: [Tensor(float("inf"))], "returned tensor(inf)"),
+    "an object that exits": (lambda: [Raises(SystemExit)], "raised SystemExit: float"),
+    "an object that ends generators": (lambda: [Raises(GeneratorExit)], "raised GeneratorExit: "),
+    "an array that exits": (lambda: [RaisesOfItself(SystemExit)], "raised SystemExit: dtype"),
+    "an array that exits for a list": (lambda: RaisesOfItself(SystemExit), "raised SystemExit: "),
     "a Decimal beyond floats": (lambda: [Decimal("1e999")], "returned Decimal('1E+999')"),
 }
 """What is no finite float, and the reason of the failure."""
@@ -141,6 +174,9 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "an array without dimensions for a list": (lambda: np.array(1.0), "returned array(1.)"),
     "a tensor without dimensions": (lambda: Tensor(1.0), "returned tensor(1.0)"),
     "no entries": (list, "returned 0 values for 1 completion"),
+    "no entries, as its length denies": (lambda: Lying([]), "returned 0 values for 1 completion"),
+    "too many, as its length denies": (lambda: Lying([1.0] * 3), "returned 2 values for 1 "),
+    "an array that raises": (lambda: [RaisesOfItself()], "returned <"),
     "too many": (lambda: [1.0] * 3, "returned 3 values for 1 completion"),
     "a nested list": (lambda: [[1.0]], "returned [1.0] for completion"),
     "an array of two dimensions": (lambda: np.array([[1.0]]), "returned [1.0] for completion"),
