@@ -244,7 +244,10 @@ class Checkpoints:
             self.say(f"the checkpoints after it ({names}) are kept in {kept}")
 
     def _after(self, step: int) -> list[int]:
-        return [each for each in complete_steps(self.folder) if each > step]
+        """Returns the later steps of which anything is there, newest first."""
+        names = (path.name.removeprefix("step_") for path in self.folder.glob("step_*"))
+        found = {*complete_steps(self.folder), *(int(x) for x in names if x.isdecimal())}
+        return sorted((each for each in found if each > step), reverse=True)
 
     def are_due(self, step: int, *, is_evaluated: bool = False) -> bool:
         """Decides, for all processes alike, whether `after_step` will save or stop.

@@ -116,6 +116,20 @@ def test_a_damaged_one_is_named_and_moved_and_the_one_before_it_used(
     assert run.save(4)[0] == folder / "checkpoints" / "step_4"
 
 
+@pytest.mark.parametrize(
+    "put", [Path.touch, os.mkfifo, lambda path: path.symlink_to(path), lambda path: None]
+)
+def test_what_is_in_place_of_a_checkpoint_is_moved(
+    folder: Path, put: Callable[[Path], None]
+) -> None:
+    shutil.rmtree(folder / "checkpoints" / "step_4")
+    put(folder / "checkpoints" / "step_4")
+    run = Run(folder)
+    assert run.resume() == 3
+    assert run.save(4, 5)[0] == folder / "checkpoints" / "step_4"
+    assert Run(folder).resume() == 5
+
+
 @pytest.mark.parametrize("in_the_way", ["file", "folder", "link"])
 def test_what_is_in_the_way_of_moving_it_stays(folder: Path, in_the_way: str) -> None:
     taken = folder / "previous-1"
