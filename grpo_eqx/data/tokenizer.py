@@ -215,8 +215,8 @@ class ChatTokenizer:
         if self.plain or not self.template.exists:
             if self.plain:
                 raise UserError(
-                    "the problems are conversations, and chat_template is none: set it to a file "
-                    "with a template, or give texts."
+                    "chat_template is none, and conversations need one: set it to a file with a "
+                    "template, or give texts."
                 )
             raise UserError(
                 "the problems are messages, and the tokenizer has no chat template: set "
@@ -276,6 +276,13 @@ class ChatTokenizer:
                 f"questions contain the special token {written!r}, as texts do that a chat "
                 f"template has rendered: for these, name the column prompt"
             )
+        twice = next((i for i, ids in enumerate(tokens) if self._begins_twice(ids)), None)
+        if twice is not None:
+            where = "texts" if self._is_plain(prompts[twice]) else "chat template or the messages"
+            yield (
+                f"prompts begin with {self.tokenizer.bos_token!r} twice, with space between: leave "
+                f"it out of the {where}"
+            )
         ends = ((i, self._end_of(ids)) for i, ids in enumerate(tokens))
         ended, end = next(((i, end) for i, end in ends if end is not None), (None, None))
         if ended is not None:
@@ -285,6 +292,13 @@ class ChatTokenizer:
                 f"prompts end with {end!r}, which ends what the model writes: "
                 f"{of_text if self._is_plain(prompts[ended]) else of_template}"
             )
+
+    def _begins_twice(self, ids: list[int]) -> bool:
+        """Returns whether a prompt has two beginnings of a sequence, and no text between them."""
+        bos = self.tokenizer.bos_token_id
+        if bos is None or ids[0] != bos or bos not in ids[1:]:
+            return False
+        return not self.tokenizer.decode(ids[1 : ids.index(bos, 1)]).strip()
 
     def _end_of(self, ids: list[int]) -> str | None:
         """Returns the token by which a prompt ends what the model writes; space may follow it."""

@@ -85,6 +85,9 @@ def test_a_template_brings_its_own(adds: str) -> None:
     assert read(twice, Prompt("<s>1 + 1?", {})) == "<s>1 + 1?"
 
 
+TWICE = "prompts begin with '<s>' twice, with space between: leave it out of the {}"
+
+
 def notes(tokenizer: ChatTokenizer, *prompts: Prompt) -> list[str]:
     return list(tokenizer.notes_on(prompts, tokenizer.encode_prompts(prompts)))
 
@@ -99,6 +102,22 @@ def notes(tokenizer: ChatTokenizer, *prompts: Prompt) -> list[str]:
             text("<s>1 + 1 ="),
             ["texts begin with '<s>', which is not put before them again"],
         ),
+        (chat("<s> $A"), text(" <s>1 + 1 ="), [TWICE.format("texts")]),
+        (chat("<s> $A"), text("\n\n<s>1 + 1 ="), [TWICE.format("texts")]),
+        (
+            chat("<s> $A"),
+            text("<s> <s>1 + 1 ="),
+            [
+                "texts begin with '<s>', which is not put before them again",
+                TWICE.format("texts"),
+            ],
+        ),
+        (
+            chat("<s> $A", "<s>\n" + TEMPLATE),
+            Prompt("1 + 1?", {}),
+            [TWICE.format("chat template or the messages")],
+        ),
+        (chat("<s> $A"), text("1<s> + 1 ="), []),
         (
             chat("<s> $A </s>"),
             text("1 + 1 ="),
