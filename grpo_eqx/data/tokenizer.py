@@ -215,8 +215,8 @@ class ChatTokenizer:
         if self.plain or not self.template.exists:
             if self.plain:
                 raise UserError(
-                    "chat_template is none, and conversations need one: set it to a file with a "
-                    "template, or give texts."
+                    "the prompts are conversations, and chat_template is none: set it to a file "
+                    "with a template, or give texts."
                 )
             raise UserError(
                 "the problems are messages, and the tokenizer has no chat template: set "
