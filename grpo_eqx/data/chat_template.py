@@ -1,5 +1,6 @@
 """Chat templates: messages to the text that a model reads, which depends on nothing else."""
 
+import calendar
 import contextlib
 import functools
 import locale
@@ -133,6 +134,12 @@ class _Clock:
         self.moment = moment
         self.asked = False
 
-    def now(self) -> datetime:
+    def now(self) -> "_Clock":
         self.asked = True
-        return self.moment
+        return self
+
+    def strftime(self, form: str) -> str:
+        """Writes the moment; its seconds since 1970 (`%s`) as in UTC, whatever the host's zone."""
+        seconds = str(calendar.timegm(self.moment.timetuple()))
+        form = re.sub("%(.)", lambda part: seconds if part[1] == "s" else part[0], form)
+        return self.moment.strftime(form)

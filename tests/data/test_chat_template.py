@@ -49,6 +49,18 @@ def test_the_time_is_that_of_the_run(text: str, expected: str) -> None:
     assert dated.tokenizer.apply_chat_template(MESSAGES, tokenize=False) != expected + "1 + 1?"
 
 
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
+def test_the_time_does_not_depend_on_the_zone(monkeypatch: pytest.MonkeyPatch, zone: str) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        dated = template("{{ strftime_now('%s|%%s|%z|%Z|%c') }} ")
+        assert dated.render(MESSAGES) == "1710028798|%s|||Sat Mar  9 23:59:58 2024 1 + 1?"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_it_is_known_whether_what_was_rendered_asked_for_the_time() -> None:
     only_without_system = "{% if messages[0].role != 'system' %}{{ strftime_now('%Y') }}{% endif %}"
     assert not template(USER).asked_for_time
