@@ -26,9 +26,18 @@ from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.evaluation.results_file import ResultsFile
 from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.launch.tpu_vm.env_file import check_env_file
+from grpo_eqx.models.families.qwen2 import Qwen2Config
+from grpo_eqx.models.lora import Lora, with_adapters
 from grpo_eqx.models.peft import SavedAdapter
-from grpo_eqx.models.pretrained import find_config, model_folder
+from grpo_eqx.models.pretrained import (
+    find_config,
+    from_pretrained,
+    model_folder,
+    save_pretrained,
+)
+from grpo_eqx.models.registry import init_model
 from grpo_eqx.models.tensor_files import INDEX, open_all
+from grpo_eqx.prng import make_key
 from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.report.ending import find_ending
 from grpo_eqx.tracking.run_folder import RunFolder
@@ -87,6 +96,17 @@ def table(corpus: Path) -> None:
     run_command(["inspect", str(corpus / "run")])
 
 
+def loaded(corpus: Path) -> None:
+    from_pretrained(corpus / "whole")
+
+
+def adapted(corpus: Path) -> None:
+    from_pretrained(corpus / "adapted")
+
+
+START = "--print-config", "--output-dir", "@started"
+EXPORT = "export", "@run", "--output", "@exported"
+
 KINDS = [
     Kind("settings.yaml", lambda corpus: read_settings(corpus / "settings.yaml"), 250, False),
     Kind("settings.json", lambda corpus: read_settings(corpus / "settings.json"), 250, False),
@@ -117,6 +137,15 @@ KINDS = [
     Kind(f"run/checkpoints/step_2/{FACTS}/metadata", of_checkpoint, 100),
     Kind("results.json", evaluated, 100),
     Kind("results.jsonl", evaluated, 30),
+    Kind("whole/config.json", loaded, 8),
+    Kind("whole/model.safetensors", loaded, 6),
+    Kind("adapted/adapter_config.json", adapted, 6),
+    Kind("adapted/adapter_model.safetensors", adapted, 6),
+    Kind("whole/config.json", command("train", "--model", "@whole", *START), 4),
+    Kind("settings.yaml", command("train", "--config", "@settings.yaml", *START), 8, False),
+    Kind("adapted/adapter_config.json", command("train", "--model", "@adapted", *START), 3),
+    Kind(f"run/checkpoints/step_2/{FACTS}/metadata", command(*EXPORT), 8),
+    Kind("whole/config.json", command(*EXPORT, "--model", "@whole"), 6),
     Kind("env", lambda corpus: check_env_file(corpus / "env"), 50),
 ]
 
@@ -145,6 +174,23 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save_file({name: np.zeros((2, 3), np.float32)}, shards / f"{name}.safetensors")
     weight_map = {name: f"{name}.safetensors" for name in "ab"}
     (shards / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    config = Qwen2Config(
+        hidden_size=8,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=448,
+    )
+    whole = init_model(config, make_key(0))
+    adapter_model = with_adapters(whole, Lora(rank=2, alpha=4.0), make_key(1))
+    save_pretrained(whole, corpus / "whole")
+    save_pretrained(adapter_model, corpus / "adapted", base=str(corpus / "whole"))
+    for path in model.iterdir():
+        if not (corpus / "whole" / path.name).exists():
+            for name in ("whole", "adapted"):
+                (corpus / name / path.name).write_bytes(path.read_bytes())
+    (corpus / "adapted/config.json").write_bytes((corpus / "whole/config.json").read_bytes())
     (corpus / "adapter").mkdir()
     adapter = {
         "peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": "x",
