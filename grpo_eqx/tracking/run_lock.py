@@ -90,7 +90,8 @@ class RunLock:
             file = self.path.open("a+")
         except OSError as error:
             raise UserError(
-                f"{self.path} cannot be written ({error.strerror}): choose another output_dir."
+                f"{self.path} cannot be written ({error.strerror or error}): choose another "
+                f"output_dir."
             ) from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
