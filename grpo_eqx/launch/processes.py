@@ -157,19 +157,14 @@ def _signals_into(events: _Events) -> Iterator[None]:
 
 
 def _start(process: Process, guardian: Guardian) -> subprocess.Popen[bytes]:
-    ours, theirs = socket.socketpair()
+    try:
+        host, ours = _held(process)
+    except OSError as error:  # such as of too many open files
+        raise UserError(
+            f"cannot start process {process.name} ({error.strerror}): start fewer, or raise the "
+            f"limit that ulimit shows."
+        ) from error
     with ours:
-        with theirs:
-            host = subprocess.Popen(
-                [sys.executable, "-I", "-S", _HELD, str(theirs.fileno()), *process.arguments],
-                env=process.environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # Hence a process group of its own, so that whatever it starts is ended with it.
-                start_new_session=True,
-            )
         guardian.note(host.pid)
         with suppress(OSError):  # it was killed
             ours.sendall(b"\n")
@@ -183,6 +178,27 @@ def _start(process: Process, guardian: Guardian) -> subprocess.Popen[bytes]:
     if " " in program and len(process.arguments) == 1:
         fix = "leave out the quotes around the command"
     raise UserError(f"cannot start {program!r} ({reason}): {fix}.")
+
+
+def _held(process: Process) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Starts a process that waits to become its command; returns it, and the socket to it."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            host = subprocess.Popen(
+                [sys.executable, "-I", "-S", _HELD, str(theirs.fileno()), *process.arguments],
+                env=process.environment,
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                # Hence a process group of its own, so that whatever it starts is ended with it.
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+    return host, ours
 
 
 def _answer(held: socket.socket) -> str:

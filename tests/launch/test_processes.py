@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import socket
@@ -161,6 +162,22 @@ def test_when_a_later_one_cannot_start_the_others_are_ended(tmp_path: Path) -> N
     good = Process("0", ["sleep", "1000"], os.environ)
     with pytest.raises(UserError):
         run_together([good, Process("1", ["no-such-program"], os.environ)])
+    children = subprocess.run(
+        ["pgrep", "-P", str(os.getpid()), "-x", "sleep"], capture_output=True, check=False
+    )
+    assert children.stdout == b""
+
+
+def test_more_processes_than_the_machine_can_hold_are_refused() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = [Process(str(index), ["sleep", "1000"], os.environ) for index in range(40)]
+    os.close(lowest := os.dup(0))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 20, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot start process \d+ \(Too many open files\)"):
+            run_together(many)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     children = subprocess.run(
         ["pgrep", "-P", str(os.getpid()), "-x", "sleep"], capture_output=True, check=False
     )
