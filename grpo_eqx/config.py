@@ -508,7 +508,7 @@ class GRPOConfig:
                 f"run_name is {self.run_name!r}: give a name without slashes and without a dot "
                 f"at its start."
             )
-        for name in ("model", "data", "eval_data", "output_dir", "resume"):
+        for name in _PATHS:
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty: give a name or path, or leave it out.")
         self._refuse_variables()

@@ -59,6 +59,11 @@ class Question:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     """Fields of a config in place of those of the model's run."""
 
+    def check(self) -> None:
+        """Raises `UserError` for a model, data or a number of problems that no run can have."""
+        given = {name: getattr(self, name) for name in ("model", "data", "eval_problems")}
+        GRPOConfig(**{name: value for name, value in given.items() if value is not None})
+
     @property
     def draws(self) -> list[Draws]:
         """Draws of completions, as in training: greedily, then with a temperature."""
@@ -88,8 +93,7 @@ class StandaloneEvaluation:
         Raises `UserError`, in all processes, where something is missing or does not fit.
         """
         self.draws = question.draws
-        if question.eval_problems is not None and question.eval_problems < 1:
-            raise UserError(f"eval_problems is {question.eval_problems}: it must be at least 1.")
+        question.check()
         subject = raise_on_all_hosts(lambda: Subject.find(question.model))
         self.cfg = cfg = GRPOConfig(**{**subject.settings, **question.settings}).resolved()
         scorer = Scorer(cfg, question.eval_func, question.eval_metrics)
