@@ -123,10 +123,12 @@ class CheckpointStore:
     def _stuck_ones_stay(self) -> bool:
         """Goes on without deleting what cannot be deleted; returns whether that is all that failed.
 
-        Orbax deletes when the new checkpoint is complete, in the first process alone.
+        Orbax deletes when the new checkpoint is complete, in the first process alone. As long as it
+        is not, the run may need those before it.
         """
-        present = complete_steps(self.folder)
-        failed = False
+        present, failed = complete_steps(self.folder), False
+        if self._saving not in present or not is_main():
+            return False
         for step in self._kept.unwanted & set(present):
             path, failed = self.folder / f"step_{step}", True
             try:
@@ -138,7 +140,7 @@ class CheckpointStore:
                     f" it stays, and the run goes on"
                 )
         self._manager.reload()
-        return failed and self._saving in present
+        return failed
 
     def close(self) -> None:
         """Waits for the last save, and frees what writing it took."""

@@ -11,10 +11,12 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.checkpoint import store
 from grpo_eqx.checkpoint.checkpoints import Checkpoints
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import complete_steps
+from grpo_eqx.errors import RunError
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.training.state import TrainState
 
@@ -161,6 +163,23 @@ def test_one_that_cannot_be_moved_is_left_behind(
     assert run.save(4, 5, 6, 7) == saved
     assert complete_steps(folder / "checkpoints") == [7, 6, 5, 4]  # it cannot be deleted either
     assert Run(folder).resume() == 7
+
+
+def test_one_that_cannot_be_written_leaves_those_before_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although they would be deleted if it were complete."""
+
+    def full(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
+
+    before = complete_steps(folder / "checkpoints")
+    run = Run(folder)
+    run.resume()
+    monkeypatch.setattr(store, "sync_tree", full)
+    with pytest.raises(RunError, match="no space is left there"):
+        run.save(5)
+    assert complete_steps(folder / "checkpoints") == before
 
 
 @pytest.mark.parametrize("spoil", [without_facts, empty, lambda folder: None])
