@@ -127,7 +127,7 @@ _LARGEST_WEIGHT = 1e9
 _NAMING = "model", "data"
 """Settings that a run is named after."""
 _LONGEST_PART = 80
-"""Characters of each in the name of a folder, which has at most 255 bytes."""
+"""Bytes of each in the name of a folder, which has at most 255."""
 
 _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 """Settings that may be a path."""
@@ -666,15 +666,18 @@ def _run_name(cfg: GRPOConfig, embedded: bool) -> str:
     }
     # Of these, the last part does not tell one from another.
     ends = {name: _last_part(getattr(cfg, name)).removesuffix(".jsonl") for name in _NAMING}
+    parts = {
+        name: end.encode(errors="replace")[:_LONGEST_PART].decode(errors="ignore")
+        for name, end in ends.items()
+    }
     others |= {
         name: getattr(cfg, name)
-        for name, end in ends.items()
-        if _is_path(getattr(cfg, name)) or len(end) > _LONGEST_PART
+        for name in _NAMING
+        if _is_path(getattr(cfg, name)) or parts[name] != ends[name]
     }
     text = json.dumps(others, sort_keys=True, default=str)
     digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-    parts = [end[:_LONGEST_PART] for end in ends.values()]
-    return "-".join([*parts, f"seed{cfg.seed}", *([digest] if others else [])])
+    return "-".join([*parts.values(), f"seed{cfg.seed}", *([digest] if others else [])])
 
 
 def _is_path(name: str) -> bool:

@@ -159,25 +159,28 @@ def converted(kind: type, name: str, value: Any, hints: Mapping[str, str] | None
         if (fault := why_not_text(str(text))) is not None:
             raise UserError(f"{name} {fault}.")
     allowed = _range(part)
+    or_none = ", or None" if NoneType in parts else ""
     if allowed is not None and not allowed.admits(result):
         hint = hints.get(f"{name}={result:g}")
-        more = f"; {hint}" if hint else ", or None" if NoneType in parts else ""
+        more = f"; {hint}" if hint else or_none
         raise UserError(f"{name} is {value}: it must be {allowed.words}{more}.")
-    _refuse_extremes(name, result, _LARGEST if allowed is None else allowed.most)
+    fault = _extreme(result, _LARGEST if allowed is None else allowed.most)
+    if fault is not None:
+        raise UserError(f"{name} is {fault}{or_none}.")
     return result
 
 
-def _refuse_extremes(name: str, value: Any, most: float) -> None:
-    """Raises `UserError` for numbers that overflow, or vanish, in what computes with them."""
+def _extreme(value: Any, most: float) -> str | None:
+    """Returns what is wrong with numbers that overflow, or vanish, where they are computed with."""
     for number in value if isinstance(value, tuple) else (value,):
         if not isinstance(number, int | float) or not math.isfinite(number):
             continue
         if abs(number) > most:
-            raise UserError(f"{name} is {brief(number)}: it must be at most {most:g}.")
+            largest = f"{most:,.0f}" if most == _LARGEST_COUNT else f"{most:g}"
+            return f"{brief(number)}: it must be at most {largest}"
         if 0 < abs(number) < _SMALLEST:
-            raise UserError(
-                f"{name} is {number}, which is 0 to a device: it must be at least {_SMALLEST:g}."
-            )
+            return f"{number}: it must be at least {_SMALLEST:g}"
+    return None
 
 
 def values_of(kind: type, name: str, hint: str | None = None) -> str:

@@ -184,10 +184,16 @@ def test_numbers_that_nothing_computes_with_are_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"steps": 10**18}, "steps is 1000000000000000000: it must be at most 1e+09."),
-        ({"num_generations": 2**31}, "num_generations is 2147483648: it must be at most 1e+09."),
-        ({"hang_timeout": 1e12}, "hang_timeout is 1000000000000.0: it must be at most 1e+09."),
-        ({"temperature": 1e-320}, "which is 0 to a device: it must be at least 1e-30."),
+        ({"steps": 10**18}, "steps is 1000000000000000000: it must be at most 1,000,000,000."),
+        (
+            {"num_generations": 2**31},
+            "num_generations is 2147483648: it must be at most 1,000,000,000.",
+        ),
+        (
+            {"hang_timeout": 1e12},
+            "hang_timeout is 1000000000000.0: it must be at most 1,000,000,000",
+        ),
+        ({"temperature": 1e-320}, "it must be at least 1e-30."),
         ({"reward_weights": (1e300,)}, "reward_weights is 1e+300: it must be at most 1e+30"),
         ({"reward_weights": (1e20,)}, "reward_weights are "),
         ({"beta": 1e31}, "beta is 1e+31: it must be at most 1e+30."),

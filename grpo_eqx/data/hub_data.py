@@ -70,11 +70,13 @@ def load_hub_data(
         configs = datasets.get_dataset_config_names(folder)
         default = datasets.get_dataset_default_config_name(folder)
         config = _config(setting, data, configs, default)
-        splits = datasets.load_dataset(folder, config)
+        splits = datasets.get_dataset_split_names(folder, config)  # reads none of the rows
         if optional and default_split not in splits:
             return None
         wanted = data._replace(split=data.split or default_split)
-        _check_split(setting, name, wanted, {split: len(rows) for split, rows in splits.items()})
+        _check_names(setting, name, wanted, splits)
+        sizes = {x: len(rows) for x, rows in datasets.load_dataset(folder, config).items()}
+        _check_parts(setting, name, wanted, sizes)
         rows = datasets.load_dataset(folder, config, split=wanted.split)
     except UserError:
         raise
@@ -105,21 +107,28 @@ def _config(setting: str, data: HubData, configs: Sequence[str], default: str | 
     )
 
 
-def _check_split(setting: str, name: str, data: HubData, sizes: Mapping[str, int]) -> None:
-    """Raises `UserError` for parts of a split expression, such as `train[:100]`, without data.
+def _check_names(setting: str, name: str, data: HubData, splits: Sequence[str]) -> None:
+    """Raises `UserError` for a split expression, such as `train[:100]+test`, of other splits.
+
+    **Arguments:** the setting and the name as it is given; the name's parts; the splits.
+    """
+    named = re.findall(r"(?:^|\+)\s*([^\s[\]+]+)", data.split or "")
+    if unknown := [each for each in named if each not in (*splits, "all")]:
+        raise UserError(
+            f"{setting} {name!r} has the {_some('split', splits)}, and no {unknown[0]!r}"
+            f"{did_you_mean(unknown[0], splits)}: name one, as in {data._replace(split=splits[0])}."
+        )
+
+
+def _check_parts(setting: str, name: str, data: HubData, sizes: Mapping[str, int]) -> None:
+    """Raises `UserError` for parts of a split expression without rows.
 
     **Arguments:** the setting and the name as it is given; the name's parts; the number of rows of
     each split.
     """
     from datasets import ReadInstruction
 
-    splits, expression = list(sizes), data.split or ""
-    named = re.findall(r"(?:^|\+)\s*([^\s[\]+]+)", expression)
-    if unknown := [each for each in named if each not in (*splits, "all")]:
-        raise UserError(
-            f"{setting} {name!r} has the {_some('split', splits)}, and no {unknown[0]!r}"
-            f"{did_you_mean(unknown[0], splits)}: name one, as in {data._replace(split=splits[0])}."
-        )
+    expression = data.split or ""
     if expression == "all":
         return
     try:
@@ -132,7 +141,7 @@ def _check_split(setting: str, name: str, data: HubData, sizes: Mapping[str, int
         counts = listed([f"{split} has {count:,}" for split, count in sizes.items()])
         raise UserError(
             f"{setting} {name!r}: the part {expression!r} {fault}: {counts}; give a first and a "
-            f"last row, as in {data._replace(split=f'{splits[0]}[:100]')}."
+            f"last row, as in {data._replace(split=f'{next(iter(sizes))}[:100]')}."
         )
 
 
