@@ -65,9 +65,12 @@ class CallbackCalls:
                 )
             for metric, value in response.metrics.items():
                 if not is_name(metric):
+                    what = "that is a text"
+                    if isinstance(metric, str):
+                        what = "of characters that can be printed"
                     raise UserError(
                         f"callback {called} logs a metric with the name {shown(metric)}: give it a "
-                        f"name of characters that can be printed."
+                        f"name {what}."
                     )
                 if metric in _OF_ROWS or (name == "on_step_end" and metric.startswith("eval/")):
                     raise UserError(

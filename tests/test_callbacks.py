@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -234,6 +235,18 @@ def test_responses_that_cannot_be_are_refused(response: Any, message: str) -> No
 
     with pytest.raises(UserError, match=message):
         told(Told(), reward=0.5)
+
+
+@pytest.mark.parametrize("name", [3, None, b"x", ("a", "b"), Enum("Kind", ["A"]).A], ids=repr)
+def test_a_name_that_is_no_text_is_called_so(name: object) -> None:
+    class Told(Callback):
+        def on_step_end(self, event: Event) -> Response:
+            response = Response()
+            object.__setattr__(response, "metrics", {name: 1.0})  # whose types tests check
+            return response
+
+    with pytest.raises(UserError, match=r"Told logs a metric .*: give it a name that is a text"):
+        told(Told())
 
 
 def test_nothing_is_logged_where_there_is_no_step() -> None:
