@@ -28,7 +28,7 @@ def resuming_from(cfg: GRPOConfig, source: ResumeSource) -> GRPOConfig:
     return cfg if source is None else dataclasses.replace(cfg, resume=str(source))
 
 
-def trains(cfg: GRPOConfig, facts: RunFacts) -> bool:
+def will_train(cfg: GRPOConfig, facts: RunFacts) -> bool:
     """Returns whether steps are likely to be made: no run in the folder is finished, or another.
 
     A guess, from the newest checkpoint alone: `find_resumable` decides.

@@ -49,7 +49,7 @@ from grpo_eqx.planner import Plan
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
-from grpo_eqx.resumption import ResumeSource, find_resumable, notes_on, resuming_from, trains
+from grpo_eqx.resumption import ResumeSource, find_resumable, notes_on, resuming_from, will_train
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
@@ -263,7 +263,7 @@ class GRPOTrainer:
             self.evaluation_names, without_token,
         )  # fmt: skip
         is_loaded = passed.model is None and cfg.model != EMBEDDED_MODEL
-        if is_loaded and trains(cfg, self._facts(cfg)):
+        if is_loaded and will_train(cfg, self._facts(cfg)):
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
             self.programs.ahead.start(itertools.islice(self._in_order_of_use(), 1))
