@@ -35,7 +35,7 @@ from grpo_eqx.config_checks import (
 )
 from grpo_eqx.errors import MissingAttributeError, UserError, listed, refuse_all
 from grpo_eqx.peer_settings import advice, refuse_sections, refuse_unknown
-from grpo_eqx.read_files import read_object
+from grpo_eqx.read_files import expanded, read_object
 from grpo_eqx.setting_types import (
     GroupSize,
     InnerShare,
@@ -596,7 +596,7 @@ class GRPOConfig:
         embedded = self._is_embedded(architecture)
         filled = self._filled(embedded)
         paths = {name: str(getattr(filled, name)) for name in _PATHS}
-        in_home = {name: os.path.expanduser(x) for name, x in paths.items() if x[0] == "~"}
+        in_home = {name: str(expanded(x)) for name, x in paths.items() if x[0] == "~"}
         filled = dataclasses.replace(filled, **in_home)  # type: ignore[arg-type]
         if filled.output_dir is not None:
             return filled
@@ -632,7 +632,7 @@ class GRPOConfig:
             return True
         if architecture is None:
             try:
-                architecture = read_object(Path(os.path.expanduser(self.model)) / "config.json")
+                architecture = read_object(expanded(self.model) / "config.json")
             except UserError:  # a name on the hub, or what loading it refuses
                 return False
         embedded = read_object(EMBEDDED_FOLDER / "config.json")

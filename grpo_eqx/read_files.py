@@ -83,6 +83,14 @@ def what_is_wrong(error: Exception, again: str) -> str:
     return f"cannot be read ({type(error).__name__}: {first_line(error)[:200]}): {again}"
 
 
+def expanded(path: str | Path) -> Path:
+    """Returns a path in which a leading `~` is the home folder, as in a shell.
+
+    That of a user who has none stays, of whom `Path.expanduser` would raise a `RuntimeError`.
+    """
+    return Path(os.path.expanduser(path))
+
+
 def read_bytes(path: Path, called: str = "", *, pipe: bool = False) -> bytes:
     """Reads a file as it is.
 

@@ -376,3 +376,15 @@ def test_a_subclass_may_have_fields_of_its_own() -> None:
 def test_whole_numbers_of_hundreds_of_digits_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=rf"^{name} is 1000"):
         GRPOConfig(**{name: 10**400})
+
+
+def test_paths_in_the_home_folder_are_one_however_they_are_spelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that a run continues where it began."""
+    monkeypatch.setenv("HOME", "/home/u")
+    for given in ("~/a/m", "~/a/m/", "~//a//m", "~/./a/m/."):
+        cfg = GRPOConfig(model=given, data=given, output_dir=given).resolved()
+        assert (cfg.model, cfg.data, cfg.output_dir) == ("/home/u/a/m",) * 3
+    monkeypatch.delenv("HOME")
+    assert GRPOConfig(model="~no-such-user/m/").resolved().model == "~no-such-user/m"

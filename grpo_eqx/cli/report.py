@@ -1,7 +1,6 @@
 """The command `grpo-eqx report`."""
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import tyro
 from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.read_files import expanded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Report(Subcommand):
             raise UserError("RUN is missing: name the folder of a run, or of several.")
         from grpo_eqx.tracking.report import write_report
 
-        page, *pictures = write_report(self.runs, Path(os.path.expanduser(self.output)))
+        page, *pictures = write_report(self.runs, expanded(self.output))
         size = page.stat().st_size / 1e6
         print_clean(f"wrote {page} ({size:.2f} MB), and {len(pictures)} plots to {page.stem}_plots")
         return 0

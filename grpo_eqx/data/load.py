@@ -16,6 +16,7 @@ from grpo_eqx.data.records import Records, is_list_of_rows
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.hub import HubName
+from grpo_eqx.read_files import expanded
 
 Data = str | Path | PromptSource | Iterable[Any]
 """Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""
@@ -121,7 +122,7 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
         source = load_hub_data(setting, name, default_split)
         assert source is not None  # its split is not optional
         return source
-    path = Path(os.path.expanduser(name))
+    path = expanded(name)
     if os.path.isdir(path) or not os.path.exists(path):  # a pipe is as good as a file
         _refuse_name(setting, name, path)
     return read_jsonl(path, setting)
@@ -139,7 +140,7 @@ def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
     before, colon, _ = name.partition(":")
     if not colon:
         before, colon, _ = name.partition("[")
-    if colon and (before == EMBEDDED_DATA or os.path.isfile(os.path.expanduser(before))):
+    if colon and (before == EMBEDDED_DATA or os.path.isfile(expanded(before))):
         raise UserError(
             f"{setting} is {name!r}, but only names on the Hugging Face hub have splits: use "
             f"{before!r}, or pass a part of it to GRPOTrainer."

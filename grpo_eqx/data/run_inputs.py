@@ -20,7 +20,7 @@ from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.hub import HubName, commit, downloaded
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.plain_data import why_not_plain
-from grpo_eqx.read_files import read_text
+from grpo_eqx.read_files import expanded, read_text
 
 PLAIN = "none"
 """Value of `chat_template` for problems that the model continues as they are."""
@@ -272,7 +272,7 @@ def _read_template(path: str) -> str:
             "file, and give its path."
         )
     try:
-        return read_text(Path(os.path.expanduser(path)), f"chat_template {path!r}", pipe=True)
+        return read_text(expanded(path), f"chat_template {path!r}", pipe=True)
     except FileError as error:
         raise UserError(
             f"{error} It is a file with a Jinja template, or {PLAIN!r} for problems without one."

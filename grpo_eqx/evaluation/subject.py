@@ -17,6 +17,7 @@ from grpo_eqx.errors import FileError, UserError, first_line
 from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
 from grpo_eqx.plain_data import field
+from grpo_eqx.read_files import expanded
 from grpo_eqx.run_spec import RunSpec
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.recorded_files import read_settings
@@ -52,7 +53,7 @@ class Subject:
         Of a run's folder, it is the final model, or if there is none yet, that of the newest
         checkpoint. Raises `UserError` where there is none.
         """
-        path = Path(os.path.expanduser(name))
+        path = expanded(name)
         run = RunFolder(path)
         if os.path.exists(run.metrics):
             return cls._of_run(name, run)

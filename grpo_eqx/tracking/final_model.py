@@ -1,6 +1,5 @@
 """Writing of the trained model, to its run's folder or to one that a user names."""
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import jax
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.durable import replace_durably, sync_tree
 from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.read_files import expanded
 from grpo_eqx.tracking.run_folder import RunFolder
 
 
@@ -20,7 +20,7 @@ def write_model(save: Callable[[Path], None], path: str | Path) -> None:
     **Arguments:** writes the model to the folder that it is called with; the folder. Raises
     `UserError` where it cannot be a folder, or cannot be written.
     """
-    folder = Path(os.path.expanduser(path))
+    folder = expanded(path)
     try:
         if not str(path):
             raise UserError("save_pretrained needs a folder: give its path.")

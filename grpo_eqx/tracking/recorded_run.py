@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo_eqx.errors import FileError, UserError
+from grpo_eqx.read_files import expanded
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.recorded_files import read_layout, read_passed, read_settings
 from grpo_eqx.tracking.run_folder import RunFolder
@@ -34,7 +35,7 @@ class RecordedRun:
     @classmethod
     def read(cls, path: str | Path) -> "RecordedRun":
         """Reads the folder of a run. Raises `UserError` where it is not one, or cannot be read."""
-        folder = RunFolder(Path(os.path.expanduser(path)))
+        folder = RunFolder(expanded(path))
         if not os.path.lexists(folder.metrics):
             raise _not_a_run(folder)
         try:

@@ -1,7 +1,6 @@
 """`grpo-eqx launch tpu-vm fetch`."""
 
 import dataclasses
-import os
 import sys
 from pathlib import Path, PurePosixPath
 
@@ -10,6 +9,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
+from grpo_eqx.read_files import expanded
 
 _WORKING_FOLDER = "grpo-eqx/repo"
 """Folder that commands of runs start in, from the home folder."""
@@ -40,7 +40,7 @@ class Fetch(Subcommand):
                 f"--path is {self.path!r}: give an absolute path, or one from the repository's "
                 f"folder, without a colon."
             )
-        folder = Path(os.path.expanduser(self.to)).absolute()
+        folder = expanded(self.to).absolute()
         if folder.exists() and not folder.is_dir():
             raise UserError(f"--to is {str(self.to)!r}, which is a file: give a folder.")
         pod = Pod.ready(self.vm, self.accelerator)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from grpo_eqx.errors import FileError
+from grpo_eqx.read_files import expanded
 from grpo_eqx.tracking.plots.series import Course
 from grpo_eqx.tracking.recorded_files import (
     read_layout,
@@ -95,7 +96,7 @@ def read_run(path: Path) -> ReportedRun:
 
     Raises `UserError` where it is no folder of a run.
     """
-    folder, gaps = RunFolder(Path(os.path.expanduser(path))), list[str]()
+    folder, gaps = RunFolder(expanded(path)), list[str]()
     if not os.path.isfile(folder.metrics):
         RecordedRun.read(path)  # which says so
     settings = _read(read_settings, folder, gaps, "its settings are not shown")
