@@ -1,5 +1,6 @@
 """Tracebacks of errors that a user can fix, without the frames of this package."""
 
+import functools
 import os
 import sys
 import sysconfig
@@ -67,14 +68,23 @@ def shortened(earlier: Hook) -> Hook:
 
     Other errors go to the earlier hook; so do all with GRPO_EQX_FULL_TRACEBACKS=1.
     """
+    return functools.partial(_show, earlier)
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if not isinstance(error, UserError | RunError) or os.environ.get(_FULL):
-            earlier(kind, error, trace)
-            return
-        cause = "" if error.__cause__ is None else frames_of_cause(error.__cause__)
-        frames = users_frames(error) + cause
-        header = "Traceback (most recent call last):\n" if frames else ""
-        print_clean(f"{header}{frames}{kind.__name__}: {near(str(error))}", file=sys.stderr)
 
-    return hook
+def is_pythons(hook: Hook) -> bool:
+    """Returns whether an excepthook is Python's own, `shortened` or not."""
+    if isinstance(hook, functools.partial) and hook.func is _show:
+        return is_pythons(hook.args[0])
+    return hook is sys.__excepthook__
+
+
+def _show(
+    earlier: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    if not isinstance(error, UserError | RunError) or os.environ.get(_FULL):
+        earlier(kind, error, trace)
+        return
+    cause = "" if error.__cause__ is None else frames_of_cause(error.__cause__)
+    frames = users_frames(error) + cause
+    header = "Traceback (most recent call last):\n" if frames else ""
+    print_clean(f"{header}{frames}{kind.__name__}: {near(str(error))}", file=sys.stderr)

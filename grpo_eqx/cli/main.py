@@ -41,7 +41,7 @@ from grpo_eqx.errors import (
 )
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
-from grpo_eqx.tracebacks import print_traceback, shortened
+from grpo_eqx.tracebacks import is_pythons, print_traceback, shortened
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
     "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,
@@ -67,7 +67,8 @@ def main() -> None:
 
     Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
-    sys.excepthook = shortened(print_traceback)
+    if is_pythons(sys.excepthook):  # else whoever set it shows errors as they like
+        sys.excepthook = shortened(print_traceback)
     try:
         with standard_output(), clean_messages():
             code = run(sys.argv[1:])

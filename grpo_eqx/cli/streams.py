@@ -41,21 +41,15 @@ def standard_output() -> Iterator[None]:
 @contextmanager
 def clean_messages() -> Iterator[None]:
     """Cleans what libraries say of texts from outside: their warnings and log records."""
-    record, formatted = logging.getLogRecordFactory(), warnings.formatwarning
-    logging.setLogRecordFactory(_CleanRecord)
+    message, formatted = logging.LogRecord.getMessage, warnings.formatwarning
+    # Of the class: others may set a factory of records, before or later, and pickle its records.
+    setattr(logging.LogRecord, "getMessage", lambda record: clean(message(record)))  # noqa: B010
     warnings.formatwarning = lambda *of, **options: clean(formatted(*of, **options))
     try:
         yield
     finally:
-        logging.setLogRecordFactory(record)
+        setattr(logging.LogRecord, "getMessage", message)  # noqa: B010
         warnings.formatwarning = formatted
-
-
-class _CleanRecord(logging.LogRecord):
-    """Log record whose message steers no terminal."""
-
-    def getMessage(self) -> str:  # noqa: N802  # the name of logging
-        return clean(logging.LogRecord.getMessage(self))
 
 
 def _failure() -> OSError | None:
