@@ -1,6 +1,7 @@
 """Texts from outside, made safe to print: a terminal shows what is in them, and obeys nothing."""
 
 import sys
+import unicodedata
 from typing import Any
 
 
@@ -10,19 +11,22 @@ def print_clean(text: str, *, file: Any = None, end: str = "\n") -> None:
     All that the package prints goes through here or through `safe_console`.
     """
     file = sys.stdout if file is None else file
-    encoding = getattr(file, "encoding", None) or "utf-8"  # of a stream of the user's own
-    print(clean(text, encoding), file=file, end=end, flush=True)
+    # A stream of the user's own may have nothing but `write`.
+    encoding, can_flush = getattr(file, "encoding", None), hasattr(file, "flush")
+    shown = clean(text, encoding) if isinstance(encoding, str) and encoding else clean(text)
+    print(shown, file=file, end=end, flush=can_flush)
 
 
 def clean(text: str, encoding: str = "utf-8") -> str:
     r"""Returns a text in which what cannot be printed is spelled as in Python: `\x1b`, `\u202e`.
 
-    That includes escape sequences, and characters that turn the direction of writing. Line breaks
-    stay. **Arguments:** the text; the encoding of the output.
+    That includes escape sequences, and characters that turn the direction of writing. Line breaks,
+    tabs, spaces of all kinds and joiners, as in emoji, stay. **Arguments:** the text; the encoding
+    of the output, in whose place an unknown one is UTF-8.
     """
     if text.isprintable() and (encoding == "utf-8" or text.isascii()):
         return text
-    stays = {char: char == "\n" or has(encoding, char) for char in set(text)}
+    stays = {char: _is_harmless(char) and _encodes(encoding, char) for char in set(text)}
     return "".join(char if stays[char] else spelled(char) for char in text)
 
 
@@ -33,11 +37,7 @@ def is_name(value: object) -> bool:
 
 def has(encoding: str, char: str) -> bool:
     """Returns whether a character can be printed, in an encoding."""
-    try:
-        char.encode(encoding)
-    except UnicodeEncodeError:
-        return False
-    return char.isprintable()
+    return char.isprintable() and _encodes(encoding, char)
 
 
 def spelled(char: str) -> str:
@@ -45,3 +45,18 @@ def spelled(char: str) -> str:
     if char == "\x7f":
         return r"\u007f"  # as JSON does too, whose writers leave this one alone
     return char.encode("unicode_escape", "surrogatepass").decode()
+
+
+def _is_harmless(char: str) -> bool:
+    """Returns whether a character steers no terminal."""
+    return char.isprintable() or char in "\n\t\u200d" or unicodedata.category(char) == "Zs"
+
+
+def _encodes(encoding: str, char: str) -> bool:
+    try:
+        char.encode(encoding)
+    except UnicodeError:
+        return False
+    except (LookupError, ValueError):  # a stream of the user's own may have any
+        return _encodes("utf-8", char)
+    return True

@@ -7,6 +7,7 @@ import os
 import pty
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from rich.control import Control
 from rich.table import Table
 from rich.text import Text
 
-from grpo_eqx.clean_text import clean, print_clean
+from grpo_eqx.clean_text import clean, print_clean, spelled
 from grpo_eqx.cli.main import main
 from grpo_eqx.config_files import read_settings
 from grpo_eqx.errors import FileError, RunError, UserError
@@ -35,6 +36,46 @@ def test_what_cannot_be_printed_is_spelled() -> None:
     assert clean(HOSTILE) == SHOWN
     assert clean("two\nlines") == "two\nlines"
     assert clean("é", "ascii") == r"\xe9"
+    assert clean("a\tb\xa0", "ascii") == "a\tb\\xa0"
+
+
+def test_what_steers_nothing_stays() -> None:
+    spaces = "".join(chr(n) for n in range(sys.maxunicode) if unicodedata.category(chr(n)) == "Zs")
+    for text in (f"a\tb{spaces}c", "\U0001f469\u200d\U0001f52c \u2764\ufe0f"):
+        assert clean(text) == text
+    for steers in "\r\v\f\x1c\x85\u200b\u200e\u2028\u2029\u202a\u2060\ufeff":
+        assert clean(f"a{steers}") == f"a{spelled(steers)}"
+
+
+class _OnlyWrites:
+    """Stream of a user's own, of the encoding that it says."""
+
+    def __init__(self, encoding: object = None) -> None:
+        self.encoding, self.text = encoding, ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+
+@pytest.mark.parametrize(
+    "encoding", [None, "", "binary", "hex", "a\0b", b"utf-8", 8, "UTF-8", object()], ids=repr
+)
+def test_streams_of_the_users_own_may_be_of_any_encoding_and_only_write(
+    encoding: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = _OnlyWrites(encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    print_clean(HOSTILE)
+    assert stream.text == f"{SHOWN}\n"
+    del stream.encoding
+    print_clean("é")
+    assert stream.text == f"{SHOWN}\né\n"
+
+
+def test_streams_that_can_are_flushed() -> None:
+    stream = io.TextIOWrapper(raw := io.BytesIO(), encoding="utf-8")
+    print_clean("é", file=stream)
+    assert raw.getvalue().decode() == "é\n"
 
 
 @pytest.mark.parametrize("kind", [UserError, RunError, FileError])
@@ -166,6 +207,64 @@ main.main()
     assert done.stderr.count(SHOWN) == 3
     assert is_safe(done.stderr)
     assert done.returncode == 1
+
+
+def test_what_others_installed_goes_on() -> None:
+    """Factories of log records, of before and of later, and a hook for errors."""
+    code = f"""
+import logging, pickle, sys
+from logging import LogRecord
+class Record(LogRecord):
+    def getMessage(self):
+        return self.trace + super().getMessage()
+def made(trace):
+    def make(*of, **options):
+        record = Record(*of, **options)
+        record.trace = trace
+        return record
+    return make
+class Handler(logging.Handler):
+    def emit(self, record):
+        record = pickle.loads(pickle.dumps(record))  # as into another process
+        print(self.format(record))
+logging.setLogRecordFactory(made("first "))
+logging.getLogger().addHandler(Handler())
+sys.excepthook = lambda kind, error, trace: print("hook", kind.__name__)
+from grpo_eqx.cli import main
+def say(arguments):
+    logging.warning("%s", {HOSTILE!r})
+    logging.setLogRecordFactory(made("second "))
+    logging.warning("%s", {HOSTILE!r})
+    raise KeyError
+main.run = say
+try:
+    main.main()
+finally:
+    assert logging.getLogRecordFactory()(*[None] * 7).trace == "second "
+    assert LogRecord("", 0, "", 0, {HOSTILE!r}, (), None).getMessage() == {HOSTILE!r}
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == f"first {SHOWN}\nsecond {SHOWN}\nhook KeyError\n"
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_hook_that_is_set_after_the_import_stays() -> None:
+    code = """
+import sys
+from grpo_eqx.cli import main
+earlier = sys.excepthook
+def hook(kind, error, trace):
+    print("hook", kind.__name__)
+    earlier(kind, error, trace)
+sys.excepthook = hook
+def fail(arguments):
+    raise KeyError("x")
+main.run = fail
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "hook KeyError\n"
+    assert done.stderr.count("Traceback") == 1
 
 
 ALLOWED = {"clean_text.py", "run_console.py"}

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import json
 import time
+import unicodedata
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -227,7 +228,12 @@ def ended(call: Callable[[Path], object], corpus: Path) -> None:
         except SystemExit:
             pass
     assert time.process_time() - began < _MOST_S
-    raw = [char for char in out.getvalue() if not (char.isprintable() or char == "\n")]
+    spaces = "\n", "\t", "\u200d"  # the last one joins emoji
+    raw = [
+        char
+        for char in out.getvalue()
+        if not (char.isprintable() or char in spaces or unicodedata.category(char) == "Zs")
+    ]
     assert not raw, "what is printed cannot steer a terminal"
 
 

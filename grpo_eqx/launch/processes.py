@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from grpo_eqx.clean_text import clean, print_clean
 from grpo_eqx.errors import EXIT_FAULT, EXIT_PREEMPTED, UserError
@@ -160,10 +160,11 @@ def _start(process: Process, guardian: Guardian) -> subprocess.Popen[bytes]:
     try:
         host, ours = _held(process)
     except OSError as error:  # such as of too many open files
-        raise UserError(
-            f"cannot start process {process.name} ({error.strerror}): start fewer, or raise the "
-            f"limit that ulimit shows."
-        ) from error
+        fix = "start fewer, or raise the limit that ulimit shows"
+        if error.errno == errno.E2BIG:
+            fix = "shorten its arguments and environment variables"
+        name = process.name
+        raise UserError(f"cannot start process {name} ({error.strerror}): {fix}.") from error
     with ours:
         guardian.note(host.pid)
         with suppress(OSError):  # it was killed
@@ -242,8 +243,7 @@ def _copy_lines(
             chunk = os.read(source.fileno(), _PIPE_BYTES)
             last = last or not chunk
             *lines, rest = (rest + chunk).split(b"\n")
-            shown = [line for line in lines if not _NOISE.fullmatch(line)]
-            _write(prefix, shown, stream, events)
+            _write(prefix, lines, stream, events)
     if rest:
         _write(prefix, [rest], stream, events)
 
@@ -251,10 +251,7 @@ def _copy_lines(
 def _write(prefix: bytes, lines: Sequence[bytes], stream: str, events: _Events) -> None:
     target = getattr(sys, stream)
     try:
-        if target.isatty():
-            lines = [_for_terminal(line, target.encoding) for line in lines]
-        target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
-        target.buffer.flush()
+        write_lines(prefix, lines, target)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), target.fileno())
         if error.errno in (errno.EPIPE, errno.EIO):  # the reader, or the terminal, is gone
@@ -262,6 +259,15 @@ def _write(prefix: bytes, lines: Sequence[bytes], stream: str, events: _Events) 
         else:
             _say(f"{stream} cannot be written ({error.strerror}); ending all")
             events.put(_Event(None, EXIT_FAULT))
+
+
+def write_lines(prefix: bytes, lines: Sequence[bytes], target: Any) -> None:
+    """Writes lines of a process, cleaned where they go to a terminal, and else as they are."""
+    lines = [line for line in lines if not _NOISE.fullmatch(line)]
+    if target.isatty():
+        lines = [_for_terminal(line, target.encoding) for line in lines]
+    target.buffer.write(b"".join(prefix + line + b"\n" for line in lines))
+    target.buffer.flush()
 
 
 def _for_terminal(line: bytes, encoding: str) -> bytes:

@@ -168,13 +168,22 @@ def test_when_a_later_one_cannot_start_the_others_are_ended(tmp_path: Path) -> N
     assert children.stdout == b""
 
 
+def test_too_long_a_command_is_said() -> None:
+    arguments, environment = ["echo", "x" * 2**21], os.environ | {"LONG": "x" * 2**21}
+    for long in (Process("0", arguments, os.environ), Process("0", ["true"], environment)):
+        with pytest.raises(UserError, match=r"too long\): shorten its arguments and environment"):
+            run_together([long])
+
+
 def test_more_processes_than_the_machine_can_hold_are_refused() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     many = [Process(str(index), ["sleep", "1000"], os.environ) for index in range(40)]
     os.close(lowest := os.dup(0))
     resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 20, hard))
     try:
-        with pytest.raises(UserError, match=r"cannot start process \d+ \(Too many open files\)"):
+        with pytest.raises(
+            UserError, match=r"cannot start process \d+ \(Too many open files\): start"
+        ):
             run_together(many)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -2,10 +2,10 @@
 
 import dataclasses
 import os
+import sys
 
-from grpo_eqx.clean_text import print_clean
 from grpo_eqx.launch.checks import check_at_least
-from grpo_eqx.launch.processes import Process, run_together
+from grpo_eqx.launch.processes import Process, run_together, write_lines
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
@@ -40,8 +40,8 @@ class Logs(Subcommand):
             return self._follow(pod, workers)
         finished = pod.try_all(workers, lambda worker: self._command(pod, worker))
         for worker, done in zip(workers, finished, strict=True):
-            for line in done.output.splitlines():
-                print_clean(f"[{worker}] {line}")
+            *lines, rest = done.output.encode(errors="surrogateescape").split(b"\n")
+            write_lines(f"[{worker}] ".encode(), [*lines, rest] if rest else lines, sys.stdout)
         pod.check("show the log", dict(zip(workers, finished, strict=True)))
         return 0
 

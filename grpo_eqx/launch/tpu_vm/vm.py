@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from grpo_eqx.clean_text import clean, print_clean
+from grpo_eqx.clean_text import print_clean
 from grpo_eqx.errors import UserError
 from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.quoting import shell_line
@@ -87,7 +87,8 @@ class Finished(NamedTuple):
 def show(arguments: Sequence[str]) -> None:
     """Prints the command, quoted for a shell."""
     text = shlex.join(arguments)  # on several lines, as scripts are
-    print_clean(text if clean(text) == text else shell_line(arguments))
+    readable = all(line.isprintable() for line in text.split("\n"))
+    print_clean(text if readable else shell_line(arguments))
 
 
 def execute(arguments: Sequence[str]) -> Finished:
@@ -101,8 +102,7 @@ def execute(arguments: Sequence[str]) -> Finished:
         arguments,
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        encoding="utf-8",
-        errors="replace",
         check=False,
     )
-    return Finished(done.returncode, done.stdout, done.stderr)
+    texts = (each.decode(errors="surrogateescape") for each in (done.stdout, done.stderr))
+    return Finished(done.returncode, *texts)

@@ -81,7 +81,8 @@ class Cloud:
         for i in range(workers):
             folder = self.pod_folder(i) / "runs" / run
             wait_for_process(int((folder / "pid").read_text()))
-            ends.append(((folder / "exit").read_text().strip(), (folder / "log").read_text()))
+            log = (folder / "log").read_text(errors="replace")
+            ends.append(((folder / "exit").read_text().strip(), log))
         return ends
 
     def pids(self) -> list[int]:

@@ -1,5 +1,9 @@
 """Logs of a run."""
 
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +54,30 @@ def test_a_worker_without_a_log_is_named_after_the_others(launch: Launch, cloud:
     assert (done.code, done.out) == (1, "[1] 30\n")
     assert "worker 0 (203.0.113.0), exit code 3" in done.err
     assert "there is no log" in done.err
+
+
+def test_lines_arrive_as_they_are_with_and_without_following(launch: Launch, cloud: Any) -> None:
+    script = r"printf 'a\tb\302\240\033[1m 10%%\r20%%\342\200\250\377\n\nc'"
+    launch("tpu-vm", "run", *ADDRESS, "--run-name", "odd", "--", "bash", "-c", script)
+    cloud.wait_for("odd")
+    logs = [sys.executable, "-m", "grpo_eqx", "launch", "tpu-vm", "logs", *ADDRESS]
+    shown = [
+        subprocess.run([*logs, "--worker", "0", *flags], stdout=subprocess.PIPE, check=True).stdout
+        for flags in ([], ["--follow"])
+    ]
+    assert shown[0] == b"[0] a\tb\xc2\xa0\x1b[1m 10%\r20%\xe2\x80\xa8\xff\n[0] \n[0] c\n"
+    assert shown[1] == shown[0]
+
+
+def test_lines_steer_no_terminal(launch: Launch, cloud: Any) -> None:
+    launch("tpu-vm", "run", *ADDRESS, "--run-name", "odd", "--", "printf", r"\033[2Ja\n")
+    cloud.wait_for("odd")
+    ours, theirs = pty.openpty()
+    logs = [sys.executable, "-m", "grpo_eqx", "launch", "tpu-vm", "logs", *ADDRESS]
+    subprocess.run([*logs, "--worker", "0"], stdout=theirs, check=True)
+    os.close(theirs)
+    assert os.read(ours, 4096) == rb"[0] \x1b[2Ja" + b"\r\n"
+    os.close(ours)
 
 
 @pytest.mark.parametrize(
