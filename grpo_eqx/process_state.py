@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import warnings
+from bdb import Bdb
 from collections.abc import Callable, Mapping, Sequence
 from fcntl import F_GETFL, F_SETFL, fcntl
 from locale import LC_ALL, setlocale
@@ -46,6 +47,8 @@ from grpo_eqx.errors import listed
 
 _NAMES: Final = [vars(module) for module in (builtins, os, shutil, subprocess)]
 """Names of Python's own that the run needs, and that guards around the code of a model replace."""
+_DEBUGGERS: Final = "pydevd", "coverage"
+"""Beginnings of the names of modules that trace calls for a debugger, beside Python's own."""
 _STREAMS: Final = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
 
 
@@ -62,7 +65,7 @@ def _each(read: Callable[[], Mapping[Any, Any]], restore: Callable[[Any, Any], o
     def restore_all(before: Mapping[Any, Any]) -> None:
         now = read()
         for key, value in before.items():
-            if now[key] != value:
+            if now.get(key) != value:
                 restore(key, value)
 
     return _Kind(read, restore_all)
@@ -77,21 +80,20 @@ def _file_mode() -> int | None:
     return None
 
 
-def _set_environment(before: Mapping[str, str]) -> None:
-    for name in {*environ, *before}:
-        if name not in before:
-            del environ[name]
-        elif environ.get(name) != before[name]:
-            environ[name] = before[name]
-
-
 def _set_path(before: list[str]) -> None:
-    sys.path[:] = before
+    sys.path[:] = [*before, *(each for each in sys.path if each not in before)]
 
 
-def _set_tracing(before: tuple[Any, Any]) -> None:
-    settrace(before[0])
-    setprofile(before[1])
+def _tracing() -> dict[Callable[[Any], None], Any]:
+    """Returns what traces and profiles calls, by what sets it, but for debuggers."""
+    functions = {settrace: gettrace(), setprofile: getprofile()}
+    return {set_it: each for set_it, each in functions.items() if not _is_debuggers(each)}
+
+
+def _is_debuggers(function: Any) -> bool:
+    owner = getattr(function, "__self__", function)
+    module = getattr(function, "__module__", None) or type(function).__module__
+    return isinstance(owner, Bdb) or str(module).lstrip("_").startswith(_DEBUGGERS)
 
 
 def _set_collection(before: tuple[bool, tuple[int, int, int]]) -> None:
@@ -132,7 +134,7 @@ def _timers() -> dict[int, bool]:
 
 def _streams() -> dict[str, Any]:
     """Returns Python's streams; in place of those that are closed, `None`."""
-    streams = {name: getattr(sys, name) for name in _STREAMS}
+    streams = {name: getattr(sys, name, None) for name in _STREAMS}
     return {name: None if _is_closed(x) else x for name, x in streams.items()}
 
 
@@ -155,12 +157,12 @@ def _limits() -> dict[int, tuple[int, int]]:
     return {each: getrlimit(each) for each in (getattr(resource, x) for x in names)}
 
 
-def _strict_warnings() -> list[Any]:
+def _strict_warnings() -> tuple[Any, ...]:
     """Returns the filters that make warnings errors."""
-    return [each for each in warnings.filters if each[0] == "error"]
+    return tuple(each for each in warnings.filters if each[0] == "error")
 
 
-def _restore_warnings(before: list[Any]) -> None:
+def _restore_warnings(before: tuple[Any, ...]) -> None:
     filters = warnings.filters
     filters[:] = [x for x in filters if x[0] != "error" or x in before]  # type: ignore[index]
 
@@ -178,14 +180,8 @@ def _set_draws(state: Any) -> None:
 
 
 _DRAWS: Final = "the global random numbers"
-_OWN: Final[Mapping[str, _Kind]] = {
-    _DRAWS: _Kind(_draws, _set_draws),
-    "the environment": _Kind(lambda: dict(environ), _set_environment),
-    "the path of modules": _Kind(lambda: list(sys.path), _set_path),
-}
-"""Kinds of state that each caller has for itself, with what its earlier calls left."""
 _KINDS: Final[Mapping[str, _Kind]] = {
-    "what traces calls": _Kind(lambda: (gettrace(), getprofile()), _set_tracing),
+    "what traces calls": _each(_tracing, lambda set_it, before: set_it(before)),
     "a timer": _each(_timers, lambda clock, was_set: was_set or setitimer(clock, 0)),
     "the handlers of signals": _each(_handlers, signal),
     "the descriptor of signals": _Kind(_wakeup, _set_wakeup),
@@ -206,32 +202,43 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "the filters of warnings": _Kind(_strict_warnings, _restore_warnings),
     "NumPy's answer to overflows": _Kind(np.geterr, lambda before: np.seterr(**before)),
     "settings of JAX": _each(lambda: dict(jax.config.values), jax.config.update),
-    **_OWN,
+    _DRAWS: _Kind(_draws, _set_draws),
+    "the environment": _each(lambda: dict(environ), environ.__setitem__),
+    "the path of modules": _Kind(lambda: list(sys.path), _set_path),
 }
-"""Kinds of state, by their names in messages."""
+"""Kinds of state, by their names in messages. What is added to a mapping or list may stay."""
+_OF_ALL: Final = {"garbage collection", "the environment", "the path of modules"}
+"""Kinds that functions which run at the same time may each change for a while."""
 
 
 class KeptState:
     """Keeper of this process's state around calls of the user's code.
 
-    Each caller has the global random numbers of Python and NumPy, the environment and the path of
-    modules for itself: what one draws or sets changes those of no other, nor the run's.
+    Each caller has the global random numbers of Python and NumPy for itself: what one draws or
+    seeds changes those of no other, nor the run's. What is added to the environment or to the path
+    of modules stays, as a library does so once, when it is first imported.
     """
 
     def __init__(self) -> None:
         self._said: set[tuple[str, str]] = set()
-        self.own: dict[str, dict[str, Any]] = {}
-        """States by caller and kind, where these differ from the run's."""
+        self._draws: dict[str, Any] = {}
+        """Random numbers by caller, where these differ from the run's."""
+        self._is_open = False
 
-    def around(self, caller: str) -> contextlib.AbstractContextManager[None]:
+    def around(
+        self, caller: str, *, elsewhere: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
         """Puts back what is changed inside, and says so, once for each kind of each caller.
 
-        A process that is forked inside and comes out ends: its parent goes on with the run.
-        **Arguments:** the name of what is called, for messages.
+        A process that is forked inside and comes out ends: its parent goes on with the run. Inside
+        another such block, whose code runs at the same time, what code may change for a while is
+        left to that.
+        **Arguments:** the name of what is called, for messages; whether other processes call it,
+        which have no more of this one than the files of its standard descriptors.
         """
-        return _Around(self, caller)
+        return _Around(self, caller, elsewhere)
 
-    def say(self, caller: str, changed: Sequence[str], lost: Sequence[str]) -> None:
+    def _say(self, caller: str, changed: Sequence[str], lost: Sequence[str]) -> None:
         """Says what was changed, but for random numbers, which are there to be drawn."""
         new = [x for x in changed if x != _DRAWS and (caller, x) not in self._said]
         for kinds, what in ((set(new) - set(lost), "undid"), (lost, "could not undo")):
@@ -243,32 +250,39 @@ class KeptState:
 class _Around(contextlib.AbstractContextManager[None]):
     """State before a call. A generator in its place would be woken by a name of Python's."""
 
-    def __init__(self, state: KeptState, caller: str):
-        self._state, self._caller = state, caller
+    def __init__(self, state: KeptState, caller: str, elsewhere: bool):
+        self._state, self._caller, self._elsewhere = state, caller, elsewhere
 
     def __enter__(self) -> None:
         self._process, self._descriptors = getpid(), _Descriptors()
-        self._names = [(names, names.copy()) for names in _NAMES]
-        self._before = {name: state for name in _KINDS if (state := _read(name)) is not None}
-        for name, state in self._state.own.get(self._caller, {}).items():
-            _restored(name, state)
+        self._is_inner, self._state._is_open = self._state._is_open, True
+        mappings = [] if self._is_inner or self._elsewhere else _NAMES
+        self._names = [(names, names.copy()) for names in mappings]
+        kinds = (
+            [] if self._elsewhere else [x for x in _KINDS if not (self._is_inner and x in _OF_ALL)]
+        )
+        self._before = {name: state for name in kinds if (state := _read(name)) is not None}
+        if _DRAWS in kinds and self._caller in self._state._draws:
+            _restored(_DRAWS, self._state._draws[self._caller])
 
     def __exit__(self, *_: object) -> None:
-        changed = []
+        said = []
         for names, before in self._names:
             for name, value in before.items():  # first of all, and without a call of one of them
                 if names.get(name) is not value:
-                    changed, names[name] = ["names of Python's own"], value
+                    said, names[name] = ["names of Python's own"], value
         if getpid() != self._process:
             _exit(0)
-        changed += ["the standard descriptors"] * self._descriptors.restore()
-        given = self._before | self._state.own.get(self._caller, {})
-        now = {name: _read(name) for name in given}
-        changed += [name for name, state in given.items() if now[name] != state]
-        other = {name: state for name, state in self._before.items() if now[name] != state}
-        self._state.own[self._caller] = {name: now[name] for name in other if name in _OWN}
-        lost = [name for name, state in other.items() if not _restored(name, state)]
-        self._state.say(self._caller, changed, lost)
+        self._state._is_open = self._is_inner
+        said += ["the standard descriptors"] * self._descriptors.restore()
+        now = {name: _read(name) for name in self._before}
+        changed = [name for name, state in self._before.items() if not _is_kept(state, now[name])]
+        if _DRAWS in changed:
+            self._state._draws[self._caller] = now[_DRAWS]
+        elif _DRAWS in now:
+            self._state._draws.pop(self._caller, None)
+        lost = [name for name in changed if not _restored(name, self._before[name])]
+        self._state._say(self._caller, said + changed, lost)
 
 
 class _Descriptors:
@@ -299,6 +313,16 @@ def _standard_files() -> dict[int, tuple[int, int, int]]:
             status = fstat(number)
             found[number] = status.st_dev, status.st_ino, fcntl(number, F_GETFL)
     return found
+
+
+def _is_kept(before: Any, now: Any) -> bool:
+    """Returns whether a state is as before; a mapping or list may have more."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return all(now.get(key) == value for key, value in before.items())
+    if isinstance(before, list) and isinstance(now, list):
+        rest = iter(now)
+        return all(each in rest for each in before)  # in this order
+    return bool(before == now)
 
 
 def _read(name: str) -> Any:

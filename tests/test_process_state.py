@@ -1,5 +1,6 @@
 """What code of the user's own changes in this process is put back, and said once."""
 
+import bdb
 import builtins
 import gc
 import locale
@@ -49,8 +50,8 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "NumPy's answer to overflows": lambda: np.seterr(all="raise"),
     "settings of JAX": lambda: jax.config.update("jax_default_matmul_precision", "bfloat16"),
     "the global random numbers": lambda: np.random.seed(0),
-    "the environment": lambda: (os.environ.pop("PATH", None), os.environ.update(NEW="1")),
-    "the path of modules": lambda: sys.path.insert(0, "new"),
+    "the environment": lambda: (os.environ.pop("PATH", None), os.environ.update(HOME="/nowhere")),
+    "the path of modules": sys.path.reverse,
 }
 """Changes of each kind, in the order in which they are said."""
 
@@ -143,28 +144,149 @@ def test_streams_that_are_closed_are_opened_again() -> None:
     )
 
 
-def test_each_caller_has_an_environment_and_a_path_of_its_own(
+def test_what_is_added_to_the_environment_and_the_path_stays_for_all(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OF_THE_RUN", "1")
-    state, path = KeptState(), list(sys.path)
-    with state.around("sets"):
-        os.environ["OWN"] = "1"
-        del os.environ["OF_THE_RUN"]
-        sys.path = ["own", *path]
-    with state.around("reads"):
-        assert "OWN" not in os.environ
-        assert sys.path == path
-    for _ in range(2):
-        with state.around("sets"):
-            assert os.environ["OWN"] == "1"
-            assert "OF_THE_RUN" not in os.environ
-            assert sys.path == ["own", *path]
-        assert os.environ["OF_THE_RUN"] == "1"
-        assert sys.path == path
-    said = capfd.readouterr().err
+    monkeypatch.setenv("ADDED", "")
+    monkeypatch.delenv("ADDED")
+    monkeypatch.setattr(sys, "path", path := list(sys.path))
+    state, before = KeptState(), list(path)
+    with state.around("imports a library"):
+        os.environ["ADDED"] = "1"
+        sys.path.insert(0, "first")
+        sys.path.append("last")
+    monkeypatch.setenv("OF_THE_RUN", "2")
+    with state.around("uses it"):
+        assert os.environ["ADDED"] == "1"
+        assert os.environ["OF_THE_RUN"] == "2"
+        assert sys.path == ["first", *before, "last"]
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_changed_in_them_is_put_back_beside_what_is_added(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("CHANGED", "DELETED"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("ADDED", "")
+    monkeypatch.delenv("ADDED")
+    monkeypatch.setattr(sys, "path", path := list(sys.path))
+    before = list(path)
+    with KeptState().around("f"):
+        os.environ.update(CHANGED="2", ADDED="2")
+        del os.environ["DELETED"]
+        sys.path[:2] = ["added"]
+    assert [os.environ[x] for x in ("CHANGED", "DELETED", "ADDED")] == ["1", "1", "2"]
+    assert sys.path == [*before, "added"]
     named = "the environment and the path of modules"
-    assert said == f"warning: sets changed {named}: the run undid that\n"
+    assert capfd.readouterr().err == f"warning: f changed {named}: the run undid that\n"
+
+
+def test_an_option_that_a_library_adds_to_jax_is_no_change(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    values = {**jax.config.values, "of_a_library": 1}
+    with KeptState().around("f"):
+        monkeypatch.setattr(type(jax.config), "values", values)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_stream_that_is_deleted_is_put_back(capfd: pytest.CaptureFixture[str]) -> None:
+    before = sys.stdout
+    with KeptState().around("f"):
+        del sys.stdout
+    assert sys.stdout is before
+    said = capfd.readouterr().err
+    assert said == "warning: f changed the standard streams: the run undid that\n"
+
+
+class Debugger(bdb.Bdb):
+    def trace_dispatch(self, *_: Any) -> None:
+        """Traces as those do that have their own way."""
+
+
+def trace_of_an_ide(*_: Any) -> None: ...
+
+
+trace_of_an_ide.__module__ = "_pydevd_bundle.pydevd_trace_dispatch"
+
+
+@pytest.mark.parametrize("trace", [Debugger().trace_dispatch, trace_of_an_ide])
+def test_a_debugger_goes_on(trace: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+    before = sys.gettrace()
+    try:
+        with KeptState().around("f"):
+            sys.settrace(trace)
+        assert sys.gettrace() == trace
+        with KeptState().around("f"):
+            pass
+        assert sys.gettrace() == trace
+    finally:
+        sys.settrace(before)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_breakpoint_can_be_left_by_steps(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from grpo_eqx.process_state import KeptState\n"
+        "def f():\n"
+        "    breakpoint()\n"
+        "    return 1\n"
+        "with KeptState().around('f'):\n"
+        "    f()\n"
+        "after = 'here'\n"
+        "end = 0\n"
+    )
+    steps = "next\n" * 20 + "quit\n"
+    command = [sys.executable, "-W", "ignore", str(script)]
+    ran = subprocess.run(command, input=steps, capture_output=True, text=True)
+    assert "-> after = 'here'" in ran.stdout
+    assert "warning" not in ran.stderr
+
+
+def test_an_inner_block_leaves_what_others_change_for_a_while_to_the_outer(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OF_THE_RUN", "1")
+    state, before = KeptState(), subprocess.Popen
+    with state.around("a or b"):
+        monkeypatch.setattr(subprocess, "Popen", None)
+        monkeypatch.setenv("OF_THE_RUN", "2")
+        gc.disable()
+        with state.around("b"):
+            subprocess.Popen = before  # type: ignore[misc]
+            os.environ["OF_THE_RUN"] = "1"
+            gc.enable()
+            os.chdir("/")
+        assert subprocess.Popen is before
+        assert os.environ["OF_THE_RUN"] == "1"
+        assert gc.isenabled()
+    with state.around("b"):
+        gc.disable()
+    assert gc.isenabled()
+    said = capfd.readouterr().err.splitlines()
+    assert said == [
+        f"warning: b changed {what}: the run undid that"
+        for what in ("the working directory", "garbage collection")
+    ]
+
+
+def test_around_calls_in_other_processes_the_settings_of_this_one_are_the_runs(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OF_THE_RUN", "1")
+    drawn = np.random.get_state()
+    with KeptState().around("f", elsewhere=True):
+        os.environ["OF_THE_RUN"] = "2"
+        np.random.random()
+        os.set_blocking(1, False)
+    assert os.environ["OF_THE_RUN"] == "2"
+    assert np.random.get_state()[2] != drawn[2]
+    assert os.get_blocking(1)
+    said = capfd.readouterr().err
+    assert said == "warning: f changed the standard descriptors: the run undid that\n"
 
 
 def test_names_of_modules_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

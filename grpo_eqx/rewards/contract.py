@@ -17,9 +17,8 @@ from typing import Any, TypeGuard
 
 from grpo_eqx.errors import class_name, first_line, shown
 
-globals()["__builtins__"] = vars(
-    builtins
-).copy()  # of this file's functions, whatever becomes of the others
+# Of this file's functions, whatever becomes of the others.
+globals()["__builtins__"] = vars(builtins).copy()
 
 Reading = float | None | str
 """A finite reward, `None` where the function does not apply, or why it has failed."""

@@ -211,7 +211,9 @@ class RewardRunner:
     def _outcomes(self, samples: Samples, of_built_in: Samples) -> dict[str, list[Outcome]]:
         """Calls all functions; those that are awaited run while the others do."""
         awaited = [name for name, func in self.funcs.items() if is_async(func)]
-        with self._kept(*awaited):
+        theirs = [x for x, func in self.funcs.items() if not is_built_in(func)]
+        here = [x for x in theirs if x not in self._in_workers]
+        with self._kept(*here) if awaited else contextlib.nullcontext():
             started = {
                 name: self._awaited.start(name, self.funcs[name], samples)  # type: ignore[arg-type]
                 for name in awaited
@@ -235,7 +237,7 @@ class RewardRunner:
         """Calls a function that is not awaited, in workers or here."""
         func, stop = self.funcs[name], self.limits.failures == "stop"
         if name in self._in_workers:
-            with self._kept(name):  # whose output, and its settings, are those of the run
+            with self._kept(name, elsewhere=True):
                 return self._workers.run(name, samples, self.limits, stop_at_failure=stop)
         if not is_plain(func):
             return _call(name, func, samples, stop_at_failure=stop, is_ours=True)
@@ -246,11 +248,11 @@ class RewardRunner:
 
         return _call(name, kept, samples, stop_at_failure=stop)
 
-    def _kept(self, *names: str) -> contextlib.AbstractContextManager[None]:
-        """Keeps the state of this process around calls of functions, if there are any."""
-        if not names:
-            return contextlib.nullcontext()
-        return self._state.around(f"reward function {' or '.join(names)}")
+    def _kept(
+        self, *names: str, elsewhere: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Keeps the state of this process around calls of functions, here or in workers."""
+        return self._state.around(f"reward function {' or '.join(names)}", elsewhere=elsewhere)
 
     def _note_failures(self, name: str, outcomes: Sequence[Outcome], samples: Samples) -> None:
         """Raises the first failure as an error, or warns of it, as the policy says."""

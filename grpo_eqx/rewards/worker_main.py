@@ -36,6 +36,7 @@ _NAMES = vars(builtins)
 _OWN_NAMES = _NAMES.copy()
 _TRACE, _RECURSION = gettrace(), getrecursionlimit()
 _LIMITS = {x: getrlimit(x) for name, x in vars(resource).items() if name.startswith("RLIMIT_")}
+"""Limits on resources, once the functions are loaded with those that their modules set."""
 
 
 def _load(name: str) -> ModuleType:
@@ -82,8 +83,14 @@ def main(descriptor: int) -> None:
 def _loaded(setup: Mapping[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
     """Returns the functions, and the reply that they are there, or why they are not."""
     sys.path[:] = setup["path"]
+
+    def load() -> dict[str, Callable[..., Any]]:
+        funcs = {name: loads(func) for name, func in setup["funcs"].items()}
+        _LIMITS.update({limit: getrlimit(limit) for limit in _LIMITS})
+        return funcs
+
     try:
-        return {name: _theirs(partial(loads, func)) for name, func in setup["funcs"].items()}, {}
+        return _theirs(load), {}
     except BaseException as error:
         return {}, {"cannot_load": contract.reason_of(error)}
 

@@ -9,12 +9,12 @@ import pickletools
 import secrets
 import selectors
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from subprocess import Popen, TimeoutExpired
 from typing import Any
 
 from grpo_eqx.errors import RewardError, UserError, first_line
@@ -171,7 +171,7 @@ class _Worker:
         self._calls, theirs = socket.socketpair()
         self._guardian, its = socket.socketpair()
         with theirs, its:
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 # Not with the script's folder on the path, whose modules are others' namesakes.
                 [sys.executable, "-P", str(_GUARDIAN), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -298,7 +298,7 @@ class _Worker:
         self._calls.close()
         try:
             self.process.wait(_GUARDIAN_SECONDS)
-        except subprocess.TimeoutExpired:
+        except TimeoutExpired:
             self.process.kill()
             self.process.wait()
         with self._guardian, contextlib.suppress(OSError):

@@ -1,8 +1,12 @@
 """The contract between the trainer and reward functions."""
 
 import asyncio
+import builtins
 import dataclasses
 import functools
+import gc
+import os
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -167,6 +171,84 @@ def test_async_functions_are_awaited_together_and_beside_plain_ones(
         rewards = runner(*one_group("wait", "abc"))
     assert time.monotonic() - start < 2  # not 9 times half a second
     np.testing.assert_array_equal(rewards.each, [[[4.0, 3.0]]] * 10)
+
+
+def test_what_an_async_function_sets_for_a_while_is_not_laid_to_a_plain_one(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    popen, is_set, may_end, ended = subprocess.Popen, *(threading.Event() for _ in range(3))
+
+    async def guards(completions: list[str], **columns: Any) -> list[float]:
+        subprocess.Popen = None  # type: ignore[assignment,misc]
+        gc.disable()
+        is_set.set()
+        await asyncio.to_thread(may_end.wait)
+        subprocess.Popen = popen  # type: ignore[misc]
+        gc.enable()
+        ended.set()
+        return [1.0] * len(completions)
+
+    def waits(completions: list[str], **columns: Any) -> list[float]:
+        is_set.wait()
+        return [2.0] * len(completions)
+
+    def scores(completions: list[str], **columns: Any) -> list[float]:
+        may_end.set()
+        ended.wait()
+        return [3.0] * len(completions)
+
+    def starts(completions: list[str], **columns: Any) -> list[float]:
+        return [float(subprocess.Popen is popen and gc.isenabled())] * len(completions)
+
+    funcs = {"guards": guards, "waits": waits, "scores": scores, "starts": starts}
+    with RewardRunner(funcs) as runner:
+        rewards = runner(*one_group("a"))
+    np.testing.assert_array_equal(rewards.each.ravel(), [1.0, 2.0, 3.0, 1.0])
+    assert capfd.readouterr().err == ""
+
+
+def test_what_stays_changed_is_put_back_when_all_have_returned(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    async def judge(completions: list[str], **columns: Any) -> list[float]:
+        return [1.0] * len(completions)
+
+    def guards(completions: list[str], **columns: Any) -> list[float]:
+        subprocess.Popen = os.getcwd = builtins.float = None  # type: ignore[assignment,misc]
+        return [2.0] * len(completions)
+
+    popen = subprocess.Popen
+    with RewardRunner({"judge": judge, "tags": gsm8k.tags, "guards": guards}) as runner:
+        rewards = runner(*one_group("a"))
+    np.testing.assert_array_equal(rewards.each.ravel(), [1.0, 0.0, 2.0])
+    assert subprocess.Popen is popen
+    said = "reward function judge or guards changed names of Python's own: the run undid that"
+    assert capfd.readouterr().err == f"warning: {said}\n"
+
+
+def test_workers_start_while_an_async_function_guards_this_process(
+    reward_module: ModuleType,
+) -> None:
+    is_set, popen = threading.Event(), subprocess.Popen
+
+    async def guards(completions: list[str], **columns: Any) -> list[float]:
+        subprocess.Popen = None  # type: ignore[assignment,misc]
+        is_set.set()
+        return [1.0] * len(completions)
+
+    with RewardRunner(
+        {"guards": guards, "length": reward_module.length}, limits=RewardLimits(workers=1)
+    ) as runner:
+        run = runner._workers.run
+
+        def run_later(*args: Any, **kwargs: Any) -> Any:
+            is_set.wait()
+            return run(*args, **kwargs)
+
+        runner._workers.run = run_later  # type: ignore[method-assign]
+        rewards = runner(*one_group("abc"))
+    np.testing.assert_array_equal(rewards.each.ravel(), [1.0, 3.0])
+    assert subprocess.Popen is popen
 
 
 def test_they_are_called_with_the_batch_or_with_a_timeout_once_per_completion() -> None:

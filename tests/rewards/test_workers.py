@@ -242,6 +242,31 @@ def test_a_module_that_fails_in_the_worker_is_named(
     pool.close()
 
 
+def test_limits_that_a_module_sets_as_it_is_imported_hold(
+    reward_module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "limits_itself.py").write_text(
+        "import os, resource\n"
+        "def limit(number):\n"
+        "    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (number, most))\n"
+        "if 'IN_A_WORKER' in os.environ: limit(200)\n"
+        "def f(**_):\n"
+        "    before = resource.getrlimit(resource.RLIMIT_NOFILE)[0]\n"
+        "    limit(100)\n"
+        "    return [float(before)]\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import limits_itself  # type: ignore[import-not-found]
+
+    monkeypatch.setenv("IN_A_WORKER", "1")
+    pool = WorkerPool({"other": reward_module.length, "func": limits_itself.f}, 1)
+    try:
+        assert pool.run("func", samples("a", "b"), RewardLimits()) == [200.0, 200.0]
+    finally:
+        pool.close()
+
+
 @pytest.mark.parametrize("in_a_file", [False, True])
 def test_the_output_of_the_run_waits_whatever_a_worker_sets_on_its_own(
     in_a_file: bool, tmp_path: Path
