@@ -25,6 +25,19 @@ from grpo_eqx.setting_types import parse_steps
 DEFAULT_EPSILON = 0.2
 DEFAULT_REF_MODEL_SYNC_STEPS = 64
 DEFAULT_STEPS = 150
+MOST_COMPLETIONS = 100_000_000
+"""Completions of a rollout. Many more overflow the compiler's sizes."""
+
+
+def check_rollout(prompts_per_step: int, num_generations: int) -> None:
+    """Refuses rollouts of more completions than programs can be compiled for."""
+    completions = prompts_per_step * num_generations
+    if completions > MOST_COMPLETIONS:
+        raise UserError(
+            f"prompts_per_step ({prompts_per_step}) times num_generations ({num_generations}) is "
+            f"{completions:,} completions, and at most {MOST_COMPLETIONS:,} are possible: lower "
+            f"one of them."
+        )
 
 
 def check_clipping(
@@ -429,6 +442,7 @@ def check_profile(
 
 
 CHECKS = (
+    check_rollout,
     check_clipping,
     check_sapo,
     check_cispo,

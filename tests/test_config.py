@@ -198,6 +198,7 @@ def test_only_what_has_a_part_in_the_combination_is_filled_in() -> None:
         ({"delta": 1.1}, "delta is 1.1 and epsilon_high is 0.2"),
         ({"dual_clip": 1.25, "epsilon_high": 0.3}, "dual_clip is 1.25 and epsilon_high is 0.3"),
         ({"delta": 3.0, "dual_clip": 4.0}, "only the smaller would have an effect"),
+        ({"num_generations": 10**9}, "is 16,000,000,000 completions, and at most 100,000,000"),
         ({"kl_estimator": "k3"}, "kl_estimator is k3 with beta = 0: it would do nothing"),
         ({"kl_clamp": 10.0}, "kl_clamp is 10.0 with beta = 0"),
         ({"use_bias_correction_kl": True}, "with beta = 0"),
