@@ -25,6 +25,7 @@ def save(run: Path, step: int, time: datetime | None, **settings: str) -> Path:
     """What a checkpoint says of its run, without its arrays."""
     saved = SavedStep(run / "checkpoints", step)
     content = json.loads(json.dumps(dataclasses.asdict(facts(time, **settings))))
+    content |= {"counters": {}, "shapes": {}, "checksums": {}}
     (saved.path / FACTS).mkdir(parents=True)
     text = json.dumps({"facts": content, "sha256": digest(content)})
     (saved.path / FACTS / "metadata").write_text(text)

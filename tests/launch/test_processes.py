@@ -194,7 +194,8 @@ def test_more_processes_than_the_machine_can_hold_are_refused() -> None:
 
 
 LAUNCHER = """
-import os, sys; from grpo_eqx.launch.processes import Process, run_together
+import os, signal, sys; from grpo_eqx.launch.processes import Process, run_together
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)  # ignored in the background of a script
 sys.exit(run_together([Process(x, ["bash", "-c", x], os.environ) for x in sys.argv[1:]]).code)
 """
 """A launcher that runs shell scripts, to be killed."""
