@@ -61,6 +61,12 @@ def states() -> dict[str, Any]:
     return {name: _read(name) for name in _KINDS if name != _DRAWS}
 
 
+def run_alone(program: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in a process of its own, whose state it may leave as it likes."""
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    return subprocess.run(command, capture_output=True, text=True, check=True)
+
+
 @pytest.mark.parametrize("kind", CHANGES)
 def test_what_is_changed_is_put_back_and_said_once(
     kind: str, capfd: pytest.CaptureFixture[str]
@@ -92,8 +98,7 @@ def test_all_of_pythons_own_names_may_be_replaced() -> None:
         "        names.pop(name) if name < 'h' else names.update({name: None})\n"
         "print(len('still'), os.getcwd(), flush=True)\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ran = run_alone(program)
     assert ran.stdout == f"5 {Path.cwd()}\n"
     changed = "names of Python's own and the working directory"
     assert ran.stderr == f"warning: f changed {changed}: the run undid that\n"
@@ -136,8 +141,7 @@ def test_streams_that_are_closed_are_opened_again() -> None:
         "    child = os.fork()\n"
         "print('once', os.waitpid(child, 0)[1], flush=True)\n"
     )
-    command = [sys.executable, "-W", "ignore", "-c", program]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    ran = run_alone(program)
     assert ran.stdout == "still here\nonce 0\n"
     assert ran.stderr == (
         "warning: f changed the standard descriptors and the standard streams: the run undid that\n"
