@@ -39,6 +39,10 @@ takes less time, the fewer they are."""
 MOST_READ = 2 / 3
 """Largest share of keys and values that a step may still read for slots to be reduced. Each number
 of slots is one more loop to compile."""
+REFILL_SHARE = 16
+"""Slots for each idle slot that triggers a refill, by default."""
+TOKENS, REFILLS = "decode_tokens", "refill_slots"
+"""Scopes of the loops, by which the planner finds them in a compiled program."""
 
 
 def generate(
@@ -108,7 +112,7 @@ def generate(
     step = partial(_decode, model, keys.reshape(-1), stopping, sampling, layout)
     if num_slots < N:
         of_shard = num_slots // num_shards
-        least = min(of_shard, max(1, of_shard // 16) if refill_at is None else refill_at)
+        least = min(of_shard, max(1, of_shard // REFILL_SHARE) if refill_at is None else refill_at)
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
     if layout is None or layout.num_shards == 1:  # else caches would move across devices
@@ -147,7 +151,8 @@ def _run(
     def unfinished(state: DecodeState) -> Bool[Array, ""]:
         return jnp.sum(state.slots.live) > until
 
-    return jax.lax.while_loop(unfinished, step, state)
+    with jax.named_scope(TOKENS):
+        return jax.lax.while_loop(unfinished, step, state)
 
 
 def _run_queue(
@@ -164,9 +169,12 @@ def _run_queue(
 
     # Nested loops, not a conditional in one, whose branches would copy the cache at every token.
     def decode_and_refill(state: DecodeState) -> DecodeState:
-        return queue.refilled(jax.lax.while_loop(no_refill_is_due, step, state))
+        with jax.named_scope(TOKENS):
+            state = jax.lax.while_loop(no_refill_is_due, step, state)
+        return queue.refilled(state)
 
-    return jax.lax.while_loop(lambda state: waiting(state).any(), decode_and_refill, state)
+    with jax.named_scope(REFILLS):
+        return jax.lax.while_loop(lambda state: waiting(state).any(), decode_and_refill, state)
 
 
 def _decode(

@@ -24,6 +24,9 @@ from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import soft_capped
 from grpo_eqx.models.tiles import filled
 
+CACHE_BLOCKS = "cache_blocks"
+"""Scope of the loops over blocks of a growing cache."""
+
 
 class Segment(NamedTuple):
     """Run of keys and values, with a broadcastable mask of those that each row's queries see."""
@@ -118,7 +121,8 @@ def attend(
             softmax = add(part, start, jnp.int32(0), softmax)
         else:
             num_blocks = own.num_blocks(part, start)
-            softmax = jax.lax.fori_loop(0, num_blocks, partial(add, part, start), softmax)
+            with jax.named_scope(CACHE_BLOCKS):
+                softmax = jax.lax.fori_loop(0, num_blocks, partial(add, part, start), softmax)
     return softmax.attended(queries.dtype)[..., :D].reshape(P, G, N, D)
 
 

@@ -143,6 +143,13 @@ class Instruction(NamedTuple):
         match = _OP_NAME.search(self.line)
         return match[1] if match else None
 
+    @property
+    def named_scope(self) -> str:
+        """The innermost `jax.named_scope` around it; without one, another part of its origin."""
+        around = (self.op_name or "").rpartition("/")[0]
+        # Transformations are written around a scope, as in transpose(jvp(scope)).
+        return around.rpartition("/")[2].rpartition("(")[2].rstrip(")")
+
     def called(self) -> Iterator[tuple[str, str]]:
         """Yields the computations that it runs, each as (attribute that names it, name)."""
         for attribute, names in _CALLED.findall(self.line):

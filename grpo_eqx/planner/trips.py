@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
+from grpo_eqx.generation.engine import REFILL_SHARE, REFILLS, TOKENS
+from grpo_eqx.models.attention import CACHE_BLOCKS
 from grpo_eqx.models.causal_attention import Visible
-from grpo_eqx.models.causal_attention.blocked import BlockCounts
+from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
 from grpo_eqx.planner.attention_blocks import AttentionBlocks
 from grpo_eqx.planner.work import ATTENTION, Level, Loop
 from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.programs import MICRO_BATCHES
 from grpo_eqx.training.row_shape import RowShape
-
-_REFILL_SHARE = 16
-"""Slots for each idle one that triggers a refill, by default."""
 
 
 class Range(NamedTuple):
@@ -121,25 +121,27 @@ class Decoding(Trips):
     """Parts of the slots' caches, each of which has a loop over its blocks."""
 
     def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
-        loop, sources = path[-1], [_file(each) for each in path]
-        if loop.source == ATTENTION or sources[-1] == "blocked.py":
+        first, scope = path[0], path[-1].scope
+        if scope in (ATTENTION, QUERY_BLOCKS, BLOCK_PAIRS):
             return self._of_prompts(path, paths)
-        outer = dict.fromkeys(each[0] for each in paths if each)
-        tokens = [each for each in outer if _file(each) == "engine.py"]
-        if sources[0] != "engine.py":
+        if scope == REFILLS:
+            return Repeats("each refill", self._refills(length))
+        in_queue = first.scope == REFILLS
+        if in_queue:
+            decoded = self._in_queue(length)
+        elif first.scope == TOKENS:
+            whole = next(each[0] for each in paths if each and each[0].scope == TOKENS)
+            decoded = self._at_the_end(length, fewer_slots=first != whole)
+        else:
             return None
-        in_queue = self.num_slots < self.num_completions and path[0] == tokens[0]
-        decoded = self._in_queue(length) if in_queue else self._at_the_end(path[0], tokens, length)
-        if sources[-1] == "attention.py":
+        if scope == CACHE_BLOCKS:
             # Each block costs the same, so the parts may share them equally.
             blocks = self._blocks(length, in_queue=in_queue).times(1 / self.cache_parts)
             return Repeats("each block of keys", decoded.times.times(blocks))
-        if in_queue and len(path) == 1:
-            return Repeats("each refill", self._refills(length))
-        return decoded if sources[-1] == "engine.py" else None
+        return decoded if scope == TOKENS else None
 
     def _of_prompts(self, path: _Path, paths: Sequence[_Path]) -> Repeats:
-        if path[-1].source != ATTENTION:
+        if path[-1].scope != ATTENTION:
             zeros = jnp.zeros((1, 1, self.prompt_length), jnp.int32)
             whole = Visible(zeros, zeros, zeros)
             return _of_blocks(path, paths, whole, self.attention_blocks, "prompts' ")
@@ -157,16 +159,15 @@ class Decoding(Trips):
 
     def _refills(self, length: int) -> Range:
         turns = self.num_completions / self.num_slots - 1
-        at_least = max(1, self.num_slots // self.num_shards // _REFILL_SHARE)
+        at_least = max(1, self.num_slots // self.num_shards // REFILL_SHARE)
         most = (self.num_completions - self.num_slots) / at_least
         return Range(turns, max(turns, min(most, self._in_queue(length).times.most)))
 
-    def _at_the_end(self, loop: Loop, tokens: Sequence[Loop], length: int) -> Repeats:
-        sizes = tokens[self.num_slots < self.num_completions :]
-        if loop == sizes[0]:
-            return Repeats("each token", Range(length, self.max_length))
-        # Fewer slots are faster: at best all completions end together, at worst nothing shrinks.
-        return Repeats("each token in fewer slots", Range(0.0, 0.0))
+    def _at_the_end(self, length: int, *, fewer_slots: bool) -> Repeats:
+        if fewer_slots:
+            # It is faster: at best all completions end together, at worst nothing shrinks.
+            return Repeats("each token in fewer slots", Range(0.0, 0.0))
+        return Repeats("each token", Range(length, self.max_length))
 
     def _blocks(self, length: int, *, in_queue: bool) -> Range:
         def mean(tokens: int) -> float:
@@ -197,12 +198,12 @@ class MicroBatches(Trips):
         # What all micro-batches share, as everything is shared by a single one, has left the loop.
         packing = self._packing(length)
         number = float(packing.number)
-        if len(path) == 1 and _file(path[0]) == "programs.py":
+        if path[-1].scope == MICRO_BATCHES:
             return Repeats("each micro-batch", Range(number, number))
-        if path[-1].source == ATTENTION:
+        if path[-1].scope == ATTENTION:
             share = float(self._meets(packing).mean())
             return Repeats("attention", Range(number * share, number * share))
-        if _file(path[-1]) == "blocked.py":
+        if path[-1].scope in (QUERY_BLOCKS, BLOCK_PAIRS):
             # Blocks are computed for all rows of a micro-batch, if any of them needs it.
             fields = _visible(packing, int(number) * self.rows.num_rows)
             shape = -1, self.rows.num_rows, self.rows.width
@@ -245,7 +246,7 @@ def _of_blocks(
     **Arguments:** the loop's path; those of the whole program, in order; what is visible in each
     pass, `[passes, R, T]`; the sizes of blocks; the words before the body's name.
     """
-    depth = next(i for i, loop in enumerate(path, 1) if _file(loop) == "blocked.py")
+    depth = next(i for i, loop in enumerate(path, 1) if loop.scope == QUERY_BLOCKS)
     counts = _block_counts(visible, blocks.queries, blocks.per_wide)
     # A pass has a loop for each width of blocks. No pass starts before the one before has ended.
     which = _blocked_loops(path[: depth - 1], paths).index(path[:depth]) % len(counts)
@@ -260,7 +261,7 @@ def _blocked_loops(parent: _Path, paths: Sequence[_Path]) -> list[_Path]:
     """Returns the paths of the loops over blocks of queries directly in a path, in order."""
     depth = len(parent) + 1
     inner = (each[:depth] for each in paths if len(each) >= depth and each[: depth - 1] == parent)
-    return [each for each in dict.fromkeys(inner) if _file(each[-1]) == "blocked.py"]
+    return [each for each in dict.fromkeys(inner) if each[-1].scope == QUERY_BLOCKS]
 
 
 @partial(jax.jit, static_argnames=("size", "per_wide"))
@@ -294,7 +295,3 @@ def _visible(
 def open_loops(loops: _Path) -> _Path:
     """Returns the loops whose number of trips the compiler does not know."""
     return tuple(loop for loop in loops if loop.trips is None)
-
-
-def _file(loop: Loop) -> str:
-    return loop.source.partition(":")[0]

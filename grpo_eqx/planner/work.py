@@ -28,7 +28,7 @@ from grpo_eqx.planner.routes import FindRoute, Route
 from grpo_eqx.planner.trip_count import trip_count
 
 ATTENTION = "attention"
-"""Source of the loop that stands for an attention kernel: its trips are the share of all pairs of
+"""Scope of the loop that stands for an attention kernel: its trips are the share of all pairs of
 blocks that it visits."""
 
 _COUNTED_INSIDE = {*PRODUCTS, "fusion", "call"}
@@ -82,6 +82,8 @@ class Loop(NamedTuple):
     """Number of trips; `None` where it depends on the program's arguments."""
     source: str
     """File and line that ask for it, `engine.py:136`; empty where the compiler omits them."""
+    scope: str = ""
+    """The `jax.named_scope` that it is in."""
 
 
 class Level(NamedTuple):
@@ -160,7 +162,7 @@ class _Counter:
         if each.operation == "custom-call" and is_attention(
             each, self._operand_arrays(each, computation)
         ):
-            loop = Loop(each.name, None, ATTENTION)
+            loop = Loop(each.name, None, "", ATTENTION)
             return {(): Work(num_bytes=moved), (loop,): Work(work.flops)}
         return {(): dataclasses.replace(work, num_bytes=moved)}
 
@@ -172,7 +174,7 @@ class _Counter:
         parts = dict(each.called())
         condition, body = (self._indexed[parts[name]] for name in ("condition", "body"))
         trips = trip_count(each, self._indexed[computation], condition, body)
-        loop = Loop(each.name, trips, self.program.sources.of(each))
+        loop = Loop(each.name, trips, self.program.sources.of(each), each.named_scope)
         found: _Levels = {}
         for part in parts.values():
             for inner, work in self.levels(part).items():

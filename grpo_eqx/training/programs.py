@@ -60,6 +60,8 @@ Gathered = TypeVar("Gathered")
 GENERATE, UPDATE, SCORE, SCORE_REFERENCE = "generate", "update", "score", "score_reference"
 SCORE_SHARE = "score_share"
 SKIPPED = "skipped_updates"
+MICRO_BATCHES = "micro_batches"
+"""Scope of the loops over micro-batches."""
 """Metric of an update: 1 where it was skipped, because it was not finite."""
 
 
@@ -424,7 +426,9 @@ class Programs:
             )
 
         zeros = jnp.zeros(rollout.completion_ids.shape, jnp.float32)
-        scores = jax.lax.fori_loop(jnp.int32(0), packing.number, score, TokenScores(zeros, zeros))
+        start = TokenScores(zeros, zeros)
+        with jax.named_scope(MICRO_BATCHES):
+            scores = jax.lax.fori_loop(jnp.int32(0), packing.number, score, start)
         return self._gathered(scores)
 
     def _forward_pass(
@@ -525,7 +529,10 @@ class Programs:
         _, (like, like_use) = jax.eval_shape(loss, params, packing.number)
         zeros, no_use = jax.tree.map(jnp.zeros_like, (params, like_use))
         start = zeros, Metrics.of_nothing(like), no_use
-        gradient, parts, use = jax.lax.fori_loop(jnp.int32(0), packing.number, accumulate, start)
+        with jax.named_scope(MICRO_BATCHES):
+            gradient, parts, use = jax.lax.fori_loop(
+                jnp.int32(0), packing.number, accumulate, start
+            )
         metrics = {**parts.values(), "grad_norm": optax.tree.norm(gradient)}
         if use is not None:
             metrics |= use.metrics()

@@ -1,6 +1,7 @@
 """A plan compiles what a run executes, and adds what lies beside it."""
 
 import dataclasses
+import re
 from pathlib import Path
 
 import jax
@@ -12,7 +13,10 @@ from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.planner import plan_config
 from grpo_eqx.planner.devices import local_target
 from grpo_eqx.planner.make_plan import make_plan
+from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates
+from grpo_eqx.planner.work import work_levels
+from grpo_eqx.run_programs import run_programs
 from grpo_eqx.sharding import RolloutLayout, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 
@@ -115,6 +119,25 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
     buffers = plan.programs["update"].compiled.buffers
     assert [b.num_bytes for b in buffers] == sorted((b.num_bytes for b in buffers), reverse=True)
     assert any(buffer.source.startswith("decoder.py:") for buffer in buffers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["generate", "update"])
+def test_loops_are_known_in_whatever_file_they_are_written(tiny_run, one_device, name) -> None:
+    run = tiny_run(max_num_seqs=8, micro_batch_size_per_device=2)
+    trips = make_plan(run, one_device, quiet, only=[name]).programs[name].trips
+    programs = run.programs(run.mesh(one_device.devices))
+    (lowered,) = (x.lower() for x in run_programs(run, programs) if x.name == name)
+    text = lowered.compile().as_text()
+    here, elsewhere = (
+        work_levels(each, lambda _: (Route("ici", 1), 0))
+        for each in (text, re.sub(r"\w+\.py", "moved.py", text))
+    )
+    assert {x.source.partition(":")[0] for level in elsewhere for x in level.loops} == {"moved.py"}
+    expected = trips.repeats(here, 64)
+    assert list(trips.repeats(elsewhere, 64).values()) == list(expected.values())
+    assert all("counted once" not in each.where for each in expected.values())
+    assert len(expected) > 3
 
 
 @pytest.mark.parametrize(

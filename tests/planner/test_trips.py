@@ -7,26 +7,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_eqx.generation import engine
+from grpo_eqx.models.attention import CACHE_BLOCKS
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.causal_attention.base import Inputs
-from grpo_eqx.models.causal_attention.blocked import BlockCounts
+from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
 from grpo_eqx.planner.attention_blocks import AttentionBlocks, attention_blocks
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips, open_loops
 from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work, work_levels
 from grpo_eqx.training.packing import Packing
+from grpo_eqx.training.programs import MICRO_BATCHES
 from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import Rows
 
-QUEUE, TOKENS, LAST = (Loop(name, None, "engine.py:136") for name in ("queue", "tokens", "last"))
-FEWER = Loop("fewer", None, "engine.py:136")
+
+def loop(name: str, scope: str) -> Loop:
+    return Loop(name, None, "moved.py:1", scope)
+
+
+QUEUE = loop("queue", engine.REFILLS)
+TOKENS, LAST, FEWER = (loop(name, engine.TOKENS) for name in ("tokens", "last", "fewer"))
 LAYERS = Loop("layers", 4, "decoder.py:226")
-BLOCKS = Loop("blocks", None, "attention.py:80")
+BLOCKS = loop("blocks", CACHE_BLOCKS)
 
 
 def repeats(trips: Trips, *paths: tuple[Loop, ...], length: int) -> list[Range]:
     levels = [Level(path, Work()) for path in paths]
     found = trips.repeats(levels, length)
-    return [found[tuple(loop for loop in path if loop.trips is None)].times for path in paths]
+    return [found[tuple(each for each in path if each.trips is None)].times for path in paths]
 
 
 def decoding(num_slots: int, cache_parts: int = 1) -> Decoding:
@@ -50,8 +58,8 @@ def test_a_slot_for_each_completion_decodes_as_long_as_the_longest() -> None:
 
 
 def test_the_loops_of_all_parts_of_a_cache_have_its_blocks() -> None:
-    loops = [Loop(f"blocks.{i}", None, "attention.py:80") for i in range(4)]
-    found = repeats(decoding(64, cache_parts=4), *((TOKENS, loop) for loop in loops), length=256)
+    loops = [loop(f"blocks.{i}", CACHE_BLOCKS) for i in range(4)]
+    found = repeats(decoding(64, cache_parts=4), *((TOKENS, each) for each in loops), length=256)
     assert sum(each.least for each in found) == 256 * 1.5
     assert sum(each.most for each in found) == 512 * 2.5
 
@@ -66,9 +74,9 @@ def test_slots_that_are_refilled_decode_in_turns() -> None:
 
 
 def test_prompts_attend_in_blocks() -> None:
-    path = (LAYERS, Loop("blocks", None, "blocked.py:117"))
-    inner = (*path, Loop("pairs", None, "blocked.py:110"))
-    kernel = (LAYERS, Loop("kernel", None, ATTENTION))
+    path = (LAYERS, loop("blocks", QUERY_BLOCKS))
+    inner = (*path, loop("pairs", BLOCK_PAIRS))
+    kernel = (LAYERS, loop("kernel", ATTENTION))
     blocks, pairs, share = repeats(decoding(64), path, inner, kernel, length=8)
     assert blocks == Range(3, 3)
     assert pairs == Range(6, 6)
@@ -81,8 +89,8 @@ def test_the_loops_of_each_pass_are_over_wide_blocks_and_then_the_others() -> No
         decoding(64), prompt_length=512, attention_blocks=AttentionBlocks(64, 64, per_wide=4)
     )
     assert Trips.from_json(trips.to_json()) == trips
-    blocks = [(LAYERS, Loop(name, None, "blocked.py:117")) for name in "abcd"]
-    paths = [each for path in blocks for each in (path, (*path, Loop("p", None, "blocked.py:9")))]
+    blocks = [(LAYERS, loop(name, QUERY_BLOCKS)) for name in "abcd"]
+    paths = [each for path in blocks for each in (path, (*path, loop("p", BLOCK_PAIRS)))]
     found = trips.repeats([Level(path, Work()) for path in paths], 8)
     assert [(each.where, each.times.least) for each in found.values()] == 2 * [
         ("prompts' wide block of queries", 1),
@@ -109,9 +117,9 @@ def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(tiny_run, le
         rows=rows, num_prompts=4, num_generations=4, prompt_length=90, attention_blocks=blocks
     )
     assert Trips.from_json(trips.to_json()) == trips
-    micro_batch = Loop("m", None, "programs.py:450")
-    queries = micro_batch, LAYERS, Loop("q", None, "blocked.py:54")
-    pairs = *queries, Loop("p", None, "blocked.py:43")
+    micro_batch = loop("m", MICRO_BATCHES)
+    queries = micro_batch, LAYERS, loop("q", QUERY_BLOCKS)
+    pairs = *queries, loop("p", BLOCK_PAIRS)
     number, *found = repeats(trips, (micro_batch,), queries, pairs, length=length)
     packing = Packing.plan(np.full(4, 90), np.full((4, 4), length), rows)
     assert number.least == number.most == int(packing.number)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
+from grpo_eqx.generation.engine import TOKENS
 from grpo_eqx.planner.attention_blocks import AttentionBlocks
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates, program_time
@@ -291,7 +292,7 @@ works = st.builds(
         st.floats(0, 1e12),
     ),
 )
-loops = st.lists(st.sampled_from([Loop("a", 3, ""), Loop("b", None, "engine.py:1")]), max_size=2)
+loops = st.lists(st.sampled_from([Loop("a", 3, ""), Loop("b", None, "", TOKENS)]), max_size=2)
 DECODING = Decoding(
     num_completions=8,
     num_slots=8,
@@ -328,7 +329,7 @@ def test_the_loop_that_receives_most_is_named() -> None:
     def level(num_bytes: float, *loops: Loop) -> Level:
         return Level(loops, Work(received={LINK: num_bytes}))
 
-    tokens = Loop("tokens", None, "engine.py:1")
+    tokens = Loop("tokens", None, "", TOKENS)
     levels = [
         level(500.0),
         level(1.0, tokens, Loop("layers", 4, "decoder.py:2")),

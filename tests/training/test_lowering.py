@@ -11,6 +11,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.generation import Prompts, Sampling, Stopping
+from grpo_eqx.generation.engine import TOKENS
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2Config
@@ -238,7 +239,7 @@ def test_int8_weights_halve_what_a_token_reads() -> None:
 def bytes_of_decoding(text: str) -> tuple[float, float]:
     """Bytes of memory for a token, without those in its layers, and for one layer."""
     levels = work_levels(text, lambda group: (Route("ici", 1), 0))
-    token, layer, *_ = [x for x in levels if x.loops and x.loops[0].source.startswith("engine.py")]
+    token, layer, *_ = [x for x in levels if x.loops and x.loops[0].scope == TOKENS]
     assert (len(token.loops), len(layer.loops)) == (1, 2)
     return token.work.num_bytes, layer.work.num_bytes
 

@@ -27,6 +27,8 @@ from grpo_eqx.models.tiles import even_tile, filled
 Arrays = TypeVar("Arrays")
 _VECTOR = 16
 """Float32 numbers in a CPU's widest vectors."""
+QUERY_BLOCKS, BLOCK_PAIRS = "query_blocks", "block_pairs"
+"""Scopes of the loops over blocks of queries, and over the pairs of each with blocks of keys."""
 _Index = Int[Array, ""] | int
 
 
@@ -262,10 +264,12 @@ def _with_level(
             scores = queries.scores(keys, of_keys, softcap)
             return part.updated(scores, values, "rkgts,rksd->rkgtd")
 
-        part = jax.lax.fori_loop(*level.pairs(number), add_pair, block.cut(parts))
+        with jax.named_scope(BLOCK_PAIRS):
+            part = jax.lax.fori_loop(*level.pairs(number), add_pair, block.cut(parts))
         return block.put_own(parts, part)
 
-    return jax.lax.fori_loop(0, level.number, add_block, parts)
+    with jax.named_scope(QUERY_BLOCKS):
+        return jax.lax.fori_loop(0, level.number, add_block, parts)
 
 
 class _Slopes(NamedTuple):
@@ -345,10 +349,12 @@ def _with_gradients(
             return Inputs(sums.queries + by_queries, *of_keys.put(before, after))
 
         sums = gradients._replace(queries=block.cut(gradients.queries))
-        sums = jax.lax.fori_loop(*level.pairs(number), add_pair, sums)
+        with jax.named_scope(BLOCK_PAIRS):
+            sums = jax.lax.fori_loop(*level.pairs(number), add_pair, sums)
         return sums._replace(queries=block.put_own(gradients.queries, sums.queries))
 
-    return jax.lax.fori_loop(0, level.number, add_block, gradients)
+    with jax.named_scope(QUERY_BLOCKS):
+        return jax.lax.fori_loop(0, level.number, add_block, gradients)
 
 
 def _columns(x: Float[Array, "R K r B D"]) -> Float[Array, "R K D r*B"]:
