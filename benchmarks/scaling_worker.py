@@ -16,6 +16,7 @@ from small_model import small_model
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
+from grpo_eqx.models.cost import decode_bytes, update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
 from grpo_eqx.prng import make_key
@@ -110,7 +111,8 @@ def least_work(work: Work) -> dict[str, float]:
     """What bounds each program: the bytes that decoding reads, and an update's FLOPs."""
     prompts = np.full(work.prompts, work.prompt_length)
     completions = np.full((work.prompts, work.group), work.completion_length)
-    read = MODEL.decode_bytes(
+    read = decode_bytes(
+        MODEL,
         prompts,
         completions,
         num_decode_steps=work.completion_length,
@@ -118,7 +120,7 @@ def least_work(work: Work) -> dict[str, float]:
         itemsize=4,
         kv_itemsize=4.0,
     )
-    return {"generate": read, "update": MODEL.update_flops(prompts, completions)}
+    return {"generate": read, "update": update_flops(MODEL, prompts, completions)}
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import numpy as np
 
 from grpo_eqx.errors import UserError
 from grpo_eqx.models.base import CausalLM, ModelConfig
+from grpo_eqx.models.cost import position_bytes, token_flops
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rollout_sharding import (
@@ -89,15 +90,11 @@ class DecodingWork:
         read = computed if layout.sends_weights else bytes_per_device(_read(held))
         scale = read / computed
         heads = num_shards(mesh, layout.heads(config.num_key_value_heads))
-        position = (
-            2 * config.num_hidden_layers * config.num_key_value_heads * config.head_size
-            * self.kv_itemsize / heads
-        )  # fmt: skip
+        position = config.num_hidden_layers * position_bytes(config, self.kv_itemsize) / heads
         prompt_bytes = prompts * self.prompt_length * position
         own_bytes = slots * self.completion_length * position
-        parameters = config.num_active_parameters + config.num_head_parameters
         seconds = (
-            2 * parameters * slots * scale / peaks.flops_per_second
+            token_flops(config) * slots * scale / peaks.flops_per_second
             + (read + prompt_bytes + own_bytes / 2) / peaks.bytes_per_second
             + self._exchanging(layout, links, slots)
         )

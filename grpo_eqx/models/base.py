@@ -1,7 +1,6 @@
 """The model interface that training, generation and planning require of every family."""
 
 import abc
-import collections
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from grpo_eqx.choices import Remat
@@ -28,7 +26,7 @@ _Model = TypeVar("_Model", bound="CausalLM")
 
 
 class ModelConfig(abc.ABC):
-    """Sizes of a decoder, under Hugging Face's names, and the work that they imply.
+    """Sizes of a decoder, under Hugging Face's names.
 
     A family's config is a frozen dataclass with at least these fields.
     """
@@ -100,65 +98,6 @@ class ModelConfig(abc.ABC):
     def num_head_parameters(self) -> int:
         """Number of parameters in the language-model head; an embedding lookup is not a product."""
         return self.vocab_size * self.hidden_size
-
-    def update_flops(
-        self,
-        prompt_lengths: Int[np.ndarray, " P"],
-        completion_lengths: Int[np.ndarray, "P G"],
-        *,
-        frozen: bool = False,
-    ) -> float:
-        """Counts model FLOPs, forward and backward, as in PaLM (arXiv 2204.02311, app. B).
-
-        Each token takes 6 per parameter of the matrices it passes through, the head only for
-        completions, or 4 where these are frozen, beneath adapters that are too small to count. It
-        takes 12 per layer and dimension of its query heads for each key that its query sees; unlike
-        in PaLM, keys that causality or a window hides are not counted.
-        """
-        prompts, completions = _floats(prompt_lengths, completion_lengths)
-        tokens = prompts.sum() + completions.sum()
-        products = self.num_active_parameters * tokens
-        products += self.num_head_parameters * completions.sum()
-        last = prompts[:, None] - 1  # a completion's first query is its prompt's last
-        seen = 0.0
-        for window, layers in collections.Counter(self.windows).items():
-            of_completions = _seen(last + completions, window) - _seen(last, window)
-            seen += layers * (_seen(prompts, window).sum() + of_completions.sum())
-        width = self.num_attention_heads * self.head_size
-        return float((4 if frozen else 6) * products + 12 * width * seen)
-
-    def decode_bytes(
-        self,
-        prompt_lengths: Int[np.ndarray, " P"],
-        completion_lengths: Int[np.ndarray, "P G"],
-        *,
-        num_decode_steps: int,
-        num_copies: int,
-        itemsize: int,
-        kv_itemsize: float,
-    ) -> float:
-        """Counts the bytes that decoding must read from memory, over all devices.
-
-        Every step reads each of the `num_copies` copies of the weights and the live keys and
-        values: a group's prompt once while any of its completions is live, and each live
-        completion's own so far. Of experts, all are counted, as if the tokens of each step reached
-        every one. The prompts' prefill is not counted: it is compute-bound.
-
-        **Arguments:** the tokens of each prompt and completion; the steps of decoding; how many
-        groups of devices hold all weights; the bytes of a weight, and of a key's or value's number.
-        """
-        prompts, completions = _floats(prompt_lengths, completion_lengths)
-        weights = self.num_layer_parameters + self.num_head_parameters
-        longest, last = completions.max(axis=1) - 1, prompts - 1
-        positions = 0.0
-        for window, layers in collections.Counter(self.windows).items():
-            of_prompts = _seen(prompts + longest, window) - _seen(last, window)
-            of_prompts -= _seen(longest, window)
-            own = _seen(completions - 1, window)
-            positions += layers * (of_prompts.sum() + own.sum())
-        position = 2 * self.num_key_value_heads * self.head_size
-        weight_bytes = itemsize * num_decode_steps * num_copies * weights
-        return float(weight_bytes + kv_itemsize * position * positions)
 
 
 class PromptCache(NamedTuple):
@@ -447,12 +386,6 @@ def _is_linear(x: object) -> bool:
     return isinstance(x, Linear)
 
 
-def _seen(lengths: np.ndarray, window: int | None) -> np.ndarray:
-    """Counts the pairs of a query and a key that it sees, in sequences of these lengths."""
-    within = lengths if window is None else np.minimum(lengths, window)
-    return within * (within + 1) / 2 + (lengths - within) * within
-
-
 _COLUMNS_PER_ROW = 8
 """Columns of the head for each row of hidden states from which on transposing logits is faster."""
 
@@ -479,8 +412,3 @@ def _logits_by_entry(
     logits = jnp.einsum("vh,...h->v...", head, hidden, preferred_element_type=jnp.float32)
     # Without the barrier, the compiler folds the transposition back into the product.
     return jnp.moveaxis(jax.lax.optimization_barrier(logits), 0, -1)
-
-
-def _floats(*lengths: np.ndarray) -> list[np.ndarray]:
-    # The FLOPs of a pod's batch may exceed what an integer holds.
-    return [each.astype(np.float64) for each in lengths]

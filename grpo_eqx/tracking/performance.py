@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Int
 
 from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.cost import decode_bytes, update_flops
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 
 
@@ -59,10 +60,11 @@ def performance_metrics(
         "perf/tokens_per_second/update": num_iterations * trained / update.seconds,
     }
     if peaks is not None:
-        flops = num_iterations * config.update_flops(
-            update.prompt_lengths, update.completion_lengths, frozen=frozen
+        flops = num_iterations * update_flops(
+            config, update.prompt_lengths, update.completion_lengths, frozen=frozen
         )
-        read = config.decode_bytes(
+        read = decode_bytes(
+            config,
             rollout.prompt_lengths,
             rollout.completion_lengths,
             num_decode_steps=num_decode_steps,

@@ -10,6 +10,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.loss_backends import DenseLoss
+from grpo_eqx.models.cost import update_flops
 from grpo_eqx.planner import plan_config
 from grpo_eqx.planner.devices import local_target
 from grpo_eqx.planner.make_plan import make_plan
@@ -218,5 +219,5 @@ def test_an_update_does_the_flops_of_the_model(tiny_run, one_device, remat, pass
     head = 2 * run.model.num_head_parameters * completions.sum()
     # Rows have a little padding: of 2,168 positions 60 hold no token.
     assert sum(counted.values()) == pytest.approx(passes * layers + 3 * head, rel=0.04)
-    whole = run.model.update_flops(prompts, completions)
+    whole = update_flops(run.model, prompts, completions)
     assert attention > whole - 3 * (layers + head)

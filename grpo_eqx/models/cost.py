@@ -1,0 +1,97 @@
+"""FLOPs and bytes that a model's arithmetic requires: the one place that counts them.
+
+Padding, recomputation and communication do not count: they are what measured times and compiled
+programs are compared for.
+"""
+
+import collections
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from grpo_eqx.models.base import ModelConfig
+
+
+def update_flops(
+    config: ModelConfig,
+    prompt_lengths: Int[np.ndarray, " P"],
+    completion_lengths: Int[np.ndarray, "P G"],
+    *,
+    frozen: bool = False,
+) -> float:
+    """Counts the FLOPs of an update, forward and backward, as in PaLM (arXiv 2204.02311, app. B).
+
+    Each token takes 6 per parameter of the matrices it passes through, the head only for
+    completions, or 4 where these are frozen, beneath adapters that are too small to count. It takes
+    12 per layer and dimension of its query heads for each key that its query sees; unlike in PaLM,
+    keys that causality or a window hides are not counted.
+    """
+    prompts, completions = _floats(prompt_lengths, completion_lengths)
+    tokens = prompts.sum() + completions.sum()
+    products = config.num_active_parameters * tokens
+    products += config.num_head_parameters * completions.sum()
+    last = prompts[:, None] - 1  # a completion's first query is its prompt's last
+    seen = 0.0
+    for window, layers in collections.Counter(config.windows).items():
+        of_completions = _seen(last + completions, window) - _seen(last, window)
+        seen += layers * (_seen(prompts, window).sum() + of_completions.sum())
+    width = config.num_attention_heads * config.head_size
+    return float((4 if frozen else 6) * products + 12 * width * seen)
+
+
+def token_flops(config: ModelConfig) -> int:
+    """Counts the FLOPs of the products that one token needs in decoding, without attention."""
+    return 2 * (config.num_active_parameters + config.num_head_parameters)
+
+
+def decode_bytes(
+    config: ModelConfig,
+    prompt_lengths: Int[np.ndarray, " P"],
+    completion_lengths: Int[np.ndarray, "P G"],
+    *,
+    num_decode_steps: int,
+    num_copies: int,
+    itemsize: int,
+    kv_itemsize: float,
+) -> float:
+    """Counts the bytes that decoding must read from memory, over all devices.
+
+    Every step reads each of the `num_copies` copies of the weights and the live keys and values: a
+    group's prompt once while any of its completions is live, and each live completion's own so far.
+    Of experts, all are counted, as if the tokens of each step reached every one. The prompts'
+    prefill is not counted: it is compute-bound.
+
+    **Arguments:**
+
+    - `prompt_lengths`, `completion_lengths`: tokens of each prompt and completion.
+    - `num_decode_steps`: times that a next token was computed for all live completions.
+    - `num_copies`: groups of devices that hold all weights.
+    - `itemsize`, `kv_itemsize`: bytes of a weight, and of a number of a key or a value.
+    """
+    prompts, completions = _floats(prompt_lengths, completion_lengths)
+    weights = config.num_layer_parameters + config.num_head_parameters
+    longest, last = completions.max(axis=1) - 1, prompts - 1
+    positions = 0.0
+    for window, layers in collections.Counter(config.windows).items():
+        of_prompts = _seen(prompts + longest, window) - _seen(last, window)
+        of_prompts -= _seen(longest, window)
+        own = _seen(completions - 1, window)
+        positions += layers * (of_prompts.sum() + own.sum())
+    weight_bytes = itemsize * num_decode_steps * num_copies * weights
+    return float(weight_bytes + position_bytes(config, kv_itemsize) * positions)
+
+
+def position_bytes(config: ModelConfig, kv_itemsize: float) -> float:
+    """Counts the bytes of the keys and values of one position in one layer."""
+    return 2 * config.num_key_value_heads * config.head_size * kv_itemsize
+
+
+def _seen(lengths: Float[np.ndarray, "*P"], window: int | None) -> Float[np.ndarray, "*P"]:
+    """Counts the pairs of a query and a key that it sees, in sequences of these lengths."""
+    within = lengths if window is None else np.minimum(lengths, window)
+    return within * (within + 1) / 2 + (lengths - within) * within
+
+
+def _floats(*lengths: Int[np.ndarray, "..."]) -> list[Float[np.ndarray, "..."]]:
+    # The FLOPs of a pod's batch may exceed what an integer holds.
+    return [each.astype(np.float64) for each in lengths]
