@@ -10,8 +10,8 @@ import optax
 
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
-from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import best_attention
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.batch import Batch

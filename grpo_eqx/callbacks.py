@@ -10,7 +10,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.unknown_metric import unknown_metric
 
 if TYPE_CHECKING:
-    import grpo_eqx.models.base
+    import grpo_eqx.models.interface
     import grpo_eqx.trainer
 
 
@@ -33,7 +33,7 @@ class Event:
     """Folder of the checkpoint in `on_save`."""
 
     @property
-    def model(self) -> "grpo_eqx.models.base.CausalLM":
+    def model(self) -> "grpo_eqx.models.interface.CausalLM":
         """The model after the step. The next step's update frees its arrays: copy what is kept."""
         return self.trainer.state.model
 

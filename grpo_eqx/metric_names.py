@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.objective import TokenBatch, Totals
 from grpo_eqx.rewards import RewardRunner
 from grpo_eqx.run_spec import Passes

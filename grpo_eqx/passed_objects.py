@@ -11,7 +11,7 @@ from grpo_eqx.data.load import Data
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import UserError, listed
 from grpo_eqx.loss_backends import LossBackend
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding import Mesh, RolloutSharding
 
 

@@ -10,8 +10,9 @@ import jax
 import numpy as np
 
 from grpo_eqx.errors import UserError
-from grpo_eqx.models.base import CausalLM, ModelConfig
+from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.cost import position_bytes, token_flops
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rollout_sharding import (

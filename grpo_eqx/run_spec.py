@@ -21,8 +21,9 @@ from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise
 from grpo_eqx.errors import UserError
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.loss_backends import LOSS_BACKENDS, ChunkedLoss, LossBackend
-from grpo_eqx.models.base import CausalLM, ModelConfig
 from grpo_eqx.models.causal_attention import best_attention
+from grpo_eqx.models.config import ModelConfig
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.lora import Lora, check_fits, prepared
 from grpo_eqx.models.pretrained import (
     base_model,

@@ -40,8 +40,8 @@ from grpo_eqx.experience import Experience, ExperienceCollector, StartedRollout
 from grpo_eqx.fit_result import FitResult
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.metric_names import check_best_metric
-from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.hub import upload
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.objective import compute_advantages
 from grpo_eqx.passed_objects import Passed

@@ -17,7 +17,7 @@ from grpo_eqx.data.run_inputs import PLAIN, tokenizer_in
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.durable import replace_durably
 from grpo_eqx.errors import UserError, first_line
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.lora import Lora, prepared
 from grpo_eqx.models.pretrained import (
     base_model,

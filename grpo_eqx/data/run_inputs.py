@@ -16,7 +16,7 @@ from grpo_eqx.data.records import GivenPrompt, as_prompts
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.errors import FileError, UserError, listed
-from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.hub import HubName, commit, downloaded
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.plain_data import why_not_plain

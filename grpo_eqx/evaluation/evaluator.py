@@ -16,7 +16,7 @@ from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.scoring import Scorer
 from grpo_eqx.generation import Completions, Prompts, Sampling
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.run_programs import evaluation_rows
 from grpo_eqx.training.lowering import lower_generate, shapes_of
 from grpo_eqx.training.programs import Programs

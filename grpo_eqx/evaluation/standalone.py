@@ -26,7 +26,7 @@ from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.results_file import ResultsFile, saved_time
 from grpo_eqx.evaluation.scoring import Scorer
 from grpo_eqx.evaluation.subject import Subject
-from grpo_eqx.models.base import CausalLM, parameter_name
+from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.run_spec import PromptLengths, RunSpec

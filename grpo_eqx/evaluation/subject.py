@@ -14,7 +14,7 @@ from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_step
 from grpo_eqx.config import EMBEDDED_MODEL
 from grpo_eqx.data.run_inputs import PLAIN
 from grpo_eqx.errors import FileError, UserError, first_line
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
 from grpo_eqx.plain_data import field
 from grpo_eqx.read_files import expanded

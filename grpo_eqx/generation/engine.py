@@ -26,8 +26,8 @@ from grpo_eqx.generation.slots import (
     laid_out_prompts,
 )
 from grpo_eqx.generation.stopping import Stopping
-from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.prng import token_keys
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
-from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, positions_read
+from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import last_dim_sharding
 

@@ -3,10 +3,8 @@
 from grpo_eqx.models.architecture import Architecture as Architecture
 from grpo_eqx.models.architecture import ExpertsShape as ExpertsShape
 from grpo_eqx.models.architecture import LayerKind as LayerKind
-from grpo_eqx.models.base import CausalLM as CausalLM
-from grpo_eqx.models.base import ModelConfig as ModelConfig
-from grpo_eqx.models.base import PromptCache as PromptCache
 from grpo_eqx.models.causal_attention import Visible as Visible
+from grpo_eqx.models.config import ModelConfig as ModelConfig
 from grpo_eqx.models.decoder import Decoder as Decoder
 from grpo_eqx.models.decoder_config import DecoderConfig as DecoderConfig
 from grpo_eqx.models.decoder_config import FileFormat as FileFormat
@@ -19,11 +17,13 @@ from grpo_eqx.models.families.qwen2 import Qwen2 as Qwen2
 from grpo_eqx.models.families.qwen2 import Qwen2Config as Qwen2Config
 from grpo_eqx.models.families.qwen3 import Qwen3Config as Qwen3Config
 from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig as Qwen3MoeConfig
+from grpo_eqx.models.interface import CausalLM as CausalLM
 from grpo_eqx.models.lora import Lora as Lora
 from grpo_eqx.models.lora import with_adapters as with_adapters
 from grpo_eqx.models.pretrained import from_pretrained as from_pretrained
 from grpo_eqx.models.pretrained import model_folder as model_folder
 from grpo_eqx.models.pretrained import save_pretrained as save_pretrained
+from grpo_eqx.models.prompt_cache import PromptCache as PromptCache
 from grpo_eqx.models.registry import register as register
 from grpo_eqx.models.rotary import Rope as Rope
 from grpo_eqx.models.rotary import RopeScaling as RopeScaling

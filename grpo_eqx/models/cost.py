@@ -9,7 +9,7 @@ import collections
 import numpy as np
 from jaxtyping import Float, Int
 
-from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.config import ModelConfig
 
 
 def update_flops(

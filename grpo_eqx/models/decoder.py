@@ -13,19 +13,13 @@ from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 from grpo_eqx.choices import Remat
 from grpo_eqx.models.architecture import MLP, Activation
 from grpo_eqx.models.attention import OwnKeys, attend
-from grpo_eqx.models.base import (
-    CausalLM,
-    Decoded,
-    Hidden,
-    PromptCache,
-    TensorForm,
-    parameter_name,
-)
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.decoder_config import DecoderConfig
 from grpo_eqx.models.experts import Experts
+from grpo_eqx.models.interface import CausalLM, Decoded, Hidden, TensorForm, parameter_name
 from grpo_eqx.models.kv_cache import GrowingCache, KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, geglu, rms_norm, swiglu
+from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.models.rotary import Rotary
 from grpo_eqx.models.rounding import RoundedTable
 from grpo_eqx.sharding.rollout_layout import RolloutLayout

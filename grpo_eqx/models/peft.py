@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line
-from grpo_eqx.models.base import CausalLM, parameter_name
+from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.lora import Lora, linear_names, with_adapters
 from grpo_eqx.models.tensor_files import ADAPTER, open_file

@@ -21,8 +21,9 @@ from grpo_eqx.config import EMBEDDED_FOLDER, EMBEDDED_MODEL
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models import peft
-from grpo_eqx.models.base import CausalLM, ModelConfig, parameter_name
+from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.hub import MODEL_FILES, HubName, download, downloaded
+from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.lora import Lora, linear_names
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.models.tensor_files import INDEX, open_all

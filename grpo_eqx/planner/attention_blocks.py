@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from grpo_eqx.models.base import ModelConfig
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.causal_attention.mosaic_tpu import MosaicAttention
+from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.tiles import even_tile
 
 _OTHER = 128

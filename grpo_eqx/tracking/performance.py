@@ -12,7 +12,7 @@ import dataclasses
 import numpy as np
 from jaxtyping import Int
 
-from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.cost import decode_bytes, update_flops
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer
 
 from grpo_eqx.models.architecture import ExpertsShape
-from grpo_eqx.models.base import ModelConfig
+from grpo_eqx.models.config import ModelConfig
 
 _MAX_VIO, _UNUSED, _AGREEMENT = "moe/max_vio", "moe/unused_experts", "moe/routing_agreement"
 

@@ -12,8 +12,8 @@ from grpo_eqx._types import Number
 from grpo_eqx.choices import Remat
 from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
-from grpo_eqx.models.base import CausalLM
 from grpo_eqx.models.causal_attention import CausalAttention
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.rules import BATCH_AXES, last_dim_sharding, replicated
 from grpo_eqx.training.expert_use import ExpertUse
 from grpo_eqx.training.rows import Rows

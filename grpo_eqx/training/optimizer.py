@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 from grpo_eqx._types import Number
 from grpo_eqx.choices import LearningRateCourse
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.models.base import CausalLM, parameter_name
+from grpo_eqx.models.interface import CausalLM, parameter_name
 
 _COURSES: tuple[LearningRateCourse, ...] = get_args(LearningRateCourse)
 

@@ -29,7 +29,7 @@ from grpo_eqx.generation import (
 )
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import LossBackend, TokenStats
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.objective import Metrics, TokenBatch, Totals
 from grpo_eqx.objective.high_entropy import entropy_floor
 from grpo_eqx.prng import sample_keys

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from grpo_eqx.config import GRPOConfig
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.interface import CausalLM
 
 
 def copied(model: CausalLM, dtype: jnp.dtype | None, mesh: jax.sharding.Mesh) -> CausalLM:

@@ -8,7 +8,7 @@ import equinox as eqx
 import optax
 
 from grpo_eqx.errors import MissingAttributeError
-from grpo_eqx.models.base import CausalLM
+from grpo_eqx.models.interface import CausalLM
 
 _OF_TRL: Mapping[str, str] = {
     "global_step": "use step",

@@ -19,9 +19,9 @@ from grpo_eqx.generation import (
 from grpo_eqx.generation.engine import _sizes
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.generation.slots import Slots
-from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache
+from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.prng import gumbel, sample_keys
 from grpo_eqx.sharding import ExplicitMesh, RolloutLayout
 

@@ -11,11 +11,11 @@ import pytest
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.choices import Remat
-from grpo_eqx.models.base import PromptCache
 from grpo_eqx.models.causal_attention import BlockedAttention, Visible
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache
 from grpo_eqx.models.layers import rms_norm
+from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.models.rotary import Rope, Rotary
 
 CONFIG = Qwen2Config(

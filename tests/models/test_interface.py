@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from grpo_eqx.models.base import _logits_by_entry, _logits_by_row
+from grpo_eqx.models.interface import _logits_by_entry, _logits_by_row
 
 
 def test_both_orders_of_the_product_give_the_same_logits() -> None:

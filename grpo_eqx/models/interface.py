@@ -1,9 +1,7 @@
 """The model interface that training, generation and planning require of every family."""
 
 import abc
-import functools
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
@@ -12,164 +10,17 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
 from grpo_eqx.choices import Remat
-from grpo_eqx.models.architecture import ExpertsShape
-from grpo_eqx.models.attention import Segment
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
-from grpo_eqx.models.kv_cache import GrowingCache, KeyValues, KVCache
+from grpo_eqx.models.config import ModelConfig
+from grpo_eqx.models.kv_cache import GrowingCache
 from grpo_eqx.models.layers import Linear, LowRank
+from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.models.rounding import RoundedTable
 from grpo_eqx.models.softcap import soft_capped
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules
 
 _Model = TypeVar("_Model", bound="CausalLM")
-
-
-class ModelConfig(abc.ABC):
-    """Sizes of a decoder, under Hugging Face's names.
-
-    A family's config is a frozen dataclass with at least these fields.
-    """
-
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-
-    @classmethod
-    @abc.abstractmethod
-    def from_json(cls, path: str | Path) -> "ModelConfig":
-        """Reads a Hugging Face `config.json`; raises `UserError` for unsupported settings."""
-
-    @classmethod
-    def published(cls, name: str) -> "ModelConfig | None":
-        """Returns the config of a published model by its hub name, if it is known."""
-        return None
-
-    @abc.abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """Returns the fields of a `config.json` that Hugging Face transformers reads."""
-
-    @property
-    @abc.abstractmethod
-    def head_size(self) -> int:
-        """Size of one attention head."""
-
-    @property
-    @abc.abstractmethod
-    def num_layer_parameters(self) -> int:
-        """Number of parameters in all layers' matrices; biases and norms are too few to count."""
-
-    @property
-    def num_active_parameters(self) -> int:
-        """Number of them in the matrices that a token passes through: of experts, those it uses."""
-        return self.num_layer_parameters
-
-    @property
-    @abc.abstractmethod
-    def windows(self) -> tuple[int | None, ...]:
-        """Number of positions that a query sees in each layer, its own included; `None`: all."""
-
-    @property
-    @abc.abstractmethod
-    def logit_softcap(self) -> float | None:
-        """Bound `c` of the logits, which are `c tanh(product / c)`; `None`: they are products."""
-
-    @property
-    def experts(self) -> ExpertsShape | None:
-        """Experts of every layer; `None`: the layers have none."""
-        return None
-
-    @property
-    def routes(self) -> jax.ShapeDtypeStruct | None:
-        """Shape `[Lk]` of a token's routes: the `k` experts that it uses in each layer in turn.
-
-        They are one dimension, as TPUs would pad the last two. `None` for layers without experts.
-        """
-        if self.experts is None:
-            return None
-        size = self.num_hidden_layers * self.experts.per_token
-        return jax.ShapeDtypeStruct((size,), self.experts.dtype)
-
-    @property
-    def num_head_parameters(self) -> int:
-        """Number of parameters in the language-model head; an embedding lookup is not a product."""
-        return self.vocab_size * self.hidden_size
-
-
-class PromptCache(NamedTuple):
-    """Prompt state that a group's completions need.
-
-    A prompt's last token is left to its completions as their first input, so that the sampler and
-    the trainer both compute that position with the completion, and a prefill yields no hidden
-    states.
-    """
-
-    kv: KeyValues | list[KVCache]
-    """As read, with a leading axis of layers; for decoding, one cache per stack of layers."""
-    visible: Bool[Array, "P Tp"]
-    """True on the prompt's own tokens, except the last."""
-    last_ids: Int[Array, " P"]
-    last_positions: Int[Array, " P"]
-    routes: Integer[Array, "P Tp Lk"] | None = None
-    """Experts that routers chose for each token, of models with experts."""
-
-    def stored(self, dtype: jnp.dtype | None = None, head_multiple: int = 1) -> "PromptCache":
-        """Returns the cache for decoding, with keys and values in `dtype` (`None`: their own).
-
-        Heads have zeros after them up to a multiple of `head_multiple` elements. It has no routes:
-        decoding does not read them.
-        """
-        assert isinstance(self.kv, KeyValues)
-        dtype = self.kv.keys.dtype if dtype is None else dtype
-        return self._replace(kv=[KVCache.of(self.kv.filled(head_multiple), dtype)], routes=None)
-
-    def unstacked(self) -> "PromptCache":
-        """Returns a `stored` cache with one cache per layer, for a model that is `unstacked` too.
-
-        Keys get their positions last (`KVCache.positions_last`): CPUs, which decode so, read them
-        faster.
-        """
-        assert isinstance(self.kv, list)
-        layers = (layer for stack in self.kv for layer in stack.unstacked())
-        return self._replace(kv=[layer.with_positions_last() for layer in layers])
-
-    def picked(self, within: Int[Array, "parts n"]) -> "PromptCache":
-        """Gathers prompts from each equal part of the batch, without cross-device traffic."""
-        parts = len(within)
-
-        def pick(x: Array, axis: int = 0) -> Array:
-            x = jnp.moveaxis(x, axis, 0)
-            pieces = x.reshape(parts, -1, *x.shape[1:])
-            picked = jax.vmap(lambda piece, i: piece[i])(pieces, within)
-            return jnp.moveaxis(picked.reshape(-1, *x.shape[1:]), 0, axis)
-
-        return self.mapped(pick)
-
-    def mapped(self, func: Callable[..., Array], *others: "PromptCache") -> "PromptCache":
-        """Maps `func` over the arrays of this and other caches; keys have prompts on `axis=1`."""
-        kv = jax.tree.map(functools.partial(func, axis=1), self.kv, *(x.kv for x in others))
-        return PromptCache(kv, *jax.tree.map(func, self[1:], *(x[1:] for x in others)))
-
-    def segment(
-        self,
-        layer_kv: KVCache,
-        positions: Int[Array, "P G"],
-        window: Int[Array, ""] | None,
-    ) -> Segment:
-        """Returns one layer's keys and values, with a mask of what completions see of them.
-
-        **Arguments:** keys and values; the positions of the completions' queries; how many
-        positions a query sees, its own included, by default all.
-        """
-        visible = self.visible[:, None]
-        if window is not None:
-            own = jnp.cumsum(self.visible, axis=1, dtype=jnp.int32)[:, None] - 1
-            visible &= own > positions[..., None] - window
-        return Segment(layer_kv, visible)
 
 
 class Hidden(NamedTuple):
