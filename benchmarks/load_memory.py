@@ -64,8 +64,8 @@ def main(cfg: LoadMemory) -> None:
 
 
 def _write_model(folder: Path, cfg: LoadMemory) -> None:
+    from grpo_eqx.common.prng import make_key
     from grpo_eqx.models import Decoder, Qwen2Config, save_pretrained
-    from grpo_eqx.prng import make_key
 
     config = Qwen2Config(
         vocab_size=32768,
@@ -111,9 +111,9 @@ def measure(folder: str, dtype: str) -> dict[str, object]:
     """Loads in this process, one of those of the environment."""
     import jax
 
-    from grpo_eqx.config import GRPOConfig
     from grpo_eqx.distributed.join import join_processes
     from grpo_eqx.models import from_pretrained
+    from grpo_eqx.settings.config import GRPOConfig
 
     join_processes(GRPOConfig(start_timeout=120.0))
     jax.block_until_ready(jax.numpy.zeros(8))  # what the backend itself takes

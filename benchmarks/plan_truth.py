@@ -93,9 +93,9 @@ def make(asked: dict[str, Any]) -> int:
     import equinox as eqx
     import jax
 
+    from grpo_eqx.common.prng import make_key
     from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
     from grpo_eqx.models.pretrained import model_folder, save_pretrained
-    from grpo_eqx.prng import make_key
 
     embedded, folder = model_folder("tiny_qwen2"), Path(asked["folder"]) / "model"
     vocab_size = Qwen2Config.from_json(embedded / "config.json").vocab_size
@@ -125,7 +125,7 @@ def plan(asked: dict[str, Any]) -> dict[str, Any]:
     """What is planned."""
     from grpo_eqx.planner.devices import find_target
     from grpo_eqx.planner.search import plan_run
-    from grpo_eqx.run_spec import RunSpec
+    from grpo_eqx.run.spec import RunSpec
 
     found = plan_run(RunSpec.describe(config(asked)), find_target("local"), lambda _: None)
     return {

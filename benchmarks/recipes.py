@@ -17,7 +17,7 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 
 from grpo_eqx import GRPOTrainer, UserError
-from grpo_eqx.recipes import RECIPES
+from grpo_eqx.settings.recipes import RECIPES
 from grpo_eqx.tracking.plots.style import GRID, MUTED, SERIES, dress, new_figure, plotting
 from grpo_eqx.tracking.recorded_run import RecordedRun
 

@@ -26,8 +26,8 @@ from grpo_eqx.planner.devices import Target, find_target
 from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.trips import Range
-from grpo_eqx.rollout_choice import AutoSharding, Estimate
-from grpo_eqx.run_spec import PromptLengths, RunSpec
+from grpo_eqx.rollout.layout_choice import AutoSharding, Estimate
+from grpo_eqx.run.spec import PromptLengths, RunSpec
 
 GiB = 2**30
 NAMES = ("replicated", "tensor:2", "tensor:4", "tensor:8", "tensor:16", "legacy", "maxtext")

@@ -8,13 +8,13 @@ import numpy as np
 import optax
 from qwen2_sizes import MODELS as MODELS
 
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.generation import Prompts, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.objective import Objective
-from grpo_eqx.prng import make_key
-from grpo_eqx.run_spec import vector_size
+from grpo_eqx.run.spec import vector_size
 from grpo_eqx.sharding import parse_rollout_sharding
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
 from grpo_eqx.training.options import ProgramOptions

@@ -13,13 +13,13 @@ import numpy as np
 import optax
 from small_model import small_model
 
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.cost import decode_bytes, update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2
 from grpo_eqx.objective import Objective
-from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.options import ProgramOptions

@@ -26,10 +26,10 @@ from small_model import small_model
 from timed_update import TimedUpdate, random_batch
 
 from grpo_eqx import UserError
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.models.families.qwen2 import Qwen2
 from grpo_eqx.models.interface import parameter_name
-from grpo_eqx.prng import make_key
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.state import TrainState
 

@@ -23,9 +23,9 @@ import tyro
 from small_model import small_model
 
 from grpo_eqx import UserError
+from grpo_eqx.common.prng import make_key, sample_keys
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping, generate
 from grpo_eqx.models.families.qwen2 import Qwen2
-from grpo_eqx.prng import make_key, sample_keys
 
 MODEL = small_model(vocab_size=128)
 

@@ -22,9 +22,9 @@ import tyro
 import grpo_eqx.tracking.run_record
 import grpo_eqx.trainer
 from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.loop.training_events import TrainingEvents
 from grpo_eqx.tracking.memory import MemoryGauge
 from grpo_eqx.tracking.run_record import RunRecord
-from grpo_eqx.training_events import TrainingEvents
 
 RECORDING = (
     (RunRecord, "step"),

@@ -3,27 +3,28 @@
 import sys
 from typing import TYPE_CHECKING
 
-from grpo_eqx import recipes as recipes
-from grpo_eqx._lazy import lazy_names
-from grpo_eqx.config import GRPOConfig as GRPOConfig
-from grpo_eqx.errors import UserError as UserError
-from grpo_eqx.tpu_runtime import leave_out_libtpu
-from grpo_eqx.tracebacks import shortened
+from grpo_eqx.common import errors as errors
+from grpo_eqx.common.errors import UserError as UserError
+from grpo_eqx.common.lazy import lazy_names
+from grpo_eqx.common.tracebacks import shortened
+from grpo_eqx.distributed.tpu_runtime import leave_out_libtpu
+from grpo_eqx.settings import recipes as recipes
+from grpo_eqx.settings.config import GRPOConfig as GRPOConfig
 
 if TYPE_CHECKING:
     from grpo_eqx import cli as cli
-    from grpo_eqx.callbacks import Callback as Callback
-    from grpo_eqx.callbacks import EarlyStop as EarlyStop
-    from grpo_eqx.callbacks import Event as Event
-    from grpo_eqx.callbacks import Response as Response
     from grpo_eqx.evaluation.result import Evaluation as Evaluation
-    from grpo_eqx.fit_result import FitResult as FitResult
+    from grpo_eqx.loop.callbacks import Callback as Callback
+    from grpo_eqx.loop.callbacks import EarlyStop as EarlyStop
+    from grpo_eqx.loop.callbacks import Event as Event
+    from grpo_eqx.loop.callbacks import Response as Response
+    from grpo_eqx.loop.fit_result import FitResult as FitResult
     from grpo_eqx.loss_backends.logits_loss import grpo_loss as grpo_loss
     from grpo_eqx.trainer import GRPOTrainer as GRPOTrainer
 
 __all__ = [
     "Callback", "EarlyStop", "Evaluation", "Event", "FitResult", "GRPOConfig", "GRPOTrainer",
-    "Response", "UserError", "grpo_loss", "recipes",
+    "Response", "UserError", "errors", "grpo_loss", "recipes",
 ]  # fmt: skip
 __version__ = "0.1.0"
 sys.excepthook = shortened(sys.excepthook)
@@ -31,12 +32,12 @@ leave_out_libtpu()
 __getattr__ = lazy_names(
     __name__,
     {
-        "Callback": "grpo_eqx.callbacks",
-        "EarlyStop": "grpo_eqx.callbacks",
-        "Event": "grpo_eqx.callbacks",
-        "Response": "grpo_eqx.callbacks",
+        "Callback": "grpo_eqx.loop.callbacks",
+        "EarlyStop": "grpo_eqx.loop.callbacks",
+        "Event": "grpo_eqx.loop.callbacks",
+        "Response": "grpo_eqx.loop.callbacks",
         "Evaluation": "grpo_eqx.evaluation.result",
-        "FitResult": "grpo_eqx.fit_result",
+        "FitResult": "grpo_eqx.loop.fit_result",
         "GRPOTrainer": "grpo_eqx.trainer",
         "grpo_loss": "grpo_eqx.loss_backends.logits_loss",
     },

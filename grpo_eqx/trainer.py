@@ -15,13 +15,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float
 
-from grpo_eqx.callbacks import Callback
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
-from grpo_eqx.choices import LOCAL, Searchable
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.config import EMBEDDED_MODEL, GRPOConfig
+from grpo_eqx.common.choices import LOCAL, Searchable
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError, near
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
 from grpo_eqx.data.records import GivenPrompt
@@ -31,35 +30,53 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
-from grpo_eqx.errors import UserError, near
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
 from grpo_eqx.evaluation.in_training import TrainingEvaluations
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
-from grpo_eqx.experience import Experience, ExperienceCollector, StartedRollout
-from grpo_eqx.fit_result import FitResult
+from grpo_eqx.loop.callbacks import Callback
+from grpo_eqx.loop.fit_result import FitResult
+from grpo_eqx.loop.metric_names import check_best_metric
+from grpo_eqx.loop.resumption import (
+    ResumeSource,
+    find_resumable,
+    notes_on,
+    resuming_from,
+    will_train,
+)
+from grpo_eqx.loop.start import check_same_code, folder_lock, join_run
+from grpo_eqx.loop.step_metrics import StepMetrics
+from grpo_eqx.loop.trainer_arguments import (
+    as_config,
+    check_trackers_and_callbacks,
+    missing_attribute,
+    note_on_replaced,
+    refuse_arguments,
+    refuse_assignment,
+    refuse_overrides,
+    with_trl_names,
+)
+from grpo_eqx.loop.training_events import TrainingEvents
 from grpo_eqx.loss_backends import LossBackend
-from grpo_eqx.metric_names import check_best_metric
 from grpo_eqx.models.hub import upload
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.objective import compute_advantages
-from grpo_eqx.passed_objects import Passed
 from grpo_eqx.planner import Plan
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 from grpo_eqx.planner.search import fitting, plan_run
-from grpo_eqx.resumption import ResumeSource, find_resumable, notes_on, resuming_from, will_train
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
-from grpo_eqx.run_programs import in_order_of_use
-from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.run_start import check_same_code, folder_lock, join_run
+from grpo_eqx.rollout.experience import Experience, ExperienceCollector, StartedRollout
+from grpo_eqx.run.passed import Passed
+from grpo_eqx.run.programs import in_order_of_use
+from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.settings.config import EMBEDDED_MODEL, GRPOConfig
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
-from grpo_eqx.step_metrics import StepMetrics
 from grpo_eqx.tracking.compile_phases import CompilePhases, CompileTimes
 from grpo_eqx.tracking.completions_table import completion_columns, token_columns
 from grpo_eqx.tracking.final_model import write_final_model, write_model
@@ -71,22 +88,11 @@ from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.stages import Stages
 from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 from grpo_eqx.tracking.trackers import Tracker
-from grpo_eqx.trainer_arguments import (
-    as_config,
-    check_trackers_and_callbacks,
-    missing_attribute,
-    note_on_replaced,
-    refuse_arguments,
-    refuse_assignment,
-    refuse_overrides,
-    with_trl_names,
-)
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rate
 from grpo_eqx.training.reference import sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
-from grpo_eqx.training_events import TrainingEvents
 
 _TRACK = functools.partial(track_on_terminal, description="completing prompts")
 

@@ -12,7 +12,7 @@ from typing import Any
 from generated_part import with_part
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.peer_settings import ADVICE, advice
+from grpo_eqx.settings.peer_settings import ADVICE, advice
 
 PAGES = Path(__file__).parents[1] / "docs" / "coming_from"
 

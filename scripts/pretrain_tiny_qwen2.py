@@ -24,13 +24,13 @@ from jaxtyping import Array, Float
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.data.word_problems import WordProblem, WordProblems
 from grpo_eqx.generation import Prompts, Rollout
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import save_pretrained
-from grpo_eqx.prng import make_key
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.forward import forward_pass
 from grpo_eqx.training.packing import Packing

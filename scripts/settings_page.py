@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.setting_types import values_of
+from grpo_eqx.settings.types import values_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
-<!-- Made by scripts/settings_page.py from grpo_eqx/config.py: change it there. -->
+<!-- Made by scripts/settings_page.py from grpo_eqx/settings/config.py: change it there. -->
 
 The fields of [`GRPOConfig`][grpo_eqx.GRPOConfig], with their defaults, their values and their
 meaning. On the command line, `num_generations` is `--num-generations`; in a file, it is a key of

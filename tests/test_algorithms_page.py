@@ -7,8 +7,9 @@ from typing import Any, get_args
 
 import pytest
 
-from grpo_eqx import GRPOConfig, choices
-from grpo_eqx.recipes import RECIPES
+from grpo_eqx import GRPOConfig
+from grpo_eqx.common import choices
+from grpo_eqx.settings.recipes import RECIPES
 
 TESTS = Path(__file__).parent
 PAGE = TESTS.parent / "docs" / "guides" / "algorithms.md"

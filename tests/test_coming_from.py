@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.config_files import read_settings
+from grpo_eqx.settings.files import read_settings
 
 from . import fenced_blocks
 from .scripts import load_script

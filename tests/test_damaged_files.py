@@ -19,11 +19,10 @@ from safetensors.numpy import save_file
 from grpo_eqx import GRPOConfig
 from grpo_eqx.checkpoint.saved import FACTS, digest
 from grpo_eqx.cli.main import run as run_command
-from grpo_eqx.config import EMBEDDED_MODEL
-from grpo_eqx.config_files import read_settings
+from grpo_eqx.common.errors import RunError, UserError
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.data.jsonl import read_jsonl
 from grpo_eqx.data.token_files import TokenFiles
-from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.evaluation.results_file import ResultsFile
 from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.launch.tpu_vm.env_file import check_env_file
@@ -38,7 +37,8 @@ from grpo_eqx.models.pretrained import (
 )
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.models.tensor_files import INDEX, open_all
-from grpo_eqx.prng import make_key
+from grpo_eqx.settings.config import EMBEDDED_MODEL
+from grpo_eqx.settings.files import read_settings
 from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.report.ending import find_ending
 from grpo_eqx.tracking.run_folder import RunFolder

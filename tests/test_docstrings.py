@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from grpo_eqx import GRPOConfig, errors
+from grpo_eqx import GRPOConfig
+from grpo_eqx.common import errors
 from grpo_eqx.objective import TokenBatch
 
 from .test_public_face import PACKAGE, PUBLIC

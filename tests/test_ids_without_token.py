@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.metric_names import metric_names
+from grpo_eqx.loop.metric_names import metric_names
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import model_folder, save_pretrained
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE, id_metrics

@@ -15,7 +15,7 @@ from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.cli.main import main
 from grpo_eqx.models import from_pretrained
 from grpo_eqx.models.peft import CONFIG, WEIGHTS
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run.spec import RunSpec
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl")
 

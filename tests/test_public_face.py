@@ -8,8 +8,6 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "grpo_eqx"
-MODULES = {"grpo_eqx.errors", "grpo_eqx.recipes"}
-"""Modules that are public as they are."""
 COMMANDS = {"assets", "launch"}
 """Folders without anything to import."""
 
@@ -28,7 +26,7 @@ def exports(init: Path) -> set[str]:
     return {f"{package}.{name}" for name in names}
 
 
-PUBLIC = MODULES | exports(PACKAGE / "__init__.py").union(
+PUBLIC = exports(PACKAGE / "__init__.py").union(
     *(exports(init) for init in PACKAGE.glob("*/__init__.py") if init.parent.name not in COMMANDS)
 )
 

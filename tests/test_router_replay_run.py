@@ -10,7 +10,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.metric_names import metric_names
+from grpo_eqx.loop.metric_names import metric_names
 from grpo_eqx.models import Decoder, Qwen3MoeConfig, save_pretrained
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.tracking.metric_registry import find_metric

@@ -16,14 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.common.errors import RewardFailureError
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import RewardFailureError
 from grpo_eqx.generation import Prompts, Rollout, SlotCounts
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, shard_model
-from grpo_eqx.run_spec import Passes, RunSpec
+from grpo_eqx.run.spec import Passes, RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.recorded_run import RecordedRun

@@ -11,10 +11,10 @@ import numpy as np
 from work import EOS_ID, LEARNING_RATE, Stopwatch, Work, reward, work_of_command
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.models.cost import update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
-from grpo_eqx.prng import make_key
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.device_peaks import device_peaks
 

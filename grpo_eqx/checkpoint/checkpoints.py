@@ -16,11 +16,11 @@ from grpo_eqx.checkpoint.preemption import Preempted, StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts, after_its_end
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.checkpoint.store import CheckpointStore
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.errors import RunError, UserError, first_line
 from grpo_eqx.distributed.exchange import from_main, on_any_host, raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import RunError, UserError, first_line
-from grpo_eqx.setting_types import parse_duration
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.types import parse_duration
 from grpo_eqx.tracking.metrics import OF_THE_MACHINE
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.run_folder import RunFolder

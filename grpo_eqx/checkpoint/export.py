@@ -13,10 +13,11 @@ from safetensors import SafetensorError
 from grpo_eqx.checkpoint.checkpoints import located
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
+from grpo_eqx.common.durable import replace_durably
+from grpo_eqx.common.errors import UserError, first_line
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.data.run_inputs import PLAIN, tokenizer_in
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.durable import replace_durably
-from grpo_eqx.errors import UserError, first_line
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.lora import Lora, prepared
 from grpo_eqx.models.pretrained import (
@@ -26,8 +27,7 @@ from grpo_eqx.models.pretrained import (
     save_pretrained,
 )
 from grpo_eqx.models.registry import read_config
-from grpo_eqx.prng import make_key
-from grpo_eqx.setting_types import refuse_address
+from grpo_eqx.settings.types import refuse_address
 from grpo_eqx.sharding.mesh import AutoMesh
 from grpo_eqx.training.lowering import model_shapes
 

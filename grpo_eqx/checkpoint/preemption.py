@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
+from grpo_eqx.common.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from grpo_eqx.distributed.exits import exit_at_once
 from grpo_eqx.distributed.maintenance import MaintenanceWatch
-from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 _AT_ONCE_SECONDS = 3.0
 """Seconds that a process has to end by itself after a second Ctrl-C."""

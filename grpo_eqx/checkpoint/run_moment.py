@@ -7,9 +7,9 @@ from pathlib import Path
 from grpo_eqx.checkpoint.checkpoints import located
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import SavedStep, complete_steps
-from grpo_eqx.config import GRPOConfig
 from grpo_eqx.distributed.exchange import from_main
 from grpo_eqx.distributed.startup import is_main
+from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.tracking.run_folder import RunFolder
 
 

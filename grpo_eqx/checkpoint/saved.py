@@ -17,10 +17,10 @@ import orbax.checkpoint as ocp
 
 from grpo_eqx.checkpoint.checksums import checksums
 from grpo_eqx.checkpoint.orbax_reports import silence_orbax
-from grpo_eqx.errors import FileError
+from grpo_eqx.common.errors import FileError
+from grpo_eqx.common.plain_data import field
+from grpo_eqx.common.read_files import read_object
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.plain_data import field
-from grpo_eqx.read_files import read_object
 from grpo_eqx.training.state import TrainState
 
 STATE, FACTS = "state", "facts"

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import jax
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError
 
 
 def check_shared(folder: Path) -> None:

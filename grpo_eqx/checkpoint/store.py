@@ -20,10 +20,10 @@ from grpo_eqx.checkpoint.saved import (
     named_arrays,
     named_counters,
 )
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.durable import sync, sync_tree
+from grpo_eqx.common.errors import RunError, first_line
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.durable import sync, sync_tree
-from grpo_eqx.errors import RunError, first_line
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.training.state import TrainState
 

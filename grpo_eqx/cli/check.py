@@ -7,7 +7,7 @@ from typing import Annotated
 
 import tyro
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
 
 

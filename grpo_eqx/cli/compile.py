@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flags import RunFlags, start
 from grpo_eqx.cli.train import evaluates
-from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import OutOfMemoryError, UserError, first_line
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import OutOfMemoryError, UserError, first_line
 from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.settings.config import GRPOConfig
 
 if TYPE_CHECKING:
     import jax
@@ -92,10 +92,10 @@ def _programs(
 ) -> Iterator[tuple[str, Callable[[], "jax.stages.Lowered"]]]:
     """Yields the programs that `train` calls, by name, each to be lowered from shapes alone."""
     from grpo_eqx.data.batches import prompt_widths
-    from grpo_eqx.passed_objects import Passed
     from grpo_eqx.planner.search import fitting
-    from grpo_eqx.run_programs import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
-    from grpo_eqx.run_spec import RunSpec
+    from grpo_eqx.run.passed import Passed
+    from grpo_eqx.run.programs import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
+    from grpo_eqx.run.spec import RunSpec
 
     with stages.lasting("loading the tokenizer and the problems"):
         run, inputs = RunSpec.load(cfg.resolved(), Passed())

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flags import ends_with_a_line
 from grpo_eqx.cli.streams import standard_output
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.settings.config import GRPOConfig
 
 if TYPE_CHECKING:
     import grpo_eqx.evaluation.result

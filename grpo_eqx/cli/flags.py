@@ -13,7 +13,6 @@ from typing import Any, NoReturn, TypeVar, get_type_hints
 
 import tyro
 
-from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flag_values import (
     AS_SETTINGS,
     check_complete,
@@ -23,10 +22,8 @@ from grpo_eqx.cli.flag_values import (
 )
 from grpo_eqx.cli.help import asks_for_help, placeholder, show_help
 from grpo_eqx.cli.streams import standard_output
-from grpo_eqx.config import HINTS, GRPOConfig
-from grpo_eqx.config_files import read_settings, to_yaml
-from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
-from grpo_eqx.errors import (
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import (
     EXIT_INTERRUPTED,
     CallbackError,
     RewardError,
@@ -36,10 +33,13 @@ from grpo_eqx.errors import (
     near,
     refuse_all,
 )
-from grpo_eqx.peer_settings import refuse_unknown
-from grpo_eqx.recipes import RECIPES, RecipeName
-from grpo_eqx.setting_types import converted, values_of
-from grpo_eqx.tracebacks import frames_of_cause
+from grpo_eqx.common.tracebacks import frames_of_cause
+from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
+from grpo_eqx.settings.config import HINTS, GRPOConfig
+from grpo_eqx.settings.files import read_settings, to_yaml
+from grpo_eqx.settings.peer_settings import refuse_unknown
+from grpo_eqx.settings.recipes import RECIPES, RecipeName
+from grpo_eqx.settings.types import converted, values_of
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
 Config = TypeVar("Config", bound=GRPOConfig)

@@ -10,8 +10,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from grpo_eqx.errors import UserError
-from grpo_eqx.setting_types import choices_of, noun_of
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.settings.types import choices_of, noun_of
 
 ESSENTIALS = (
     "topology", "compare", "search", "expected_completion_length", "price_per_device_hour", "model",

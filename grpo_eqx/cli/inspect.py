@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.launch.subcommand import Subcommand
 
 if TYPE_CHECKING:

@@ -21,14 +21,14 @@ from urllib.parse import urlsplit
 import jax
 from packaging.requirements import Requirement
 
+from grpo_eqx.common.errors import UserError, first_line
 from grpo_eqx.distributed.cluster import declared_by, find_cluster
 from grpo_eqx.distributed.join import check_xla_flags
-from grpo_eqx.errors import UserError, first_line
+from grpo_eqx.distributed.tpu_runtime import has_tpu
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.pretrained import hub_model, is_local, model_folder
 from grpo_eqx.models.registry import published_config, read_config
-from grpo_eqx.setting_types import refuse_address
-from grpo_eqx.tpu_runtime import has_tpu
+from grpo_eqx.settings.types import refuse_address
 from grpo_eqx.training.compilation import cache_folder
 
 _NETWORK_SECONDS = 4.0

@@ -16,7 +16,6 @@ from typing import Annotated, Any, get_type_hints
 
 import tyro
 
-from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.check import Check
 from grpo_eqx.cli.compile import Compile
 from grpo_eqx.cli.doctor import Doctor
@@ -30,7 +29,8 @@ from grpo_eqx.cli.plan import Plan
 from grpo_eqx.cli.report import Report
 from grpo_eqx.cli.streams import clean_messages, standard_output
 from grpo_eqx.cli.train import Train
-from grpo_eqx.errors import (
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import (
     EXIT_INTERRUPTED,
     EXIT_USER_ERROR,
     RunError,
@@ -39,9 +39,9 @@ from grpo_eqx.errors import (
     listed,
     near,
 )
+from grpo_eqx.common.tracebacks import is_pythons, print_traceback, shortened
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
-from grpo_eqx.tracebacks import is_pythons, print_traceback, shortened
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
     "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,

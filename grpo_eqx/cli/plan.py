@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from grpo_eqx.choices import LOCAL, Searchable
-from grpo_eqx.clean_text import clean, print_clean
 from grpo_eqx.cli.flags import ConfigFlags
-from grpo_eqx.config import GRPOConfig
-from grpo_eqx.config_files import to_yaml
-from grpo_eqx.errors import EXIT_DOES_NOT_FIT, UserError
+from grpo_eqx.common.choices import LOCAL, Searchable
+from grpo_eqx.common.clean_text import clean, print_clean
+from grpo_eqx.common.errors import EXIT_DOES_NOT_FIT, UserError
 from grpo_eqx.launch.subcommand import Subcommand
-from grpo_eqx.setting_types import PositiveFloat, PositiveInt
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.files import to_yaml
+from grpo_eqx.settings.types import PositiveFloat, PositiveInt
 
 if TYPE_CHECKING:
     from grpo_eqx.planner.plan import Plan as PlanOfRun

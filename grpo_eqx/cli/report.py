@@ -6,10 +6,10 @@ from typing import Annotated
 
 import tyro
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.launch.subcommand import Subcommand
-from grpo_eqx.read_files import expanded
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from grpo_eqx.clean_text import clean
-from grpo_eqx.errors import EXIT_PIPE_CLOSED, RunError
+from grpo_eqx.common.clean_text import clean
+from grpo_eqx.common.errors import EXIT_PIPE_CLOSED, RunError
 
 
 @contextmanager

@@ -2,10 +2,10 @@
 
 import dataclasses
 
-from grpo_eqx.clean_text import print_clean
 from grpo_eqx.cli.flags import RunFlags, start
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.settings.config import GRPOConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,10 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Int
 
-from grpo_eqx._types import PromptIds, PromptMask
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.shapes import PromptIds, PromptMask
 from grpo_eqx.data.prompts import Prompt, quoted
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import UserError
 
 OverlongPrompts = Literal["error", "drop", "truncate_left"]
 

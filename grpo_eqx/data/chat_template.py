@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
+from grpo_eqx.common.errors import UserError, first_line, listed
 from grpo_eqx.data.prompts import Conversation
 from grpo_eqx.data.special_tokens import opened_at_end, opened_by_turn
-from grpo_eqx.errors import UserError, first_line, listed
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 """How Python prints objects that have no text of their own."""

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from grpo_eqx.common.errors import FileError, UserError
+from grpo_eqx.common.read_files import read_bytes, value_of
 from grpo_eqx.data.records import PROMPT, QUESTION, Records, is_list_of_rows
-from grpo_eqx.errors import FileError, UserError
-from grpo_eqx.read_files import read_bytes, value_of
 
 _GZIP = b"\x1f\x8b"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE

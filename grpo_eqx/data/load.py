@@ -7,16 +7,16 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.config import EMBEDDED_DATA
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.data.hub_data import load_hub_data, repository_of
 from grpo_eqx.data.jsonl import ARGUMENTS, read_jsonl
 from grpo_eqx.data.prompts import Part, PromptSource
 from grpo_eqx.data.records import Records, is_list_of_rows
 from grpo_eqx.data.word_problems import WordProblems
-from grpo_eqx.errors import UserError
 from grpo_eqx.models.hub import HubName
-from grpo_eqx.read_files import expanded
+from grpo_eqx.settings.config import EMBEDDED_DATA
 
 Data = str | Path | PromptSource | Iterable[Any]
 """Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.plain_data import brief, why_not_plain
 from grpo_eqx.data.prompts import Conversation, Prompt, PromptSource
-from grpo_eqx.errors import UserError
-from grpo_eqx.plain_data import brief, why_not_plain
 
 QUESTION, PROMPT = "question", "prompt"
 _ROLES = "system", "user", "assistant", "tool"

@@ -7,7 +7,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.errors import FileError, UserError, listed
+from grpo_eqx.common.plain_data import why_not_plain
+from grpo_eqx.common.read_files import expanded, read_text
 from grpo_eqx.data.batches import TokenizedPrompts
 from grpo_eqx.data.hub_data import repository_of
 from grpo_eqx.data.load import Data, load_data
@@ -15,12 +17,10 @@ from grpo_eqx.data.prompts import Prompt, PromptSource, quoted
 from grpo_eqx.data.records import GivenPrompt, as_prompts
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import FileError, UserError, listed
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.hub import HubName, commit, downloaded
 from grpo_eqx.models.pretrained import model_folder
-from grpo_eqx.plain_data import why_not_plain
-from grpo_eqx.read_files import expanded, read_text
+from grpo_eqx.settings.config import GRPOConfig
 
 PLAIN = "none"
 """Value of `chat_template` for problems that the model continues as they are."""

@@ -9,12 +9,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.errors import UserError, listed
+from grpo_eqx.common.errors import UserError, listed
+from grpo_eqx.common.plain_data import brief
+from grpo_eqx.common.read_files import read_object
 from grpo_eqx.models import peft
 from grpo_eqx.models.hub import VOCABULARY_FILES, failed_download
 from grpo_eqx.models.pretrained import folder_beneath
-from grpo_eqx.plain_data import brief
-from grpo_eqx.read_files import read_object
 
 GENERATION_CONFIG = "generation_config.json"
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")

@@ -11,11 +11,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
+from grpo_eqx.common.errors import MissingAttributeError, UserError, listed
 from grpo_eqx.data.chat_template import ChatTemplate
 from grpo_eqx.data.prompts import Prompt, quoted
 from grpo_eqx.data.special_tokens import TAGS, AddedTokens, begun, opened_at_end
 from grpo_eqx.data.token_files import GENERATION_CONFIG, TokenFiles, check_same_ids
-from grpo_eqx.errors import MissingAttributeError, UserError, listed
 
 _SMALLEST_SHARE = 0.8
 """Share of a model's vocabulary that its tokenizer has at least: the rest is padding."""

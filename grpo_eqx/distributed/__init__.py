@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from grpo_eqx._lazy import lazy_names
+from grpo_eqx.common.lazy import lazy_names
 
 if TYPE_CHECKING:
     from grpo_eqx.distributed.startup import initialize as initialize

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.common.errors import RunError, UserError
 
 Message = TypeVar("Message")
 

@@ -5,8 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from grpo_eqx.common.errors import UserError, listed
 from grpo_eqx.distributed import tpu_metadata
-from grpo_eqx.errors import UserError, listed
 
 COORDINATOR = "JAX_COORDINATOR_ADDRESS"
 NUM_PROCESSES = "JAX_NUM_PROCESSES"

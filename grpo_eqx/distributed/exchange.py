@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from grpo_eqx.errors import PeerError, PeerRunError, RunError, UserError
+from grpo_eqx.common.errors import PeerError, PeerRunError, RunError, UserError
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.startup import check_devices, initialize
-from grpo_eqx.errors import UserError
+from grpo_eqx.settings.config import GRPOConfig
 
 _PARSE_XLA_FLAGS = """
 from jaxlib import xla_client

@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import jax
 
-from grpo_eqx.errors import RunError, first_line
+from grpo_eqx.common.errors import RunError, first_line
 
 _OF_A_LOST_HOST = re.compile(r"Gloo \S+ failed|Connection (closed|reset) by peer")
 """Words of a collective whose other end is gone. On TPUs and GPUs, JAX mostly ends the process

@@ -4,8 +4,8 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed import tpu_metadata
-from grpo_eqx.errors import UserError
 
 _POLL_SECONDS = 5.0
 _NOTICES = {

@@ -16,11 +16,11 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.distributed.callers import Caller, Callers, listening
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import disagreement
-from grpo_eqx.errors import RunError, UserError
 
 _REPORT_SECONDS = 10.0
 """Seconds between process 0's reports of whom it waits for."""

@@ -9,14 +9,14 @@ from types import TracebackType
 
 import jax
 
+from grpo_eqx.common.errors import RunError, UserError, first_line
+from grpo_eqx.common.tracebacks import Hook
 from grpo_eqx.distributed.callers import taken_port
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, brief
 from grpo_eqx.distributed.exits import exit_at_once
 from grpo_eqx.distributed.program_facts import program_facts
 from grpo_eqx.distributed.rendezvous import meet
-from grpo_eqx.errors import RunError, UserError, first_line
-from grpo_eqx.tracebacks import Hook
 
 REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
 """Environment variable by which a launcher declares how many processes it starts."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 HOST = "GCE_METADATA_HOST"
 """Environment variable with the server's address, where it is not the usual one."""

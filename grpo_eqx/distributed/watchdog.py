@@ -5,9 +5,9 @@ import sys
 import threading
 import time
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import EXIT_FAULT
 from grpo_eqx.distributed.exits import do_last_acts, exit_at_once
-from grpo_eqx.errors import EXIT_FAULT
 
 _BACKSTOP_SECONDS = 5.0
 """Seconds after which C code ends the process, if a hang keeps Python's threads from running."""

@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 import numpy as np
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.batches import TokenizedPrompts, pad_prompts, padded_length
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.scoring import Scorer
 from grpo_eqx.generation import Completions, Prompts, Sampling
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.run_programs import evaluation_rows
+from grpo_eqx.run.programs import evaluation_rows
 from grpo_eqx.training.lowering import lower_generate, shapes_of
 from grpo_eqx.training.programs import Programs
 

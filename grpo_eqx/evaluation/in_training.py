@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.tracking.progress import track_on_terminal
 
 SECONDS = "time/eval_s"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 from jaxtyping import Bool, Float
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.evaluation.intervals import Estimate, mean_of, mean_share_of, share_of
 
 PREFIX = "eval/"

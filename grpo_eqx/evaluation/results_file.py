@@ -12,12 +12,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from grpo_eqx.durable import write_durably
-from grpo_eqx.errors import FileError, RunError, UserError
+from grpo_eqx.common.durable import write_durably
+from grpo_eqx.common.errors import FileError, RunError, UserError
+from grpo_eqx.common.plain_data import field
+from grpo_eqx.common.read_files import read_object, reading, value_of
 from grpo_eqx.evaluation.evaluator import Batch, Draws
 from grpo_eqx.evaluation.result import Evaluation
-from grpo_eqx.plain_data import field
-from grpo_eqx.read_files import read_object, reading, value_of
 
 _FIX = "delete it and the lines after it, and the same command makes them again"
 

@@ -9,15 +9,15 @@ from fractions import Fraction
 import numpy as np
 from jaxtyping import Bool
 
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation.result import Evaluation
-from grpo_eqx.experience import rewarded
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import make_eval_reward, named_funcs
 from grpo_eqx.rewards.signatures import check_signatures
+from grpo_eqx.rollout.experience import rewarded
+from grpo_eqx.settings.config import GRPOConfig
 
 HELDOUT = "held-out problem"
 """Name of an evaluation's problem in messages."""

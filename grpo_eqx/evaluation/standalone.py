@@ -14,13 +14,12 @@ from typing import Any
 import jax
 
 from grpo_eqx.checkpoint.checksums import checksums
-from grpo_eqx.config import EMBEDDED_DATA, GRPOConfig
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.load import first_problems, load_data, load_problems
 from grpo_eqx.data.run_inputs import Inputs, load_heldout
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, from_main, raise_on_all_hosts
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError
 from grpo_eqx.evaluation.evaluator import Batch, Draws, Evaluator, Track
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.results_file import ResultsFile, saved_time
@@ -29,7 +28,8 @@ from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.models.registry import read_config
-from grpo_eqx.run_spec import PromptLengths, RunSpec
+from grpo_eqx.run.spec import PromptLengths, RunSpec
+from grpo_eqx.settings.config import EMBEDDED_DATA, GRPOConfig
 from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
 from grpo_eqx.training.programs import Programs
 

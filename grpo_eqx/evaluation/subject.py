@@ -11,14 +11,14 @@ import equinox as eqx
 
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
-from grpo_eqx.config import EMBEDDED_MODEL
+from grpo_eqx.common.errors import FileError, UserError, first_line
+from grpo_eqx.common.plain_data import field
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.data.run_inputs import PLAIN
-from grpo_eqx.errors import FileError, UserError, first_line
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
-from grpo_eqx.plain_data import field
-from grpo_eqx.read_files import expanded
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.settings.config import EMBEDDED_MODEL
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.recorded_files import read_settings
 from grpo_eqx.tracking.run_folder import RunFolder

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Key
 
+from grpo_eqx.common.prng import token_keys
 from grpo_eqx.generation.prompts import Prompts
 from grpo_eqx.generation.rollout import Rollout
 from grpo_eqx.generation.sampling import Sampling, sample_tokens
@@ -28,7 +29,6 @@ from grpo_eqx.generation.slots import (
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.prng import token_keys
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _Tree = TypeVar("_Tree")

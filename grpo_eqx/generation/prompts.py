@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Integer
 
-from grpo_eqx._types import PromptIds, PromptMask
+from grpo_eqx.common.shapes import PromptIds, PromptMask
 
 
 class Prompts(eqx.Module):

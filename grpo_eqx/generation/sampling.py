@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from grpo_eqx import prng
+from grpo_eqx.common import prng
 from grpo_eqx.models.tiles import filled
-from grpo_eqx.setting_types import (
+from grpo_eqx.settings.types import (
     NonNegativeFloat,
     PositiveInt,
     PositiveShare,

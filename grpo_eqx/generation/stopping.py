@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 
 class Stopping(eqx.Module):

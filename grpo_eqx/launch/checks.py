@@ -2,7 +2,7 @@
 
 import re
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 
 def check_name(flag: str, value: str, pattern: str, rule: str) -> None:

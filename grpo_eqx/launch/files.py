@@ -4,8 +4,8 @@ import string
 from importlib import resources
 from pathlib import Path
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
 
 SHARED = "/shared"
 """Folder at which printed files mount storage that all hosts share."""

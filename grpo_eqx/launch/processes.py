@@ -18,8 +18,8 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NamedTuple
 
-from grpo_eqx.clean_text import clean, print_clean
-from grpo_eqx.errors import EXIT_FAULT, EXIT_PREEMPTED, UserError
+from grpo_eqx.common.clean_text import clean, print_clean
+from grpo_eqx.common.errors import EXIT_FAULT, EXIT_PREEMPTED, UserError
 from grpo_eqx.launch.guardian import Guardian
 
 _HELD = str(Path(__file__).with_name("held_main.py"))

@@ -5,7 +5,7 @@ import os
 import shlex
 from collections.abc import Sequence
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 
 def shell_line(arguments: Sequence[str]) -> str:

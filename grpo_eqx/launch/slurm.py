@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import ClassVar
 
-from grpo_eqx.errors import EXIT_PREEMPTED
+from grpo_eqx.common.errors import EXIT_PREEMPTED
 from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx._types import Number
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.shapes import Number
 
 
 class TokenStats(NamedTuple):

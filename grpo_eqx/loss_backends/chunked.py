@@ -3,8 +3,8 @@
 import jax
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx._types import Number
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.tiled import tiled_stats
 from grpo_eqx.loss_backends.tiles import ScoreTiles, check_tiles

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx._types import Number
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.models.product import product
 from grpo_eqx.models.softcap import soft_capped

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.loss_backends.base import in_vocabulary
 from grpo_eqx.loss_backends.logits import stats_of_logits
 from grpo_eqx.objective import Objective, TokenBatch, Totals

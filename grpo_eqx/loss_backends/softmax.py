@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import Number
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.base import TokenStats
 from grpo_eqx.models.running_softmax import MASKED
 

@@ -18,7 +18,7 @@ from jax.custom_derivatives import CustomVJPPrimal, SymbolicZero
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx._types import Number
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.base import TokenStats
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.loss_backends.tiles import ScoreTiles, Tiles

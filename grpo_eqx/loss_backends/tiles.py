@@ -6,8 +6,8 @@ import dataclasses
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx._types import Number
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.models.product import product
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
-from grpo_eqx.clean_text import clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import clean
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.plain_data import brief
+from grpo_eqx.common.read_files import read_object
 from grpo_eqx.models.rotary import SCALINGS, RopeScaling
-from grpo_eqx.plain_data import brief
-from grpo_eqx.read_files import read_object
 
 _COMPUTED: dict[str, Any] = {
     "mlp_bias": False,

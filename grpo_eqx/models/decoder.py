@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from grpo_eqx.choices import Remat
+from grpo_eqx.common.choices import Remat
 from grpo_eqx.models.architecture import MLP, Activation
 from grpo_eqx.models.attention import OwnKeys, attend
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.plain_data import brief
 from grpo_eqx.models.architecture import Architecture, ExpertsShape, LayerKind
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.config_fields import FULL, WINDOWED, read_fields, used_fields
 from grpo_eqx.models.rotary import Rope, RopeScaling
-from grpo_eqx.plain_data import brief
 
 
 def _unchanged(fields: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from grpo_eqx.errors import RunError, UserError, first_line
+from grpo_eqx.common.errors import RunError, UserError, first_line
 
 Kind = Literal["model", "dataset"]
 _COMMIT = re.compile("[0-9a-f]{40}")

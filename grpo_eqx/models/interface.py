@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Integer, PRNGKeyArray
 
-from grpo_eqx.choices import Remat
+from grpo_eqx.common.choices import Remat
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.kv_cache import GrowingCache

@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from grpo_eqx.choices import ALL_LINEAR
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.choices import ALL_LINEAR
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.layers import Linear, LowRank
 from grpo_eqx.models.registry import init_model
-from grpo_eqx.prng import make_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

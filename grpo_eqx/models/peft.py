@@ -14,15 +14,15 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from grpo_eqx.common.errors import UserError, WeightsError, first_line
+from grpo_eqx.common.plain_data import are_all, brief, field
+from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.read_files import read_object, reading
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError, WeightsError, first_line
 from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.lora import Lora, linear_names, with_adapters
 from grpo_eqx.models.tensor_files import ADAPTER, open_file
-from grpo_eqx.plain_data import are_all, brief, field
-from grpo_eqx.prng import make_key
-from grpo_eqx.read_files import read_object, reading
 from grpo_eqx.sharding.arrays import fetch
 
 CONFIG, WEIGHTS = "adapter_config.json", ADAPTER

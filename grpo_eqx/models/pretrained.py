@@ -17,9 +17,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from grpo_eqx.config import EMBEDDED_FOLDER, EMBEDDED_MODEL
+from grpo_eqx.common.errors import UserError, WeightsError, first_line, refuse_unknown
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import UserError, WeightsError, first_line, refuse_unknown
 from grpo_eqx.models import peft
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.hub import MODEL_FILES, HubName, download, downloaded
@@ -27,7 +27,7 @@ from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.lora import Lora, linear_names
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.models.tensor_files import INDEX, open_all
-from grpo_eqx.prng import make_key
+from grpo_eqx.settings.config import EMBEDDED_FOLDER, EMBEDDED_MODEL
 from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.sharding.mesh import AutoMesh
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from jaxtyping import PRNGKeyArray
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.plain_data import brief
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.config_fields import read_fields
 from grpo_eqx.models.decoder import Decoder
@@ -19,7 +20,6 @@ from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.families.qwen3 import Qwen3Config
 from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.plain_data import brief
 
 
 class Family(NamedTuple):

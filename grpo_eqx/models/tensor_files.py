@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.errors import FileError, WeightsError
+from grpo_eqx.common.errors import FileError, WeightsError
+from grpo_eqx.common.plain_data import brief, field
+from grpo_eqx.common.read_files import open_tensors, parsed, read_object, reading
 from grpo_eqx.models.hub import failed_download
-from grpo_eqx.plain_data import brief, field
-from grpo_eqx.read_files import open_tensors, parsed, read_object, reading
 
 INDEX = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

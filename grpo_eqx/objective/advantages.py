@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Bool, Float
 
-from grpo_eqx.choices import (
+from grpo_eqx.common.choices import (
     AdvantageEstimator,
     MultiObjectiveAggregation,
     ScaleRewards,

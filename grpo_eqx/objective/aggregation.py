@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx.choices import LossType
+from grpo_eqx.common.choices import LossType
 
 
 class Totals(NamedTuple):

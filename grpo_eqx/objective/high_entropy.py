@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import Number
+from grpo_eqx.common.shapes import Number
 
 _ROUNDING = 1e-5
 """Error of a float32 entropy, relative to the larger of the entropy and 1."""

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from grpo_eqx._types import Number
-from grpo_eqx.choices import KLEstimator
+from grpo_eqx.common.choices import KLEstimator
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.objective.ratios import MAX_EXPONENT
 
 

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import Number
-from grpo_eqx.choices import (
+from grpo_eqx.common.choices import (
     CLIPPED_LOSSES,
     ImportanceSamplingLevel,
     KLEstimator,
     LossType,
     SamplerCorrection,
 )
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.objective.aggregation import Totals, token_weights
 from grpo_eqx.objective.kl import kl_estimates
 from grpo_eqx.objective.metrics import Metrics, MetricsRecorder

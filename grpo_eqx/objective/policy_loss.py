@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import Number
+from grpo_eqx.common.shapes import Number
 
 
 class PolicyLoss(NamedTuple):

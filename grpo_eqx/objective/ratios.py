@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from grpo_eqx._types import Number
-from grpo_eqx.choices import (
+from grpo_eqx.common.choices import (
     ImportanceSamplingLevel,
     SamplerCorrection,
 )
+from grpo_eqx.common.shapes import Number
 
 MAX_EXPONENT = 20.0
 """Bound on log-ratios; far beyond it, ratios only bring overflow and NaN."""

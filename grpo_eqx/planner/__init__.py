@@ -1,6 +1,6 @@
 """Predicts by compilation whether a run fits its devices, and what it will do there."""
 
-from grpo_eqx.choices import Searchable as Searchable
+from grpo_eqx.common.choices import Searchable as Searchable
 from grpo_eqx.planner.compiled_program import CompiledProgram as CompiledProgram
 from grpo_eqx.planner.plan import Change as Change
 from grpo_eqx.planner.plan import Found as Found

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple, get_args
 
 from rich.table import Table
 
-from grpo_eqx.choices import LOCAL, RolloutShardingName
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.choices import LOCAL, RolloutShardingName
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.tables import columns
 from grpo_eqx.planner.time_report import STEPS, shown_cost, shown_duration, shown_seconds
 from grpo_eqx.planner.topologies import described_slice
-from grpo_eqx.setting_types import closest
+from grpo_eqx.settings.types import closest
 from grpo_eqx.sharding.layout_report import readable_bytes
 
 _KINDS = "topologies, rollout shardings (replicated, tensor:2, ...) or sizes of micro-batches"

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.join import code_fingerprint
-from grpo_eqx.errors import UserError
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.hlo import Buffer, collectives, largest_buffers
 from grpo_eqx.planner.plan_cache import remembered

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import jax
 
-from grpo_eqx.choices import LOCAL
+from grpo_eqx.common.choices import LOCAL
 from grpo_eqx.distributed.program_facts import installed_version
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding.device_memory import usable_bytes

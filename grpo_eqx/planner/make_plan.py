@@ -4,15 +4,15 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.models.kv_cache import num_parts
 from grpo_eqx.planner.attention_blocks import attention_blocks
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips
-from grpo_eqx.run_programs import EVALUATE, run_programs
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run.programs import EVALUATE, run_programs
+from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.training.programs import GENERATE, SCORE, SCORE_REFERENCE, UPDATE, Programs

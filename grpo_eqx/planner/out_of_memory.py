@@ -7,8 +7,8 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import jax
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import OutOfMemoryError, first_line
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import OutOfMemoryError, first_line
 from grpo_eqx.planner.plan import Plan
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.errors import FileError
-from grpo_eqx.read_files import read_object
+from grpo_eqx.common.errors import FileError
+from grpo_eqx.common.read_files import read_object
 from grpo_eqx.training.compilation import cache_folder
 
 

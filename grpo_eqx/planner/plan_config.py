@@ -4,15 +4,15 @@ import sys
 
 import optax
 
-from grpo_eqx.choices import LOCAL, Searchable
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.choices import LOCAL, Searchable
+from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.loss_backends import LossBackend
-from grpo_eqx.passed_objects import Passed
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import plan_run
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run.passed import Passed
+from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding import Mesh, RolloutSharding
 
 

@@ -20,11 +20,10 @@ from typing import Any
 
 import jax
 
-from grpo_eqx.choices import LOCAL, Searchable
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.choices import LOCAL, Searchable
+from grpo_eqx.common.errors import PlanningError, UserError
 from grpo_eqx.distributed.join import code_fingerprint
 from grpo_eqx.distributed.program_facts import installed_version
-from grpo_eqx.errors import PlanningError, UserError
 from grpo_eqx.models.pretrained import is_local, model_folder
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.make_plan import Say
@@ -32,7 +31,8 @@ from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.plan_cache import keep, recalled
 from grpo_eqx.planner.search import plan_run
 from grpo_eqx.planner.topologies import described_slice
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.settings.config import GRPOConfig
 
 _LIBRARIES = ("equinox", "jax", "jaxlib", "libtpu", "optax", "tokenizers", "transformers")
 _FLAGS = ("JAX_", "LIBTPU_", "XLA_")

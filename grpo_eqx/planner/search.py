@@ -7,16 +7,16 @@ from typing import Any, get_args
 
 import jax
 
-from grpo_eqx.choices import LOCAL, Searchable
+from grpo_eqx.common.choices import LOCAL, Searchable
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.exchange import least, raise_on_all_hosts
-from grpo_eqx.errors import UserError
+from grpo_eqx.distributed.tpu_slices import larger_slices
 from grpo_eqx.planner.devices import Target, find_target, local_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Found, Plan
 from grpo_eqx.planner.topologies import described_slice
-from grpo_eqx.run_programs import EVALUATE
-from grpo_eqx.run_spec import RunSpec
-from grpo_eqx.tpu_slices import larger_slices
+from grpo_eqx.run.programs import EVALUATE
+from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.tracking.measured_peaks import measured_peaks
 

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from grpo_eqx.errors import UserError, first_line
-from grpo_eqx.tpu_runtime import libtpu_to_compile
-from grpo_eqx.tpu_slices import Slice, find_slice, slice_of_grid
+from grpo_eqx.common.errors import UserError, first_line
+from grpo_eqx.distributed.tpu_runtime import libtpu_to_compile
+from grpo_eqx.distributed.tpu_slices import Slice, find_slice, slice_of_grid
 
 _LIBTPU_NAMES = {"v5litepod": "v5e"}
 _HOST_GRIDS = {1: (1, 1, 1), 4: (2, 2, 1), 8: (2, 4, 1)}

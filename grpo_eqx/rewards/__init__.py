@@ -1,6 +1,6 @@
 """Reward functions, and the runner that calls them."""
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.rewards import gsm8k as gsm8k
 from grpo_eqx.rewards import numbers as numbers
 from grpo_eqx.rewards.limits import RewardLimits as RewardLimits

@@ -10,8 +10,8 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from grpo_eqx.errors import RewardError
-from grpo_eqx.process_state import warn
+from grpo_eqx.common.errors import RewardError
+from grpo_eqx.common.process_state import warn
 from grpo_eqx.rewards.contract import Reading, read_rewards, reason_of
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of, raised

@@ -1,8 +1,8 @@
 """Contract of reward functions: how their returns are read, in this process and in workers.
 
 Workers load this file without the package, which would bring JAX along: it imports nothing of it
-but `grpo_eqx.errors`. What it calls after a function it has by names of its own, whatever the
-function puts into their modules.
+but `grpo_eqx.common.errors`. What it calls after a function it has by names of its own, whatever
+the function puts into their modules.
 """
 
 import builtins
@@ -15,7 +15,7 @@ from os import sep
 from types import CoroutineType
 from typing import Any, TypeGuard
 
-from grpo_eqx.errors import class_name, first_line, shown
+from grpo_eqx.common.errors import class_name, first_line, shown
 
 # Of this file's functions, whatever becomes of the others.
 globals()["__builtins__"] = vars(builtins).copy()

@@ -15,9 +15,9 @@ from fractions import Fraction
 from numbers import Number
 from typing import Final
 
+from grpo_eqx.common.errors import RewardError, UserError
 from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
 from grpo_eqx.data.special_tokens import TAGS
-from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.rewards.numbers import MAX_EXPONENT, only_number, opening_number
 from grpo_eqx.rewards.numbers import last_number as last_number
 

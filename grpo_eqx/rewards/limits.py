@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 _BUILT_IN = __name__.rpartition(".")[0]
 

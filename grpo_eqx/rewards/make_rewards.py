@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_eqx.clean_text import is_name
-from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import UserError, shown
+from grpo_eqx.common.clean_text import is_name
+from grpo_eqx.common.errors import UserError, shown
 from grpo_eqx.rewards import reward_func, soft_overlong_punishment
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.overlong import SOFT_OVERLONG
 from grpo_eqx.rewards.runner import RewardFunc, RewardRunner, func_name
+from grpo_eqx.settings.config import GRPOConfig
 
 RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str] | Mapping[str, RewardFunc | str]
 """Reward functions, or names of built-in ones: one, a list, or a dict of the names to log."""

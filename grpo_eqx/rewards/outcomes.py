@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from grpo_eqx.common.errors import RewardError
 from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
-from grpo_eqx.errors import RewardError
 from grpo_eqx.rewards.contract import Reading, reason_of
 
 _LONGEST_QUOTE = 60

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from grpo_eqx.choices import SOFT_OVERLONG as SOFT_OVERLONG
+from grpo_eqx.common.choices import SOFT_OVERLONG as SOFT_OVERLONG
 from grpo_eqx.rewards.runner import RewardFunc
 
 

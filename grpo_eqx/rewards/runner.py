@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from grpo_eqx.common.errors import RewardError, RewardFailureError, UserError, first_line
+from grpo_eqx.common.process_state import KeptState, warn
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import RewardError, RewardFailureError, UserError, first_line
-from grpo_eqx.process_state import KeptState, warn
 from grpo_eqx.rewards.async_calls import AsyncCalls
 from grpo_eqx.rewards.contract import read_rewards
 from grpo_eqx.rewards.limits import RewardLimits, is_async, is_built_in, is_plain

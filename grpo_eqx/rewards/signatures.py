@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from grpo_eqx.errors import UserError, did_you_mean
+from grpo_eqx.common.errors import UserError, did_you_mean
 
 _ALWAYS = "prompts", "completions", "completion_ids"
 _OTHERWISE = {

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 _OUT_OF_THE_WAY = 500
 """Least number of the worker's descriptor, above those that functions use by guess."""
 _LONGEST_TRACEBACK = 20_000
-_FILES = "grpo_eqx.clean_text", "grpo_eqx.errors", "grpo_eqx.rewards.contract"
+_FILES = "grpo_eqx.common.clean_text", "grpo_eqx.common.errors", "grpo_eqx.rewards.contract"
 """Files of this package that workers load, each after those that it imports."""
 _cancel_dump = faulthandler.cancel_dump_traceback_later
 _NAMES = vars(builtins)

@@ -17,7 +17,7 @@ from pathlib import Path
 from subprocess import Popen, TimeoutExpired
 from typing import Any
 
-from grpo_eqx.errors import RewardError, UserError, first_line
+from grpo_eqx.common.errors import RewardError, UserError, first_line
 from grpo_eqx.rewards.contract import NO_REPLY, reason_of
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 _LIMIT = re.compile(r"exceeds available HBM \(([^)]+)\)|Used \S+ of (\S+) hbm")
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}

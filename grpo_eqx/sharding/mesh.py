@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 AXES = ("dp", "fsdp", "tp")
 

@@ -6,7 +6,7 @@ import re
 import equinox as eqx
 import jax
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.sharding.device_groups import DeviceGroups
 from grpo_eqx.sharding.mesh import AXES
 from grpo_eqx.sharding.rollout_layout import RolloutLayout

@@ -9,7 +9,7 @@ import optax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 Rules = Mapping[str, tuple[str, ...]]
 """Map from a dimension's logical name to the mesh axes that split it."""

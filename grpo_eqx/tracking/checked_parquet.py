@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.read_files import opened
+from grpo_eqx.common.read_files import opened
 
 _NAME, _MARK = "grpo_eqx.checksums", b"crc32:"
 _DIGITS = 8

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import jax
 
-from grpo_eqx.errors import FileError
-from grpo_eqx.plain_data import is_a
-from grpo_eqx.read_files import read_object
+from grpo_eqx.common.errors import FileError
+from grpo_eqx.common.plain_data import is_a
+from grpo_eqx.common.read_files import read_object
 from grpo_eqx.tracking.durations import readable_seconds
 from grpo_eqx.tracking.phases import PHASES, Phase
 from grpo_eqx.tracking.stages import Stages

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from grpo_eqx.common.durable import write_whole
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.durable import write_whole
 from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import Rewards
 from grpo_eqx.tracking.checked_parquet import to_parquet

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.text import Text
 
-from grpo_eqx.clean_text import clean
+from grpo_eqx.common.clean_text import clean
 from grpo_eqx.tracking.durations import readable_seconds
 from grpo_eqx.tracking.memory_in_use import memory_in_use
 from grpo_eqx.tracking.phases import PHASES

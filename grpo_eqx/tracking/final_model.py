@@ -7,10 +7,10 @@ from pathlib import Path
 
 import jax
 
+from grpo_eqx.common.durable import replace_durably, sync_tree
+from grpo_eqx.common.errors import RunError, UserError
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.durable import replace_durably, sync_tree
-from grpo_eqx.errors import RunError, UserError
-from grpo_eqx.read_files import expanded
 from grpo_eqx.tracking.run_folder import RunFolder
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, SupportsFloat
 
-from grpo_eqx.errors import FileError, listed
-from grpo_eqx.read_files import object_of, read_bytes
+from grpo_eqx.common.errors import FileError, listed
+from grpo_eqx.common.read_files import object_of, read_bytes
 
 _START = b'{"step": '
 """How a line begins, of which a run that was killed may have written half."""

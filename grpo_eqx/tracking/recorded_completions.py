@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.checked_parquet import read_parquet
 from grpo_eqx.tracking.recorded_run import RecordedRun
 

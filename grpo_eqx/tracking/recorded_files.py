@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_origin
 
-from grpo_eqx.config import GRPOConfig
-from grpo_eqx.errors import FileError, UserError
-from grpo_eqx.plain_data import field
-from grpo_eqx.read_files import read_object
-from grpo_eqx.setting_types import converted, union_parts
+from grpo_eqx.common.errors import FileError, UserError
+from grpo_eqx.common.plain_data import field
+from grpo_eqx.common.read_files import read_object
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.types import converted, union_parts
 from grpo_eqx.tracking.run_folder import RunFolder
 
 _LAYOUT: Mapping[str, type] = {

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.errors import FileError, UserError
-from grpo_eqx.read_files import expanded
+from grpo_eqx.common.errors import FileError, UserError
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.recorded_files import read_layout, read_passed, read_settings
 from grpo_eqx.tracking.run_folder import RunFolder

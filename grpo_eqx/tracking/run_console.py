@@ -8,8 +8,8 @@ from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
 from rich.control import Control
 from rich.segment import Segment
 
-from grpo_eqx.clean_text import clean
-from grpo_eqx.errors import EXIT_PIPE_CLOSED
+from grpo_eqx.common.clean_text import clean
+from grpo_eqx.common.errors import EXIT_PIPE_CLOSED
 
 
 def safe_console(**options: Any) -> Console:

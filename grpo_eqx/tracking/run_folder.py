@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from grpo_eqx.durable import write_durably
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.common.durable import write_durably
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.tracking.metrics_file import Metrics
 
 SIGN_SECONDS = 20.0

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import FileError, RunError, UserError
+from grpo_eqx.common.read_files import read_object
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.distributed.startup import is_main
-from grpo_eqx.errors import FileError, RunError, UserError
-from grpo_eqx.read_files import read_object
 from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.durable import sync, write_durably
+from grpo_eqx.common.errors import RunError, near
 from grpo_eqx.data.run_inputs import hub_commits
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
-from grpo_eqx.durable import sync, write_durably
-from grpo_eqx.errors import RunError, near
+from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import import_writers, write_completions
 from grpo_eqx.tracking.diagnosis import Doctor, Finding

@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from grpo_eqx.config import GRPOConfig
 from grpo_eqx.data.run_inputs import hub_commits
+from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.trackers import (

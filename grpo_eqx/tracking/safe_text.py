@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from rich.text import Text
 
-from grpo_eqx.clean_text import has, spelled
+from grpo_eqx.common.clean_text import has, spelled
 
 _ESCAPED, _CUT = "magenta", "cyan"
 

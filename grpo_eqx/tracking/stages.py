@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.tracking.phases import PHASES, Phase
 

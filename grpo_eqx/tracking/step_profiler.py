@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import jax
 
-from grpo_eqx.setting_types import parse_steps
+from grpo_eqx.settings.types import parse_steps
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _STEP = "train step"

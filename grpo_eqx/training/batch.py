@@ -5,7 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from grpo_eqx._types import GroupFloats, TokenFloats
+from grpo_eqx.common.shapes import GroupFloats, TokenFloats
 from grpo_eqx.generation import Rollout
 from grpo_eqx.sharding.rules import last_dim_sharding, replicated
 

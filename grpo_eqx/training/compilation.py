@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from jax import monitoring
 
-from grpo_eqx.clean_text import clean
+from grpo_eqx.common.clean_text import clean
 
 _LEAST_SECONDS = 0.5
 """Minimum compile time of a program that is worth a cache file."""

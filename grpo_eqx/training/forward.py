@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Integer
 
-from grpo_eqx._types import Number
-from grpo_eqx.choices import Remat
+from grpo_eqx.common.choices import Remat
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.generation import Rollout
 from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.causal_attention import CausalAttention

@@ -11,13 +11,13 @@ import optax
 from jax.sharding import Sharding
 from jaxtyping import PRNGKeyArray
 
+from grpo_eqx.common.prng import make_key
 from grpo_eqx.generation import Prompts, Rollout, Sampling
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.lora import Lora, prepared
 from grpo_eqx.models.registry import init_model
-from grpo_eqx.prng import make_key
 from grpo_eqx.sharding.rules import (
     batch_sharding,
     prompt_sharding,

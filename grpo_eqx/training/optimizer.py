@@ -11,10 +11,10 @@ import numpy as np
 import optax
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx._types import Number
-from grpo_eqx.choices import LearningRateCourse
-from grpo_eqx.config import GRPOConfig
+from grpo_eqx.common.choices import LearningRateCourse
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.models.interface import CausalLM, parameter_name
+from grpo_eqx.settings.config import GRPOConfig
 
 _COURSES: tuple[LearningRateCourse, ...] = get_args(LearningRateCourse)
 

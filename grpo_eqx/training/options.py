@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from grpo_eqx._types import Number
-from grpo_eqx.choices import Remat
+from grpo_eqx.common.choices import Remat
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.generation import Sampling, Stopping
 from grpo_eqx.models.causal_attention import CausalAttention
 from grpo_eqx.objective import Objective

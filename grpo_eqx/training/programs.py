@@ -18,7 +18,8 @@ import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from grpo_eqx._types import Number
+from grpo_eqx.common.prng import sample_keys
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.generation import (
     Prompts,
     Rollout,
@@ -32,7 +33,6 @@ from grpo_eqx.loss_backends import LossBackend, TokenStats
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.objective import Metrics, TokenBatch, Totals
 from grpo_eqx.objective.high_entropy import entropy_floor
-from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding.arrays import shard
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rollout_sharding import lay_out

@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from grpo_eqx.config import GRPOConfig
 from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.settings.config import GRPOConfig
 
 
 def copied(model: CausalLM, dtype: jnp.dtype | None, mesh: jax.sharding.Mesh) -> CausalLM:

@@ -7,7 +7,7 @@ from typing import Any
 import equinox as eqx
 import optax
 
-from grpo_eqx.errors import MissingAttributeError
+from grpo_eqx.common.errors import MissingAttributeError
 from grpo_eqx.models.interface import CausalLM
 
 _OF_TRL: Mapping[str, str] = {

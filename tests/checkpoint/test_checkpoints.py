@@ -16,7 +16,7 @@ from grpo_eqx.checkpoint.checkpoints import Checkpoints
 from grpo_eqx.checkpoint.preemption import StopRequest
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import complete_steps
-from grpo_eqx.errors import RunError
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.training.state import TrainState
 

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import FACTS, DamagedError, SavedStep, digest
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.evaluation.subject import Subject
 
 FIELDS: dict[str, Any] = {"config": {}, "fingerprints": {}}

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from grpo_eqx.checkpoint.checksums import checksums
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.checkpoint.store import CheckpointStore
-from grpo_eqx.errors import RunError
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.training.state import TrainState
 

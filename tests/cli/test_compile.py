@@ -14,7 +14,7 @@ import jax
 import pytest
 
 from grpo_eqx.cli.compile import _cache_to_fill, _compiled
-from grpo_eqx.errors import OutOfMemoryError, UserError
+from grpo_eqx.common.errors import OutOfMemoryError, UserError
 
 SETTINGS = (
     "jax_compilation_cache_dir",

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from grpo_eqx import GRPOConfig, GRPOTrainer, run_programs
+from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.cli.main import main
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.evaluation import results_file
 from grpo_eqx.rewards import gsm8k
+from grpo_eqx.run import programs as run_programs
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 

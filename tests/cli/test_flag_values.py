@@ -7,7 +7,7 @@ import pytest
 import tyro
 
 from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import pytest
 
 from grpo_eqx import GRPOConfig, cli, recipes
+from grpo_eqx.common.errors import RewardError, RewardFailureError, RunError, UserError
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import RewardError, RewardFailureError, RunError, UserError
 from grpo_eqx.rewards import RewardRunner
 
 

@@ -9,7 +9,7 @@ import pytest
 from grpo_eqx import GRPOConfig
 from grpo_eqx.cli.main import main
 from grpo_eqx.evaluation.result import Evaluation
-from grpo_eqx.fit_result import FitResult
+from grpo_eqx.loop.fit_result import FitResult
 
 
 def train(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

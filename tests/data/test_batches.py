@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.batches import (
     PromptBatches,
     TokenizedPrompts,
@@ -12,7 +13,6 @@ from grpo_eqx.data.batches import (
 )
 from grpo_eqx.data.records import Records
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import UserError
 
 
 class Letters:

@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.chat_template import ChatTemplate
-from grpo_eqx.errors import UserError
 
 MOMENT = datetime(2024, 3, 9, 23, 59, 58)
 USER = "{{ messages[-1].content }}"

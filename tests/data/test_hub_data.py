@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.hub_data import HubData, repository_of
 from grpo_eqx.data.load import is_hub_name, load_data, load_problems
-from grpo_eqx.errors import UserError
 from grpo_eqx.models.hub import HubName
 
 AddToHub = Callable[..., None]

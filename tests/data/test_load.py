@@ -10,9 +10,9 @@ from typing import Any
 import datasets
 import pytest
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.jsonl import read_jsonl
 from grpo_eqx.data.load import load_data
-from grpo_eqx.errors import UserError
 
 GSM8K = Path(__file__).parents[2].parent / "shared" / "data" / "gsm8k" / "train.jsonl"
 

@@ -14,9 +14,9 @@ import pytest
 import transformers
 from huggingface_hub.utils import filter_repo_objects
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.token_files import TokenFiles, vocabulary_files
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import UserError
 from grpo_eqx.models import hub
 from grpo_eqx.models.hub import MODEL_FILES
 from grpo_eqx.models.pretrained import model_folder

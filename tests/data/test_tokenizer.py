@@ -10,10 +10,10 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.errors import UserError
 from grpo_eqx.models.pretrained import model_folder
 
 TEXTS = [

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.rendezvous import meet
-from grpo_eqx.errors import RunError, UserError
 
 TIMEOUT = 1.0
 """Seconds of a meeting that lacks a process."""

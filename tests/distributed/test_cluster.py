@@ -2,8 +2,8 @@
 
 import pytest
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
-from grpo_eqx.errors import UserError
 
 JAX = {
     "JAX_COORDINATOR_ADDRESS": "tpu-0:8476",

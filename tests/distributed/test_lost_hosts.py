@@ -3,8 +3,8 @@
 import jax
 import pytest
 
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
-from grpo_eqx.errors import RunError
 
 BROKEN = "INTERNAL: Gloo all-reduce failed: [pair.cc:547] Connection closed by peer [10.0.0.2]:29"
 

@@ -3,9 +3,9 @@
 import jax
 import pytest
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.join import check_xla_flags
 from grpo_eqx.distributed.startup import initialize
-from grpo_eqx.errors import UserError
 
 
 def test_a_process_alone_needs_nothing() -> None:

@@ -7,8 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
-from grpo_eqx.errors import UserError
 
 PREFIX = "/computeMetadata/v1/instance/"
 

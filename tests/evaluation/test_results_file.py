@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from grpo_eqx.errors import FileError
+from grpo_eqx.common.errors import FileError
 from grpo_eqx.evaluation.evaluator import Draws
 from grpo_eqx.evaluation.results_file import ResultsFile
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.tracking.run_folder import RunFolder
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, cli
-from grpo_eqx.experience import StartedRollout
+from grpo_eqx.rollout.experience import StartedRollout
 from grpo_eqx.training.state import TrainState
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load
 
-from grpo_eqx.errors import EXIT_FAULT
+from grpo_eqx.common.errors import EXIT_FAULT
 
 from .conftest import Command
 

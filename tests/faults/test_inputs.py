@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from grpo_eqx.cli.main import main
-from grpo_eqx.errors import EXIT_USER_ERROR
+from grpo_eqx.common.errors import EXIT_USER_ERROR
 
 from .conftest import PROBLEMS
 

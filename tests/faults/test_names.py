@@ -9,14 +9,14 @@ import pytest
 from grpo_eqx import GRPOConfig
 from grpo_eqx.checkpoint.checkpoints import located
 from grpo_eqx.checkpoint.export import export
-from grpo_eqx.config_files import read_settings
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.data.load import load_data, load_problems
 from grpo_eqx.data.run_inputs import tokenizer_in
-from grpo_eqx.errors import RunError, UserError
 from grpo_eqx.evaluation.results_file import ResultsFile
 from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.models.hub import HubName
 from grpo_eqx.models.pretrained import find_config, from_pretrained, model_folder
+from grpo_eqx.settings.files import read_settings
 from grpo_eqx.tracking.final_model import write_model
 from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.report.reading import read_run

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.errors import RewardFailureError
+from grpo_eqx.common.errors import RewardFailureError
 
 from ..processes import processes
 from .conftest import Command

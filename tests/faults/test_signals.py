@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from grpo_eqx.checkpoint.saved import complete_steps
+from grpo_eqx.common.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
-from grpo_eqx.errors import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 from .conftest import Command, wait_for_step
 

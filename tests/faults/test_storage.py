@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import EXIT_FAULT, EXIT_USER_ERROR
+from grpo_eqx.common.errors import EXIT_FAULT, EXIT_USER_ERROR
 
 from .conftest import Command
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from grpo_eqx.common.errors import EXIT_FAULT
 from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
-from grpo_eqx.errors import EXIT_FAULT
 
 from .conftest import Command
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from grpo_eqx.common.prng import gumbel, sample_keys
 from grpo_eqx.generation import (
     Prompts,
     Rollout,
@@ -22,7 +23,6 @@ from grpo_eqx.generation.slots import Slots
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache
 from grpo_eqx.models.prompt_cache import PromptCache
-from grpo_eqx.prng import gumbel, sample_keys
 from grpo_eqx.sharding import ExplicitMesh, RolloutLayout
 
 CONFIG = Qwen2Config(

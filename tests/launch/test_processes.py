@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.launch.processes import _HELD, Process, run_together
 
 from ..processes import processes

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.launch.quoting import kubernetes_argument, shell_line, yaml_text
 
 TEXTS = st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]))

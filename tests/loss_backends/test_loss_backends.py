@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.loss_backends import (
     ChunkedLoss,
     DenseLoss,

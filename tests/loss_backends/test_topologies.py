@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from grpo_eqx import grpo_loss
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.loss_backends import ChunkedLoss, LossBackend, PallasLoss, TokenStats
 from grpo_eqx.loss_backends.softmax import ScoreGradient
 from grpo_eqx.planner.topologies import described_devices

@@ -438,7 +438,7 @@ SCRIPTS = {
     "trainer(peft_config=1)": "set lora_rank",
     "trainer(callbacks=[1])": "callbacks has one of type builtins.int: pass objects of subclasses",
     "from grpo_eqx import Callback\ntrainer(callbacks=[Callback])": (
-        "callbacks has the class grpo_eqx.callbacks.Callback: pass objects"
+        "callbacks has the class grpo_eqx.loop.callbacks.Callback: pass objects"
     ),
     "trainer(callbacks='wandb')": "callbacks is 'wandb': pass a list of grpo_eqx.Callback objects",
     "from grpo_eqx import Callback\n"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.plain_data import brief
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.models.rotary import YarnScaling
-from grpo_eqx.plain_data import brief
 
 SIZES = {
     "0.5B": (896, 4864, 24, 14, 2),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx.choices import Remat
+from grpo_eqx.common.choices import Remat
 from grpo_eqx.models.causal_attention import BlockedAttention, Visible
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from grpo_eqx.common.errors import UserError, WeightsError
 from grpo_eqx.data.token_files import TokenFiles
-from grpo_eqx.errors import UserError, WeightsError
 from grpo_eqx.models import Decoder, Qwen2Config, Qwen3Config, from_pretrained, save_pretrained
 from grpo_eqx.models.decoder import DecoderLayer
 from grpo_eqx.models.layers import Linear, LowRank

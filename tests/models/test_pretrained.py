@@ -16,7 +16,7 @@ import pytest
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from safetensors.numpy import load_file, save_file
 
-from grpo_eqx.errors import UserError, WeightsError
+from grpo_eqx.common.errors import UserError, WeightsError
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained

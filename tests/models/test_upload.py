@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.errors import RunError
+from grpo_eqx.common.errors import RunError
 
 ADDRESS = "http://127.0.0.1/someone/trained"
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jax._src import xla_bridge
 
+from grpo_eqx.common.errors import PeerError, PeerRunError, UserError
 from grpo_eqx.distributed.exchange import (
     assert_same_on_all_hosts,
     gather_bytes,
@@ -19,7 +20,6 @@ from grpo_eqx.distributed.exchange import (
     raise_on_all_hosts,
 )
 from grpo_eqx.distributed.startup import initialize, is_main
-from grpo_eqx.errors import PeerError, PeerRunError, UserError
 from grpo_eqx.sharding.arrays import fetch, shard
 
 

@@ -7,14 +7,14 @@ import jax
 import numpy as np
 import pytest
 
+from grpo_eqx.common.errors import RewardError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.startup import initialize
-from grpo_eqx.errors import RewardError
-from grpo_eqx.experience import rewarded
 from grpo_eqx.generation import Completions
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.rewards import RewardLimits, RewardRunner
+from grpo_eqx.rollout.experience import rewarded
 
 PROMPTS = [Prompt(str(p), {"number": p}) for p in range(6)]
 

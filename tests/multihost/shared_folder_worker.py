@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from grpo_eqx.checkpoint.shared_folder import check_shared
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.startup import initialize
-from grpo_eqx.errors import UserError
 
 if __name__ == "__main__":
     initialize()

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.experience import Experience
+from grpo_eqx.rollout.experience import Experience
 from grpo_eqx.sharding import Mesh, parse_mesh
 from grpo_eqx.tracking import run_record
 

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.choices import LossType
+from grpo_eqx.common.choices import LossType
 from grpo_eqx.objective import Totals, token_weights
 
 # Two prompts, two completions each: 3, 1, 2 and no tokens that count.

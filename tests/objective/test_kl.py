@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from grpo_eqx.choices import KLEstimator
+from grpo_eqx.common.choices import KLEstimator
 from grpo_eqx.objective import kl_estimates
 
 D = np.array([-30.0, -19.0, -3.0, -0.5, -1e-3, 0.0, 1e-3, 0.5, 3.0, 19.0, 30.0], np.float32)

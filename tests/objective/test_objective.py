@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from grpo_eqx.choices import (
+from grpo_eqx.common.choices import (
     CLIPPED_LOSSES,
     ImportanceSamplingLevel,
     LossType,

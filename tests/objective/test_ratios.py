@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.choices import (
+from grpo_eqx.common.choices import (
     ImportanceSamplingLevel,
     SamplerCorrection,
 )

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from grpo_eqx.common.prng import sample_keys
 from grpo_eqx.generation import Prompts, Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY, Sampling
 from grpo_eqx.models import Decoder, from_pretrained, save_pretrained
 from grpo_eqx.models.registry import FAMILIES, read_config
-from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding import AutoMesh
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.peer_settings import advice
+from grpo_eqx.settings.peer_settings import advice
 
 trl = pytest.importorskip("trl")
 pytestmark = pytest.mark.parity

@@ -14,13 +14,13 @@ import pytest
 from jaxtyping import Array, Bool, Int
 from safetensors.numpy import load_file, save_file
 
+from grpo_eqx.common.prng import sample_keys
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Prompts, Rollout, Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.models import pretrained
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
-from grpo_eqx.prng import sample_keys
 from grpo_eqx.sharding import AutoMesh
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.search import plan_run
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from grpo_eqx import UserError
-from grpo_eqx.errors import OutOfMemoryError
+from grpo_eqx.common.errors import OutOfMemoryError
 from grpo_eqx.planner import Change, Plan
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
 

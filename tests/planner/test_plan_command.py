@@ -9,7 +9,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, recipes
 from grpo_eqx.cli.main import main
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner import planning_process
 
 

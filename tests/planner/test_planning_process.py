@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.errors import PlanningError
+from grpo_eqx.common.errors import PlanningError
 from grpo_eqx.planner import planning_process
 from grpo_eqx.planner.planning_process import ask
 

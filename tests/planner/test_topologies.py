@@ -2,8 +2,8 @@
 
 import pytest
 
-from grpo_eqx.errors import UserError
-from grpo_eqx.tpu_slices import find_slice
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.distributed.tpu_slices import find_slice
 
 
 @pytest.mark.parametrize(

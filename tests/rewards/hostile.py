@@ -99,7 +99,7 @@ class Nine(float):
 
 def raise_errors_of_the_package(name: str) -> Callable[..., Any]:
     def action(**arguments: Any) -> None:
-        from grpo_eqx import errors
+        from grpo_eqx.common import errors
 
         raise getattr(errors, name)("mine")
 

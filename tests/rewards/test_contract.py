@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from grpo_eqx.common.errors import RewardError
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import RewardError
 from grpo_eqx.rewards import RewardRunner
 from grpo_eqx.rewards.contract import read_rewards
 from grpo_eqx.rewards.limits import RewardLimits

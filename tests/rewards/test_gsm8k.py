@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from grpo_eqx.errors import RewardError
+from grpo_eqx.common.errors import RewardError
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.gsm8k import answer_number, gold_number, last_number, marked_number
 

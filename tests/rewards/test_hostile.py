@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from grpo_eqx.common.errors import RewardFailureError
+from grpo_eqx.common.process_state import _DRAWS, _KINDS, KeptState, _read
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import RewardFailureError
-from grpo_eqx.process_state import _DRAWS, _KINDS, KeptState, _read
 from grpo_eqx.rewards import RewardRunner
 from grpo_eqx.rewards.limits import RewardLimits
 

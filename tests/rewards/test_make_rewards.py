@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.rewards.make_rewards import make_rewards, named_funcs
 
 

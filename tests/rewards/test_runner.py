@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from grpo_eqx.common.errors import RewardError, UserError
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.errors import RewardError, UserError
 from grpo_eqx.rewards import RewardRunner, gsm8k, reward_func
 from grpo_eqx.rewards.limits import RewardLimits
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from grpo_eqx.errors import RewardError, UserError
+from grpo_eqx.common.errors import RewardError, UserError
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Samples
 from grpo_eqx.rewards.workers import WorkerPool

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh, HostLocalMesh, parse_mesh
 
 

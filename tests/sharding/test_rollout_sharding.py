@@ -7,7 +7,7 @@ import jax
 import pytest
 from jax.sharding import PartitionSpec
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.sharding import (
     RolloutLayout,
     RolloutSharding,

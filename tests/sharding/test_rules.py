@@ -3,7 +3,7 @@
 import pytest
 from jax.sharding import PartitionSpec
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import (
     PARAMETER_RULES,

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.distributed.tpu_slices import find_slice, slice_of_grid
 from grpo_eqx.planner.topologies import described_devices
-from grpo_eqx.tpu_slices import find_slice, slice_of_grid
 
 
 @pytest.mark.topology

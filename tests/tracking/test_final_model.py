@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.tracking.final_model import write_final_model, write_model
 
 

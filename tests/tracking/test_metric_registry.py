@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.metric_names import metric_names
-from grpo_eqx.recipes import RECIPES
+from grpo_eqx.loop.metric_names import metric_names
 from grpo_eqx.rewards.make_rewards import make_rewards
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.settings.recipes import RECIPES
 from grpo_eqx.tracking.metric_registry import METRICS, find_metric
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"

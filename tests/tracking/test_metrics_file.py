@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.diagnosis import diagnose
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.run_folder import RunFolder

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.report.reading import read_run
 from grpo_eqx.tracking.run_folder import RunFolder

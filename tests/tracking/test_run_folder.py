@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import RunError
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.tracking.run_folder import RunFolder
 
 

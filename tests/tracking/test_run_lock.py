@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.tracking.run_lock import RunLock
 
 HOLDS = """

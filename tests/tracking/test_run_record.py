@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.errors import RunError
+from grpo_eqx.common.errors import RunError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking import Tracker, run_record
 from grpo_eqx.tracking.recorded_run import RecordedRun

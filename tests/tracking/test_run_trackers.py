@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.errors import RunError, UserError
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking import JsonlTracker, Tracker, run_trackers
 from grpo_eqx.tracking.run_record import RunRecord

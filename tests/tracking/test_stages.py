@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.phases import PHASES, Phase
 from grpo_eqx.tracking.progress import track_on_terminal
 from grpo_eqx.tracking.stages import Stages

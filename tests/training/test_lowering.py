@@ -21,7 +21,7 @@ from grpo_eqx.planner.hlo import Collective, Program, collectives
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.planner.work import work_levels
-from grpo_eqx.run_spec import RunSpec
+from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
 from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
@@ -21,7 +21,7 @@ from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.lora import Lora, with_adapters
 from grpo_eqx.models.rounding import rounded_rows
 from grpo_eqx.objective import Objective
-from grpo_eqx.rollout_choice import AutoSharding
+from grpo_eqx.rollout.layout_choice import AutoSharding
 from grpo_eqx.sharding import (
     LegacySharding,
     MaxTextSharding,

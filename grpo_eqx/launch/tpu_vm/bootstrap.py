@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.commit import resolve_commit
 from grpo_eqx.launch.tpu_vm.pod import Pod, script

@@ -5,7 +5,7 @@ import re
 import subprocess
 from urllib.parse import urlsplit
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 
 
 def resolve_commit(repo: str, revision: str) -> str:

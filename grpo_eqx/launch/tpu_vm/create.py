@@ -5,11 +5,11 @@ import re
 import shlex
 import sys
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.distributed.tpu_slices import find_slice
 from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.vm import Finished, TypeFlag, Vm, execute
-from grpo_eqx.tpu_slices import find_slice
 
 _NO_ROOM = re.compile(
     r"capacity|quota|stock.?out|exhausted|enough resources|limit .*(exceeded|reached)", re.I

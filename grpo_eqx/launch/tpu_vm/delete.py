@@ -5,12 +5,12 @@ from typing import Annotated
 
 import tyro
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.distributed.tpu_slices import find_slice
 from grpo_eqx.launch.subcommand import CommandError, Subcommand
 from grpo_eqx.launch.tpu_vm.pod import check_type, describe, describe_command
 from grpo_eqx.launch.tpu_vm.vm import Vm, execute, show
-from grpo_eqx.tpu_slices import find_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

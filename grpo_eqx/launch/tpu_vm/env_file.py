@@ -4,8 +4,8 @@ import re
 import stat
 from pathlib import Path
 
-from grpo_eqx.errors import UserError
-from grpo_eqx.read_files import read_text, reading
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.read_files import read_text, reading
 
 
 def check_env_file(path: Path) -> Path:

@@ -4,12 +4,12 @@ import dataclasses
 import sys
 from pathlib import Path, PurePosixPath
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
-from grpo_eqx.read_files import expanded
 
 _WORKING_FOLDER = "grpo-eqx/repo"
 """Folder that commands of runs start in, from the home folder."""

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.distributed.tpu_slices import Slice, find_slice
 from grpo_eqx.launch.subcommand import CommandError
 from grpo_eqx.launch.tpu_vm.vm import Finished, Vm, execute, show
-from grpo_eqx.tpu_slices import Slice, find_slice
 
 _AT_ONCE = 32
 """Maximum number of concurrent gclouds, each of which takes about 100 MB."""

@@ -4,8 +4,8 @@ import dataclasses
 import datetime
 from typing import ClassVar
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import Pod, script

@@ -2,7 +2,8 @@
 
 import dataclasses
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.distributed.tpu_slices import find_slice
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.pod import (
     Pod,
@@ -13,7 +14,6 @@ from grpo_eqx.launch.tpu_vm.pod import (
 )
 from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show
-from grpo_eqx.tpu_slices import find_slice
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from grpo_eqx.clean_text import print_clean
+from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.launch.subcommand import Subcommand
 from grpo_eqx.launch.tpu_vm.env_file import check_env_file
 from grpo_eqx.launch.tpu_vm.pod import Pod, script

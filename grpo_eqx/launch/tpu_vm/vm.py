@@ -10,8 +10,8 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from grpo_eqx.clean_text import print_clean
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.quoting import shell_line
 

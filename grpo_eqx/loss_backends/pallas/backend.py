@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx._types import Number
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.pallas.gpu import TritonKernels
 from grpo_eqx.loss_backends.pallas.kernels import BlockSizes, KernelTiles, Problem

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from grpo_eqx._types import Number
+from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.softmax import Partial, ScoreGradient
 from grpo_eqx.loss_backends.tiles import Tiles
 from grpo_eqx.models.softcap import gradient_before_cap, soft_capped

@@ -9,7 +9,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.loss_backends.pallas.kernels import (
     Blocks,
     BlockScores,

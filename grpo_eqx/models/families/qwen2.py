@@ -4,7 +4,7 @@ import dataclasses
 from contextlib import suppress
 from typing import Any, ClassVar
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.models.architecture import QKV, Architecture
 from grpo_eqx.models.decoder import Decoder
 from grpo_eqx.models.decoder_config import DecoderConfig, FileFormat, layer_kinds

@@ -6,7 +6,7 @@ from functools import cached_property
 from statistics import fmean, median, variance
 from typing import Any, SupportsFloat
 
-from grpo_eqx.choices import SOFT_OVERLONG
+from grpo_eqx.common.choices import SOFT_OVERLONG
 
 EQUAL = 1e-6
 """Standard deviation over mean, up to which rewards are equal but for rounding."""

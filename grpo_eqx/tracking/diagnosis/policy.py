@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from statistics import fmean, median
 
-from grpo_eqx.errors import listed
+from grpo_eqx.common.errors import listed
 from grpo_eqx.tracking.diagnosis.history import History
 from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 

@@ -5,9 +5,9 @@ import re
 import time
 from typing import Literal
 
-from grpo_eqx.errors import FileError
-from grpo_eqx.plain_data import field
-from grpo_eqx.read_files import read_object
+from grpo_eqx.common.errors import FileError
+from grpo_eqx.common.plain_data import field
+from grpo_eqx.common.read_files import read_object
 from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
 
 _SIGNS_MISSED = 6

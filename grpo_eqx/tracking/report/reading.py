@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from grpo_eqx.errors import FileError
-from grpo_eqx.read_files import expanded
+from grpo_eqx.common.errors import FileError
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.tracking.plots.series import Course
 from grpo_eqx.tracking.recorded_files import (
     read_layout,

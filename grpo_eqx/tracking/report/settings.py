@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from grpo_eqx.config import HINTS, GRPOConfig
-from grpo_eqx.errors import UserError
-from grpo_eqx.setting_types import all_converted
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.settings.config import HINTS, GRPOConfig
+from grpo_eqx.settings.types import all_converted
 from grpo_eqx.tracking.run_folder import PASSED
 
 OF_SEEDS = frozenset({"seed", "output_dir", "run_name"})

@@ -9,8 +9,8 @@ from typing import Any
 
 import jinja2
 
-from grpo_eqx.durable import write_whole
-from grpo_eqx.errors import UserError, listed
+from grpo_eqx.common.durable import write_whole
+from grpo_eqx.common.errors import UserError, listed
 from grpo_eqx.tracking.diagnosis import Finding, diagnose
 from grpo_eqx.tracking.plots.style import plotting
 from grpo_eqx.tracking.report.charts import Plot, draw_sections

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from grpo_eqx.errors import first_line
+from grpo_eqx.common.errors import first_line
 from grpo_eqx.tracking.trackers.base import CompletionsTable, Tracker
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.time_share import TimeShare
 from grpo_eqx.tracking.trackers.base import CompletionsTable, Tracker
 

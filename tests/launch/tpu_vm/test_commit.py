@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.launch.tpu_vm.commit import resolve_commit
 
 

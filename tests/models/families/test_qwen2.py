@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 
 # What both generations of transformers write for Qwen2.5-0.5B-Instruct, but for the rotary base.

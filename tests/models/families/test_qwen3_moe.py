@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx import UserError
-from grpo_eqx.errors import WeightsError
+from grpo_eqx.common.errors import WeightsError
 from grpo_eqx.models import Decoder, Qwen3MoeConfig, from_pretrained, save_pretrained
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.sharding import parse_mesh

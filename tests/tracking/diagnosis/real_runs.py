@@ -13,7 +13,7 @@ import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.loss_backends import DenseLoss, LossBackend
-from grpo_eqx.recipes import RECIPES
+from grpo_eqx.settings.recipes import RECIPES
 
 
 def never(*, completions: list[str], **columns: object) -> list[float]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from grpo_eqx.errors import UserError
+from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.diagnosis import Finding
 from grpo_eqx.tracking.metric_registry import find_metric
 from grpo_eqx.tracking.report import write_report

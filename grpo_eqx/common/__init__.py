@@ -1,0 +1,1 @@
+"""What every layer may use: errors, choices, keys, files, safe text."""

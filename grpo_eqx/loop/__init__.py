@@ -1,0 +1,1 @@
+"""The training loop around its steps: events, callbacks, metrics, start and continuation."""

@@ -1,0 +1,124 @@
+"""Calls of a run's callbacks, with one answer for all processes."""
+
+import dataclasses
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple, SupportsFloat, get_args
+
+from grpo_eqx.common.clean_text import is_name
+from grpo_eqx.common.errors import CallbackError, UserError, first_line, shown
+from grpo_eqx.common.process_state import KeptState
+from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
+from grpo_eqx.loop.callbacks import Callback, Event, Response
+
+EventName = Literal["on_train_begin", "on_step_end", "on_evaluate", "on_save", "on_train_end"]
+EVENTS: tuple[EventName, ...] = get_args(EventName)
+_LOGGING = "on_step_end", "on_evaluate"
+_OF_ROWS = "step", "step_time"
+"""Names by which a line of metrics is known as a step's."""
+
+
+class Heard(NamedTuple):
+    """Responses of all callbacks to an event, as one."""
+
+    metrics: Mapping[str, float]
+    stop: str | None
+    """Name of the first callback that ends the run, with its reason."""
+
+
+class CallbackCalls:
+    """Callbacks of a run, to be called in all of its processes."""
+
+    def __init__(self, callbacks: Sequence[Callback]):
+        self.callbacks = callbacks
+        self._state = KeptState()
+
+    def wants(self, name: EventName) -> bool:
+        """Returns whether a callback does something at an event."""
+        own = inspect.getattr_static(Callback, name)
+        return any(inspect.getattr_static(type(each), name) is not own for each in self.callbacks)
+
+    def __call__(self, name: EventName, event: Event) -> Heard:
+        """Tells all callbacks, in their order; returns what process 0 has heard.
+
+        Raises `CallbackError` in all processes, with the callback's name, where one raises, and a
+        `UserError` for a response that cannot be.
+        """
+        if not self.callbacks:
+            return Heard({}, None)
+        heard = raise_on_all_hosts(lambda: self._told(name, event))
+        metrics, stop = from_main((dict(heard.metrics), heard.stop))
+        return Heard(metrics, stop)
+
+    def _told(self, name: EventName, event: Event) -> Heard:
+        logged, stop = dict[str, float](), None
+        for callback in self.callbacks:
+            now = dataclasses.replace(event, metrics={**event.metrics, **logged})
+            response = _response(callback, name, now, self._state)
+            if response is None:
+                continue
+            called = _name(callback)
+            if response.metrics and name not in _LOGGING:
+                raise UserError(
+                    f"callback {called}: {name} returned metrics, and there is no step to record "
+                    f"them with: return them from {' or '.join(_LOGGING)}."
+                )
+            for metric, value in response.metrics.items():
+                if not is_name(metric):
+                    what = "that is a text"
+                    if isinstance(metric, str):
+                        what = "of characters that can be printed"
+                    raise UserError(
+                        f"callback {called} logs a metric with the name {shown(metric)}: give it a "
+                        f"name {what}."
+                    )
+                if metric in _OF_ROWS or (name == "on_step_end" and metric.startswith("eval/")):
+                    raise UserError(
+                        f"callback {called} logs {metric!r} in {name}, a name by which lines of "
+                        f"steps and of evaluations are told apart: choose another."
+                    )
+                if metric in now.metrics:
+                    raise UserError(
+                        f"callback {called} logs {metric!r}, which the run logs already: choose "
+                        f"another name."
+                    )
+                logged[metric] = _number(called, metric, value)
+            if response.stop is not None and stop is None:
+                stop = f"{called}: {response.stop}"
+        return Heard(logged, stop)
+
+
+def _response(
+    callback: Callback, name: EventName, event: Event, state: KeptState
+) -> Response | None:
+    called, method = _name(callback), getattr(callback, name)
+    try:
+        with state.around(f"callback {called}"):
+            response = method(event)
+    except UserError as error:
+        raise UserError(f"callback {called}: {error}") from error
+    except Exception as error:
+        raise CallbackError(
+            f"callback {called} raised {type(error).__name__} in {name} after step {event.step}: "
+            f"{first_line(error)}; correct it, and the same command continues from the last "
+            f"checkpoint, if there is one."
+        ) from error
+    if response is not None and not isinstance(response, Response):
+        raise UserError(
+            f"callback {called}: {name} returned a {type(response).__name__}: return a "
+            f"grpo_eqx.Response, or nothing."
+        )
+    return response
+
+
+def _number(called: str, metric: str, value: SupportsFloat) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"callback {called} logs {metric!r} as {shown(value)}: metrics are numbers."
+        ) from error
+
+
+def _name(callback: Callback) -> str:
+    return type(callback).__name__

@@ -1,0 +1,105 @@
+"""Objects that are passed in place of what settings name."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from grpo_eqx.common.errors import UserError, listed
+from grpo_eqx.data.load import Data
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.loss_backends import LossBackend
+from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.sharding import Mesh, RolloutSharding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Passed:
+    """Objects passed in place of what the config names; where `None`, the config decides."""
+
+    model: CausalLM | None = None
+    tokenizer: ChatTokenizer | Any | None = None
+    train_data: Data | None = None
+    eval_data: Data | None = None
+    optimizer: optax.GradientTransformation | None = None
+    mesh: Mesh | None = None
+    rollout_sharding: RolloutSharding | None = None
+    loss_backend: LossBackend | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `UserError` for a model, optimizer or strategy that no run could use.
+
+        And for a model without its tokenizer. Tokenizers and data are checked as they are read.
+        """
+        check_object("model", self.model, CausalLM)
+        check_object("optimizer", self.optimizer, optax.GradientTransformation)
+        check_object("mesh", self.mesh, Mesh)
+        check_object("rollout_sharding", self.rollout_sharding, RolloutSharding)
+        check_object("loss_backend", self.loss_backend, LossBackend)
+        check_method("mesh", self.mesh, Mesh, "shape")
+        check_method("rollout sharding", self.rollout_sharding, RolloutSharding, "layout")
+        check_method("loss backend", self.loss_backend, LossBackend, "token_stats")
+        if self.model is not None and self.tokenizer is None:
+            raise UserError("a model is passed without its tokenizer: pass both.")
+
+    def described(self) -> dict[str, str]:
+        """Returns the kinds of the objects, by the settings that they replace."""
+        objects = {
+            "data" if field.name == "train_data" else field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "tokenizer"  # no setting
+        }
+        return {
+            setting: type(x).__name__
+            for setting, x in objects.items()
+            if x is not None and not isinstance(x, str | Path)  # a name becomes the setting
+        }
+
+
+def check_method(kind: str, given: object, base: type, method: str) -> None:
+    """Raises `UserError` where an object's method does not take, by position, what its base's does.
+
+    **Arguments:** what the object is, in words; the object, or `None`; its base class; the method.
+    """
+    if given is None:
+        return
+    _, *arguments = inspect.signature(getattr(base, method)).parameters  # the first is self
+    try:
+        inspect.signature(getattr(given, method)).bind(*arguments)
+    except TypeError as error:
+        raise UserError(
+            f"the method {method} of {kind} {type(given).__name__} must take "
+            f"{listed(arguments or ['no arguments'])}: {error}."
+        ) from error
+
+
+def check_object(name: str, value: Any, kind: type, setting: str | None = None) -> None:
+    """Raises `UserError` where a value is neither `None` nor an object of `kind`.
+
+    **Arguments:** the name that it is passed by; the value; the class; the setting that would do
+    instead, by default of the same name.
+    """
+    if value is None or isinstance(value, kind):
+        return
+    if isinstance(value, type):
+        raise UserError(f"{name}: {value.__name__} is a class: pass an object of it.")
+    if inspect.isfunction(value):
+        name_of = value.__name__
+        raise UserError(f"{name} is the function {name_of}: call it, as in {name_of}(...).")
+    if isinstance(value, optax.MultiSteps):
+        raise UserError(f"{name} is an optax.MultiSteps: pass its gradient_transformation().")
+    own = type(value)
+    what = f"of type {own.__name__}, of {own.__module__.partition('.')[0]}"
+    raise UserError(
+        f"{name} is {repr(value) if isinstance(value, str) else what}: pass an object of "
+        f"{_public_name(kind)}, or set GRPOConfig({setting or name}=...)."
+    )
+
+
+def _public_name(kind: type) -> str:
+    """Returns the name that users import a class by, with an example of a mesh."""
+    package = ".".join(kind.__module__.split(".")[: 2 if kind.__module__.startswith("grpo") else 1])
+    example = ", such as ExplicitMesh(dp=1, fsdp=-1, tp=1)" if kind is Mesh else ""
+    return f"{package}.{kind.__name__}{example}"

@@ -1,0 +1,1 @@
+"""Settings of a run: the config, its checks, types and files, and recipes."""
