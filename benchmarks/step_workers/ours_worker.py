@@ -13,7 +13,7 @@ from work import EOS_ID, LEARNING_RATE, Stopwatch, Work, reward, work_of_command
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.common.prng import make_key
 from grpo_eqx.data.prompts import Prompt, PromptSource
-from grpo_eqx.models.cost import update_flops
+from grpo_eqx.models.cost import rollout_flops, update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.device_peaks import device_peaks
@@ -54,8 +54,8 @@ class Watch(Tracker):
         work, lengths = self.stopwatch.work, self.stopwatch.lengths
         prompts = np.full(work.prompts, work.prompt_length)
         mean = statistics.fmean(lengths[work.warmup_steps :])
-        update = update_flops(self.config, prompts, np.full((work.prompts, work.group), mean))
-        return {"rollout": update / 3, "update": update}
+        lengths_of = self.config, prompts, np.full((work.prompts, work.group), mean)
+        return {"rollout": rollout_flops(*lengths_of), "update": update_flops(*lengths_of)}
 
 
 def main(work: Work, folder: Path) -> None:

@@ -1,15 +1,30 @@
-"""FLOPs and bytes that a model's arithmetic requires: the one place that counts them.
+"""FLOPs and bytes of a model's arithmetic: the one place that counts them from its sizes.
 
-Padding, recomputation and communication do not count: they are what measured times and compiled
-programs are compared for.
+Metrics, the choice of a rollout's layout and the planner's advice read them. What a program does on
+a device, padding and recomputation included, the planner reads from the compiled program instead.
 """
 
 import collections
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from grpo_eqx.models.config import ModelConfig
+
+
+def rollout_flops(
+    config: ModelConfig,
+    prompt_lengths: Int[np.ndarray, " P"],
+    completion_lengths: Int[np.ndarray, "P G"],
+) -> float:
+    """Counts the FLOPs of prefill and decoding, or of a pass that scores the same tokens.
+
+    Each token takes 2 per parameter of the matrices that it passes through, the head only for
+    completions, and 4 per layer and dimension of its query heads for each key that its query sees.
+    """
+    products, seen = _forward(config, prompt_lengths, completion_lengths)
+    return float(2 * products + 4 * _query_width(config) * seen)
 
 
 def update_flops(
@@ -21,27 +36,42 @@ def update_flops(
 ) -> float:
     """Counts the FLOPs of an update, forward and backward, as in PaLM (arXiv 2204.02311, app. B).
 
-    Each token takes 6 per parameter of the matrices it passes through, the head only for
+    Each token takes 6 per parameter of the matrices that it passes through, the head only for
     completions, or 4 where these are frozen, beneath adapters that are too small to count. It takes
     12 per layer and dimension of its query heads for each key that its query sees; unlike in PaLM,
-    keys that causality or a window hides are not counted.
+    keys that causality or a window hides are not counted. Recomputation is not counted either.
     """
-    prompts, completions = _floats(prompt_lengths, completion_lengths)
-    tokens = prompts.sum() + completions.sum()
-    products = config.num_active_parameters * tokens
-    products += config.num_head_parameters * completions.sum()
-    last = prompts[:, None] - 1  # a completion's first query is its prompt's last
-    seen = 0.0
-    for window, layers in collections.Counter(config.windows).items():
-        of_completions = _seen(last + completions, window) - _seen(last, window)
-        seen += layers * (_seen(prompts, window).sum() + of_completions.sum())
-    width = config.num_attention_heads * config.head_size
-    return float((4 if frozen else 6) * products + 12 * width * seen)
+    products, seen = _forward(config, prompt_lengths, completion_lengths)
+    return float((4 if frozen else 6) * products + 12 * _query_width(config) * seen)
 
 
 def token_flops(config: ModelConfig) -> int:
     """Counts the FLOPs of the products that one token needs in decoding, without attention."""
     return 2 * (config.num_active_parameters + config.num_head_parameters)
+
+
+class WeightCost(NamedTuple):
+    """Cost of each weight in a pass over a micro-batch, with everything recomputed."""
+
+    flops: int
+    """FLOPs for each token."""
+    num_bytes: int
+    """Bytes read and written in main memory, however many tokens there are."""
+
+    @classmethod
+    def of_score(cls) -> "WeightCost":
+        """Returns the cost without gradients: one product, which reads a bfloat16 weight once."""
+        return cls(2, 2)
+
+    @classmethod
+    def of_update(cls, *, frozen: bool) -> "WeightCost":
+        """Returns the cost with gradients.
+
+        Two products of the forward pass, computed twice, and one for the gradient of its input read
+        a bfloat16 weight three times. A weight that is not frozen takes one product more, which
+        reads and writes its float32 gradient.
+        """
+        return cls(6, 6) if frozen else cls(8, 14)
 
 
 def decode_bytes(
@@ -78,12 +108,63 @@ def decode_bytes(
         own = _seen(completions - 1, window)
         positions += layers * (of_prompts.sum() + own.sum())
     weight_bytes = itemsize * num_decode_steps * num_copies * weights
-    return float(weight_bytes + position_bytes(config, kv_itemsize) * positions)
+    return float(weight_bytes + _kv_bytes(config, kv_itemsize) * positions)
 
 
-def position_bytes(config: ModelConfig, kv_itemsize: float) -> float:
+def cache_bytes(config: ModelConfig, kv_itemsize: float) -> float:
+    """Counts the bytes of the keys and values of one position in all layers."""
+    return config.num_hidden_layers * _kv_bytes(config, kv_itemsize)
+
+
+def activation_bytes(config: ModelConfig, itemsize: int) -> int:
+    """Counts the bytes of one token's hidden state between two layers."""
+    return config.hidden_size * itemsize
+
+
+def projected_bytes(config: ModelConfig, itemsize: int) -> float:
+    """Estimates the bytes of what a layer's products make of one token's hidden state.
+
+    They are the queries, keys and values, and what the MLP's first two products make. About two
+    thirds of a layer's parameters are in these five matrices.
+    """
+    widths = 2 / 3 * config.num_active_parameters / config.num_hidden_layers / config.hidden_size
+    return widths * itemsize
+
+
+def logits_bytes(config: ModelConfig) -> int:
+    """Counts the bytes of one token's logits, which are float32."""
+    return 4 * config.vocab_size
+
+
+def _kv_bytes(config: ModelConfig, kv_itemsize: float) -> float:
     """Counts the bytes of the keys and values of one position in one layer."""
     return 2 * config.num_key_value_heads * config.head_size * kv_itemsize
+
+
+def _query_width(config: ModelConfig) -> int:
+    return config.num_attention_heads * config.head_size
+
+
+def _forward(
+    config: ModelConfig,
+    prompt_lengths: Int[np.ndarray, " P"],
+    completion_lengths: Int[np.ndarray, "P G"],
+) -> tuple[float, float]:
+    """Counts what a forward pass multiplies.
+
+    **Returns:** the pairs of a token and a parameter that it passes through; the pairs of a query
+    and a key that it sees, over all layers.
+    """
+    prompts, completions = _floats(prompt_lengths, completion_lengths)
+    tokens = prompts.sum() + completions.sum()
+    products = config.num_active_parameters * tokens
+    products += config.num_head_parameters * completions.sum()
+    last = prompts[:, None] - 1  # a completion's first query is its prompt's last
+    seen = 0.0
+    for window, layers in collections.Counter(config.windows).items():
+        of_completions = _seen(last + completions, window) - _seen(last, window)
+        seen += layers * (_seen(prompts, window).sum() + of_completions.sum())
+    return products, seen
 
 
 def _seen(lengths: Float[np.ndarray, "*P"], window: int | None) -> Float[np.ndarray, "*P"]:

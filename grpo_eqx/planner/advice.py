@@ -2,6 +2,7 @@
 
 import math
 
+from grpo_eqx.models.cost import WeightCost
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.step_time import Resource
@@ -90,11 +91,8 @@ def _reads_mostly_weights(program: str, plan: Plan) -> bool:
     """
     assert plan.peaks is not None
     rows = _micro_batches(program, plan).rows
-    # An update reads each bfloat16 weight three times and adds to a float32 gradient, for eight
-    # FLOPs a token, recomputed ones included; without gradients of the weights, for six. A score
-    # reads it once, for two.
-    num_bytes, flops = 2, 2
+    cost = WeightCost.of_score()
     if program == UPDATE:
-        num_bytes, flops = (14, 8) if plan.settings["lora_rank"] is None else (6, 6)
+        cost = WeightCost.of_update(frozen=plan.settings["lora_rank"] is not None)
     rate = plan.peaks.flops_per_second / plan.peaks.bytes_per_second
-    return flops * rows.width * rows.num_rows // rows.num_shards < num_bytes * rate
+    return cost.flops * rows.width * rows.num_rows // rows.num_shards < cost.num_bytes * rate

@@ -11,7 +11,13 @@ import numpy as np
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.models.config import ModelConfig
-from grpo_eqx.models.cost import position_bytes, token_flops
+from grpo_eqx.models.cost import (
+    activation_bytes,
+    cache_bytes,
+    logits_bytes,
+    projected_bytes,
+    token_flops,
+)
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
@@ -91,7 +97,7 @@ class DecodingWork:
         read = computed if layout.sends_weights else bytes_per_device(_read(held))
         scale = read / computed
         heads = num_shards(mesh, layout.heads(config.num_key_value_heads))
-        position = config.num_hidden_layers * position_bytes(config, self.kv_itemsize) / heads
+        position = cache_bytes(config, self.kv_itemsize) / heads
         prompt_bytes = prompts * self.prompt_length * position
         own_bytes = slots * self.completion_length * position
         seconds = (
@@ -99,7 +105,7 @@ class DecodingWork:
             + (read + prompt_bytes + own_bytes / 2) / peaks.bytes_per_second
             + self._exchanging(layout, links, slots)
         )
-        logits = slots * config.vocab_size * 4 * _LOGITS * scale
+        logits = slots * logits_bytes(config) * _LOGITS * scale
         resident = self.resident_bytes + bytes_per_device(held)
         return Estimate(layout, seconds, math.ceil(resident + prompt_bytes + own_bytes + logits))
 
@@ -121,8 +127,9 @@ class DecodingWork:
     def _exchanging(self, layout: RolloutLayout, links: LinkRates, slots: int) -> float:
         """Returns the seconds in which a device receives what a decoding step of slots needs."""
         config = self.config
-        layers, row = config.num_hidden_layers, float(slots * config.hidden_size * self.itemsize)
-        logits = 4.0 * slots * config.vocab_size
+        layers = config.num_hidden_layers
+        row = float(slots * activation_bytes(config, self.itemsize))
+        logits = float(slots * logits_bytes(config))
         if layout.sharing is not None:
             group = _Group.along(layout.sharing, layout.mesh, links)
             # Two sums a layer, one of embeddings, and the logits of a device's own slots.
@@ -134,8 +141,8 @@ class DecodingWork:
             return split.others(weights, layers) + split.others(logits)
         # Products sum over the hidden size, which is split: queries, keys, values, gate and up.
         tp = _Group.along(("tp",), layout.mesh, links)
-        widths = 2 / 3 * config.num_active_parameters / layers / config.hidden_size / tp.size
-        sums = split.sums(5 * layers, slots * widths * self.itemsize / 5)
+        projected = slots * projected_bytes(config, self.itemsize) / tp.size
+        sums = split.sums(5 * layers, projected / 5)
         return sums + tp.sums(2 * layers + 1, row) + split.others(logits)
 
 

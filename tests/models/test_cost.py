@@ -9,7 +9,13 @@ import pytest
 from jaxtyping import Array, Float
 
 from grpo_eqx.models.causal_attention import Visible
-from grpo_eqx.models.cost import decode_bytes, update_flops
+from grpo_eqx.models.cost import (
+    cache_bytes,
+    decode_bytes,
+    projected_bytes,
+    rollout_flops,
+    update_flops,
+)
 from grpo_eqx.models.decoder import Decoder
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.families.qwen3_moe import Qwen3MoeConfig
@@ -79,6 +85,8 @@ def test_flops_of_an_update_by_hand() -> None:
     # The prompt's tokens see 1 and 2 keys, the completions' inputs 2, and 2, 3, 4.
     attention = 12 * 2 * 4 * (1 + 2 + 2 + 2 + 3 + 4)
     assert update_flops(TINY, PROMPTS, COMPLETIONS) == products + attention
+    assert rollout_flops(TINY, PROMPTS, COMPLETIONS) == (products + attention) / 3
+    assert update_flops(TINY, PROMPTS, COMPLETIONS, frozen=True) == products * 4 / 6 + attention
 
 
 def test_bytes_of_a_rollout_by_hand() -> None:
@@ -94,6 +102,15 @@ def test_bytes_of_a_rollout_by_hand() -> None:
         TINY, PROMPTS, COMPLETIONS, num_decode_steps=3, num_copies=2, itemsize=4, kv_itemsize=4.0
     )
     assert of_two == 4 * (2 * weights + position * positions)
+    assert cache_bytes(TINY, 2.0) == 2 * position
+
+
+def test_what_a_layer_projects_is_about_the_widths_of_its_products() -> None:
+    config = Qwen2Config.from_name("7B")
+    heads = (config.num_attention_heads + 2 * config.num_key_value_heads) * config.head_size
+    assert projected_bytes(config, 2) == pytest.approx(
+        2 * (heads + 2 * config.intermediate_size), rel=0.05
+    )
 
 
 def test_work_adds_up_over_prompts() -> None:
