@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import tyro
 
-from grpo_eqx.tracking.measured_peaks import copy_rate, product_rate
+from grpo_eqx.tracking.device_peaks import copy_rate, product_rate
 
 
 def main(dtype: Literal["float32", "bfloat16"] = "bfloat16") -> None:

@@ -31,7 +31,7 @@ from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLo
 from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards, parameter_sharding
-from grpo_eqx.tracking.measured_peaks import timed
+from grpo_eqx.tracking.device_peaks import timed
 
 BACKENDS: dict[str, LossBackend] = {
     "dense": DenseLoss(),

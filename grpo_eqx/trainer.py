@@ -82,10 +82,9 @@ from grpo_eqx.tracking.completions_table import completion_columns, token_column
 from grpo_eqx.tracking.final_model import write_final_model, write_model
 from grpo_eqx.tracking.memory import MemoryGauge
 from grpo_eqx.tracking.metrics import StepClock
-from grpo_eqx.tracking.progress import track_on_terminal
 from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 from grpo_eqx.tracking.run_record import RunRecord
-from grpo_eqx.tracking.stages import Stages
+from grpo_eqx.tracking.stages import Stages, track_on_terminal
 from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache

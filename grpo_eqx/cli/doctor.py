@@ -29,7 +29,7 @@ class Doctor(Subcommand):
         from rich.text import Text
 
         from grpo_eqx.cli.machine_checks import run_checks
-        from grpo_eqx.tracking.run_console import safe_console
+        from grpo_eqx.tracking.safe_console import safe_console
 
         console, failed = safe_console(), False
         for name, check in run_checks(self.output_dir, self.model):

@@ -85,8 +85,7 @@ class Eval(Subcommand):
         from grpo_eqx.distributed.join import join_processes
         from grpo_eqx.distributed.startup import is_main
         from grpo_eqx.evaluation.standalone import Question, StandaloneEvaluation
-        from grpo_eqx.tracking.progress import track_on_terminal
-        from grpo_eqx.tracking.stages import Stages
+        from grpo_eqx.tracking.stages import Stages, track_on_terminal
         from grpo_eqx.training.compilation import use_compilation_cache
 
         given = {name: getattr(self, name) for name in _SETTINGS}
@@ -143,7 +142,7 @@ def _print(
 ) -> None:
     from rich.table import Table
 
-    from grpo_eqx.tracking.run_console import safe_console
+    from grpo_eqx.tracking.safe_console import safe_console
 
     num = f"{len(evaluations[0].solved):,} problems"
     table = Table(title=f"{title}, {num}, solved by {eval_func}", title_justify="left")

@@ -9,7 +9,7 @@ from rich.text import Text
 from grpo_eqx.tracking.diagnosis import RULES, Finding, Rule
 from grpo_eqx.tracking.diagnosis.history import History
 from grpo_eqx.tracking.recorded_run import RecordedRun
-from grpo_eqx.tracking.run_console import safe_console
+from grpo_eqx.tracking.safe_console import safe_console
 
 _INDENT = 6
 _LABELS = {"sickness": Text("sick  ", "bold red"), "note": Text("note  ", "bold blue")}

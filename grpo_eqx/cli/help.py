@@ -44,7 +44,7 @@ def show_help(
     `--help` for the essentials, `--help GROUP` for a group, `--help-all` for everything; flags that
     are essentials besides. Raises `UserError` for an unknown group.
     """
-    from grpo_eqx.tracking.run_console import safe_console
+    from grpo_eqx.tracking.safe_console import safe_console
 
     groups, wanted = groups_of(flags), _wanted(arguments)
     console = safe_console(width=min(safe_console().width, _WIDEST), highlight=False)

@@ -67,7 +67,7 @@ class Inspect(Subcommand):
     def run(self, command: tuple[str, ...]) -> int:
         from grpo_eqx.tracking.recorded_completions import RecordedCompletions
         from grpo_eqx.tracking.recorded_run import RecordedRun
-        from grpo_eqx.tracking.run_console import safe_console
+        from grpo_eqx.tracking.safe_console import safe_console
 
         wanted = self._wanted()
         run = RecordedRun.read(self.folder)

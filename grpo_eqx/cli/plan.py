@@ -159,7 +159,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
     """Shows progress on standard error: one live line on a terminal, else a line per message."""
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    from grpo_eqx.tracking.run_console import safe_console
+    from grpo_eqx.tracking.safe_console import safe_console
 
     console = safe_console(stderr=True)
     if not console.is_terminal:

@@ -1,1 +1,1 @@
-"""What every layer may use: errors, choices, keys, files, safe text."""
+"""Parts that every layer uses: errors, choices, keys of random draws, files, safe text."""

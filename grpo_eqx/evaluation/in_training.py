@@ -10,7 +10,7 @@ from grpo_eqx.evaluation.evaluator import Draws, Evaluator
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.settings.config import GRPOConfig
-from grpo_eqx.tracking.progress import track_on_terminal
+from grpo_eqx.tracking.stages import track_on_terminal
 
 SECONDS = "time/eval_s"
 """Metric of an evaluation in training: the seconds that it took."""

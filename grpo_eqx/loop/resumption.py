@@ -10,7 +10,7 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import SavedStep, complete_steps
 from grpo_eqx.common.errors import FileError, UserError
 from grpo_eqx.settings.config import GRPOConfig
-from grpo_eqx.tracking.recorded_files import read_passed
+from grpo_eqx.tracking.recorded_run import read_passed
 from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 from grpo_eqx.training.state import TrainState
 

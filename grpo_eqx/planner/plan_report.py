@@ -12,7 +12,7 @@ from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.tables import columns
 from grpo_eqx.planner.time_report import time_parts
 from grpo_eqx.sharding.layout_report import readable_bytes
-from grpo_eqx.tracking.run_console import safe_console
+from grpo_eqx.tracking.safe_console import safe_console
 
 GiB, MiB = 2**30, 2**20
 _PIPED_WIDTH = 120

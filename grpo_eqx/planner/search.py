@@ -17,8 +17,7 @@ from grpo_eqx.planner.plan import Change, Found, Plan
 from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.run.programs import EVALUATE
 from grpo_eqx.run.spec import RunSpec
-from grpo_eqx.tracking.device_peaks import DevicePeaks
-from grpo_eqx.tracking.measured_peaks import measured_peaks
+from grpo_eqx.tracking.device_peaks import DevicePeaks, measured_peaks
 
 MICRO_BATCH: Searchable = "micro_batch_size_per_device"
 _MOST = {"num_generations": 1024, "prompts_per_step": 8192}

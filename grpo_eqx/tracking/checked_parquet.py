@@ -1,7 +1,8 @@
-"""Parquet files with checksums, by which any changed bit of what is read is noticed.
+"""Parquet files with checksums, so that any changed bit of what is read is noticed.
 
-Those of the format leave out the headers of pages and the footer. So a file's own metadata, in the
-footer, has a CRC-32 of each column, and one of the footer itself, which counts itself as zeros.
+Parquet's own checksums leave out the headers of pages and the footer. So the metadata in a file's
+footer holds a CRC-32 of each column, and a CRC-32 of the footer itself, computed with its own
+digits as zeros.
 """
 
 import io
@@ -21,9 +22,12 @@ _TAIL = 8
 
 
 def to_parquet(table: Any, **options: Any) -> bytes:
-    """Returns the content of a file with a table of any columns but structs.
+    """Returns the content of a file with a table.
 
-    **Arguments:** the table; options of `pyarrow.parquet.ParquetWriter`.
+    **Arguments:**
+
+    - `table`: a `pyarrow.Table` without struct columns.
+    - `options`: options of `pyarrow.parquet.ParquetWriter`.
     """
     import pyarrow.parquet as pq
 
@@ -36,19 +40,22 @@ def to_parquet(table: Any, **options: Any) -> bytes:
     start = content.rindex(_MARK + blank) + len(_MARK)
     sums = [zlib.crc32(content[at:end]) for at, end in _chunks(pq.read_metadata(written))]
     sums.append(0)
-    content[start : start + len(blank)] = _hex(sums)
+    content[start : start + len(blank)] = _hex(sums)  # with 0 for the footer's own
     sums[-1] = zlib.crc32(content[_footer_start(written) :])
     content[start : start + len(blank)] = _hex(sums)
     return bytes(content)
 
 
 def read_parquet(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -> Any:
-    """Reads columns of a table, and no others.
+    """Reads some columns of a table.
 
-    **Arguments:** the file; returns the columns to read, of the names of all.
+    **Arguments:**
 
-    Raises `ValueError`, with the reason, for whatever is wrong with the file. Files of another
-    writer, which have no checksums, are read as they are.
+    - `path`: the file.
+    - `choose`: called with the names of all columns; returns the names of the columns to read.
+
+    Raises `ValueError`, with the reason, for whatever is wrong with the file. Files without
+    checksums, from another writer, are read as they are.
     """
     import pyarrow.parquet as pq
 
@@ -70,9 +77,9 @@ def read_parquet(path: Path, choose: Callable[[Sequence[str]], Sequence[str]]) -
 
 
 def _checked_sums(file: io.BufferedIOBase) -> list[int]:
-    """Returns the checksums of the columns; none where the file has none.
+    """Returns the checksums of the columns; an empty list for a file without checksums.
 
-    Raises `ValueError` where the footer has changed.
+    Raises `ValueError` if the footer has changed.
     """
     file.seek(_footer_start(file))
     footer = file.read()
@@ -94,7 +101,7 @@ def _footer_start(file: io.BufferedIOBase) -> int:
 
 
 def _chunks(metadata: Any) -> Iterator[tuple[int, int]]:
-    """Yields where the bytes of each column begin and end."""
+    """Yields the first byte of each column, and the byte after its last."""
     for group in range(metadata.num_row_groups):
         for number in range(metadata.num_columns):
             column = metadata.row_group(group).column(number)

@@ -1,4 +1,4 @@
-"""Phases in which programs are compiled, and how long such took before."""
+"""Phases in which programs are compiled, and how long they took in earlier runs."""
 
 import contextlib
 import json
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import jax
 
+from grpo_eqx.common.durable import write_whole
 from grpo_eqx.common.errors import FileError
 from grpo_eqx.common.plain_data import is_a
 from grpo_eqx.common.read_files import read_object
@@ -20,24 +21,28 @@ _WORTH_KNOWING_S = 1.0
 
 
 class CompileTimes:
-    """Seconds that programs took to compile last, in a file beside JAX's cache of them.
+    """Seconds of the last compilation of each program, in a file beside JAX's compilation cache.
 
-    Programs are known by name, model and devices; with other batches or lengths, the time is of the
-    same order. A file that cannot be read or written is as none.
+    A program is known by its name, model and devices: with other batches or lengths, the time is of
+    the same order. A file that cannot be read or written is ignored.
     """
 
     def __init__(self, cache: str | None, model: str, mesh: jax.sharding.Mesh):
-        """**Arguments:** the folder of the cache, if there is one; the model; the devices."""
+        """**Arguments:**
+
+        - `cache`: the folder of JAX's compilation cache, if any.
+        - `model`, `mesh`: the name of the model, and the devices.
+        """
         on_disk = cache is not None and "://" not in cache
         self._path = Path(cache, _FILE) if cache is not None and on_disk else None
         self._run = f"{model} on {mesh.size} x {mesh.devices.flat[0].device_kind}"
 
     def before(self, program: str) -> float | None:
-        """Returns how long a program took, if that is known."""
+        """Returns the seconds that a program took, if known."""
         return self._read().get(self._key(program))
 
     def remember(self, program: str, seconds: float) -> None:
-        """Notes how long a program took."""
+        """Records the seconds that a program took."""
         if self._path is None or seconds < _WORTH_KNOWING_S:
             return
         entries = self._read()
@@ -45,9 +50,7 @@ class CompileTimes:
         entries[self._key(program)] = round(seconds, 1)
         kept = dict(list(entries.items())[-_MOST_ENTRIES:])
         with contextlib.suppress(OSError):
-            beside = self._path.with_suffix(".tmp")
-            beside.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-            beside.replace(self._path)
+            write_whole(self._path, json.dumps(kept, indent=1) + "\n")
 
     def _key(self, program: str) -> str:
         return f"{program} of {self._run}"
@@ -63,13 +66,13 @@ class CompileTimes:
 
 
 class CompilePhases:
-    """Says when programs are compiled: in a live display, or else in a line."""
+    """Tells when programs are compiled, in a live display or else in a line."""
 
     def __init__(self, stages: Stages, times: CompileTimes):
         self._stages, self._times = stages, times
 
     def begin(self, program: str) -> None:
-        """Begins the phase of a program, which ends when the thread that calls has compiled it."""
+        """Begins the phase of a program, which ends when the calling thread has compiled it."""
         before = self._times.before(program)
         phase = Phase(f"compiling {program}", before)
 

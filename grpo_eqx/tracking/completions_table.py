@@ -1,4 +1,4 @@
-"""Table of a step's prompts, completions and rewards."""
+"""Table of a step's prompts, completions and rewards, as it is recorded."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from grpo_eqx.rewards import Rewards
 from grpo_eqx.tracking.checked_parquet import to_parquet
 
 _ID_LENGTH = 12
-"""Hex digits of a prompt's id: two of a million prompts share one with a chance of 0.2 %."""
+"""Hex digits of a prompt's id. Among a million prompts, two share an id with a chance of 0.2 %."""
 _LOGPS = "token_logps"
 
 
@@ -33,9 +33,9 @@ def completion_columns(
     rewards: Rewards,
     advantages: Float[np.ndarray, "P G"],
 ) -> dict[str, list[Any]]:
-    """Returns the columns of a step's table, with an entry for each of its completions.
+    """Returns the columns of a step's table, with an entry for each completion.
 
-    Rewards that a function did not give, and advantages without any, are NaN.
+    Missing rewards of a function, and advantages of completions without a reward, are NaN.
     """
     group = advantages.shape[1]
     texts = [prompt.text for prompt in prompts]
@@ -58,13 +58,13 @@ def completion_columns(
 def token_columns(completions: Completions) -> dict[str, list[Any]]:
     """Returns two more columns, with a list for each completion: its tokens and their log-probs.
 
-    `tokens` has the text of each, and the name of a special one; `token_logps` is under the
-    distribution that it was drawn from, float32 rounded to float16's 11 bits.
+    `tokens` has the text of each token, or the name of a special token. `token_logps` has log-probs
+    under the distribution that was sampled from, in float32 rounded to float16's 11 bits.
     """
     if completions.sampler_logps is None:
         return {}
     texts = completions.tokenizer.token_texts
-    # All at once: a call for each completion takes longer than what it computes.
+    # One call for all tokens: a call per completion would cost more than its work.
     ids = [ids for group in completions.ids for ids in group]
     rows = [row for group in completions.sampler_logps for row in group]
     words = texts([token for each in ids for token in each])
@@ -75,9 +75,9 @@ def token_columns(completions: Completions) -> dict[str, list[Any]]:
 
 
 def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
-    """Writes columns as a Parquet table, which is at its path only once it is whole.
+    """Writes columns as a Parquet file, which appears at its path only once it is complete.
 
-    It does not wait for the disk, as a run may write one with each step.
+    Does not wait for the disk, because a run may write a table with every step.
     """
     import pyarrow as pa
 
@@ -85,7 +85,8 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     leaves = {
         f"{x.name}.list.element" if pa.types.is_list(x.type) else x.name for x in table.schema
     }
-    # The two of a log-prob's four bytes that rounding leaves 0 compress to nothing.
+    # Rounding leaves two of the four bytes of a log-prob 0: stored as byte streams, they compress
+    # to nothing.
     split = {name for name in leaves if name.startswith(_LOGPS)}
     content = to_parquet(
         table, compression="zstd", write_statistics=False, store_schema=False,
@@ -95,9 +96,9 @@ def write_completions(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def import_writers() -> None:
-    """Imports what `write_completions` needs, which takes about a second.
+    """Imports the packages that `write_completions` needs, which takes about a second.
 
-    What cannot be imported is left to `write_completions`, which then says so.
+    Import errors are ignored: `write_completions` raises them again.
     """
     with contextlib.suppress(Exception):
         import pyarrow as pa

@@ -1,4 +1,4 @@
-"""Completions as a person reads them: in a table, one after the other, or side by side."""
+"""Completions on a terminal: in a table, one after the other, or side by side."""
 
 import dataclasses
 import functools
@@ -11,23 +11,23 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from grpo_eqx.tracking.safe_text import cut_in_the_middle, literal
+from grpo_eqx.tracking.safe_console import cut_in_the_middle, literal
 
 _LINES_OF_A_CELL = 5
 _FILLED = 0.85
-"""Share of a cell that words fill, as its lines break between them."""
+"""Share of a cell that text fills, because lines break between words."""
 _NUMBER_WIDTH = 9
 _GAP = 2
 _COLUMN_OF_A_STEP = 34
-"""Columns of a terminal that a step needs beside others."""
+"""Columns of a terminal that a step needs where steps stand side by side."""
 _LABEL = "dim"
 
 
 def spread(values: Sequence[float], number: int) -> list[int]:
     """Returns indices of at most `number` values, from the largest to the smallest.
 
-    They are evenly spaced in that order, with both ends, so that they show what shares of the
-    values are large and small. NaN counts as smallest; of equal ones, the first comes first.
+    The chosen values are evenly spaced in that order, both ends included, so that they show which
+    shares of the values are large and small. NaN counts as smallest. Equal values keep their order.
     """
     ranked = sorted(range(len(values)), key=lambda i: _descending(values[i]))
     return [ranked[i] for i in evenly(len(ranked), number)]
@@ -45,7 +45,14 @@ def evenly(count: int, number: int) -> list[int]:
 def as_table(
     columns: Mapping[str, Sequence[Any]], number: int, width: int, encoding: str
 ) -> RenderableType:
-    """Returns a table of some completions of a step, for an output of a width in columns."""
+    """Returns a table of some completions of a step.
+
+    **Arguments:**
+
+    - `columns`: the step's table, as `completion_columns` returns it.
+    - `number`: the most completions to show.
+    - `width`, `encoding`: columns of the output, and its encoding.
+    """
     rows = spread(columns["reward"], number)
     room = max(20, width - 2 * _NUMBER_WIDTH - 3 * _GAP)
     widths = room * 2 // 5, room - room * 2 // 5
@@ -77,8 +84,12 @@ def as_block(
 ) -> RenderableType:
     """Returns a completion with its prompt and rewards, over the whole width.
 
-    **Arguments:** its columns; the encoding of the output; the characters of each text to show, of
-    which more are cut in the middle; what to show in place of the completion's text.
+    **Arguments:**
+
+    - `row`: the columns of the completion.
+    - `encoding`: the encoding of the output.
+    - `longest`: characters to show of each text; longer texts are cut in the middle.
+    - `heat`: what to show in place of the completion's text.
     """
     each = {x.removeprefix("rewards/"): v for x, v in row.items() if x.startswith("rewards/")}
     parts = f" ({', '.join(f'{name} {_number(x)}' for name, x in each.items())})"
@@ -102,7 +113,7 @@ def as_block(
 
 @dataclasses.dataclass(frozen=True)
 class _Unpadded:
-    """A renderable behind an indent, without spaces at the ends of its lines."""
+    """A renderable with an indent, and without spaces at the ends of its lines."""
 
     shown: RenderableType
     indent: int = 0
@@ -128,10 +139,15 @@ def side_by_side(
     longest: int,
     width: int,
 ) -> RenderableType:
-    """Returns a prompt and its completions, with a column for each step, as many as have room.
+    """Returns a prompt and its completions, with a column for each step, as far as they have room.
 
-    **Arguments:** the prompt's completions of each step; the encoding of the output; how many of
-    each step to show; the characters of each to show; the columns of the output.
+    **Arguments:**
+
+    - `steps`: the prompt's completions of each step.
+    - `encoding`: the encoding of the output.
+    - `per_step`: the most completions to show of each step.
+    - `longest`: characters to show of each text; longer texts are cut in the middle.
+    - `width`: columns of the output.
     """
     room = max(1, (width + _GAP) // (_COLUMN_OF_A_STEP + _GAP))
     numbers = list(steps)

@@ -2,16 +2,17 @@
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from rich.text import Text
 
 from grpo_eqx.common.clean_text import clean
 from grpo_eqx.tracking.durations import readable_seconds
-from grpo_eqx.tracking.memory_in_use import memory_in_use
+from grpo_eqx.tracking.memory import memory_in_use
 from grpo_eqx.tracking.phases import PHASES
-from grpo_eqx.tracking.trend import direction, sparkline
 
 _WIDEST = 120
 _LABEL, _VALUE, _ACCENT, _WARNING = "dim", "", "cyan", "yellow"
@@ -20,12 +21,20 @@ _MANY_TRUNCATED = 0.5
 _ARROWS = {1: ("↗", "green"), 0: ("→", "dim"), -1: ("↘", "red"), None: (" ", "")}
 _ASCII_ARROWS = {1: "^", 0: ">", -1: "v", None: " "}
 _CELLS, _NARROWEST_CELL = 4, 19
-"""Cells of a row of numbers, and the columns that each needs; what has no room is left out."""
+"""Cells of a row of numbers, and the columns that each needs; cells without room are left out."""
+_BLOCKS, _ASCII_BLOCKS = "▁▂▃▄▅▆▇█", "_.-=+*%@"
+_RECENT = 20
+"""Latest values whose direction is told."""
+_LEAST = 6
+"""Fewest values that have a direction."""
+_ERRORS = 2.0
+"""Standard errors between the means of the older and the newer half of the latest values, from
+which a difference counts as a trend. Values without a trend differ by more one time in twenty."""
 
 
 @dataclasses.dataclass
 class Dashboard:
-    """Lines of a live display, of a width that they are asked for."""
+    """Lines of a live display."""
 
     steps: int
     done: int
@@ -33,19 +42,19 @@ class Dashboard:
     """Mean reward of each step so far."""
     ascii_only: bool = False
     metrics: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """The last step's."""
+    """Metrics of the last step."""
     seconds_left: float | None = None
-    """Estimate from when that step ended."""
+    """Estimate of the time left, made when the last step ended."""
     began: float = dataclasses.field(default_factory=time.monotonic)
     stepped: float = dataclasses.field(default_factory=time.monotonic)
-    """When the last step ended, later by the time that phases have taken since."""
+    """When the last step ended, plus the time that phases have taken since."""
     stopped: bool = False
-    """Whether no more steps are made."""
+    """Whether the run makes no more steps."""
     _looked: float = dataclasses.field(default_factory=time.monotonic)
     """When the time left was last asked for."""
 
     def lines(self, width: int) -> list[Text]:
-        """Returns five lines of at most `width` columns; the last says what takes a while."""
+        """Returns five lines of at most `width` columns; the last names the phase in progress."""
         width = min(width, _WIDEST)
         phase = PHASES.latest
         return [
@@ -62,7 +71,7 @@ class Dashboard:
         )
         left = Text("  " + self._time_left())
         size = max(0, width - line.cell_len - left.cell_len)
-        # Twice as fine as characters.
+        # Half characters make the bar twice as fine.
         halves = 2 * size * self.done // self.steps
         full, half, rest = ("=", "-", "-") if self.ascii_only else ("━", "╸", "─")
         bar = full * (halves // 2) + half * (halves % 2)
@@ -75,7 +84,7 @@ class Dashboard:
             return "stopped"
         now = time.monotonic()
         if PHASES.latest is not None:
-            # An evaluation or a compilation: no part of the steps that the estimate is of.
+            # An evaluation or a compilation, which the estimate for the steps does not include.
             self.stepped += now - max(self.stepped, self._looked)
         self._looked = now
         if self.seconds_left is None:
@@ -140,6 +149,46 @@ def _row(width: int, cells: Sequence[tuple[str, str, str]]) -> Text:
 
 
 def _number(metrics: Mapping[str, float], name: str, form: str) -> str:
-    """Returns a metric as text, or a dash where it is not known or no number."""
+    """Returns a metric as text, or a dash where it is missing or not finite."""
     value = metrics.get(name, math.nan)
     return form.format(value) if math.isfinite(value) else _UNKNOWN
+
+
+def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
+    """Draws all values in at most `width` characters; each character is the mean of equally many.
+
+    The lowest mean has the lowest block, and the highest mean the highest block. A character whose
+    values are all not finite is a space.
+    """
+    size = max(1, -(-len(values) // max(1, width)))
+    parts = [values[start : start + size] for start in range(0, len(values), size)]
+    means = [_mean(part) for part in parts]
+    finite = [x for x in means if math.isfinite(x)]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
+    # A flat line is drawn in the middle.
+    scale = (len(blocks) - 1) / (high - low) if high > low else 0.0
+    middle = 0 if high > low else len(blocks) // 2
+    return "".join(
+        blocks[middle + round((x - low) * scale)] if math.isfinite(x) else " " for x in means
+    )
+
+
+def direction(values: Sequence[float]) -> int | None:
+    """Returns 1 where the latest values rise, -1 where they fall, and 0 where neither is certain.
+
+    With too few values, returns `None`.
+    """
+    recent = [x for x in values[-_RECENT:] if math.isfinite(x)]
+    if len(recent) < _LEAST:
+        return None
+    half = len(recent) // 2
+    older, newer = np.array(recent[:half]), np.array(recent[half:])
+    error = math.sqrt(older.var(ddof=1) / len(older) + newer.var(ddof=1) / len(newer))
+    difference = float(newer.mean() - older.mean())
+    return 0 if abs(difference) <= _ERRORS * error else int(math.copysign(1, difference))
+
+
+def _mean(values: Sequence[float]) -> float:
+    finite = [x for x in values if math.isfinite(x)]
+    return statistics.fmean(finite) if finite else math.nan

@@ -14,8 +14,8 @@ class LinkRates(NamedTuple):
 
 
 HOP_SECONDS = 1e-6
-"""Time that data take from a TPU to the next, however few they are: about a microsecond, in the
-book named below."""
+"""Latency of one hop from a TPU to the next: about a microsecond, according to the book named
+below."""
 
 
 def link_rates(device_kind: str) -> LinkRates | None:
@@ -24,11 +24,11 @@ def link_rates(device_kind: str) -> LinkRates | None:
 
 
 def num_hops(devices: Sequence[Any]) -> int:
-    """Returns the hops that data take one after the other to reach all of a group.
+    """Returns the hops that data take, one after the other, to reach all devices of a group.
 
-    Between TPUs they go one way along each axis of the torus, one axis after the other; between
-    other devices around a ring. The book named below adds up the axes too, and halves them for both
-    ways.
+    TPUs send data one way along each axis of the torus, one axis after the other; other devices
+    send data around a ring. The book named below also adds up the axes, and halves the sum because
+    data can go both ways.
     """
     if devices[0].platform != "tpu":
         return len(devices) - 1
@@ -39,8 +39,8 @@ def num_hops(devices: Sequence[Any]) -> int:
 def wraps(grid: Sequence[int], axis: int) -> bool:
     """Returns whether the ends of an axis of a TPU slice's grid of chips are linked.
 
-    In two dimensions, those of a full axis of 16 are; in three, those of all axes if the slice
-    consists of whole cubes of 4x4x4.
+    In two dimensions, a full axis of 16 wraps around. In three, all axes do if the slice consists
+    of whole cubes of 4x4x4.
     """
     if len([size for size in grid if size > 1]) < 3:
         return grid[axis] == _FULL_AXIS

@@ -1,6 +1,21 @@
-"""Peak rates of devices, from their vendors' figures."""
+"""Peak rates of devices: vendors' figures, and measured rates of CPUs, which have none."""
 
-from typing import NamedTuple
+import functools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_ROUNDS = 10
+_COPIES = 50
+"""Copies of an array per call, so many that the time of the call itself does not matter."""
+_PRODUCT_SIZES = (512, 1024, 2048)
+_CACHED = tuple(2**exponent for exponent in range(16, 24))
+"""Sizes, in float32 numbers, of arrays that fit the last-level cache of some CPU: 256 KiB to
+32 MiB."""
 
 
 class DevicePeaks(NamedTuple):
@@ -45,3 +60,59 @@ _GPUS = {
     "NVIDIA B200": DevicePeaks(4500e12 / 2, 7700e9),
 }
 _PEAKS = _TPUS | _GPUS
+
+
+@functools.cache
+def measured_peaks() -> DevicePeaks:
+    """Measures rates of the local CPU that programs do not exceed, once in a process.
+
+    The products are of float32 matrices. The bandwidth is the highest over several sizes of arrays
+    that fit a cache, as many arrays of a program do.
+    """
+    return DevicePeaks(
+        flops_per_second=product_rate(jnp.dtype("float32"), _PRODUCT_SIZES),
+        bytes_per_second=copy_rate(_CACHED, copies=_COPIES),
+    )
+
+
+def product_rate(dtype: jnp.dtype, sizes: Sequence[int]) -> float:
+    """Measures the FLOPs per second of the fastest product of square matrices of some sizes."""
+    random = np.random.default_rng(0)
+    multiply = jax.jit(lambda a: a @ a)
+    rates = []
+    for n in sizes:
+        matrix = jnp.asarray(random.standard_normal((n, n)), dtype)
+        rates.append(2.0 * n**3 / _least_time(multiply, matrix))
+    return max(rates)
+
+
+def copy_rate(sizes: Sequence[int], copies: int = 1) -> float:
+    """Measures the bytes per second, read and written, of the fastest copy over several sizes.
+
+    **Arguments:**
+
+    - `sizes`: sizes of arrays, in float32 numbers.
+    - `copies`: copies that a program makes, one after the other.
+    """
+
+    @jax.jit
+    def copied(array: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, copies, lambda _, x: x + 1, array)
+
+    rates = []
+    for n in sizes:
+        array = jnp.ones(n, jnp.float32)
+        seconds = _least_time(copied, array) / copies
+        rates.append(2.0 * array.nbytes / seconds)
+    return max(rates)
+
+
+def timed(run: Callable[[], Any]) -> float:
+    """Measures the seconds of a call, until the device has done all that the call gave it."""
+    start = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - start
+
+
+def _least_time(run: Callable[[jax.Array], jax.Array], array: jax.Array) -> float:
+    return min(timed(lambda: run(array)) for _ in range(_ROUNDS))

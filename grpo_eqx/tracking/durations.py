@@ -1,10 +1,13 @@
-"""Durations in words, and the time that is left."""
+"""Durations: in words, what is left of a run, and what an extra may take of it."""
 
+import contextlib
 import statistics
+import time
 from collections import deque
+from collections.abc import Iterator
 
 _STEPS_OF_ESTIMATE = 20
-"""Latest steps, of those that compiled nothing, by whose median the time left is estimated."""
+"""Latest steps that compiled nothing; their median is the estimate for each remaining step."""
 
 
 def readable_seconds(seconds: float) -> str:
@@ -27,5 +30,35 @@ class TimeLeft:
             self._seconds.append(seconds)
 
     def of(self, num_steps: int) -> float | None:
-        """Returns the seconds that so many steps take, or `None` where nothing is known yet."""
+        """Returns the seconds that `num_steps` steps take, or `None` before the first estimate."""
         return statistics.median(self._seconds) * num_steps if self._seconds else None
+
+
+class TimeShare:
+    """Pace of optional work, such as a plot, which may take a given share of a run's time.
+
+    Work that took a second, with a share of 0.001, is due again after 1,000 seconds.
+    """
+
+    def __init__(self, share: float, *, first_after_s: float = 0.0):
+        """**Arguments:**
+
+        - `share`: the share of the run's time that the work may take.
+        - `first_after_s`: seconds until the work is due for the first time.
+        """
+        self._share = share
+        self._due = time.monotonic() + first_after_s
+
+    def is_due(self) -> bool:
+        """Returns whether the work may be done now."""
+        return time.monotonic() >= self._due
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """Times the block that does the work, also where the block raises an error."""
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            ended = time.monotonic()
+            self._due = ended + (ended - started) / self._share

@@ -1,4 +1,4 @@
-"""Writing of the trained model, to its run's folder or to one that a user names."""
+"""Writing of the trained model, to its run's folder or to a folder that the user names."""
 
 import shutil
 import tempfile
@@ -15,10 +15,14 @@ from grpo_eqx.tracking.run_folder import RunFolder
 
 
 def write_model(save: Callable[[Path], None], path: str | Path) -> None:
-    """Writes the trained model to a folder that a user names.
+    """Writes the trained model to a folder that the user names.
 
-    **Arguments:** writes the model to the folder that it is called with; the folder. Raises
-    `UserError` where it cannot be a folder, or cannot be written.
+    **Arguments:**
+
+    - `save`: writes the model to the folder that it is called with.
+    - `path`: the folder.
+
+    Raises `UserError` if `path` is empty, is a file or cannot be written.
     """
     folder = expanded(path)
     try:
@@ -34,11 +38,14 @@ def write_model(save: Callable[[Path], None], path: str | Path) -> None:
 
 
 def write_final_model(save: Callable[[Path], None], folder: Path) -> None:
-    """Writes the trained model to a folder or, where that fails, to a temporary one.
+    """Writes the trained model to a folder or, if that fails, to a temporary one.
 
-    **Arguments:** writes the model to the folder that it is called with; the folder, which exists
-    only once all of the model is in it. Raises `RunError` where the model is not in the folder,
-    with where it is instead.
+    **Arguments:**
+
+    - `save`: writes the model to the folder that it is called with.
+    - `folder`: the folder, which exists only once the whole model is in it.
+
+    Raises `RunError` if the model is not in `folder`; the message says where the model is.
     """
     try:
         _write_whole(save, folder)
@@ -69,7 +76,7 @@ def _write_whole(save: Callable[[Path], None], folder: Path) -> None:
 
 
 def _write_elsewhere(save: Callable[[Path], None]) -> Path | str:
-    """Returns the temporary folder that the model is in, or why it is not, after a first reason."""
+    """Returns the temporary folder with the model, or the end of a sentence that says why not."""
     parent = tempfile.gettempdir()
     try:
         folder = Path(tempfile.mkdtemp(prefix="grpo_eqx-model-"))

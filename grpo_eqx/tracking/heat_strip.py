@@ -1,4 +1,4 @@
-"""Tokens of a completion, each with how likely it was, as a strip of colors or digits."""
+"""Tokens of a completion with their probabilities, shown as colors or digits."""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from grpo_eqx.tracking.safe_text import literal
+from grpo_eqx.tracking.safe_console import literal
 
 _LEVELS = (
     (0.9, "at least 90 %", ""),
@@ -15,11 +15,11 @@ _LEVELS = (
     (0.01, "1 %", "black on #ff9d6c"),
     (0.0, "less", "white on #b02a4a"),
 )
-"""Least probability, its words and its style, from likely to unlikely."""
+"""Lower bound of a probability, its words and its style, from likely to unlikely."""
 
 
 def legend(*, colored: bool) -> Text:
-    """Returns what the colors, or the digits, stand for."""
+    """Returns a line that explains the colors, or the digits."""
     if not colored:
         return Text("digits: tenths of a token's probability, when it was drawn", "dim")
     shown = Text().append("probability of a token: ", "dim")
@@ -36,10 +36,14 @@ def heat_strip(
     width: int,
     encoding: str = "utf-8",
 ) -> Text:
-    """Returns tokens in the colors of their probabilities, or above digits of tenths of them.
+    """Returns tokens in the colors of their probabilities, or above the digits of their tenths.
 
-    **Arguments:** the texts of the tokens; their log-probs; whether there are colors; the columns
-    to use, for digits; the encoding of the output.
+    **Arguments:**
+
+    - `tokens`, `logps`: the texts of the tokens, and their log-probs.
+    - `colored`: whether the output has colors.
+    - `width`: columns to use, for digits.
+    - `encoding`: the encoding of the output.
     """
     probabilities = [0.0 if math.isnan(x) else math.exp(min(0.0, x)) for x in logps]
     texts = [literal(token, newlines=False, encoding=encoding).plain for token in tokens]
@@ -47,7 +51,7 @@ def heat_strip(
         return _over_digits(texts, probabilities, width)
     shown = Text()
     for token, text, probability in zip(tokens, texts, probabilities, strict=True):
-        # The line ends of a token are shown, and made.
+        # The line breaks of a token are both spelled and made.
         shown.append(text, _style(probability)).append("\n" * token.count("\n"))
     return shown
 
@@ -57,7 +61,7 @@ def _style(probability: float) -> str:
 
 
 def _over_digits(texts: Sequence[str], probabilities: Sequence[float], width: int) -> Text:
-    """Returns lines of tokens, each over a line of digits that begin where the tokens do."""
+    """Returns lines of tokens above lines of digits; each digit stands below its token's start."""
     lines, above, below = [], "", ""
     for text, probability in zip(texts, probabilities, strict=True):
         size = cell_len(text)

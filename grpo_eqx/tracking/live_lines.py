@@ -27,18 +27,22 @@ _CLEAN = b"\r\x1b[J\x1b[?25h"
 
 
 class LiveLines(RenderHook):
-    """Lines below all that is printed, redrawn every second and whenever something is printed.
+    """Lines below everything that is printed, redrawn every second and whenever text is printed.
 
-    The cursor rests, hidden, on an empty line above them. From there everything below is erased,
-    however the terminal has wrapped it after a change of its width; and a line that a library
-    writes past Python, straight to the terminal, stays legible.
+    The cursor rests, hidden, on an empty line above them. Erasing everything below the cursor thus
+    works even after the terminal has wrapped lines at a new width. And a line that a library writes
+    straight to the terminal, past Python, stays legible.
 
-    While the context is entered, what goes to standard output and error, and to handlers of
-    `logging` that write there, is printed above the lines, as far as these are terminals.
+    While the context is entered, output to standard output and standard error, and from `logging`
+    handlers that write there, is printed above the lines, if these streams are terminals.
     """
 
     def __init__(self, console: Console, lines: Callable[[int], Sequence[Text]]):
-        """**Arguments:** the console, of a terminal; returns the lines for a width in columns."""
+        """**Arguments:**
+
+        - `console`: the console of a terminal.
+        - `lines`: returns the lines for a width in columns.
+        """
         self._console, self._lines = console, lines
         self._lock, self._is_over = threading.RLock(), threading.Event()
         self._entered = contextlib.ExitStack()
@@ -61,7 +65,7 @@ class LiveLines(RenderHook):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Leaves the lines as they are last, with the cursor below them."""
+        """Leaves the last lines on the terminal, with the cursor below them."""
         with self._lock:
             self._is_over.set()
         self._console.pop_render_hook()
@@ -72,7 +76,7 @@ class LiveLines(RenderHook):
             self._console.show_cursor(True)
 
     def refresh(self) -> None:
-        """Redraws the lines. A terminal that is gone is no reason to end a run."""
+        """Redraws the lines, unless the terminal is gone, which is no reason to end a run."""
         with self._lock, contextlib.suppress(OSError):
             if not self._is_over.is_set():
                 self._console.print(Control())
@@ -83,7 +87,7 @@ class LiveLines(RenderHook):
         return self._room()[0]
 
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Adds the lines to what is printed."""
+        """Adds the lines below the text that is printed."""
         printed = any(not isinstance(x, Control) for x in renderables)
         erasing = [_Erasing()] if printed else []
         return [*erasing, *renderables, _Drawing(self._drawn(), self._room()[0] - 1)]
@@ -91,14 +95,14 @@ class LiveLines(RenderHook):
     def _drawn(self) -> list[Text]:
         """Returns the lines, after an empty one, as far as the terminal has room for them."""
         width, height = self._room()
-        # A last column that is written to would leave the cursor on it.
+        # Text in the last column would leave the cursor there.
         return [Text(), *self._lines(width - 1)][: max(1, height - 1)]
 
     def _room(self) -> tuple[int, int]:
         """Returns the columns and rows to use.
 
-        The console's are those of the variables `COLUMNS` and `LINES`, where these are set, and
-        then do not follow the terminal's.
+        The console takes its size from the variables `COLUMNS` and `LINES` if they are set, and
+        then misses changes of the terminal's size.
         """
         width, height = self._console.size
         with contextlib.suppress(OSError, ValueError):  # no terminal, or no file
@@ -115,7 +119,7 @@ class LiveLines(RenderHook):
 
 
 class _Erasing:
-    """Erases what is below the cursor."""
+    """Erases everything below the cursor."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> _Drawn:
         yield _TO_LINE_START
@@ -123,7 +127,7 @@ class _Erasing:
 
 
 class _Drawing:
-    """Draws lines over what a terminal shows, and returns the cursor to the first of them."""
+    """Draws lines over the terminal's present text, and returns the cursor to the first line."""
 
     def __init__(self, lines: Sequence[Text], width: int):
         self._of, self._width = lines, width
@@ -144,7 +148,7 @@ class _Drawing:
 
 @contextlib.contextmanager
 def _redirected(console: Console) -> Iterator[None]:
-    """Prints on a console what is written to those of the standard streams that are terminals."""
+    """Prints on a console all that is written to the standard streams that are terminals."""
     before = {name: getattr(sys, name) for name in ("stdout", "stderr")}
     proxies: dict[str, Any] = {
         name: FileProxy(console, stream) for name, stream in before.items() if stream.isatty()
@@ -169,7 +173,7 @@ def _redirected(console: Console) -> Iterator[None]:
 
 
 def _stream_handlers() -> list["logging.StreamHandler[IO[str]]"]:
-    """Returns the handlers that hold a stream; others look standard error up at each message."""
+    """Returns the handlers that hold a stream; others look up `sys.stderr` at each message."""
     known = [logging.root, *logging.root.manager.loggerDict.values()]
     loggers = [each for each in known if isinstance(each, logging.Logger)]
     handlers = {handler for each in loggers for handler in each.handlers}

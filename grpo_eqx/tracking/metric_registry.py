@@ -13,22 +13,22 @@ _ANY: Mapping[str, str] = {
     **dict.fromkeys(("{k}", "{program}", "{sampling}"), "[^/]+"),
     "{metric}": "[^/@]+",
 }
-"""Regular expressions of the parts of names that stand for others."""
+"""Regular expressions for the placeholders in names of metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric, or all metrics whose names differ in a part only."""
+    """A metric, or all metrics whose names differ only in a placeholder."""
 
     name: str
-    """Name that it is logged by. A part in braces, as in `rewards/{func}/mean`, stands for any:
-    `func` and `figure` with slashes in it or not, others without."""
+    """Name under which it is logged. A placeholder in braces, as in `rewards/{func}/mean`, stands
+    for any text; only `func` and `figure` may stand for text with slashes."""
     unit: str
     """Unit; empty for plain numbers."""
     meaning: str
     """One sentence."""
     healthy: str = ""
-    """Values of a run that does well, in words; empty where any may be."""
+    """Values of a healthy run, in words; empty if every value can be healthy."""
 
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -38,7 +38,7 @@ class Metric:
 
 
 def find_metric(name: str) -> Metric | None:
-    """Returns the entry of a metric that is logged by this name, or `None`."""
+    """Returns the entry of the metric with a logged name, or `None`."""
     return next((metric for metric in METRICS if metric.pattern.fullmatch(name)), None)
 
 
@@ -411,7 +411,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     "Memory": _MEMORY,
     "Compilation": _COMPILATION,
 }
-"""The metrics by what they are about."""
+"""The metrics by topic."""
 
 METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
 """All metrics, in the order of the documentation."""

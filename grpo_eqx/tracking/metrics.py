@@ -14,19 +14,19 @@ from grpo_eqx.objective.advantages import all_equal
 from grpo_eqx.rewards import Rewards
 
 OF_THE_MACHINE = "time/", "throughput/", "memory/", "perf/", "compile/", "step_time"
-"""Starts of the names of metrics that say what a step cost, and not what it learned."""
+"""Beginnings of names of metrics that tell what a step cost, not what it learned."""
 _STEPS_OF_AVERAGE = 10
 
 
 class StepClock:
     """Clock that divides a step's time into named laps, each the time since the previous lap.
 
-    Laps of the same name add up. A step begins where the previous one ended, so that no time is
-    left out.
+    Laps of the same name add up. A step begins where the previous step ended, so that no time is
+    lost.
     """
 
     def __init__(self, on_lap: Callable[[str], None] = lambda name: None) -> None:
-        """**Arguments:** called with the name of every lap when it ends."""
+        """**Arguments:** `on_lap`: called with the name of each lap when it ends."""
         self._on_lap = on_lap
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}
@@ -37,7 +37,7 @@ class StepClock:
         self._start, self._laps = self._last, {}
 
     def skip(self, seconds: float) -> None:
-        """Leaves seconds since the last lap out of all steps."""
+        """Leaves some of the seconds since the last lap out of all steps."""
         self._start, self._last = self._start + seconds, self._last + seconds
 
     def lap(self, name: str) -> None:
@@ -48,7 +48,7 @@ class StepClock:
         self._last = now
 
     def metrics(self) -> dict[str, float]:
-        """Returns the laps, their sum, and the mean of the sums of up to ten steps until now."""
+        """Returns the laps, their sum, and the mean of this sum over the last ten steps."""
         seconds = self._last - self._start
         return {
             "step_time": seconds,
@@ -79,7 +79,7 @@ def reward_metrics(rewards: Rewards) -> dict[str, float]:
 
 
 def failure_metrics(rewards: Rewards) -> dict[str, float]:
-    """Counts the completions on which each function failed, where that does not stop the run."""
+    """Counts the completions on which each function failed, if failures do not stop the run."""
     if rewards.failed is None:
         return {}
     pairs = zip(rewards.names, rewards.failed, strict=True)
@@ -89,7 +89,7 @@ def failure_metrics(rewards: Rewards) -> dict[str, float]:
 def completion_metrics(
     lengths: Int[np.ndarray, "P G"], finished: Bool[np.ndarray, "P G"]
 ) -> dict[str, float]:
-    """Summarizes lengths of all completions and of finished ones, and the fraction cut off."""
+    """Summarizes the lengths of all and of finished completions, and the share cut off."""
     metrics = {f"completions/{name}_length": v for name, v in _mean_min_max(lengths).items()}
     ended = lengths[finished] if finished.any() else np.zeros(1)
     metrics |= {
@@ -100,14 +100,14 @@ def completion_metrics(
 
 
 def id_metrics(ids: Iterable[int], without_token: Collection[int]) -> dict[str, float]:
-    """Counts ids of completions for which the tokenizer has no token, where the model has such."""
+    """Counts ids in completions for which the tokenizer has no token, if the model has such ids."""
     if not without_token:
         return {}
     return {"completions/num_ids_without_token": float(sum(i in without_token for i in ids))}
 
 
 def merge_updates(updates: Sequence[Mapping[str, SupportsFloat]]) -> dict[str, float]:
-    """Merges the metrics of a step's updates: extremes where the name says so, else means."""
+    """Merges the metrics of a step's updates: minima and maxima if the name says so, else means."""
     merged = {}
     for name in updates[0]:
         values = [float(update[name]) for update in updates]

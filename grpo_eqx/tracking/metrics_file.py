@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: its lines, and what is wrong with them."""
+"""Reading of `metrics.jsonl`, and what is damaged or missing in it."""
 
 import itertools
 import math
@@ -11,12 +11,12 @@ from grpo_eqx.common.errors import FileError, listed
 from grpo_eqx.common.read_files import object_of, read_bytes
 
 _START = b'{"step": '
-"""How a line begins, of which a run that was killed may have written half."""
+"""Beginning of each line. A killed run may have written only a part of its last line."""
 _MOST_NAMED = 5
 
 
 def is_of_step(metrics: Mapping[str, SupportsFloat]) -> bool:
-    """Returns whether a line of a metrics file is of a training step, not of an evaluation."""
+    """Returns whether metrics are those of a training step rather than of an evaluation."""
     return "step_time" in metrics
 
 
@@ -24,18 +24,19 @@ class Metrics(NamedTuple):
     """Readable part of a metrics file."""
 
     rows: Sequence[Mapping[str, float]]
-    """Metrics of steps and evaluations by step, with NaN for null, and the last of equal lines."""
+    """Metrics of steps and evaluations, sorted by step, with NaN for null. Of repeated lines, the
+    last counts."""
     lines: Sequence[bytes]
-    """The lines that they were read from."""
+    """The lines that `rows` were read from."""
     damaged: Sequence[int]
-    """Numbers of the other lines, from 1: they cannot be read, or a later one is of the same."""
+    """Numbers, from 1, of the other lines: unreadable, or repeated later."""
 
     @classmethod
     def read(cls, path: Path, last: int | None = None) -> "Metrics":
-        """Reads the lines of steps up to `last`; none where there is no file.
+        """Reads the lines of steps up to `last`; a missing file has no lines.
 
-        A last line that is cut off is left out: a run writes it, or was killed while it did. Raises
-        `FileError` where the file cannot be read at all.
+        A cut-off last line is ignored: a run is writing it, or was killed while it did. Raises
+        `FileError` if the file as a whole cannot be read.
         """
         if not os.path.lexists(path):
             return cls((), (), ())
@@ -64,14 +65,16 @@ class Metrics(NamedTuple):
 
     @property
     def evaluations(self) -> list[Mapping[str, float]]:
-        """The metrics of each evaluation, with the step after which it was made."""
+        """The metrics of each evaluation; `step` is the step after which it was made."""
         return [row for row in self.rows if not is_of_step(row)]
 
     def gaps(self, name: str, *, first: int | None, last: int | None = None) -> str | None:
-        """Says which lines and steps are missing; `None` where none is.
+        """Says which lines are damaged and which steps are missing; `None` for a complete file.
 
-        **Arguments:** the name of the file; the first and the last step of the run, by default
-        those that the file has.
+        **Arguments:**
+
+        - `name`: the name of the file.
+        - `first`, `last`: the first and the last step of the run, by default those in the file.
         """
         present = sorted(int(row["step"]) for row in self.steps)
         first = min(present, default=1) if first is None else first
@@ -90,7 +93,7 @@ class Metrics(NamedTuple):
 
 
 def _row_of(line: bytes) -> dict[str, float] | None:
-    """Returns the metrics of a line, NaN for null; `None` where it is damaged."""
+    """Returns the metrics of a line, with NaN for null; `None` for a damaged line."""
     try:
         found = object_of(line, "")
         row = {name: math.nan if x is None else _number(x) for name, x in found.items()}
@@ -107,7 +110,7 @@ def _number(value: Any) -> float:
 
 
 def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
-    """Returns the first and last of neighbors among numbers in ascending order."""
+    """Returns the runs of consecutive numbers, each by its first and last; the numbers ascend."""
     ranges: list[tuple[int, int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:
@@ -118,6 +121,6 @@ def _ranges(numbers: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def _some(ranges: Sequence[tuple[int, int]]) -> str:
-    """Names numbers by their ranges, of many the first."""
+    """Lists ranges of numbers in words, of many only the first."""
     named = [f"{x}" if x == y else f"{x} to {y}" for x, y in ranges[:_MOST_NAMED]]
     return ", ".join(named) + (", ..." if len(ranges) > _MOST_NAMED else "")

@@ -1,10 +1,11 @@
-"""Speed of a step, absolute and relative to the peaks of its devices.
+"""Speed of a step: tokens per second, and shares of the peaks of its devices.
 
-Only what the algorithm requires counts as work: real tokens, each prompt once for its group.
-Padding, recomputation in the backward pass, and communication do not.
+Only work that the algorithm requires counts: real tokens, each prompt once for its group. Padding,
+recomputation in the backward pass, and communication do not count.
 
-A prompt's last token is the first input of its completions, and a completion's last token is no
-input: so the input for its token `k`, counted from 0, attends to its prompt and `k` tokens.
+A prompt's last token is the first input of its completions, and a completion's last token is never
+an input. So the input for token `k` of a completion, counted from 0, attends to the prompt and `k`
+tokens.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from grpo_eqx.tracking.device_peaks import DevicePeaks
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Groups that were generated or trained on, and the time that took."""
+    """Groups that were generated or trained on, and the seconds that this took."""
 
     prompt_lengths: Int[np.ndarray, " P"]
     completion_lengths: Int[np.ndarray, "P G"]
@@ -48,11 +49,12 @@ def performance_metrics(
     - `num_decode_steps`: times that the rollout computed a next token for all live completions.
     - `num_iterations`: passes over the update's groups.
     - `frozen`: whether only adapters are trained.
-    - `peaks`: of one device; `None` gives tokens per second only.
-    - `num_devices`, `num_copies`: the devices, and the copies of the weights that they read for a
-      token of each completion.
-    - `itemsize`, `kv_itemsize`: bytes of a weight as the rollout computes with it, and of an
-      element of a head in its cache, with its share of zeros and scales.
+    - `peaks`: the peaks of one device; without them, only tokens per second are computed.
+    - `num_devices`: the number of devices.
+    - `num_copies`: copies of the weights that the devices read for one token of each completion.
+    - `itemsize`: bytes of a weight in the rollout.
+    - `kv_itemsize`: bytes of an element of a head in the rollout's cache, with its share of padding
+      and scales.
     """
     trained = update.prompt_lengths.sum() + update.completion_lengths.sum()
     metrics = {
@@ -84,8 +86,11 @@ def throughput_metrics(
 ) -> dict[str, float]:
     """Computes the valid tokens per second of a step, and of its updates.
 
-    **Arguments:** the tokens of completions that the step's loss counts, each once, however many
-    passes the updates make; the seconds of the whole step, and of its updates.
+    **Arguments:**
+
+    - `valid_tokens`: tokens of completions in the step's loss, each counted once, however many
+      passes the updates make.
+    - `step_seconds`, `update_seconds`: seconds of the whole step, and of its updates.
     """
     return {
         "throughput/train/valid_tokens_per_s": valid_tokens / step_seconds,

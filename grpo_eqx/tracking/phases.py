@@ -1,4 +1,4 @@
-"""Work that takes a while and is in progress: what a live display says besides metrics."""
+"""Work in progress that takes a while, which a live display shows beside metrics."""
 
 import contextlib
 import dataclasses
@@ -11,13 +11,13 @@ from grpo_eqx.tracking.durations import readable_seconds
 
 @dataclasses.dataclass(eq=False)
 class Phase:
-    """One piece of work, in words, since it began."""
+    """One piece of work, described in words, and when it began."""
 
     text: str
     before: float | None = None
-    """Seconds that the same took before, if known."""
+    """Seconds that the same work took before, if known."""
     total: int = 0
-    """Parts of the work; 0 if they are not counted."""
+    """Number of parts of the work; 0 if they are not counted."""
     done: int = 0
     began: float = dataclasses.field(default_factory=time.monotonic)
 
@@ -26,7 +26,7 @@ class Phase:
         return time.monotonic() - self.began
 
     def __str__(self) -> str:
-        """Says what is done, how far, since when, and how long it took before."""
+        """Says what is done, how far it is, how long it has taken, and how long it took before."""
         far = f" {self.done} of {self.total}" if self.total else ""
         before = "" if self.before is None else f"; took {readable_seconds(self.before)} before"
         return f"{self.text}{far}, {readable_seconds(self.seconds)}{before}"
@@ -42,12 +42,12 @@ class Phases:
 
     @property
     def are_shown(self) -> bool:
-        """Whether a live display shows them, so that nothing else need be printed."""
+        """Whether a live display shows the phases, so that nothing else need be printed."""
         return self._displays > 0
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:
-        """Notes that a live display shows them while the context is entered."""
+        """Marks the phases as shown by a live display while the context is entered."""
         self._displays += 1
         try:
             yield
@@ -56,7 +56,7 @@ class Phases:
 
     @property
     def latest(self) -> Phase | None:
-        """The phase that began last, of those in progress."""
+        """The phase in progress that began last."""
         with self._lock:
             return self._current[-1] if self._current else None
 
@@ -65,13 +65,13 @@ class Phases:
             self._current.append(phase)
 
     def end(self, phase: Phase) -> None:
-        """Ends a phase; one that has ended stays so."""
+        """Ends a phase. A second call does nothing."""
         with self._lock:
             self._current = [each for each in self._current if each is not phase]
 
     @contextlib.contextmanager
     def lasting(self, phase: Phase) -> Iterator[Phase]:
-        """Holds a phase in progress while the context is entered."""
+        """Keeps a phase in progress while the context is entered."""
         self.begin(phase)
         try:
             yield phase
@@ -80,4 +80,4 @@ class Phases:
 
 
 PHASES = Phases()
-"""The phases of this process, as it has one terminal."""
+"""The phases of this process. There is one list, because a process has one terminal."""

@@ -1,4 +1,4 @@
-"""Completions of a recorded run: finding those that are asked for, without reading all of them."""
+"""Search in the recorded completions of a run, which reads only the columns that it needs."""
 
 import dataclasses
 import re
@@ -13,17 +13,17 @@ from grpo_eqx.tracking.checked_parquet import read_parquet
 from grpo_eqx.tracking.recorded_run import RecordedRun
 
 TOKEN_COLUMNS = "tokens", "token_logps"
-"""Columns with a list for each completion, which take most of a table."""
+"""Columns with a list per completion, which take most of a table's space."""
 _SHOWN_COLUMNS = (
     "step", "prompt_id", "prompt", "completion", "reward", "advantage", "length", "truncated",
 )  # fmt: skip
 """Columns without which completions cannot be shown."""
 _LEAST_OF_AN_ID = 4
-"""Hex digits that a part of a prompt's id has at least."""
+"""Fewest hex digits that are taken for the start of a prompt's id."""
 
 
 class Match(NamedTuple):
-    """Place of a completion in a run's tables, and what it is sorted by."""
+    """Place of a completion in a run's tables, and the values that completions are sorted by."""
 
     step: int
     row: int
@@ -33,26 +33,30 @@ class Match(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """Conditions that a completion meets, all of them."""
+    """Conditions on completions, all of which must hold."""
 
     first: int | None = None
     last: int | None = None
-    """Steps, both ends included."""
+    """First and last step, both included."""
     min_reward: float | None = None
     max_reward: float | None = None
     truncated: bool = False
     text: re.Pattern[str] | None = None
-    """Found in the completion."""
+    """Pattern to find in the completion."""
     prompt: str | None = None
     """Part of the prompt's text, or the start of its id."""
 
 
 class RecordedCompletions:
-    """The tables of completions of a run."""
+    """Tables of a run's completions."""
 
     def __init__(self, run: RecordedRun, warn: Callable[[str], None]):
-        """**Arguments:** the run; called with a sentence on each table that cannot be read, which
-        is left out. Raises `UserError` where the run has no tables.
+        """**Arguments:**
+
+        - `run`: the run.
+        - `warn`: called with a sentence on each unreadable table, which is then left out.
+
+        Raises `UserError` if the run has no tables.
         """
         self._run, self._warn = run, warn
         self.tables = dict(run.completion_tables)
@@ -66,9 +70,9 @@ class RecordedCompletions:
             raise UserError(f"the run in {str(run.folder.path)!r} has no completions yet: {why}.")
 
     def find(self, wanted: Wanted) -> list[Match]:
-        """Finds completions, by step and in the order of their table.
+        """Finds completions, by step and then in the order of their table.
 
-        Raises `UserError` where there are none, with the range of what there is.
+        Raises `UserError` if there are none; the message has the ranges of the recorded values.
         """
         asked = {step: path for step, path in self.tables.items() if _is_within(step, wanted)}
         if not asked:
@@ -102,10 +106,10 @@ class RecordedCompletions:
         return found
 
     def rows(self, matches: Sequence[Match], *, with_tokens: bool) -> Iterator[dict[str, Any]]:
-        """Yields the columns of completions, in their order, with tokens or without.
+        """Yields the columns of each match, in the order of `matches`.
 
-        Reads each table once, when its first completion is due, and leaves out those of a table
-        that cannot be read. Raises `UserError` where that leaves none.
+        Reads a table once, when its first completion is due. Completions of unreadable tables are
+        left out. Raises `UserError` if none is left.
         """
         places: dict[int, list[int]] = {}
         for match in matches:
@@ -123,7 +127,7 @@ class RecordedCompletions:
             raise UserError("no table of these completions can be read.")
 
     def _columns(self, step: int, names: Sequence[str]) -> dict[str, Any] | None:
-        """Returns columns of a table: of numbers as arrays, of texts as lists."""
+        """Returns columns of a table: numbers as arrays, and texts as lists."""
         import pyarrow as pa
 
         table = self._table(step, names)
@@ -137,10 +141,9 @@ class RecordedCompletions:
     def _table(
         self, step: int, needed: Sequence[str], unread: Sequence[str] | None = None
     ) -> Any | None:
-        """Reads a table's columns: those needed, or, where some are not to be read, all others.
+        """Reads columns of a table: the `needed` ones, or with `unread`, all but the unread ones.
 
-        Returns `None`, after a sentence on it, where it is gone or damaged, or lacks a column that
-        is needed.
+        For a table that is gone or damaged, or lacks a needed column, warns and returns `None`.
         """
 
         def choose(names: Sequence[str]) -> Sequence[str]:
@@ -167,7 +170,7 @@ class RecordedCompletions:
 
 
 def _check_types(table: Any) -> None:
-    """Raises `ValueError` for a known column of another type, or with rows that have no value."""
+    """Raises `ValueError` for a known column of a wrong type, or with missing values."""
     import pyarrow.types as kinds
 
     known = {
@@ -185,7 +188,7 @@ def _check_types(table: Any) -> None:
 
 
 class _Seen:
-    """Ranges of what was looked through, for the answer that nothing matched."""
+    """Ranges of the values that were searched, for the message that nothing matched."""
 
     def __init__(self) -> None:
         self.num_truncated = self.number = 0
@@ -193,7 +196,7 @@ class _Seen:
         self.low, self.high = np.inf, -np.inf
 
     def columns(self, wanted: Wanted) -> list[str]:
-        """Returns the columns that conditions read."""
+        """Returns the columns that the conditions need."""
         names = ["prompt_id", "reward", "truncated"]
         return (
             names
@@ -258,7 +261,7 @@ def _is_within(step: int, wanted: Wanted) -> bool:
 
 
 def steps_in_words(steps: Iterable[int]) -> str:
-    """Names steps, which are in ascending order, by the first and the last."""
+    """Names ascending steps by the first and the last."""
     numbers = list(steps)
     first, last = numbers[0], numbers[-1]
     return f"step {first}" if first == last else f"steps {first} to {last}"

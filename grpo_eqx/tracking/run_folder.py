@@ -1,4 +1,4 @@
-"""Output folder of a run."""
+"""Output folder of a run: the paths of its files, and its start."""
 
 import contextlib
 import json
@@ -14,19 +14,23 @@ from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.tracking.metrics_file import Metrics
 
 SIGN_SECONDS = 20.0
-"""Seconds between two signs of life that a run gives through the time of its lock's file."""
-
+"""Seconds between two signs of life: a run updates the time of its lock's file."""
 
 _DAMAGED = "metrics.damaged-*.jsonl"
-"""Names of the metrics as they were before a resumed run left damaged lines out."""
+"""Names of copies of a metrics file with damaged lines, made when a run was resumed."""
 PASSED = ", passed to GRPOTrainer"
-"""End of what is recorded in place of a setting for which an object was passed."""
+"""End of the text that is recorded for a setting in whose place an object was passed."""
+
+
+def first_step(settings: Mapping[str, Any]) -> int | None:
+    """Returns the first step of a run's metrics; `None`, unknown, where another run continued."""
+    return None if settings.get("resume") not in ("auto", "never", None) else 1
 
 
 class RunFolder:
-    """Paths of what a run writes: config, metrics, completions, learning curve, model and others.
+    """Paths of all that a run writes: config, metrics, completions, learning curve, model and more.
 
-    A run that is already in the folder is kept: its entries move to `previous-1`, `previous-2`...
+    An earlier run in the folder is kept: its entries move to `previous-1`, `previous-2` and so on.
     """
 
     def __init__(self, path: str | Path):
@@ -35,7 +39,7 @@ class RunFolder:
         self.layout = path / "layout.json"
         self.hub_commits = path / "hub_commits.json"
         self.passed = path / "passed.json"
-        """Objects that were passed to `GRPOTrainer` in place of settings, by their names."""
+        """Descriptions of objects passed to `GRPOTrainer` in place of settings, by setting."""
         self.metrics = path / "metrics.jsonl"
         self.completions = path / "completions"
         self.learning_curve = path / "learning_curve.png"
@@ -44,7 +48,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.stopped = path / "stopped.json"
         self.plan = path / "plan.json"
-        """The plan that `grpo-eqx plan --json` was asked to write here."""
+        """The plan, if `grpo-eqx plan --json` was told to write it here."""
         self.profile = path / "profile"
         self.lock = path / ".lock"
         self._run_id = path / "run_id"
@@ -61,12 +65,16 @@ class RunFolder:
     ) -> list[str]:
         """Creates the folder and writes the run's config, layout on devices and commits on the hub.
 
-        **Arguments:** the settings; the layout; the commits; the step after which the run is
-        resumed; what was passed in place of settings; whether the run in the folder is the one: it
-        keeps what it wrote up to that step, and loses what it wrote later. Any other is put aside.
+        **Arguments:**
 
-        **Returns:** sentences on what its user should know: where an earlier run was put, or what
-        the records of this one lack.
+        - `settings`, `layout`, `commits`: the contents of the files.
+        - `step`: the step after which the run is resumed.
+        - `passed`: descriptions of objects passed in place of settings.
+        - `continued`: whether the run in the folder is the run that is resumed. It keeps its
+          records up to `step`, and loses later ones. Any other run in the folder is put aside.
+
+        **Returns:** sentences for the user: where an earlier run was put, or which records of this
+        run are missing.
 
         Raises the errors of `check_start`.
         """
@@ -76,9 +84,8 @@ class RunFolder:
             kept = None if continued else self._keep_previous()
             notes = [] if kept is None else [f"an earlier run in {self.path} is kept in {kept}"]
             if continued:
-                first = None if settings.get("resume") not in ("auto", "never", None) else 1
-                notes += self._forget_after(step, first)
-            self.metrics.touch()  # first of all: it tells a run folder
+                notes += self._forget_after(step, first_step(settings))
+            self.metrics.touch()  # first of all: this file marks a run folder
             self.completions.mkdir(exist_ok=True)
             self.stopped.unlink(missing_ok=True)
             files = {
@@ -88,7 +95,7 @@ class RunFolder:
             for path, facts in files.items():
                 if facts:
                     write_durably(path, json.dumps(facts, indent=2, default=str) + "\n")
-                else:  # nothing is from the hub, or was passed
+                else:  # nothing is from the hub, or nothing was passed
                     path.unlink(missing_ok=True)
             return notes
         except OSError as error:
@@ -97,7 +104,7 @@ class RunFolder:
     def check_start(self, *, continued: bool) -> None:
         """Raises `UserError` if a run cannot start in the folder; changes nothing.
 
-        **Arguments:** whether it is the run in the folder that goes on.
+        **Arguments:** `continued`: whether the run in the folder is the run that goes on.
         """
         self.check_writable()
         present = self._present()
@@ -134,7 +141,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns the error of a file that cannot be written into a `RunError`."""
+        """Turns the `OSError` of a failed write into a `RunError`."""
         try:
             yield
         except OSError as error:
@@ -144,10 +151,10 @@ class RunFolder:
             ) from error
 
     def what_continues(self) -> str:
-        """Says what to do after a failure to write, and what the same command does then."""
+        """Says what to do after a failed write, and what the same command then does."""
         try:
             self.metrics.stat()
-        except (FileNotFoundError, NotADirectoryError):  # a run has them from its first moment
+        except (FileNotFoundError, NotADirectoryError):  # every run has metrics from its start on
             return (
                 "its files were deleted or moved while the run wrote them. Move them back, in "
                 "place of what is there now, and the same command continues from the last "
@@ -177,11 +184,11 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run has written its model, which is the last thing that it does."""
+        """Whether the run has written its model, its last act."""
         return self.model.exists()
 
     def run_id(self) -> str:
-        """Returns the id of the run at its trackers, made when it is first asked for."""
+        """Returns the id of the run at its trackers; the first call makes it."""
         if not self._run_id.exists() or not self._run_id.read_text().strip():
             write_durably(self._run_id, secrets.token_hex(4) + "\n")
         return self._run_id.read_text().strip()
@@ -195,10 +202,10 @@ class RunFolder:
         return dict(sorted((int(match[1]), path) for match, path in matches if match))
 
     def _forget_after(self, step: int, first: int | None) -> list[str]:
-        """Deletes the records of later steps, which a resumed run makes again.
+        """Deletes the records of steps after `step`, which a resumed run repeats.
 
-        Returns a warning where the metrics lack lines from the first step on, by default from the
-        first that they have. If some are damaged, the file is kept as it was.
+        Returns a warning if metrics are missing, from the step `first` on, by default from the
+        first recorded step. A file with damaged lines is copied before they are removed.
         """
         for number, table in self.completion_tables().items():
             if number > step:
@@ -217,7 +224,7 @@ class RunFolder:
         return list(self.path.glob(_DAMAGED))
 
     def _present(self) -> list[Path]:
-        """Lists the entries of a run that are there."""
+        """Lists the entries of a run that exist."""
         entries = [
             self.config, self.layout, self.hub_commits, self.passed, self.metrics,
             self.completions, self.learning_curve, self.model, self.checkpoints, self.profile,
@@ -230,11 +237,11 @@ class RunFolder:
         present = self._present()
         if not present:
             return None
-        # The metrics last: without them, this would be no run folder.
+        # The metrics move last, because they mark a run folder.
         return self.put_aside(sorted(present, key=lambda entry: entry == self.metrics))
 
     def put_aside(self, entries: Sequence[Path]) -> Path:
-        """Moves entries of the folder to the next `previous-N`, and returns that."""
+        """Moves entries of the folder to the next `previous-N`, and returns its path."""
         number = 1
         while os.path.lexists(self.path / f"previous-{number}"):
             number += 1

@@ -1,4 +1,4 @@
-"""Lock of an output folder, so that two runs never write to one."""
+"""Lock of an output folder, so that two runs never write to the same folder."""
 
 import contextlib
 import datetime
@@ -24,9 +24,9 @@ from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
 class RunLock:
     """Lock of a run's folder while it is entered, held by the run's first process.
 
-    The operating system ends a lock with its process, and those that it forked, so that a run which
-    was killed leaves none. Not every file system does so between hosts: there, a run gives signs of
-    life through the time of its file.
+    The operating system releases the lock when the process, and the processes that it forked, have
+    ended. So a killed run leaves no lock. Not every file system has locks that hold between hosts:
+    for these, a run gives signs of life by updating the time of the lock's file.
     """
 
     def __init__(self, folder: Path):
@@ -35,12 +35,12 @@ class RunLock:
         self._ended = threading.Event()
 
     def check_free(self) -> None:
-        """Raises `UserError`, saying who has the folder, where a run does; creates nothing."""
+        """Raises `UserError`, naming the other run, if the folder is in use; creates nothing."""
         if is_main() and self.path.exists():
             self._open().close()
 
     def __enter__(self) -> "RunLock":
-        """Takes the lock; raises `UserError`, saying who has it, where another run does."""
+        """Takes the lock; raises `UserError`, naming the other run, if the folder is in use."""
         raise_on_all_hosts(self._take)
         return self
 
@@ -55,7 +55,7 @@ class RunLock:
             self._file = None
 
     def _remove_empty_folder(self) -> None:
-        """Removes the folder of a run that was refused before it wrote anything."""
+        """Removes the folder if it holds nothing but the lock: the run was refused at its start."""
         folder = self.path.parent
         with contextlib.suppress(OSError):
             if [path.name for path in folder.iterdir()] == [self.path.name]:
@@ -85,7 +85,7 @@ class RunLock:
         threading.Thread(target=self._give_signs, args=(self._ended,), daemon=True).start()
 
     def _open(self) -> IO[str]:
-        """Opens the file and locks it, where the file system has locks."""
+        """Opens the file and locks it, if the file system has locks."""
         try:
             file = self.path.open("a+")
         except OSError as error:
@@ -100,15 +100,15 @@ class RunLock:
             raise UserError(self._in_use(self._holder())) from error
         except OSError:  # a file system without locks
             pass
-        if os.fstat(file.fileno()).st_nlink == 0:  # its run has ended just now, and removed it
+        if os.fstat(file.fileno()).st_nlink == 0:  # its run has just ended and removed the file
             file.close()
             raise UserError(self._in_use(None))
         return file
 
     def _await_silence(self, holder: Mapping[str, Any], file: IO[str]) -> None:
-        """Waits whether a run on another host, which no lock may show, gives a sign of life.
+        """Waits for a sign of life of a run on another host, whose lock may be invisible here.
 
-        Raises `RunError` if it does: it may have ended when the command is started again.
+        Raises `RunError` for a sign: the other run may have ended when the command is repeated.
         """
         before = self.path.stat().st_mtime
         print_clean(
@@ -122,7 +122,7 @@ class RunLock:
             raise RunError(self._in_use(holder))
 
     def _holder(self) -> Mapping[str, Any] | None:
-        """Returns what the run in the folder has written about itself, if it has."""
+        """Returns what the run that holds the folder has written about itself, if anything."""
         try:
             return read_object(self.path)
         except FileError:

@@ -1,4 +1,4 @@
-"""All records of a run, behind one object."""
+"""All records of a run behind one object: folder, trackers, display and learning curve."""
 
 import contextlib
 import dataclasses
@@ -18,17 +18,17 @@ from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking.completions_table import import_writers, write_completions
 from grpo_eqx.tracking.diagnosis import Doctor, Finding
+from grpo_eqx.tracking.durations import TimeShare
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.plots.learning_curve import plot_learning_curve
 from grpo_eqx.tracking.run_folder import RunFolder
 from grpo_eqx.tracking.run_trackers import RunTrackers
 from grpo_eqx.tracking.step_profiler import phase
-from grpo_eqx.tracking.time_share import TimeShare
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.tracking.training_display import TrainingDisplay
 
 _SHARE_OF_PLOTS = 0.001
-"""Share of the time that drawing the learning curve may take before the run ends."""
+"""Share of the run's time that drawing the learning curve may take before the run ends."""
 _FIRST_PLOT_S = 300.0
 
 
@@ -46,10 +46,14 @@ class RunRecord:
         step: int = 0,
         continued: bool = False,
     ):
-        """**Arguments:** the run's settings; its layout on devices; trackers besides the folder's;
-        what was passed in place of settings, by their names; whether to write and show nothing,
-        because another process does; the step after which the run is resumed, 0 for a new run;
-        whether the run in the folder is the one that is resumed.
+        """**Arguments:**
+
+        - `cfg`, `layout`: the run's settings, and its layout on devices.
+        - `trackers`: trackers besides the ones that the settings name.
+        - `passed`: descriptions of objects passed in place of settings, by setting.
+        - `only_history`: whether to write and show nothing, because another process does.
+        - `step`: the step after which the run is resumed; 0 for a new run.
+        - `continued`: whether the run in the folder is the run that is resumed.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
@@ -67,7 +71,7 @@ class RunRecord:
         self._passed_trackers = trackers
         self._trackers: RunTrackers | None = None  # while the run goes on
         self._table_writer = ThreadPoolExecutor(1, thread_name_prefix="completions_table")
-        self._table: Future[None] | None = None  # the one being written
+        self._table: Future[None] | None = None  # the table being written
         self._unsynced: list[Path] = []  # tables that may not be on the disk yet
         rewards = [metrics.get("reward", math.nan) for metrics in self.history]
         self._display = TrainingDisplay(cfg.steps, done=step, rewards=rewards)
@@ -118,14 +122,14 @@ class RunRecord:
         if self.only_history:
             return
         self._display.__exit__(kind, error, trace)
-        self._table_writer.shutdown()  # Python must not end within an import, or half a table
-        # A record that cannot be written must not hide why the run ends.
+        self._table_writer.shutdown()  # Python must not exit during an import, or within a table
+        # A failed write must not hide the error that ends the run.
         try:
             with contextlib.suppress(Exception) if kind else contextlib.nullcontext():
                 self.flush()
         finally:
             with contextlib.suppress(RunError) if kind else contextlib.nullcontext():
-                # A process that was asked to end has seconds, and a plot takes some.
+                # A preempted process has only seconds left, and a plot takes some of them.
                 in_haste = kind is not None and issubclass(kind, SystemExit)
                 self._finish(plots=not in_haste)
 
@@ -167,27 +171,30 @@ class RunRecord:
     def completions(
         self, columns: Mapping[str, Sequence[Any]], of_tokens: Mapping[str, Sequence[Any]]
     ) -> None:
-        """Records a step's table of completions, which is written while the run goes on.
+        """Records a step's table of completions, which a thread writes while the run goes on.
 
-        **Arguments:** its columns, an entry for each completion; more columns, of their tokens.
+        **Arguments:**
 
-        Raises `RunError` if the table before it could not be written.
+        - `columns`: columns with an entry for each completion.
+        - `of_tokens`: more columns, with a list for each completion.
+
+        Raises `RunError` if the previous table could not be written.
         """
         step = columns["step"][0]
         assert self._trackers is not None  # entered
         self.flush()
         path = self.folder.completions_of(step)
-        # Of its own, as trackers may change theirs meanwhile.
+        # A copy, because trackers may change the columns meanwhile.
         table = {name: list(column) for name, column in columns.items()} | dict(of_tokens)
         self._trackers.completions(step, columns)
         if self.cfg.num_completions_to_print is not None:
             self._display.completions(columns, self.cfg.num_completions_to_print)
-        # Last, as this thread would share Python's interpreter with the other.
+        # Last, because the thread that writes shares Python's interpreter with this one.
         self._table = self._table_writer.submit(write_completions, path, table)
         self._unsynced.append(path)
 
     def sync(self) -> None:
-        """Waits until all that is recorded is on the disk; raises `RunError` if it cannot be."""
+        """Waits until all records are on the disk; raises `RunError` if they cannot be written."""
         self.flush()
         if self._trackers is not None:
             with self.folder.writing():
@@ -201,7 +208,7 @@ class RunRecord:
                 sync(path)
 
     def flush(self) -> None:
-        """Waits for the table of completions; raises `RunError` if it could not be written."""
+        """Waits for the table being written; raises `RunError` if it could not be written."""
         table, self._table = self._table, None
         if table is not None:
             with self.folder.writing():
@@ -210,8 +217,8 @@ class RunRecord:
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Records an evaluation of the model after `step` steps, unless it is recorded already.
 
-        After the run's end, trackers that were passed do not get it: they have finished. Where it
-        cannot be written, a warning says so.
+        After the run's end, passed trackers do not receive it, because they have finished. If it
+        cannot be written, the first such failure is a warning.
         """
         if self.has_evaluation(step, metrics):
             return
@@ -228,7 +235,7 @@ class RunRecord:
         self._tell(self._doctor.evaluation({"step": float(step), **metrics}))
 
     def has_evaluation(self, step: int, names: Collection[str]) -> bool:
-        """Returns whether metrics of these names are recorded for the model after a step."""
+        """Returns whether an evaluation with these metrics is recorded for a step."""
         return any(row["step"] == step and row.keys() >= set(names) for row in self.evaluations)
 
     def stopped(self, step: int, reason: str) -> None:

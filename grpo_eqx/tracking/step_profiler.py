@@ -13,13 +13,13 @@ from grpo_eqx.settings.types import parse_steps
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 _STEP = "train step"
-"""Name of a step in a trace, by which tools for traces tell steps apart."""
+"""Name of steps in a trace, which tools for traces look for."""
 
 
 def phase(name: str) -> Callable[[_Function], _Function]:
     """Returns a decorator that names the calls of a function in traces.
 
-    Those of a step's phases are the names of the laps in `time/train/*`.
+    The phases of a step have the names of the laps in `time/train/*`.
     """
 
     def named(function: _Function) -> _Function:
@@ -29,10 +29,9 @@ def phase(name: str) -> Callable[[_Function], _Function]:
 
 
 class StepProfiler:
-    """Profiler of some steps of a run, while it is entered; the first process traces its devices.
+    """Profiler of some steps of a run while it is entered; the first process traces its devices.
 
-    A trace that the program takes itself goes on, and steps are not profiled: there is one trace at
-    a time.
+    JAX takes one trace at a time: if the user's program is taking one, steps are not profiled.
     """
 
     def __init__(
@@ -43,8 +42,12 @@ class StepProfiler:
         *,
         of_memory: bool = False,
     ):
-        """**Arguments:** `profile_steps` of a config; the folder to write to; shows the user a
-        line; whether to write what the devices' memory has after each of the steps.
+        """**Arguments:**
+
+        - `steps`: the setting `profile_steps`.
+        - `folder`: the folder to write to.
+        - `note`: shows the user a line.
+        - `of_memory`: whether to write a profile of the devices' memory after each of the steps.
         """
         self.steps = range(0) if steps is None else parse_steps("profile_steps", steps)
         self.folder = folder
@@ -67,9 +70,9 @@ class StepProfiler:
         self._stop()
 
     def begin(self, step: int) -> float:
-        """Ends the step before `step`, which is counted from 1, and begins that.
+        """Ends the previous step and begins `step`, counted from 1.
 
-        **Returns:** the seconds that this took: starting and writing a trace are no part of steps.
+        **Returns:** the seconds that this took, which do not belong to a step.
         """
         began = time.perf_counter()
         self._begin(step)
@@ -94,9 +97,9 @@ class StepProfiler:
             self._annotation.__enter__()
 
     def end(self) -> float:
-        """Ends the step, before what comes in between, and the trace if the next is not in it.
+        """Ends the step, and also the trace if the next step is not profiled.
 
-        **Returns:** the seconds that this took, as `begin` does.
+        **Returns:** the seconds that this took, which do not belong to a step.
         """
         began = time.perf_counter()
         self._end_step()
@@ -109,7 +112,7 @@ class StepProfiler:
         options.python_tracer_level = 0  # Python's own calls would bury the phases
         try:
             jax.profiler.start_trace(self.folder, profiler_options=options)
-        except (RuntimeError, ValueError) as error:  # such as a trace of the program's own
+        except (RuntimeError, ValueError) as error:  # such as a trace of the user's own
             self._note(f"note: steps are not profiled: {error}")
             self.steps = range(0)
             return
@@ -136,7 +139,7 @@ class StepProfiler:
 
     @contextlib.contextmanager
     def _written(self, what: str) -> Iterator[None]:
-        """Says what cannot be written, as on a full disk: no reason to end a run."""
+        """Turns a failed write, as on a full disk, into a warning: no reason to end a run."""
         try:
             yield
         except (OSError, RuntimeError) as error:

@@ -14,7 +14,7 @@ from grpo_eqx.tracking.dashboard import Dashboard
 from grpo_eqx.tracking.durations import TimeLeft, readable_seconds
 from grpo_eqx.tracking.live_lines import LiveLines
 from grpo_eqx.tracking.phases import PHASES
-from grpo_eqx.tracking.run_console import safe_console
+from grpo_eqx.tracking.safe_console import safe_console
 
 _LINE_EVERY_S = 10.0
 
@@ -30,8 +30,11 @@ class TrainingDisplay:
         done: int = 0,
         rewards: Sequence[float] = (),
     ):
-        """**Arguments:** the steps of the run; the console; how many were done before; the mean
-        rewards of these.
+        """**Arguments:**
+
+        - `steps`: the steps of the run.
+        - `console`: the console, by default a safe one on standard output.
+        - `done`, `rewards`: the steps that are done already, and their mean rewards.
         """
         self.steps = steps
         self.done = done
@@ -66,7 +69,7 @@ class TrainingDisplay:
 
     def note(self, text: str) -> None:
         """Prints a separate line; above live lines it is wrapped between words."""
-        if self._lines is not None:  # not by rich, which cuts long paths in two
+        if self._lines is not None:  # rich would break long paths
             width = self._lines.width
             text = textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False)
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -90,7 +93,7 @@ class TrainingDisplay:
             self._print_line(step, metrics, left)
 
     def stopped(self) -> None:
-        """Shows that no more steps are made, and the last one's line if it was left out."""
+        """Shows that the run has stopped, and prints the last step's line if it was left out."""
         self._dashboard.stopped = True
         if self._lines is not None:
             self._lines.refresh()
@@ -100,7 +103,7 @@ class TrainingDisplay:
             self.note(self._line(step, metrics))
 
     def _print_line(self, step: int, metrics: Mapping[str, float], left: float | None) -> None:
-        """Prints a step's metrics, unless a line of another was printed a moment ago."""
+        """Prints a step's metrics, unless another step's line was printed a moment ago."""
         now = time.monotonic()
         if step not in (self.done + 1, self.steps) and now - self._last_line < _LINE_EVERY_S:
             self._left_out = step, metrics
@@ -111,7 +114,7 @@ class TrainingDisplay:
 
     def _line(self, step: int, metrics: Mapping[str, float]) -> str:
         compiled = metrics["compile/num_programs"] > 0
-        # Threads compile before and beside the step: its own time may be less.
+        # Threads compile before and beside the step, so this may exceed the step's own time.
         share = f" (compiling took {metrics['compile/seconds']:.0f} s)" if compiled else ""
         return (
             f"step {step}/{self.steps}  reward {metrics['reward']:.3f}  "

@@ -22,7 +22,7 @@ from grpo_eqx.common.errors import FileError, RunError, UserError
 from grpo_eqx.settings.files import read_settings
 from grpo_eqx.tracking.dashboard import Dashboard
 from grpo_eqx.tracking.phases import PHASES, Phase
-from grpo_eqx.tracking.run_console import safe_console
+from grpo_eqx.tracking.safe_console import safe_console
 
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07\r\x9bc\u202ed\ud800 [red]é"
 ODD = HOSTILE[:-9].replace("\r", "\x7f\x85\u2066\u200b\u2028\ufeff\U000e0041") + "\udc80"

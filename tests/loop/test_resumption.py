@@ -8,7 +8,7 @@ import pytest
 from grpo_eqx import GRPOConfig
 from grpo_eqx.checkpoint.checkpoints import Resumable
 from grpo_eqx.loop.resumption import ResumeSource, notes_on, resuming_from
-from grpo_eqx.tracking.recorded_files import read_passed
+from grpo_eqx.tracking.recorded_run import read_passed
 from grpo_eqx.tracking.run_folder import PASSED, RunFolder
 
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_eqx.tracking import memory, memory_in_use
+from grpo_eqx.tracking import memory
 from grpo_eqx.tracking.memory import MemoryGauge, peak_resident_bytes
 
 GIB = 2**30
@@ -38,8 +38,8 @@ def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_process_on_cpus_shows_its_own_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not the peak that `getrusage` has of the process that started it."""
-    monkeypatch.setattr(memory_in_use, "peak_resident_bytes", lambda: 3 * GIB)
-    assert memory_in_use.memory_in_use() == ("RAM", "3.0 GiB")
+    monkeypatch.setattr(memory, "peak_resident_bytes", lambda: 3 * GIB)
+    assert memory.memory_in_use() == ("RAM", "3.0 GiB")
 
 
 def test_the_fullest_device_counts() -> None:

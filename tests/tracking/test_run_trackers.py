@@ -13,6 +13,7 @@ from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.sharding.layout_report import LayoutReport
 from grpo_eqx.tracking import JsonlTracker, Tracker, run_trackers
 from grpo_eqx.tracking.run_record import RunRecord
+from grpo_eqx.tracking.run_trackers import GuardedTracker
 
 LAYOUT = LayoutReport(1, 1, "cpu", {"dp": 1, "fsdp": 1, "tp": 1}, "legacy", 0, 0, 0)
 METRICS = {
@@ -156,3 +157,78 @@ def test_several_trackers_get_all(
         run.step(1, METRICS)
     assert wandb.calls == own.calls == [("log", 1), ("finish", 0)]
     assert EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload().Scalars("reward")
+
+
+class Faulty(Tracker):
+    """Raises an error at every call while it is broken."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error: BaseException | None = error
+        self.got: list[Any] = []
+
+    def _take(self, what: Any) -> None:
+        if self.error is not None:
+            raise self.error
+        self.got.append(what)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._take((step, metrics))
+
+    def completions(self, step: int, table: Mapping[str, Any]) -> None:
+        self._take((step, table))
+
+    def finish(self) -> None:
+        self._take("finish")
+
+
+def test_one_that_fails_at_every_call_is_named_once() -> None:
+    warnings: list[str] = []
+    guarded = GuardedTracker(Faulty(ConnectionError("no route to host\nat all")), warnings.append)
+    guarded.log(3, {})
+    guarded.completions(3, {})
+    guarded.log(4, {})
+    guarded.finish()
+    assert warnings == [
+        "tracker Faulty failed at step 3 (ConnectionError: no route to host): the run goes on, and "
+        "metrics.jsonl has what it misses."
+    ]
+
+
+def test_one_that_fails_at_the_end_only_is_named_too() -> None:
+    warnings: list[str] = []
+    GuardedTracker(Faulty(OSError("full")), warnings.append).finish()
+    assert warnings[0].startswith("tracker Faulty failed when the run ended (OSError: full)")
+
+
+def test_one_that_works_again_gets_the_next_step() -> None:
+    tracker, warnings = Faulty(OSError("full")), list[str]()
+    guarded = GuardedTracker(tracker, warnings.append)
+    guarded.log(1, {"reward": 0.1})
+    tracker.error = None
+    guarded.log(2, {"reward": 0.2})
+    guarded.finish()
+    assert tracker.got == [(2, {"reward": 0.2}), "finish"]
+    assert len(warnings) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
+def test_what_ends_a_process_is_no_failure_of_a_tracker(error: BaseException) -> None:
+    warnings: list[str] = []
+    guarded = GuardedTracker(Faulty(error), warnings.append)
+    for call in (lambda: guarded.log(1, {}), lambda: guarded.completions(1, {}), guarded.finish):
+        with pytest.raises(type(error)):
+            call()
+    assert warnings == []
+
+
+def test_a_tracker_need_not_show_completions() -> None:
+    class Plain(Tracker):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            pass
+
+        def finish(self) -> None:
+            pass
+
+    warnings: list[str] = []
+    GuardedTracker(Plain(), warnings.append).completions(1, {"prompt": []})
+    assert warnings == []

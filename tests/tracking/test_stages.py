@@ -6,8 +6,7 @@ import pytest
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.tracking.phases import PHASES, Phase
-from grpo_eqx.tracking.progress import track_on_terminal
-from grpo_eqx.tracking.stages import Stages
+from grpo_eqx.tracking.stages import Stages, track_on_terminal
 
 
 def test_an_error_is_the_last_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:

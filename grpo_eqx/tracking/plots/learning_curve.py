@@ -15,14 +15,18 @@ def plot_learning_curve(
 ) -> None:
     """Plots reward and mean completion length by step, with running means, as a PNG.
 
-    **Arguments:** the metrics of steps, with their numbers as `step`; the title; the file; the
-    number of the first of these steps, for metrics without.
+    **Arguments:**
+
+    - `history`: the metrics of each step, with the step's number as `step`.
+    - `title`: the title of the plot.
+    - `path`: the file.
+    - `first`: the number of the first step, used for metrics without `step`.
     """
-    # matplotlib takes half a second to import, which a run need not wait for.
+    # Importing matplotlib takes half a second, for which a run need not wait.
     from grpo_eqx.tracking.plots.style import SERIES, dress, new_figure, plotting
 
     written = path.with_suffix(".tmp")
-    # Of a resumed run whose records were damaged, some steps may be missing.
+    # Steps may be missing where damaged records of a resumed run were left out.
     steps = np.array([x.get("step", first + i) for i, x in enumerate(history)], float)
     with plotting():
         figure = new_figure(720.0, 540.0)
@@ -46,4 +50,4 @@ def plot_learning_curve(
         bottom.set_ylim(bottom=0)
         bottom.set_xlim(steps[0] - 1, steps[-1] + 1)
         figure.savefig(written, dpi=120, format="png")
-    written.replace(path)  # whole, for those who look while the run goes on
+    written.replace(path)  # so that nobody sees half a picture while the run goes on

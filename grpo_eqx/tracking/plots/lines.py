@@ -13,15 +13,15 @@ from grpo_eqx.tracking.plots.series import Band, Course
 from grpo_eqx.tracking.plots.style import DASHES, MUTED, SERIES, SMALL_TEXT, dress, new_axes
 
 _LONGEST_LABEL, _SHORT_LABEL = 36, 17
-"""Letters of a label that are shown, and of one that has another beside it."""
+"""Most letters of a label, and of labels that stand side by side."""
 _LEGEND_ROW = 21.0
 DATA = "data"
-"""Start of the id of what shows data, as opposed to axes and text."""
+"""Prefix of the ids of elements that show data, unlike axes and text."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Intervals:
-    """Ends of the confidence intervals of a course's values, NaN where there is none."""
+    """Ends of the confidence intervals of a course's values; NaN for values without interval."""
 
     low: Course
     high: Course
@@ -33,12 +33,13 @@ class Line:
 
     label: str
     color: int
-    """Place among the lines, which chooses color and dashes."""
+    """Place among the lines, which determines color and dashes."""
     course: Course | Band
-    """Values of a run, drawn pale with their running mean; or the means of several, with a band."""
+    """Values of a run, drawn pale with their running mean; or means of several runs, with a
+    band."""
     intervals: Intervals | None = None
     points: bool = False
-    """Whether the values are few, each of which counts, as of evaluations: no running mean."""
+    """Whether to draw each value as a point, without a running mean, as for evaluations."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,10 +48,10 @@ class Scale:
 
     unit: str
     share: bool = False
-    """Whether values are shares of 1, which are shown as percentages."""
+    """Whether values are shares of 1, shown as percentages."""
     from_zero: bool = False
     logarithmic: bool = False
-    """Whether to use a logarithmic scale, where all values are positive."""
+    """Whether to use a logarithmic scale, if all values are positive."""
 
 
 def draw_lines(
@@ -59,10 +60,14 @@ def draw_lines(
     last_step: float,
     levels: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Draws lines, and levels to compare them with. To be called within `plotting`.
+    """Draws lines, and levels to compare them with. Call it within `plotting`.
 
-    **Arguments:** the lines; the vertical axis; the last step of the runs, up to which the
-    horizontal axis of all of their plots goes; the levels, by what they are.
+    **Arguments:**
+
+    - `lines`: the lines.
+    - `scale`: the vertical axis.
+    - `last_step`: the last step of all runs, where the horizontal axis ends.
+    - `levels`: levels by their labels.
     """
     columns = 2 if all(len(line.label) <= _SHORT_LABEL for line in lines) else 1
     rows = -(-len(lines) // columns) if len(lines) > 1 else 0
@@ -137,7 +142,7 @@ def _scale(axes: Axes, scale: Scale, lines: Sequence[Line], levels: Any) -> None
 
 
 def _drawn(line: Line) -> np.ndarray:
-    """Returns all values that are drawn of a line."""
+    """Returns all drawn values of a line."""
     if isinstance(line.course, Band):
         return np.concatenate([line.course.low.values, line.course.high.values])
     if line.intervals is None:
@@ -162,6 +167,6 @@ def _legend(axes: Axes, lines: Sequence[Line], columns: int) -> None:
 
 
 def shortened_label(label: str) -> str:
-    """Returns a label, of a long one the start and the end, in which runs differ."""
+    """Returns a label; of a long label, the start and the end, in which runs differ."""
     half = _LONGEST_LABEL // 2
     return label if len(label) <= _LONGEST_LABEL else f"{label[:half]}…{label[-half:]}"

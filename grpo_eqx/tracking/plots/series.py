@@ -1,4 +1,4 @@
-"""Courses of a metric over the steps, made ready to be drawn."""
+"""Courses of a metric over the steps, prepared for plots."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ import numpy as np
 from jaxtyping import Float
 
 _MOST_POINTS = 400
-"""Points of a line, about as many as there are pixels to draw it in."""
+"""Most points of a line: about as many as a plot has columns of pixels."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Course:
-    """A metric of one run over its steps; NaN where a step has none."""
+    """A metric of one run over its steps; NaN for steps without it."""
 
     steps: Float[np.ndarray, " N"]
     values: Float[np.ndarray, " N"]
@@ -22,12 +22,12 @@ class Course:
         return not np.isfinite(self.values).any()
 
     def at(self, steps: Float[np.ndarray, " M"]) -> Float[np.ndarray, " M"]:
-        """Returns the values after some of the steps: of each, the last that was recorded."""
+        """Returns the values of some steps, of each the last recorded; NaN for unknown steps."""
         found = dict(zip(self.steps.tolist(), self.values.tolist(), strict=True))
         return np.array([found.get(step, np.nan) for step in steps.tolist()])
 
     def one_per_step(self) -> "Course":
-        """Returns the course in the order of its steps, of each the last value recorded."""
+        """Returns the course in the order of its steps, with the last recorded value of each."""
         steps, from_end = np.unique(self.steps[::-1], return_index=True)
         return Course(steps, self.values[::-1][from_end])
 
@@ -52,7 +52,7 @@ class Course:
 
 @dataclasses.dataclass(frozen=True)
 class Band:
-    """A metric of several runs: at each step, of those that have it there."""
+    """A metric of several runs: mean and extremes, at each step over the runs that have it."""
 
     mean: Course
     low: Course
@@ -60,7 +60,7 @@ class Band:
 
     @classmethod
     def of(cls, courses: Sequence[Course]) -> "Band":
-        """Returns mean, lowest and highest of the running means of several runs."""
+        """Returns the mean, the lowest and the highest of several runs' running means."""
         band = cls.of_points([course.one_per_step().smooth() for course in courses])
         count = len(band.mean.steps)
         places = np.linspace(0, count - 1, min(count, _MOST_POINTS)).round().astype(int)
@@ -69,9 +69,9 @@ class Band:
 
     @classmethod
     def of_points(cls, courses: Sequence[Course]) -> "Band":
-        """Returns mean, lowest and highest of the values of several runs, at any run's steps.
+        """Returns the mean, the lowest and the highest of several runs' values, at any run's steps.
 
-        A run that ended early, or lacks a value, is left out where it has none.
+        At a step where a run has no value, the run does not count.
         """
         steps = np.unique(np.concatenate([course.steps for course in courses]))
         rows = np.stack([course.at(steps) for course in courses])
@@ -84,12 +84,12 @@ class Band:
 
 
 def window(count: int) -> int:
-    """Returns how many steps, of so many, a running mean averages."""
+    """Returns the steps that a running mean averages, in a run of `count` steps."""
     return max(1, min(10, count // 5))
 
 
 def running_mean(values: Float[np.ndarray, " N"], width: int) -> Float[np.ndarray, " N"]:
-    """Averages each value with up to `width - 1` before it; NaN is left out of a mean."""
+    """Averages each value with up to `width - 1` values before it; NaN does not count."""
     finite = np.isfinite(values)
     sums = np.cumsum(np.insert(np.where(finite, values, 0.0), 0, 0.0))
     counts = np.cumsum(np.insert(finite.astype(float), 0, 0.0))

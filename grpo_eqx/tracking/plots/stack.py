@@ -15,7 +15,7 @@ from grpo_eqx.tracking.plots.style import INK, SERIES, SMALL_TEXT, dress, new_ax
 _MOST_BARS = 80
 _LABELS_WIDTH = 130.0
 _ROOM = 1.35
-"""Height of the plot over what most bars need; the few that compile may be cut off."""
+"""Height of the plot over the height of most bars; the few steps that compile may be cut off."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +24,7 @@ class StepTimes:
 
     steps: Float[np.ndarray, " N"]
     phases: Mapping[str, Float[np.ndarray, " N"]]
-    """Seconds of each phase, which add up to those of the step."""
+    """Seconds of each phase, which add up to the seconds of the step."""
     compiling: Float[np.ndarray, " N"]
     """Seconds that compilation took, within the phases or beside them."""
 
@@ -33,7 +33,7 @@ class StepTimes:
         return np.sum(list(self.phases.values()), axis=0)
 
     def binned(self) -> "StepTimes":
-        """Returns means over stretches of steps, as many as there is room for."""
+        """Returns means over as many stretches of steps as the plot has room for."""
         count = min(len(self.steps), _MOST_BARS)
 
         def means(values: np.ndarray) -> np.ndarray:
@@ -44,7 +44,7 @@ class StepTimes:
 
 
 def draw_step_times(times: StepTimes) -> Figure:
-    """Draws the phases of steps, stacked, and what of each step was compilation."""
+    """Draws the phases of steps, stacked, and hatched, the part that was compilation."""
     binned = times.binned()
     axes = new_axes(right=_LABELS_WIDTH)
     below, edges = np.zeros(len(binned.steps)), _edges(binned.steps)
@@ -54,7 +54,7 @@ def draw_step_times(times: StepTimes) -> Figure:
         below = below + seconds
     compiling = np.minimum(binned.compiling, below)
     if compiling.any():
-        # From 0, whatever the phases that compiled: the top may be cut off.
+        # From 0, whichever phases compiled, because the top of a bar may be cut off.
         _fill(
             axes, edges, np.zeros(len(below)), compiling, f"{DATA}-compiling",
             facecolor="none", edgecolor=INK, hatch="////",
@@ -84,7 +84,7 @@ def _fill(
 
 
 def _limit(axes: Axes, total: np.ndarray, compiling: np.ndarray) -> str:
-    """Limits the axis to what most steps need; returns words on bars that are longer."""
+    """Limits the axis to the height of most steps; returns words on bars that are cut off."""
     usual = total[compiling == 0] if (compiling == 0).any() else total
     top = _ROOM * float(np.percentile(usual, 95))
     axes.set_ylim(0, max(top, 1e-9))
@@ -96,7 +96,7 @@ def _limit(axes: Axes, total: np.ndarray, compiling: np.ndarray) -> str:
 
 
 def _label(axes: Axes, phases: Sequence[str], medians: Sequence[float]) -> None:
-    """Names the phases beside the last bar, each where it is, but apart from one another."""
+    """Names the phases beside the last bar, at their heights, but without overlap."""
     low, high = axes.get_ylim()
     line = (high - low) * 0.09
     places = np.cumsum(medians) - np.array(medians) / 2

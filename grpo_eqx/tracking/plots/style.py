@@ -12,14 +12,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 INK, MUTED, GRID = "#1b2330", "#566172", "#dfe4ea"
-"""Colors of text, of what is less important, and of the grid, on white."""
+"""Colors of text, of less important text, and of the grid, on white."""
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#b7609a", "#b8860b", "#6b7687")
-"""Colors of lines, which people with any color vision tell apart (after Okabe and Ito)."""
+"""Colors of lines that people with any color vision can tell apart (after Okabe and Ito)."""
 DASHES: tuple[Any, ...] = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)))
-"""Dashes of lines, so that color is not all that tells them apart."""
+"""Dashes of lines, so that lines differ in more than color."""
 WIDTH, HEIGHT, TITLE_HEIGHT = 480.0, 294.0, 24.0
-"""Size of a plot, in the units of its text sizes: half a screen, or a whole one of a phone. Pages
-leave out the title, as they have it as text."""
+"""Size of a plot in points: half the width of a screen, or the whole width of a phone. Pages show
+the title as text, and leave out its height."""
 TEXT, SMALL_TEXT = 15.0, 14.0
 _SETTINGS: Mapping[str, Any] = {
     "font.family": "sans-serif",
@@ -50,7 +50,7 @@ _SETTINGS: Mapping[str, Any] = {
 
 @contextlib.contextmanager
 def plotting() -> Iterator[None]:
-    """Gives matplotlib the style while it is entered: figures are made and saved in it."""
+    """Sets matplotlib's style while it is entered; make and save figures inside."""
     settings: Any = _SETTINGS
     with matplotlib.rc_context(settings), warnings.catch_warnings():
         # A run's name may have letters that the font lacks.
@@ -60,17 +60,17 @@ def plotting() -> Iterator[None]:
 
 
 def new_figure(width: float = WIDTH, height: float = HEIGHT) -> Figure:
-    """Returns an empty figure of a size in points; to be called within `plotting`."""
+    """Returns an empty figure of a size in points. Call it within `plotting`."""
     figure = Figure(figsize=(width / 72, height / 72))
     FigureCanvasAgg(figure)
     return figure
 
 
 def new_axes(*, right: float = 8.0, below: float = 0.0) -> Axes:
-    """Returns the axes of a new plot; to be called within `plotting`.
+    """Returns the axes of a new plot. Call it within `plotting`.
 
-    Those of all plots begin at the same place, so that plots below one another can be compared.
-    Where they end is given by the room to their right, and that below their labels.
+    All axes begin at the same place, so that plots below one another can be compared. `right` and
+    `below` are the room, in points, to the right of the axes and below their labels.
     """
     figure = new_figure()
     left, bottom, top = 62.0, 44.0 + below, TITLE_HEIGHT + 28.0
@@ -81,8 +81,11 @@ def new_axes(*, right: float = 8.0, below: float = 0.0) -> Axes:
 def dress(axes: Axes, unit: str, *, share: bool = False) -> None:
     """Gives axes over steps their grid and labels; the unit stands above, where it is read.
 
-    **Arguments:** the axes; the unit of the vertical one; whether that has shares of 1, which are
-    shown as percentages.
+    **Arguments:**
+
+    - `axes`: the axes.
+    - `unit`: the unit of the vertical axis.
+    - `share`: whether its values are shares of 1, shown as percentages.
     """
     axes.set_title(unit, fontsize=SMALL_TEXT, color=MUTED, pad=8)
     axes.set_xlabel("step")

@@ -1,4 +1,4 @@
-"""Figures as SVG that is part of a page: its colors are the page's, and it says what it shows."""
+"""Figures as SVG within a page, with the page's colors and a description for screen readers."""
 
 import io
 import re
@@ -15,20 +15,23 @@ _VARIABLES: Mapping[str, str] = {
     INK: "--ink", MUTED: "--muted", GRID: "--grid",
     **{color: f"--series-{index}" for index, color in enumerate(SERIES)},
 }  # fmt: skip
-"""Names of the page's colors for those of plots."""
+"""Variables of the page for the colors of plots."""
 _FONT = re.compile(r"font: (?P<size>[\d.]+px)[^;\"]*")
 _SIZE = r"font-size: \g<size>"
-"""The page's font, in the size of the plot's."""
+"""Text uses the page's font in the plot's size."""
 _LONG_NUMBER = re.compile(r"\d+\.\d{2,}")
 
 
 def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
     """Returns a figure as an `svg` element, whose colors are variables of the page.
 
-    The strip of its title is left out.
+    The strip with its title is left out. Call it within `plotting`.
 
-    **Arguments:** the figure; a name that no other figure of the page has; what it shows, in a few
-    words and in sentences, for those who do not see it. To be called within `plotting`.
+    **Arguments:**
+
+    - `figure`: the figure.
+    - `name`: a name that no other figure of the page has.
+    - `title`, `description`: what it shows, in a few words and in sentences, for screen readers.
     """
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True)
@@ -51,7 +54,7 @@ def inline_svg(figure: Figure, name: str, title: str, description: str) -> str:
 
 
 def _name_ids(root: ElementTree.Element, name: str) -> None:
-    """Makes ids unique on a page, and marks what shows data; ids that nothing uses are dropped."""
+    """Makes ids unique on a page, drops unused ids, and marks the elements that show data."""
     reference = f"{{{_XLINK}}}href"
     for element in root.iter():
         own = element.attrib.pop("id", "")
@@ -70,7 +73,7 @@ def _name_ids(root: ElementTree.Element, name: str) -> None:
 
 
 def _path(path: str) -> str:
-    """Returns the drawing commands of a path, to a tenth of a unit: a part of a pixel."""
+    """Returns the drawing commands of a path, rounded to a tenth of a unit, a part of a pixel."""
     rounded = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path)
     return " ".join(rounded.split())
 

@@ -13,16 +13,15 @@ from grpo_eqx.tracking.plots.lines import Intervals, Line, Scale, draw_lines
 from grpo_eqx.tracking.plots.series import Band, Course
 from grpo_eqx.tracking.plots.stack import StepTimes, draw_step_times
 from grpo_eqx.tracking.plots.svg import inline_svg
-from grpo_eqx.tracking.report.groups import Group
-from grpo_eqx.tracking.report.reading import ReportedRun
-from grpo_eqx.tracking.safe_text import literal
+from grpo_eqx.tracking.report.reading import Group, ReportedRun
+from grpo_eqx.tracking.safe_console import literal
 
 _PNG_DPI = 144
 _TIMES, _TOTALS = "time/train/", ("step_s", "step_avg")
-"""Start of the metrics of a step's phases, and of those that are no phases, after it."""
+"""Prefix of the metrics of a step's phases, and beginnings of the rest of a name for totals."""
 _MEMORY = "memory/train/"
 _ENDS = ("/ci_low", "/ci_high")
-"""Ends of the names of the metrics that are an interval's ends, after the name of its figure."""
+"""Suffixes of the metrics that are the ends of a figure's interval."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,10 +29,10 @@ class Plot:
     """Plot of a report."""
 
     name: str
-    """Name of its picture's file, and of what it is on the page."""
+    """Name of its picture's file, and prefix of its ids on the page."""
     title: str
     about: str
-    """Caption: the content of the plot in a sentence, with figures."""
+    """Caption: what the plot shows, in a sentence with figures."""
     svg: str
     png: bytes
 
@@ -53,7 +52,7 @@ class _Chart:
     def of(
         cls, metric: str, title: str, *, from_zero: bool = False, logarithmic: bool = False
     ) -> "_Chart":
-        """Returns the chart of a metric with the unit and the meaning that the registry has."""
+        """Returns the chart of a metric, with its unit and meaning from the registry."""
         entry = find_metric(metric)
         unit, about = ("", "") if entry is None else (entry.unit, entry.meaning)
         scale = Scale(
@@ -82,7 +81,7 @@ _POLICY = (
 
 
 def draw_sections(groups: Sequence[Group]) -> dict[str, list[Plot]]:
-    """Draws all plots whose metrics the runs have. To be called within `plotting`."""
+    """Draws all plots whose metrics the runs have. Call it within `plotting`."""
     return {
         "learning": [*_rewards(groups), *_evaluations(groups), *_of_callbacks(groups)],
         "length": [plot for chart in _LENGTH for plot in _plot(chart, groups)],
@@ -104,7 +103,7 @@ def _rewards(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def _names(groups: Sequence[Group]) -> list[str]:
-    """Returns the names of all metrics that the runs have."""
+    """Returns the names of all metrics of the runs."""
     return sorted({name for group in groups for run in group.runs for name in run.metric_names()})
 
 
@@ -161,7 +160,7 @@ def _evaluation(group: Group, name: str) -> Line | None:
 
 
 def _of_callbacks(groups: Sequence[Group]) -> Iterator[Plot]:
-    """Draws metrics that callbacks of the runs have added to steps or evaluations."""
+    """Draws metrics that callbacks have added to steps or evaluations."""
     taken = {_Chart.of(name, "").file for name in _names(groups) if find_metric(name) is not None}
     for name in _names(groups):
         if find_metric(name) is None and not name.startswith("eval/"):
@@ -176,7 +175,7 @@ def _of_callbacks(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def _unused(file: str, taken: Collection[str]) -> str:
-    """Returns a name of a file, with a number where another metric's has the same letters."""
+    """Returns the name of a file, with a number if another metric's file has this name."""
     others = (f"{file}_{number}" for number in itertools.count(2))
     return next(x for x in itertools.chain([file], others) if x not in taken)
 
@@ -203,13 +202,13 @@ def _times(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def step_times(run: ReportedRun) -> StepTimes | None:
-    """Returns the seconds of a run's steps by phase; `None` where it has none."""
+    """Returns the seconds of a run's steps by phase; `None` if they were not recorded."""
     names = [
         name
         for name in run.metric_names()
         if name.startswith(_TIMES)
         and not name.removeprefix(_TIMES).startswith(_TOTALS)
-        and find_metric(name) is not None  # else it is a callback's, and may be in another
+        and find_metric(name) is not None  # a callback's time may be part of a phase
     ]
     total = run.course("step_time")
     if total.is_empty or not names:
@@ -220,7 +219,7 @@ def step_times(run: ReportedRun) -> StepTimes | None:
         )
         for name in names
     }
-    # In the order of a step, which the names' is not; others after them.
+    # Phases in the order of a step, then others.
     order = ["rollout", "reward", "update"]
     known = {name: phases.pop(name) for name in order if name in phases}
     compiling = np.nan_to_num(run.course("compile/seconds").values)
@@ -248,7 +247,7 @@ def _memory(groups: Sequence[Group]) -> Iterator[Plot]:
 
 
 def planned_levels(groups: Sequence[Group]) -> dict[str, float]:
-    """Returns the planned peak in GiB, if there is one and the runs have the same."""
+    """Returns the planned peak in GiB, if all runs have the same."""
     peaks = {run.plan.get("peak_bytes") for group in groups for run in group.runs}
     (peak,) = peaks if len(peaks) == 1 else (None,)
     return {} if peak is None else {f"planned peak {peak / 2**30:.3g}": peak / 2**30}
@@ -263,7 +262,7 @@ def _drawn(chart: _Chart, lines: Sequence[Line], figure: Figure) -> Plot:
 
 
 def _finished(name: str, title: str, about: str, description: str, figure: Figure) -> Plot:
-    """Returns a figure as a plot: as a picture, and within a page, where the title is text."""
+    """Returns a figure as a plot: a picture, and an SVG for the page, where the title is text."""
     file = io.BytesIO()
     text = figure.suptitle(title, x=0.01, ha="left", weight="bold")
     figure.savefig(file, format="png", dpi=_PNG_DPI, facecolor="white")
@@ -276,7 +275,7 @@ def _described(line: Line, scale: Scale) -> str:
 
 
 def _course_in_words(line: Line, scale: Scale) -> str:
-    """Says from where to where a line goes."""
+    """Describes a line by its first and last values."""
     seeds = isinstance(line.course, Band)
     course = line.course.mean if isinstance(line.course, Band) else line.course
     finite = np.isfinite(course.values)

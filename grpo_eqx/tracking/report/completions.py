@@ -1,4 +1,4 @@
-"""Completions that are worth reading: the best, the worst, and what changed most."""
+"""Choice of the completions that a report shows: the best, the worst, and the most changed."""
 
 import dataclasses
 import math
@@ -9,28 +9,28 @@ from typing import Any
 
 from grpo_eqx.tracking.checked_parquet import read_parquet
 from grpo_eqx.tracking.completions_view import evenly
-from grpo_eqx.tracking.safe_text import cut_in_the_middle
+from grpo_eqx.tracking.safe_console import cut_in_the_middle
 
 _SHOWN = 3
 """Completions of each kind."""
 _LONGEST = 1500
-"""Characters of a text that are shown."""
+"""Most characters of a text that are shown."""
 _MOST_TABLES = 40
-"""Tables that are searched for prompts that come again, evenly chosen: enough for any run."""
+"""Most tables, evenly chosen, that are searched for prompts that were sampled again."""
 
 _COLUMNS = "prompt", "reward", "advantage", "length", "truncated"
 
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """Completion of a prompt, and what it earned."""
+    """Completion of a prompt, and its rewards."""
 
     step: int
     row: int
     """Place in the table of its step."""
     prompt: str
     completion: str
-    """Its text; empty while it is not chosen."""
+    """Text of the completion; empty until it is chosen."""
     reward: float
     advantage: float
     length: int | None
@@ -41,7 +41,7 @@ class Example:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """Typical completions of an early and a late step, of the same prompt where one comes again."""
+    """Typical completions of an early and a late step, of one prompt if one was sampled again."""
 
     before: Example
     after: Example
@@ -59,7 +59,7 @@ class Examples:
     """Completions of a run to read."""
 
     step: int | None
-    """Step that the best and the worst are of; `None` where there are no tables."""
+    """Step of the best and the worst completions; `None` without tables."""
     best: Sequence[Example] = ()
     worst: Sequence[Example] = ()
     changes: Sequence[Change] = ()
@@ -68,16 +68,19 @@ class Examples:
 def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
     """Chooses completions of a run.
 
-    **Arguments:** its tables by step, oldest first; a list for what cannot be read, in sentences.
+    **Arguments:**
 
-    The best and worst are of the last table, one of each prompt, by reward and then by advantage:
-    right where others of the group were wrong, or the reverse. The most changed are prompts of
-    several tables, by the change in their mean reward; where none comes again, a typical completion
-    of the first table is compared with one of the last.
+    - `tables`: tables of completions by step, oldest first.
+    - `gaps`: a list, to which a sentence is added for each unreadable table.
+
+    The best and the worst completions are from the last table, one per prompt, by reward and then
+    by advantage: right where others of the group were wrong, or the reverse. The most changed
+    prompts are prompts of several tables, by the change in their mean reward. If no prompt was
+    sampled again, a typical completion of the first table is compared with one of the last.
     """
     steps = list(tables)
     chosen = [steps[i] for i in evenly(len(steps), _MOST_TABLES)]
-    # Without their texts, which may be gigabytes.
+    # The texts of all completions may take gigabytes: they are read later, for chosen examples.
     read = {step: _examples(tables[step], step, gaps) for step in chosen}
     rows = {step: examples for step, examples in read.items() if examples}
     if not rows:
@@ -100,7 +103,7 @@ def choose_examples(tables: Mapping[int, Path], gaps: list[str]) -> Examples:
 
 
 def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
-    """Reads the completions of a table that have a reward, without their texts."""
+    """Reads a table's completions that have a reward, without their texts."""
     try:
         rows = read_parquet(path, _shown).to_pylist()
         examples = [_example(row, step, number) for number, row in enumerate(rows)]
@@ -111,14 +114,14 @@ def _examples(path: Path, step: int, gaps: list[str]) -> list[Example]:
 
 
 class _Texts:
-    """Texts of completions, of which each table is read once, when the first is asked for."""
+    """Texts of completions. A table is read once, when its first text is needed."""
 
     def __init__(self, tables: Mapping[int, Path], gaps: list[str]):
         self._tables, self._gaps = tables, gaps
         self._read: dict[int, list[str]] = {}
 
     def filled(self, example: Example) -> Example:
-        """Returns an example with its text, which is empty where it cannot be read."""
+        """Returns an example with its text, which is empty if it cannot be read."""
         if example.step not in self._read:
             self._read[example.step] = self._of(self._tables[example.step])
         texts = self._read[example.step]
@@ -138,7 +141,7 @@ def _gap(path: Path, error: Exception) -> str:
 
 
 def _shown(columns: Sequence[str]) -> list[str]:
-    """Returns which columns are read: others, such as tokens, may be large."""
+    """Returns the columns to read: others, such as tokens, may be large."""
     if "completion" not in columns:
         raise ValueError("it has no column 'completion'")
     return [name for name in columns if name in _COLUMNS or name.startswith("rewards/")]
@@ -210,5 +213,5 @@ def _typical(examples: Sequence[Example]) -> Example:
 
 
 def shortened(text: str) -> str:
-    """Returns a text, of a long one the start and the end, where the answer is."""
+    """Returns a text; of a long text, the start, and the end, where the answer usually is."""
     return cut_in_the_middle(text, _LONGEST).plain

@@ -1,4 +1,4 @@
-"""State of a run, finished or failed or going on, as far as its folder tells."""
+"""State of a run, such as finished, failed or going on, as its folder shows it."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ from grpo_eqx.common.read_files import read_object
 from grpo_eqx.tracking.run_folder import SIGN_SECONDS, RunFolder
 
 _SIGNS_MISSED = 6
-"""Signs of life that a run may miss, on a busy machine or a slow file system, before it is gone."""
+"""Signs of life that a run may miss, on a busy machine or file system, before it counts as dead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,11 +25,14 @@ class Ending:
 def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
     """Says how a run ended.
 
-    **Arguments:** its folder; the last step that it recorded; the steps that it was to make, where
-    known.
+    **Arguments:**
 
-    A run that ends, in whatever way, empties the file of its lock, unless it is killed; one that is
-    asked to stop saves a checkpoint of its last step; one that finishes writes its model.
+    - `folder`: the run's folder.
+    - `done`: the last recorded step.
+    - `steps`: the steps that the run was to make, if known.
+
+    Every run that is not killed empties its lock's file at its end. A preempted run saves a
+    checkpoint of its last step, and a finished run writes its model.
     """
     progress = f"step {done:,}" if steps is None else f"step {done:,} of {steps:,}"
     counted = f"{done:,} step{'' if done == 1 else 's'}"
@@ -56,13 +59,13 @@ def find_ending(folder: RunFolder, done: int, steps: int | None) -> Ending:
 
 
 def saved_steps(folder: RunFolder) -> list[int]:
-    """Returns the steps that have a checkpoint, oldest first."""
+    """Returns the steps with a checkpoint, oldest first."""
     names = [path.name for path in folder.checkpoints.glob("step_*")]
     return sorted(int(name[5:]) for name in names if re.fullmatch(r"step_\d+", name))
 
 
 def _holder(folder: RunFolder) -> bool:
-    """Returns whether a run has the folder, or was killed while it had."""
+    """Returns whether a run holds the folder, or was killed while it did."""
     try:
         return bool(read_object(folder.lock))
     except FileError:  # no file, or the empty one of a run that has ended

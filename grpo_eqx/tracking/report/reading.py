@@ -1,7 +1,8 @@
-"""Runs as a report shows them: whatever of a folder can be read, and what cannot."""
+"""Runs as a report shows them: all that can be read, and in groups that differ only in seeds."""
 
 import collections
 import dataclasses
+import json
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,31 +15,32 @@ import numpy as np
 from grpo_eqx.common.errors import FileError
 from grpo_eqx.common.read_files import expanded
 from grpo_eqx.tracking.plots.series import Course
-from grpo_eqx.tracking.recorded_files import (
+from grpo_eqx.tracking.recorded_run import (
+    RecordedRun,
     read_layout,
     read_passed,
     read_plan,
     read_settings,
 )
-from grpo_eqx.tracking.recorded_run import RecordedRun
 from grpo_eqx.tracking.report.ending import Ending, find_ending
+from grpo_eqx.tracking.report.settings import OF_SEEDS
 from grpo_eqx.tracking.run_folder import RunFolder
-from grpo_eqx.tracking.safe_text import literal
+from grpo_eqx.tracking.safe_console import literal
 
 
 @dataclasses.dataclass(frozen=True)
 class ReportedRun:
-    """Run of a report, of which parts may be missing."""
+    """Run of a report; parts of it may be missing."""
 
     run: RecordedRun
     layout: Mapping[str, Any]
-    """The fields of `layout.json`; none where it cannot be read."""
+    """The fields of `layout.json`; empty if it cannot be read."""
     plan: Mapping[str, Any]
-    """The fields of `plan.json`, where there is one."""
+    """The fields of `plan.json`, if there is one."""
     gaps: Sequence[str]
     """Sentences on parts that could not be read."""
     folder_shown: bool = False
-    """Whether the name has the folder that the run's is in, as another run has the same name."""
+    """Whether to show the parent folder in the name, because another run has the same name."""
 
     @property
     def name(self) -> str:
@@ -82,9 +84,9 @@ def _course(rows: Sequence[Mapping[str, float]], name: str) -> Course:
 
 
 def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
-    """Reads what can be read of runs, and tells those of one name apart by their folders.
+    """Reads all that can be read of runs; runs of the same name show their parent folders.
 
-    Raises `UserError` where a path is no folder of a run.
+    Raises `UserError` for a path that is not a run folder.
     """
     runs = [read_run(path) for path in paths]
     names = collections.Counter(run.name for run in runs)
@@ -92,13 +94,13 @@ def read_runs(paths: Sequence[Path]) -> list[ReportedRun]:
 
 
 def read_run(path: Path) -> ReportedRun:
-    """Reads what can be read of a run's folder.
+    """Reads all that can be read of a run's folder.
 
-    Raises `UserError` where it is no folder of a run.
+    Raises `UserError` for a path that is not a run folder.
     """
     folder, gaps = RunFolder(expanded(path)), list[str]()
     if not os.path.isfile(folder.metrics):
-        RecordedRun.read(path)  # which says so
+        RecordedRun.read(path)  # raises the error
     settings = _read(read_settings, folder, gaps, "its settings are not shown")
     passed = _read(read_passed, folder, gaps, "what was passed in place of settings is not shown")
     layout = _read(read_layout, folder, gaps, "its devices are not shown")
@@ -117,9 +119,45 @@ def _read(
     gaps: list[str],
     consequence: str,
 ) -> Mapping[str, Any]:
-    """Reads a file of a folder; where it cannot be, notes so."""
+    """Reads a file of a folder; of an unreadable file, adds a sentence to `gaps`."""
     try:
         return read(folder)
     except FileError as error:
         gaps.append(f"{str(error).removesuffix('.')}: {consequence}.")
         return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Runs with the same settings but different seeds, drawn as one line."""
+
+    runs: Sequence[ReportedRun]
+    index: int
+    """Place of the group among all groups, which determines its color."""
+
+    @property
+    def name(self) -> str:
+        first = self.runs[0].name
+        return first if len(self.runs) == 1 else f"{first} ({len(self.runs)} seeds)"
+
+    @property
+    def last_steps(self) -> list[int]:
+        """The last steps of its runs, each once, in ascending order."""
+        return sorted({run.last_step for run in self.runs})
+
+
+def grouped(runs: Sequence[ReportedRun]) -> list[Group]:
+    """Groups runs that differ only in their seeds, in the order of their first runs.
+
+    Runs whose seeds are equal too, such as the same run on two machines, stay apart. So do runs
+    whose settings cannot be read.
+    """
+    members: dict[str, list[ReportedRun]] = {}
+    for place, run in enumerate(runs):
+        others = {name: x for name, x in run.settings.items() if name not in OF_SEEDS}
+        key = json.dumps(others, sort_keys=True, default=str) if others else f"unknown {place}"
+        seeds = [other.settings.get("seed") for other in members.get(key, ())]
+        if run.settings.get("seed") in seeds:
+            key += f" again {place}"
+        members.setdefault(key, []).append(run)
+    return [Group(each, index) for index, each in enumerate(members.values())]

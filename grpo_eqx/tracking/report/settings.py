@@ -1,4 +1,4 @@
-"""Settings of runs that say what is special about them."""
+"""Settings of runs that are not at their defaults."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,33 +10,35 @@ from grpo_eqx.settings.types import all_converted
 from grpo_eqx.tracking.run_folder import PASSED
 
 OF_SEEDS = frozenset({"seed", "output_dir", "run_name"})
-"""Settings in which runs may differ that are seeds of one another."""
+"""Settings in which runs of one group may differ."""
 _NAMES_OF_RUNS = frozenset({"output_dir", "run_name"})
 UNKNOWN = "-"
-"""Text for the default of a setting that `GRPOConfig` does not have, or for an unknown value."""
+"""Text for an unknown value, such as the default of a setting of another version."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """Setting that one of several runs, or groups of runs, changed."""
+    """Setting that at least one run, or group of runs, changed."""
 
     name: str
     values: Sequence[str]
-    """Its value in each, as text."""
+    """The value in each run, as text."""
     default: str
-    """The value that it would have had if it had been left out, as text."""
+    """The value if the setting had been left out, as text."""
 
     @property
     def differs(self) -> bool:
-        """Whether the runs differ in it."""
+        """Whether the runs have different values."""
         return len(set(self.values)) > 1
 
 
 def special_settings(configs: Sequence[Mapping[str, Any]]) -> list[Setting]:
-    """Returns the settings that are not at their defaults in all runs, in the config's order.
+    """Returns the settings that some run changed from its default, in the config's order.
 
-    **Arguments:** the fields of each `config.json`. The name of a run and its folder are left out,
-    and so is what differs between runs because their defaults do: another setting says why.
+    Leaves out the name and the folder of a run, and settings that differ only because another
+    setting changes their default.
+
+    **Arguments:** `configs`: the fields of each run's `config.json`.
     """
     changes = [changed_settings(config) for config in configs]
     names = dict.fromkeys(name for config in configs for name in config)
@@ -50,11 +52,11 @@ def special_settings(configs: Sequence[Mapping[str, Any]]) -> list[Setting]:
 
 
 def changed_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the settings of a run that are not at their defaults, with these, as text.
+    """Returns the changed settings of a run, each with its default as text.
 
-    A setting's default is the value that it would have had if it had been left out, such as k3 for
-    `kl_estimator` where `beta` is set. Settings of a subclass of `GRPOConfig`, or of another
-    version, have none.
+    The default of a setting is its value if it had been left out, such as k3 for `kl_estimator`
+    when `beta` is set. Settings of a subclass of `GRPOConfig`, or of another version, have no known
+    default.
     """
     fields = {x.name: x.default for x in dataclasses.fields(GRPOConfig)}
     known = {
@@ -64,7 +66,7 @@ def changed_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     }
     try:
         cfg = GRPOConfig(**all_converted(GRPOConfig, known, HINTS))
-    except UserError:  # of another version
+    except UserError:  # settings of another version
         cfg = None
     changed = {}
     for name, value in settings.items():
@@ -83,7 +85,7 @@ def _default(cfg: GRPOConfig, name: str, plain: Any) -> Any:
     try:
         unset: dict[str, Any] = {name: None}
         return getattr(dataclasses.replace(cfg, **unset).resolved(), name)
-    except UserError:  # a setting that these others require
+    except UserError:  # other settings require this one
         return None
 
 

@@ -1,4 +1,4 @@
-"""Figures that say at a glance how a run went."""
+"""Figures that show at a glance how a run went."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ class Fact:
 
 
 def facts_of(run: ReportedRun) -> list[Fact]:
-    """Returns the figures of a run, those left out that it does not have."""
+    """Returns the figures that a run has."""
     return [*_progress(run), *_learning(run), *_cost(run)]
 
 
@@ -53,7 +53,7 @@ def _learning(run: ReportedRun) -> Iterator[Fact]:
 
 
 def _main_evaluations(run: ReportedRun) -> list[tuple[str, Course]]:
-    """Returns pass@1 of each way of drawing completions, by its name without `eval/`."""
+    """Returns pass@1 for each way of sampling, by its name without `eval/`."""
     names = [
         name
         for name in run.metric_names()
@@ -87,7 +87,7 @@ def _cost(run: ReportedRun) -> Iterator[Fact]:
 
 
 def _first_and_last(course: Course) -> tuple[float, float, int] | None:
-    """Returns the means of the first and the last few steps, and how many these are."""
+    """Returns the means over the first and the last few steps, and the number of these steps."""
     values = course.values[np.isfinite(course.values)]
     if not len(values):
         return None
@@ -96,7 +96,7 @@ def _first_and_last(course: Course) -> tuple[float, float, int] | None:
 
 
 def memory_facts(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:
-    """Returns what is known of the memory of each run, as rows of a table, in GiB or MiB."""
+    """Returns the rows of a table of the runs' memory, in GiB or MiB."""
     rows: list[tuple[str, list[str]]] = []
     for label, field in (
         ("Parameters, per device", "parameter_bytes"),

@@ -1,4 +1,4 @@
-"""Writing of the report: all of its parts, put into one page."""
+"""Writing of the report: all of its parts in one page."""
 
 import dataclasses
 import datetime
@@ -15,8 +15,7 @@ from grpo_eqx.tracking.diagnosis import Finding, diagnose
 from grpo_eqx.tracking.plots.style import plotting
 from grpo_eqx.tracking.report.charts import Plot, draw_sections
 from grpo_eqx.tracking.report.completions import Examples, choose_examples, shortened
-from grpo_eqx.tracking.report.groups import Group, grouped
-from grpo_eqx.tracking.report.reading import ReportedRun, read_runs
+from grpo_eqx.tracking.report.reading import Group, ReportedRun, grouped, read_runs
 from grpo_eqx.tracking.report.settings import special_settings
 from grpo_eqx.tracking.report.summary import facts_of, memory_facts
 
@@ -30,7 +29,7 @@ _SECTIONS: Mapping[str, tuple[str, str]] = {
     "time": ("Step time", "Where does the time go?"),
     "memory": ("Memory", "How much of the devices is used, and what was planned?"),
 }
-"""Titles of the sections with plots, and the questions that they answer."""
+"""Titles of the sections with plots, and the question that each answers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +49,14 @@ class _Part:
 def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
     """Writes the report on runs, and a picture of each of its plots.
 
-    **Arguments:** the folders of the runs; the file, beside which a folder of the same name, with
-    `_plots` at its end, has the pictures.
+    **Arguments:**
 
-    **Returns:** the files that were written, the page first. Raises `UserError` where a path is no
-    run's folder, or the file cannot be written.
+    - `paths`: the folders of the runs.
+    - `output`: the file. The pictures go to a folder beside it, of the same name and `_plots`.
+
+    **Returns:** the written files, the page first.
+
+    Raises `UserError` for a path that is not a run folder, or an output that cannot be written.
     """
     if os.path.exists(output) and not os.path.isfile(output):  # a device would be replaced
         raise UserError(f"output {str(output)!r} is not a file: give one that can be replaced.")
@@ -76,7 +78,7 @@ def write_report(paths: Sequence[Path], output: Path) -> list[Path]:
             write_whole(path, content)
         for path in pictures.glob("*.png"):
             if path not in files:
-                path.unlink()  # of a report that was here before
+                path.unlink()  # a picture of an earlier report
     except OSError as error:
         raise _unwritable(output, error) from error
     return list(files)
@@ -115,7 +117,7 @@ def _page(groups: Sequence[Group], sections: Mapping[str, Sequence[Plot]]) -> st
 
 
 def _subjects(runs: Sequence[ReportedRun]) -> list[str]:
-    """Returns the models of the runs, with what they were trained on."""
+    """Returns the models of the runs, with their training data."""
     pairs = [(run.settings.get("model"), run.settings.get("data")) for run in runs]
     return list(dict.fromkeys(f"{model} on {data}" for model, data in pairs if model and data))
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 CompletionsTable = Mapping[str, Sequence[Any]]
-"""Columns of a step's table of completions by name, one value per completion."""
+"""Columns of a step's table of completions, by name, with one value per completion."""
 
 
 class Tracker(abc.ABC):
@@ -22,13 +22,12 @@ class Tracker(abc.ABC):
         """
 
     def completions(self, step: int, table: CompletionsTable) -> None:  # noqa: B027  # optional
-        """Shows the completions of `step`, if it has a table of them; by default nothing.
+        """Shows the completions of `step`; does nothing by default.
 
-        The table's file is written afterwards.
-
-        Called after the step's metrics. A group's completions are consecutive.
+        Called for steps with a table of completions, after `log` and before the table's file is
+        written. The completions of a group are consecutive.
         """
 
     @abc.abstractmethod
     def finish(self) -> None:
-        """Writes out what is still buffered; called once, also after a failure."""
+        """Writes all that is still buffered. Called once, also after a failure."""

@@ -10,10 +10,10 @@ from grpo_eqx.tracking.trackers.base import Tracker
 
 
 class JsonlTracker(Tracker):
-    """Tracker that writes a line of JSON per step or evaluation, with null for what is not finite.
+    """Tracker that writes a line of JSON per step or evaluation; values not finite are null.
 
-    Every line is flushed at once, so that a killed run keeps its record. Lines that the file has
-    already stay: a resumed run continues it.
+    Every line is flushed at once, so that a killed run keeps its record. A resumed run appends to
+    the lines that the file already has.
     """
 
     def __init__(self, path: Path):
@@ -25,7 +25,7 @@ class JsonlTracker(Tracker):
         self._file.flush()
 
     def sync(self) -> None:
-        """Waits until all lines are on the disk, and outlast a power cut."""
+        """Waits until all lines are on the disk, so that they survive a power cut."""
         os.fsync(self._file.fileno())
 
     def finish(self) -> None:

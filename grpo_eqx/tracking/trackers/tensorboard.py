@@ -10,19 +10,22 @@ from typing import Any
 from grpo_eqx.tracking.trackers.base import CompletionsTable, Tracker
 
 _MOST_SHOWN = 8
-"""Completions that a step's text shows, all of its first prompt."""
+"""Most completions in a step's text, all of its first prompt."""
 
 
 class TensorBoardTracker(Tracker):
     """Tracker that writes TensorBoard's event files; `tensorboardX` is imported only here.
 
-    Every event is written at once, by the caller: a thread that writes, as tensorboardX's own
-    writer has, could not say that a disk is full.
+    The calling thread writes every event at once. A separate thread, as in tensorboardX's own
+    writer, could not report a full disk.
     """
 
     def __init__(self, folder: Path, step: int):
-        """**Arguments:** the folder for the files; the step after which the run goes on, 0 for a
-        new run: readers drop what earlier files have of later ones.
+        """**Arguments:**
+
+        - `folder`: the folder for the files.
+        - `step`: the step after which the run goes on; 0 for a new run. TensorBoard drops what
+          earlier files have of later steps.
         """
         from tensorboardX import summary
         from tensorboardX.proto import event_pb2, summary_pb2
@@ -32,7 +35,7 @@ class TensorBoardTracker(Tracker):
         self._summaries: Any = summary_pb2
         self._text: Any = summary.text
         folder.mkdir(parents=True, exist_ok=True)
-        # Readers take files in the order of their names.
+        # TensorBoard reads files in the order of their names.
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}"
         self._writer = RecordWriter(str((folder / name).absolute()))
         self._write(file_version="brain.Event:2")
@@ -57,7 +60,7 @@ class TensorBoardTracker(Tracker):
 
 
 def _blocks(table: CompletionsTable) -> Iterator[str]:
-    """Yields the first prompt of a table and its completions, as Markdown that shows all text."""
+    """Yields the first prompt of a table and its completions, as Markdown code blocks."""
     prompts = table["prompt"]
     of_prompt = itertools.takewhile(lambda i: prompts[i] == prompts[0], range(len(prompts)))
     yield _as_code(prompts[0])

@@ -11,7 +11,7 @@ import pytest
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from grpo_eqx.tracking import WandbTracker, time_share
+from grpo_eqx.tracking import WandbTracker, durations
 
 _BLOCK, _HEADER = 32768, 7
 TABLE = {
@@ -183,7 +183,7 @@ def test_short_steps_send_the_tables_that_time_allows_and_the_last(
         return settings
 
     monkeypatch.setattr(wandb, "Table", make_table)
-    monkeypatch.setattr(time_share.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(durations.time, "monotonic", lambda: clock[0])
     tracker = online(monkeypatch, tmp_path, run)
     for step in range(5, 15):
         tracker.completions(step, TABLE)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from grpo_eqx.tracking.safe_text import cut_in_the_middle, literal
+from grpo_eqx.tracking.safe_console import cut_in_the_middle, literal
 
 
 @pytest.mark.parametrize(
