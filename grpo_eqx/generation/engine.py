@@ -39,8 +39,6 @@ takes less time, the fewer they are."""
 MOST_READ = 2 / 3
 """Largest share of keys and values that a step may still read for slots to be reduced. Each number
 of slots is one more loop to compile."""
-REFILL_SHARE = 16
-"""Slots for each idle slot that triggers a refill, by default."""
 TOKENS, REFILLS = "decode_tokens", "refill_slots"
 """Scopes of the loops, by which the planner finds them in a compiled program."""
 
@@ -112,7 +110,7 @@ def generate(
     step = partial(_decode, model, keys.reshape(-1), stopping, sampling, layout)
     if num_slots < N:
         of_shard = num_slots // num_shards
-        least = min(of_shard, max(1, of_shard // REFILL_SHARE) if refill_at is None else refill_at)
+        least = min(of_shard, refill_at_least(of_shard) if refill_at is None else refill_at)
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
     if layout is None or layout.num_shards == 1:  # else caches would move across devices
@@ -123,6 +121,11 @@ def generate(
             state = state._replace(slots=state.slots.packed(order), made=state.saved())
         state = _run(state, step, smaller)
     return _rollout(prompts, state.saved(), (P, G), pad_id), state.counts
+
+
+def refill_at_least(num_slots: int) -> int:
+    """Returns how many idle slots, of those of a shard, trigger a refill by default."""
+    return max(1, num_slots // 16)
 
 
 def _sizes(slots: Slots, *, unrolled: bool) -> list[int]:

@@ -6,7 +6,6 @@ from typing import Any
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.models.kv_cache import num_parts
-from grpo_eqx.planner.attention_blocks import attention_blocks
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram
@@ -115,6 +114,7 @@ def _settings(run: RunSpec) -> dict[str, Any]:
 def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     """Returns what is known of a program's loops; `None` for one that is no part of a step."""
     cfg, options = run.cfg, programs.options
+    repeats = run.model.num_attention_heads // run.model.num_key_value_heads
     if name == EVALUATE:
         return None
     if name != GENERATE:
@@ -125,7 +125,7 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
             num_prompts=batch[0],
             num_generations=batch[1],
             prompt_length=run.prompts.train,
-            attention_blocks=attention_blocks(options.attention, run.model, rows.width),
+            attention_blocks=options.attention.block_sizes(rows.width, repeats),
         )
     layout = programs.rollout_layout(cfg.prompts_per_step, cfg.num_generations)
     number = cfg.prompts_per_step * cfg.num_generations
@@ -135,6 +135,6 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
         num_shards=layout.num_prompt_shards,
         max_length=options.max_completion_length,
         prompt_length=run.prompts.train,
-        attention_blocks=attention_blocks(options.attention, run.model, run.prompts.train),
+        attention_blocks=options.attention.block_sizes(run.prompts.train, repeats),
         cache_parts=num_parts(options.max_completion_length) if options.decodes_on_cpu else 1,
     )

@@ -12,12 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Int
 
-from grpo_eqx.generation.engine import REFILL_SHARE, REFILLS, TOKENS
+from grpo_eqx.generation.engine import REFILLS, TOKENS, refill_at_least
 from grpo_eqx.models.attention import CACHE_BLOCKS
-from grpo_eqx.models.causal_attention import Visible
+from grpo_eqx.models.causal_attention import BlockSizes, Visible
 from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
-from grpo_eqx.planner.attention_blocks import AttentionBlocks
 from grpo_eqx.planner.work import ATTENTION, Level, Loop
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.programs import MICRO_BATCHES
@@ -94,7 +93,7 @@ class Trips(abc.ABC):
     def from_json(fields: Mapping[str, Any]) -> "Trips":
         """Inverts `to_json`."""
         own: dict[str, Any] = dict(fields)
-        own["attention_blocks"] = AttentionBlocks(*own["attention_blocks"])
+        own["attention_blocks"] = BlockSizes(*own["attention_blocks"])
         if "rows" not in own:
             return Decoding(**own)
         own["rows"] = RowShape(**own["rows"])
@@ -115,7 +114,7 @@ class Decoding(Trips):
     """Parts of the slots that are refilled on their own."""
     max_length: int
     prompt_length: int
-    attention_blocks: AttentionBlocks
+    attention_blocks: BlockSizes
     """Sizes of blocks in the attention of prompts."""
     cache_parts: int
     """Parts of the slots' caches, each of which has a loop over its blocks."""
@@ -159,7 +158,7 @@ class Decoding(Trips):
 
     def _refills(self, length: int) -> Range:
         turns = self.num_completions / self.num_slots - 1
-        at_least = max(1, self.num_slots // self.num_shards // REFILL_SHARE)
+        at_least = refill_at_least(self.num_slots // self.num_shards)
         most = (self.num_completions - self.num_slots) / at_least
         return Range(turns, max(turns, min(most, self._in_queue(length).times.most)))
 
@@ -191,7 +190,7 @@ class MicroBatches(Trips):
     num_prompts: int
     num_generations: int
     prompt_length: int
-    attention_blocks: AttentionBlocks
+    attention_blocks: BlockSizes
     """Sizes of blocks in attention."""
 
     def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
@@ -238,7 +237,7 @@ def _of_blocks(
     path: _Path,
     paths: Sequence[_Path],
     visible: Visible,
-    blocks: AttentionBlocks,
+    blocks: BlockSizes,
     prefix: str,
 ) -> Repeats:
     """Returns the repeats of a loop over blocks of queries, or of the loop over pairs in it.

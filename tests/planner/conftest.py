@@ -8,9 +8,9 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig
+from grpo_eqx.models.causal_attention import BlockSizes
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.planner import Plan, PlannedProgram
-from grpo_eqx.planner.attention_blocks import AttentionBlocks
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.devices import Target, local_target
 from grpo_eqx.planner.make_plan import SETTINGS, TRAINING, Say
@@ -96,14 +96,14 @@ def plan_of(peaks: dict[str, int], target: Target, **fields: Any) -> Plan:
     rows = RowShape(4, 1, 1, width=271, num_scored=256, places=16)
     decoding = Decoding(
         num_completions=16, num_slots=16, num_shards=1, max_length=48, prompt_length=16,
-        attention_blocks=AttentionBlocks(16, 16), cache_parts=1,
+        attention_blocks=BlockSizes(16, 16), cache_parts=1,
     )  # fmt: skip
     micro_batches = MicroBatches(
         rows=rows,
         num_prompts=2,
         num_generations=8,
         prompt_length=16,
-        attention_blocks=AttentionBlocks(16, 16),
+        attention_blocks=BlockSizes(16, 16),
     )
     programs = {
         name: PlannedProgram(

@@ -9,10 +9,9 @@ import pytest
 
 from grpo_eqx.generation import engine
 from grpo_eqx.models.attention import CACHE_BLOCKS
-from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.causal_attention import BlockedAttention, BlockSizes
 from grpo_eqx.models.causal_attention.base import Inputs
 from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
-from grpo_eqx.planner.attention_blocks import AttentionBlocks, attention_blocks
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips, open_loops
 from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work, work_levels
 from grpo_eqx.training.packing import Packing
@@ -44,7 +43,7 @@ def decoding(num_slots: int, cache_parts: int = 1) -> Decoding:
         num_shards=2,
         max_length=512,
         prompt_length=300,
-        attention_blocks=AttentionBlocks(128, 128),
+        attention_blocks=BlockSizes(128, 128),
         cache_parts=cache_parts,
     )
 
@@ -86,7 +85,7 @@ def test_prompts_attend_in_blocks() -> None:
 def test_the_loops_of_each_pass_are_over_wide_blocks_and_then_the_others() -> None:
     """Of eight blocks, the last four see all of the first four."""
     trips = dataclasses.replace(
-        decoding(64), prompt_length=512, attention_blocks=AttentionBlocks(64, 64, per_wide=4)
+        decoding(64), prompt_length=512, attention_blocks=BlockSizes(64, 64, per_wide=4)
     )
     assert Trips.from_json(trips.to_json()) == trips
     blocks = [(LAYERS, loop(name, QUERY_BLOCKS)) for name in "abcd"]
@@ -108,11 +107,11 @@ def test_a_loop_that_nothing_is_known_of_counts_once() -> None:
 
 
 @pytest.mark.parametrize("length", [5, 40, 128])
-def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(tiny_run, length) -> None:
+def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(length) -> None:
     rows = RowShape.of(
         4, 4, prompt_length=90, completion_length=128, num_shards=2, size=2, most_tokens=1024
     )
-    blocks = attention_blocks(BlockedAttention(64), tiny_run().model, rows.width)
+    blocks = BlockedAttention(64).block_sizes(rows.width, 1)
     trips = MicroBatches(
         rows=rows, num_prompts=4, num_generations=4, prompt_length=90, attention_blocks=blocks
     )
@@ -131,7 +130,7 @@ def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(tiny_run, le
     assert found == [Range(times, times) for times in expected]
 
 
-def test_pairs_of_wide_blocks_are_counted_as_such(tiny_run) -> None:
+def test_pairs_of_wide_blocks_are_counted_as_such() -> None:
     """In a compiled program, by the work of all pairs, forward and backward."""
     K, repeats, D, per_wide = 2, 3, 8, 3
     rows = RowShape.of(
@@ -141,7 +140,7 @@ def test_pairs_of_wide_blocks_are_counted_as_such(tiny_run) -> None:
     assert int(packing.number) == 1
     R, visible = rows.num_rows, Rows.of(packing, jnp.int32(0), 4).visible
     attention = BlockedAttention(16, per_wide)
-    size = attention_blocks(attention, tiny_run().model, rows.width).queries
+    size = attention.block_sizes(rows.width, repeats).queries
 
     @jax.jit
     @jax.grad
@@ -153,7 +152,7 @@ def test_pairs_of_wide_blocks_are_counted_as_such(tiny_run) -> None:
     levels = work_levels(of_loops.compile().as_text(), lambda *_: None)
     trips = MicroBatches(
         rows=rows, num_prompts=1, num_generations=4, prompt_length=90,
-        attention_blocks=AttentionBlocks(size, size, per_wide),
+        attention_blocks=BlockSizes(size, size, per_wide),
     )  # fmt: skip
     found = trips.repeats(levels, 40)
     flops = sum(level.work.flops * found[open_loops(level.loops)].times.least for level in levels)

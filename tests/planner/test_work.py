@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.generation.engine import TOKENS
-from grpo_eqx.planner.attention_blocks import AttentionBlocks
+from grpo_eqx.models.causal_attention import BlockSizes
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates, program_time
 from grpo_eqx.planner.trips import Decoding
@@ -299,7 +299,7 @@ DECODING = Decoding(
     num_shards=1,
     max_length=32,
     prompt_length=8,
-    attention_blocks=AttentionBlocks(8, 8),
+    attention_blocks=BlockSizes(8, 8),
     cache_parts=1,
 )
 

@@ -100,6 +100,20 @@ class Inputs(NamedTuple):
     values: Float[Array, "R K T D"]
 
 
+class BlockSizes(NamedTuple):
+    """Sizes of the blocks in which attention skips what no query sees."""
+
+    queries: int
+    """Most positions of a block of queries."""
+    keys: int
+    """Most positions of a block of keys."""
+    per_wide: int = 1
+    """Blocks in a wide block (`BlockedAttention.per_wide`)."""
+
+
+_UNKNOWN = BlockSizes(128, 128)
+
+
 class CausalAttention(eqx.Module):
     """Softmax attention of each query over the keys of its row that it sees.
 
@@ -128,6 +142,16 @@ class CausalAttention(eqx.Module):
     def over(self, layout: RolloutLayout) -> "CausalAttention":
         """Returns the attention for the prompts of a rollout, which has a layout of its own."""
         return self
+
+    def block_sizes(self, length: int, repeats: int) -> BlockSizes:
+        """Returns the sizes of blocks, by which plans count what is skipped; by default, a guess.
+
+        **Arguments:**
+
+        - `length`: positions of a row.
+        - `repeats`: query heads that read each key head.
+        """
+        return _UNKNOWN
 
     @abc.abstractmethod
     def attend(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.causal_attention.base import (
+    BlockSizes,
     CausalAttention,
     Inputs,
     Residuals,
@@ -41,12 +42,16 @@ class BlockedAttention(CausalAttention):
     """Number of neighboring blocks in a wide block. A pair of wide blocks is computed at once where
     every pair of their blocks is needed. With 1, there are no wide blocks."""
 
+    def block_sizes(self, length: int, repeats: int) -> BlockSizes:
+        # CPUs run what a loop leaves beyond whole vectors one number at a time.
+        size = min(self.block, even_tile(length, self.block, _VECTOR))
+        return BlockSizes(size, size, self.per_wide)
+
     def attend(
         self, inputs: Inputs, visible: Visible, softcap: float | None
     ) -> Float[Array, "R K r T D"]:
-        T = inputs.queries.shape[-2]
-        # CPUs run what a loop leaves beyond whole vectors one number at a time.
-        size = min(self.block, even_tile(T, self.block, _VECTOR))
+        repeats, T = inputs.queries.shape[2:4]
+        size = self.block_sizes(T, repeats).queries
         if size > T:
             inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
             visible = visible.filled(size)

@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jaxtyping import Array, Bool, Float, Int
 
 from grpo_eqx.models.causal_attention.base import (
+    BlockSizes,
     CausalAttention,
     Inputs,
     Residuals,
@@ -54,6 +55,11 @@ class MosaicAttention(CausalAttention):
     def over(self, layout: RolloutLayout) -> "MosaicAttention":
         return dataclasses.replace(self, layout=layout)
 
+    def block_sizes(self, length: int, repeats: int) -> BlockSizes:
+        queries = even_tile(length, self.query_block // repeats, _SUBLANES)
+        padded = -(-length // queries) * queries
+        return BlockSizes(queries, even_tile(padded, self.key_block, _LANES))
+
     def attend(
         self, inputs: Inputs, visible: Visible, softcap: float | None
     ) -> Float[Array, "R K r T D"]:
@@ -65,9 +71,8 @@ class MosaicAttention(CausalAttention):
     ) -> Float[Array, "R K r T D"]:
         """Computes attention after padding the arrays to whole blocks."""
         repeats, T = inputs.queries.shape[2:4]
-        positions = even_tile(T, self.query_block // repeats, _SUBLANES)
+        positions, width, _ = self.block_sizes(T, repeats)
         queries, keys, values = (filled(x, -2, positions) for x in inputs)
-        width = even_tile(queries.shape[-2], self.key_block, _LANES)
         inputs = Inputs(queries, filled(keys, -2, width), filled(values, -2, width))
         sizes = _Sizes(positions, width, self.mesh.devices.flat[0].platform == "cpu")
         return _attention(sizes, softcap, inputs, visible.filled(positions))[..., :T, :]
