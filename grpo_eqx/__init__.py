@@ -10,6 +10,7 @@ from grpo_eqx.common.tracebacks import shortened
 from grpo_eqx.distributed.tpu_runtime import leave_out_libtpu
 from grpo_eqx.settings import recipes as recipes
 from grpo_eqx.settings.config import GRPOConfig as GRPOConfig
+from grpo_eqx.settings.unknown_names import answer
 
 if TYPE_CHECKING:
     from grpo_eqx import cli as cli
@@ -27,7 +28,7 @@ __all__ = [
     "Response", "UserError", "errors", "grpo_loss", "recipes",
 ]  # fmt: skip
 __version__ = "0.1.0"
-sys.excepthook = shortened(sys.excepthook)
+sys.excepthook = shortened(sys.excepthook, answer)
 leave_out_libtpu()
 __getattr__ = lazy_names(
     __name__,

@@ -34,6 +34,7 @@ from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
 from grpo_eqx.evaluation.in_training import TrainingEvaluations
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
+from grpo_eqx.loop.callback_calls import check_callbacks
 from grpo_eqx.loop.callbacks import Callback
 from grpo_eqx.loop.fit_result import FitResult
 from grpo_eqx.loop.metric_names import check_best_metric
@@ -46,16 +47,6 @@ from grpo_eqx.loop.resumption import (
 )
 from grpo_eqx.loop.start import check_same_code, folder_lock, join_run
 from grpo_eqx.loop.step_metrics import StepMetrics
-from grpo_eqx.loop.trainer_arguments import (
-    as_config,
-    check_trackers_and_callbacks,
-    missing_attribute,
-    note_on_replaced,
-    refuse_arguments,
-    refuse_assignment,
-    refuse_overrides,
-    with_trl_names,
-)
 from grpo_eqx.loop.training_events import TrainingEvents
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.hub import upload
@@ -70,7 +61,7 @@ from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.rollout.experience import Experience, ExperienceCollector, StartedRollout
-from grpo_eqx.run.passed import Passed
+from grpo_eqx.run.passed import Passed, as_config, check_trackers, note_on_replaced, one_of
 from grpo_eqx.run.programs import in_order_of_use
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import EMBEDDED_MODEL, GRPOConfig
@@ -132,7 +123,7 @@ class GRPOTrainer:
     def __init__(
         self,
         cfg: GRPOConfig | None = None,
-        *positional: Any,
+        *,
         model: CausalLM | str | Path | None = None,
         tokenizer: ChatTokenizer | Any | None = None,
         reward_funcs: RewardFuncs | None = None,
@@ -146,7 +137,10 @@ class GRPOTrainer:
         loss_backend: LossBackend | None = None,
         trackers: Sequence[Tracker] = (),
         callbacks: Sequence[Callback] = (),
-        **others: Any,
+        args: GRPOConfig | None = None,
+        train_dataset: Data | None = None,
+        eval_dataset: Data | None = None,
+        processing_class: ChatTokenizer | Any | None = None,
     ):
         """**Arguments:**
 
@@ -165,29 +159,25 @@ class GRPOTrainer:
         - `mesh`, `rollout_sharding`, `loss_backend`: strategy objects.
         - `trackers`: destinations of metrics besides the run folder.
         - `callbacks`: objects that are told of the run's events, and may end it.
-        - `others`: TRL's `args`, `train_dataset`, `eval_dataset` and `processing_class`.
+        - `args`, `train_dataset`, `eval_dataset`, `processing_class`: TRL's names of `cfg`,
+          `train_data`, `eval_data` and `tokenizer`.
 
         Raises `UserError` for whatever cannot work, before anything is trained, and `RunError`
         where hosts of the run do not join. Turns JAX's cache of compiled programs on
         (`grpo_eqx.training.compilation`).
         """
         self._stages = Stages()
-        if positional:
-            raise UserError(
-                "only the config is passed by position: pass the rest by name, as in "
-                "GRPOTrainer(model=..., reward_funcs=..., args=cfg, train_dataset=...)."
-            )
-        check_trackers_and_callbacks(trackers, callbacks)
-        named = with_trl_names(
-            {"cfg": cfg, "tokenizer": tokenizer, "train_data": train_data, "eval_data": eval_data},
-            others,
-        )
-        given = as_config(named["cfg"], model, named["train_data"], named["eval_data"])
+        check_trackers(trackers)
+        check_callbacks(callbacks)
+        cfg = one_of(args=args, cfg=cfg)
+        train_data = one_of(train_dataset=train_dataset, train_data=train_data)
+        eval_data = one_of(eval_dataset=eval_dataset, eval_data=eval_data)
+        given = as_config(cfg, model, train_data, eval_data)
         passed = Passed(
             model=None if isinstance(model, str | Path) else model,
-            tokenizer=named["tokenizer"],
-            train_data=named["train_data"],
-            eval_data=named["eval_data"],
+            tokenizer=one_of(processing_class=processing_class, tokenizer=tokenizer),
+            train_data=train_data,
+            eval_data=eval_data,
             optimizer=optimizer,
             mesh=mesh,
             rollout_sharding=rollout_sharding,
@@ -296,9 +286,7 @@ class GRPOTrainer:
 
     @explains_lost_hosts
     @explains_out_of_memory
-    def fit(
-        self, /, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
-    ) -> FitResult:
+    def fit(self, resume_from_checkpoint: str | Path | bool | None = None) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder.
 
         **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`; as in
@@ -307,7 +295,6 @@ class GRPOTrainer:
         Raises `UserError` where the checkpoint is of another run, or cannot be read; the trainer
         can be used as before. Raises `RunError` where another host of the run is gone.
         """
-        refuse_arguments("fit", others)
         cfg = self.cfg
         if self.state.step >= cfg.steps:
             raise UserError(
@@ -349,11 +336,8 @@ class GRPOTrainer:
         path = Path(near(str(record.folder.path)))
         return FitResult(path, record.history, seconds, record.evaluations, stopped)
 
-    def train(
-        self, resume_from_checkpoint: str | Path | bool | None = None, **others: Any
-    ) -> FitResult:
+    def train(self, resume_from_checkpoint: str | Path | bool | None = None) -> FitResult:
         """Trains: `fit` by TRL's name."""
-        refuse_arguments("train", others)
         return self.fit(resume_from_checkpoint)
 
     def _train(
@@ -423,9 +407,7 @@ class GRPOTrainer:
 
     @explains_lost_hosts
     @explains_out_of_memory
-    def evaluate(
-        self, /, *eval_dataset: Any, temperature: float = 0.0, num_samples: int = 1, **others: Any
-    ) -> Evaluation:
+    def evaluate(self, *, temperature: float = 0.0, num_samples: int = 1) -> Evaluation:
         """Solves up to `cfg.eval_problems` held-out problems: by default greedy pass@1.
 
         The run records it: `fit` those before it, in metrics.jsonl and all trackers.
@@ -433,7 +415,6 @@ class GRPOTrainer:
         **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
         `Evaluation.pass_at`. The draws are the same at every call.
         """
-        refuse_arguments("evaluate", [*(["eval_dataset"] if eval_dataset else []), *others])
         draws = Draws.checked(float(temperature), num_samples)
         step = self.state.step
         when = f"after {step:,} step{'s' if step > 1 else ''}" if step else "before training"
@@ -458,14 +439,7 @@ class GRPOTrainer:
 
     @explains_lost_hosts
     @explains_out_of_memory
-    def generate(
-        self,
-        /,
-        prompts: Iterable[GivenPrompt],
-        *,
-        temperature: float = 0.0,
-        **others: Any,
-    ) -> list[str]:
+    def generate(self, prompts: Iterable[GivenPrompt], *, temperature: float = 0.0) -> list[str]:
         """Completes each prompt once, by default greedily.
 
         **Arguments:** texts, conversations, rows as data have them, or `Prompt` objects; the
@@ -473,7 +447,6 @@ class GRPOTrainer:
         template renders, or a text that the model continues as it is. Raises `UserError` for a
         prompt that has more than `max_prompt_length` tokens.
         """
-        refuse_arguments("generate", others)
         tokens = encode_prompts(
             prompts, self.cfg, self.tokenizer, self.state.model.config,
             like=self.prompts.data.prompts[0],
@@ -501,12 +474,11 @@ class GRPOTrainer:
         alone = jax.process_count() == 1
         return plan_run(self._run, find_target(topology), _say, search, help_if_not=alone)
 
-    def save_pretrained(self, path: str | Path = "", **others: Any) -> None:
+    def save_pretrained(self, path: str | Path) -> None:
         """Writes model and tokenizer as a folder that Hugging Face transformers loads.
 
         Raises `UserError` where the path cannot be a folder, or cannot be written.
         """
-        refuse_arguments("save_pretrained", others)
         write_model(self._save_model, path)
 
     def _save_model(self, folder: Path) -> None:
@@ -518,12 +490,11 @@ class GRPOTrainer:
         if is_main():
             self.tokenizer.save_pretrained(folder)
 
-    def save_model(self, output_dir: str | Path | None = None, **others: Any) -> None:
+    def save_model(self, output_dir: str | Path | None = None) -> None:
         """Writes the model: `save_pretrained`, by default to `model/` in the run's folder.
 
         Raises `UserError` where there is no run yet, and no folder is given.
         """
-        refuse_arguments("save_model", others)
         assert self.cfg.output_dir is not None  # resolved
         run = RunFolder(self.cfg.output_dir)
         if output_dir is None and self._record is None:
@@ -531,12 +502,7 @@ class GRPOTrainer:
         self.save_pretrained(run.model if output_dir is None else output_dir)
 
     def push_to_hub(
-        self,
-        repo_id: str = "",
-        *,
-        private: bool | None = None,
-        revision: str | None = None,
-        **others: Any,
+        self, repo_id: str, *, private: bool | None = None, revision: str | None = None
     ) -> str:
         """Uploads model and tokenizer to the Hugging Face hub, with the token of `HF_TOKEN`.
 
@@ -544,11 +510,8 @@ class GRPOTrainer:
         branch, by default `main`.
 
         **Returns:** the address of the commit. Raises `RunError` where the hub refuses, and
-        `UserError` without a name.
+        `UserError` for a name that it does not allow.
         """
-        refuse_arguments("push_to_hub", others)
-        if not repo_id:
-            raise UserError("repo_id is missing: give owner/name, or a name of your own.")
         with tempfile.TemporaryDirectory() as scratch:
             self.save_pretrained(scratch)
 
@@ -558,17 +521,6 @@ class GRPOTrainer:
                 return upload(Path(scratch), repo_id, private=private, revision=revision)
 
             return from_main(raise_on_all_hosts(uploaded))
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        refuse_overrides(cls)
-
-    def __getattr__(self, name: str) -> Any:
-        raise missing_attribute(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        refuse_assignment(name)
-        object.__setattr__(self, name, value)
 
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""

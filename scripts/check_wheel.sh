@@ -43,7 +43,8 @@ import grpo_eqx
 
 package = Path(grpo_eqx.__file__).parent
 assert package.is_relative_to(sys.prefix), f"{package} is not in the environment"
-assert (package / "py.typed").is_file(), "the wheel lacks py.typed"
+for name in ("py.typed", "settings/unknown_names.yaml"):
+    assert (package / name).is_file(), f"the wheel lacks {name}"
 assert grpo_eqx.__version__ == version("grpo_eqx"), "versions differ"
 print("grpo_eqx", grpo_eqx.__version__, "in", package)
 PYTHON

@@ -12,7 +12,7 @@ from typing import Any
 from generated_part import with_part
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.settings.peer_settings import ADVICE, advice
+from grpo_eqx.settings.unknown_names import advice, names_of_others
 
 PAGES = Path(__file__).parents[1] / "docs" / "coming_from"
 
@@ -345,7 +345,7 @@ def _answers(names: Iterable[str], level: int = 2) -> list[str]:
 
 def _is_other(name: str) -> bool:
     """Returns whether a setting is answered, although its last part is the name of one here."""
-    return _last(name) not in OURS or ".".join(name.split(".")[-2:]) in ADVICE
+    return _last(name) not in OURS or ".".join(name.split(".")[-2:]) in names_of_others("settings")
 
 
 def _last(name: str) -> str:

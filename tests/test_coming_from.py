@@ -1,6 +1,8 @@
 """The pages for people who come from other libraries: their tables, files and scripts."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -76,3 +78,71 @@ def test_the_script_runs(
     code = re.sub(r"\bsteps=\d+", "steps=1", code)
     code = re.sub(r"max_completion_length=\d+", "max_completion_length=4", code)
     exec(code, {"__name__": "script"})
+
+
+QUICK_STARTS = {
+    "text": """
+from datasets import load_dataset
+from grpo_eqx import GRPOConfig, GRPOTrainer
+
+dataset = load_dataset("json", data_files="tldr.jsonl", split="train")
+
+def reward_len(completions, **kwargs):
+    return [-abs(20 - len(completion)) for completion in completions]
+
+training_args = GRPOConfig(output_dir="Qwen2-0.5B-GRPO")
+trainer = GRPOTrainer(
+    model=MODEL,
+    reward_funcs=reward_len,
+    args=training_args,
+    train_dataset=dataset,
+)
+trainer.train()
+""",
+    "conversation": """
+from datasets import load_dataset
+from grpo_eqx import GRPOTrainer
+
+def accuracy_reward(completions, solution, **kwargs):
+    contents = [completion[0]["content"] for completion in completions]
+    return [float(gold in content) for gold, content in zip(solution, contents)]
+
+dataset = load_dataset("json", data_files="deepmath.jsonl", split="train")
+
+trainer = GRPOTrainer(
+    model=MODEL,
+    reward_funcs=accuracy_reward,
+    train_dataset=dataset,
+)
+trainer.train()
+""",
+}
+"""The first example of TRL's documentation, in its earlier and its present form."""
+
+ROWS = {
+    "tldr.jsonl": '{{"prompt": "Summarize {i}: ", "completion": "{i}"}}',
+    "deepmath.jsonl": (
+        '{{"prompt": [{{"role": "user", "content": "What is {i}?"}}], "solution": "{i}"}}'
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", QUICK_STARTS)
+def test_trls_quick_start_runs(kind: str, small_model: Path, tmp_path: Path) -> None:
+    for name, row in ROWS.items():
+        (tmp_path / name).write_text("".join(row.format(i=i) + "\n" for i in range(40)))
+    short = (  # only the defaults are others than a user's
+        "import grpo_eqx\n"
+        "grpo_eqx.GRPOConfig.__init__.__kwdefaults__.update(steps=2, max_completion_length=8)\n"
+        f"MODEL = {str(small_model)!r}\n"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(short + QUICK_STARTS[kind])
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "36 problems, 4 held out" in done.stdout + done.stderr
+    assert len(list(tmp_path.rglob("model.safetensors"))) == 1

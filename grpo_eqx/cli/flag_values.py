@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.settings.peer_settings import advice
 from grpo_eqx.settings.types import as_one_of
+from grpo_eqx.settings.unknown_names import advice
 
 AS_SETTINGS = ConstructorRegistry()
 """Has tyro convert values as settings are, while it is entered; strings that are none stay.

@@ -25,6 +25,7 @@ from grpo_eqx.cli.streams import standard_output
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import (
     EXIT_INTERRUPTED,
+    EXIT_USER_ERROR,
     CallbackError,
     RewardError,
     RunError,
@@ -37,9 +38,9 @@ from grpo_eqx.common.tracebacks import frames_of_cause
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
 from grpo_eqx.settings.config import HINTS, GRPOConfig
 from grpo_eqx.settings.files import read_settings, to_yaml
-from grpo_eqx.settings.peer_settings import refuse_unknown
 from grpo_eqx.settings.recipes import RECIPES, RecipeName
 from grpo_eqx.settings.types import converted, values_of
+from grpo_eqx.settings.unknown_names import answer, refuse_unknown
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
 Config = TypeVar("Config", bound=GRPOConfig)
@@ -238,6 +239,11 @@ def ends_with_a_line() -> Iterator[None]:
             print_clean(frames_of_cause(error.__cause__), end="", file=sys.stderr)
         print_clean(f"error: {near(str(error))}", file=sys.stderr)
         _end(exit_code(error))
+    except TypeError as error:
+        if (text := answer(error)) is None:
+            raise
+        print_clean(f"error: {text}", file=sys.stderr)
+        _end(EXIT_USER_ERROR)
     except KeyboardInterrupt:
         _end(EXIT_INTERRUPTED)
     finally:

@@ -42,6 +42,7 @@ from grpo_eqx.common.errors import (
 from grpo_eqx.common.tracebacks import is_pythons, print_traceback, shortened
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
+from grpo_eqx.settings.unknown_names import answer
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
     "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,
@@ -68,7 +69,7 @@ def main() -> None:
     Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
     if is_pythons(sys.excepthook):  # else whoever set it shows errors as they like
-        sys.excepthook = shortened(print_traceback)
+        sys.excepthook = shortened(print_traceback, answer)
     try:
         with standard_output(), clean_messages():
             code = run(sys.argv[1:])

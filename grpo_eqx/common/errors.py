@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from grpo_eqx.common.clean_text import clean
@@ -102,10 +102,6 @@ class RewardError(UserError):
     """A reward function broke its contract; the message names the function."""
 
 
-class MissingAttributeError(UserError, AttributeError):
-    """An object has no attribute that another library's has; the message says what to use."""
-
-
 class PeerError(UserError):
     """Another process found that the input cannot work; the message says which one, and why."""
 
@@ -167,16 +163,6 @@ def refuse_all(*checks: Callable[[], object]) -> None:
             refusals.append(str(error))
     if refusals:
         raise UserError(" ".join(refusals))
-
-
-def refuse_unknown(function: str, names: Iterable[str], advice: Mapping[str, str]) -> None:
-    """Raises `UserError` for arguments that a function does not have, with advice by name."""
-    answers = [
-        f"{function} has no argument {name}: {advice.get(name, 'its docstring lists all')}."
-        for name in names
-    ]
-    if answers:
-        raise UserError(" ".join(answers))
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:

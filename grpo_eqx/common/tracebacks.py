@@ -63,12 +63,14 @@ def print_traceback(
     print_clean(text, end="", file=sys.stderr)
 
 
-def shortened(earlier: Hook) -> Hook:
+def shortened(earlier: Hook, answer: Callable[[BaseException], str | None]) -> Hook:
     """Returns an excepthook that shows `UserError` and `RunError` by the user's own frames.
 
     Other errors go to the earlier hook; so do all with GRPO_EQX_FULL_TRACEBACKS=1.
+
+    **Arguments:** the earlier hook; returns what to add to another error's message, or `None`.
     """
-    return functools.partial(_show, earlier)
+    return functools.partial(_show, earlier, answer)
 
 
 def is_pythons(hook: Hook) -> bool:
@@ -79,9 +81,15 @@ def is_pythons(hook: Hook) -> bool:
 
 
 def _show(
-    earlier: Hook, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    earlier: Hook,
+    answer: Callable[[BaseException], str | None],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
 ) -> None:
     if not isinstance(error, UserError | RunError) or os.environ.get(_FULL):
+        if (note := answer(error)) is not None:
+            error.add_note(note)
         earlier(kind, error, trace)
         return
     cause = "" if error.__cause__ is None else frames_of_cause(error.__cause__)

@@ -9,9 +9,9 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from grpo_eqx.common.errors import MissingAttributeError, UserError, listed
+from grpo_eqx.common.errors import UserError, listed
 from grpo_eqx.data.chat_template import ChatTemplate
 from grpo_eqx.data.prompts import Prompt, quoted
 from grpo_eqx.data.special_tokens import TAGS, AddedTokens, begun, opened_at_end
@@ -19,12 +19,14 @@ from grpo_eqx.data.token_files import GENERATION_CONFIG, TokenFiles, check_same_
 
 _SMALLEST_SHARE = 0.8
 """Share of a model's vocabulary that its tokenizer has at least: the rest is padding."""
-_OF_TRANSFORMERS = "the tokenizer of transformers is trainer.tokenizer.tokenizer"
 _FALLBACK_BYTE = re.compile("<0x([0-9a-fA-F]{2})>")
 
 
 class ChatTokenizer:
-    """A tokenizer with the chat template, end-of-sequence and padding ids of its model."""
+    """A tokenizer with the chat template, end-of-sequence and padding ids of its model.
+
+    That of transformers, for everything else, is its `tokenizer`.
+    """
 
     def __init__(
         self,
@@ -61,15 +63,6 @@ class ChatTokenizer:
         # The contents of the model's generation_config.json, to be saved with the model again.
         self.generation_config: dict[str, Any] = {}
         self._texts: dict[int, str] = {}
-
-    def __getattr__(self, name: str) -> Any:
-        raise MissingAttributeError(
-            f"'ChatTokenizer' object has no attribute {name!r}: {_OF_TRANSFORMERS}."
-        )
-
-    def __call__(self, *texts: Any, **options: Any) -> NoReturn:
-        """Raises `UserError`: it is transformers' tokenizers that are called."""
-        raise UserError(f"a ChatTokenizer cannot be called: {_OF_TRANSFORMERS}.")
 
     @classmethod
     def from_pretrained(

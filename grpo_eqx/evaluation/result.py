@@ -73,12 +73,6 @@ class Evaluation:
         """Fraction of completions that are correct: pass@1."""
         return self.pass_at(1)
 
-    def __getitem__(self, name: str) -> None:
-        """Raises `UserError`, which says what an evaluation has: it is no dict, as TRL's is."""
-        raise UserError(
-            f"an evaluation has no {name!r}: it has accuracy, pass_at(k) and metrics()."
-        )
-
     def pass_at(self, k: int) -> float:
         """Estimates pass@k without bias (arXiv 2107.03374, eq. 1).
 

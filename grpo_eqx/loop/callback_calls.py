@@ -1,15 +1,18 @@
 """Calls of a run's callbacks, with one answer for all processes."""
 
 import dataclasses
+import difflib
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple, SupportsFloat, get_args
+from typing import Any, Literal, NamedTuple, SupportsFloat, get_args
 
 from grpo_eqx.common.clean_text import is_name
 from grpo_eqx.common.errors import CallbackError, UserError, first_line, shown
 from grpo_eqx.common.process_state import KeptState
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.loop.callbacks import Callback, Event, Response
+from grpo_eqx.run.passed import check_method
+from grpo_eqx.settings.unknown_names import names_of_others
 
 EventName = Literal["on_train_begin", "on_step_end", "on_evaluate", "on_save", "on_train_end"]
 EVENTS: tuple[EventName, ...] = get_args(EventName)
@@ -86,6 +89,40 @@ class CallbackCalls:
             if response.stop is not None and stop is None:
                 stop = f"{called}: {response.stop}"
         return Heard(logged, stop)
+
+
+def check_callbacks(callbacks: Any) -> None:
+    """Raises `UserError` for callbacks that no run could use.
+
+    So too for callbacks with methods for events that there are not.
+    """
+    if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+        raise UserError(f"callbacks is {callbacks!r}: pass a list of grpo_eqx.Callback objects.")
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            kind = callback if isinstance(callback, type) else type(callback)
+            what = "the class" if isinstance(callback, type) else "one of type"
+            raise UserError(
+                f"callbacks has {what} {kind.__module__}.{kind.__qualname__}: pass objects of "
+                f"subclasses of grpo_eqx.Callback, with methods {', '.join(EVENTS)}, which take "
+                f"one event each."
+            )
+        for event in EVENTS:
+            check_method("callback", callback, Callback, event)
+        _refuse_other_events(callback)
+
+
+def _refuse_other_events(callback: Callback) -> None:
+    """Raises `UserError` for methods that are meant for events, and that no run calls."""
+    kind = type(callback)
+    for name in [each for each in dir(kind) if each.startswith("on_") and each not in EVENTS]:
+        near = difflib.get_close_matches(name, EVENTS, n=1, cutoff=0.85)
+        nearest = names_of_others("events of callbacks").get(name, near[0] if near else None)
+        if nearest is not None:
+            raise UserError(
+                f"callback {kind.__name__} has a method {name}, which no run calls: use "
+                f"{nearest}, the nearest of the events {', '.join(EVENTS)}."
+            )
 
 
 def _response(

@@ -3,9 +3,6 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from grpo_eqx.common.errors import MissingAttributeError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,9 +18,3 @@ class FitResult:
     """The metrics of every evaluation, with the step after which it was made as `step`."""
     stopped: str | None = None
     """Name of the callback that ended the run before its last step, and its reason."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise MissingAttributeError(
-            f"the result of fit has no attribute {name!r}: it has history, with the metrics of "
-            f"every step, evaluations, output_dir, seconds and stopped"
-        )

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from grpo_eqx.common.errors import UserError, WeightsError, first_line, refuse_unknown
+from grpo_eqx.common.errors import UserError, WeightsError, first_line
 from grpo_eqx.common.prng import make_key
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.models import peft
@@ -34,14 +34,6 @@ from grpo_eqx.sharding.mesh import AutoMesh
 _FILE_BYTES = 5 * 10**9
 _COMPARED_ROWS = 1024
 _FLOATS = "F64", "F32", "F16", "BF16"
-_ARGUMENT_ADVICE: Mapping[str, str] = {
-    "torch_dtype": "use dtype",
-    "device_map": "pass mesh, a jax.sharding.Mesh of (dp, fsdp, tp)",
-    "revision": "write the name as owner/name@revision",
-    "trust_remote_code": "code of models is never loaded",
-    "safe_serialization": "safetensors are always written",
-}
-"""Advice on arguments of transformers' functions of the same names."""
 _FREQUENCIES = re.compile(r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq")
 """Names of constants that old transformers versions stored with the weights, and all ignore."""
 
@@ -195,7 +187,6 @@ def from_pretrained(
     name_or_path: str | Path,
     mesh: jax.sharding.Mesh | None = None,
     dtype: jax.typing.DTypeLike = jnp.float32,
-    **others: Any,
 ) -> CausalLM:
     """Loads a model of a known family, each array directly into its sharding over `mesh`.
 
@@ -210,7 +201,6 @@ def from_pretrained(
     the shape that `config.json` implies. A stored head must equal the embedding if tied to it;
     stored rotary frequencies are ignored.
     """
-    refuse_unknown("from_pretrained", others, _ARGUMENT_ADVICE)
     try:
         dtype = jnp.dtype(dtype)
     except TypeError as error:
@@ -285,7 +275,6 @@ def save_pretrained(
     dtype: jax.typing.DTypeLike | None = None,
     *,
     base: str | None = None,
-    **others: Any,
 ) -> None:
     """Writes `config.json` and safetensors that Hugging Face transformers loads.
 
@@ -296,7 +285,6 @@ def save_pretrained(
     time. All processes must call this; only the first one writes. Raises `OSError` where the folder
     cannot be written, and `UserError` for adapters without `base`, or in the folder of it.
     """
-    refuse_unknown("save_pretrained", others, _ARGUMENT_ADVICE)
     folder = Path(folder)
     dtype = jnp.dtype(model.head.dtype if dtype is None else dtype)
     if model.has_adapters and base is None:

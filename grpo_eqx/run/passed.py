@@ -1,7 +1,8 @@
-"""Objects that are passed in place of what settings name."""
+"""Arguments of `GRPOTrainer`: objects that are passed in place of what settings name."""
 
 import dataclasses
 import inspect
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ from grpo_eqx.data.load import Data
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding import Mesh, RolloutSharding
+from grpo_eqx.tracking.trackers import Tracker
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,83 @@ class Passed:
             for setting, x in objects.items()
             if x is not None and not isinstance(x, str | Path)  # a name becomes the setting
         }
+
+
+def one_of(**given: Any) -> Any:
+    """Returns the value of arguments that mean the same, of which all but one are `None`.
+
+    Raises `UserError` where more are given.
+    """
+    values = {name: value for name, value in given.items() if value is not None}
+    if len(values) > 1:
+        raise UserError(f"{listed(list(values))} are the same argument: pass one of them.")
+    return next(iter(values.values()), None)
+
+
+def as_config(cfg: Any, model: Any, train_data: Any = None, eval_data: Any = None) -> GRPOConfig:
+    """Returns the config of a call, with the model and data that the call names, where it does.
+
+    Raises `UserError` where either is of another library, or something else.
+    """
+    cfg = GRPOConfig() if cfg is None else cfg
+    if isinstance(cfg, str | Path):
+        raise UserError(
+            f"the config is {str(cfg)!r}: it is the first argument, and a model is passed by name, "
+            f"as in GRPOTrainer(model={str(cfg)!r})."
+        )
+    if isinstance(cfg, Mapping):
+        raise UserError("the config is a dict: pass GRPOConfig(**that).")
+    if callable(cfg):
+        name = getattr(cfg, "__name__", type(cfg).__name__)
+        raise UserError(f"the config is the function or class {name}: call it, as in {name}(...).")
+    if not isinstance(cfg, GRPOConfig):
+        kind = type(cfg)
+        raise UserError(
+            f"the config is a {kind.__module__}.{kind.__qualname__}: make it with "
+            f"grpo_eqx.GRPOConfig(...)."
+        )
+    if type(model).__module__.startswith(("transformers.", "torch.", "peft.")):
+        raise UserError(
+            f"the model is a {type(model).__name__} of torch: pass the folder that its "
+            f"save_pretrained writes, or its name on the hub."
+        )
+    given = {"model": model, "data": train_data, "eval_data": eval_data}
+    names: dict[str, Any] = {name: str(x) for name, x in given.items() if isinstance(x, str | Path)}
+    return dataclasses.replace(cfg, **names)
+
+
+def note_on_replaced(cfg: GRPOConfig, **passed: Any) -> str | None:
+    """Returns a note on settings in whose place objects were passed, or `None`."""
+    defaults = GRPOConfig()
+    names = [
+        name
+        for name, value in passed.items()
+        if value is not None and getattr(cfg, name) != getattr(defaults, name)
+    ]
+    if not names:
+        return None
+    return (
+        f"note: the {'setting' if len(names) == 1 else 'settings'} {', '.join(names)} "
+        f"{'has' if len(names) == 1 else 'have'} no effect: GRPOTrainer got others."
+    )
+
+
+def check_trackers(trackers: Any) -> None:
+    """Raises `UserError` for trackers that no run could use."""
+    if isinstance(trackers, str) or not isinstance(trackers, Sequence):
+        raise UserError(
+            f"trackers is {trackers!r}: pass a list of Tracker objects; for Weights & Biases, set "
+            f"GRPOConfig(report_to=['wandb'])."
+        )
+    for tracker in trackers:
+        if inspect.isfunction(tracker):
+            raise UserError(
+                f"trackers has the function {tracker.__name__}: subclass "
+                f"grpo_eqx.tracking.Tracker, with methods log(step, metrics) and finish()."
+            )
+        check_object("trackers", tracker, Tracker, setting="report_to")
+        for method in ("log", "completions", "finish"):
+            check_method("tracker", tracker, Tracker, method)
 
 
 def check_method(kind: str, given: object, base: type, method: str) -> None:

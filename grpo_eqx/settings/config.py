@@ -1,7 +1,6 @@
 """All settings of a run, in one frozen dataclass."""
 
 import dataclasses
-import functools
 import hashlib
 import inspect
 import json
@@ -26,7 +25,7 @@ from grpo_eqx.common.choices import (
     SamplerCorrection,
     ScaleRewards,
 )
-from grpo_eqx.common.errors import MissingAttributeError, UserError, listed, refuse_all
+from grpo_eqx.common.errors import UserError, listed
 from grpo_eqx.common.read_files import expanded, read_object
 from grpo_eqx.settings.checks import (
     CHECKS,
@@ -35,7 +34,6 @@ from grpo_eqx.settings.checks import (
     DEFAULT_STEPS,
     scales_rewards,
 )
-from grpo_eqx.settings.peer_settings import advice, refuse_sections, refuse_unknown
 from grpo_eqx.settings.types import (
     GroupSize,
     InnerShare,
@@ -49,7 +47,6 @@ from grpo_eqx.settings.types import (
     Seed,
     Share,
     ShareBelowOne,
-    all_converted,
     convert_settings,
     parse_duration,
     parse_steps,
@@ -470,24 +467,6 @@ class GRPOConfig:
     seed: Seed = 0
     """Seed for data order and sampling, below 2^32."""
 
-    def __new__(cls, *values: Any, **settings: Any) -> "GRPOConfig":
-        """Answers unknown names with what to use: `__init__` would raise a `TypeError`."""
-        if values:
-            raise UserError(f"settings are given by name, as in {cls.__name__}(steps=100).")
-        if bare := inspect.get_annotations(cls).keys() - cls.__dataclass_fields__.keys():
-            raise UserError(
-                f"{cls.__name__} has no field {min(bare)}, as it is no dataclass: put "
-                f"@dataclasses.dataclass(frozen=True, kw_only=True) above it."
-            )
-        refuse_sections(settings, cls.__dataclass_fields__)
-        own = {name: x for name, x in settings.items() if name in cls.__dataclass_fields__}
-        if own.keys() != settings.keys():
-            refuse_all(
-                lambda: refuse_unknown(settings, cls.__dataclass_fields__),
-                lambda: all_converted(cls, own, HINTS),
-            )
-        return super().__new__(cls)
-
     def __post_init__(self) -> None:
         if self.report_to in ("none", ["none"], ("none",)):  # as TRL's scripts have it
             object.__setattr__(self, "report_to", ())
@@ -735,27 +714,3 @@ def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:
     if (cfg.wandb or defaults["wandb"]) != "disabled":
         defaults["wandb_project"] = os.environ.get("WANDB_PROJECT") or "grpo_eqx"
     return defaults
-
-
-def _refuse_change(cfg: GRPOConfig, name: str, value: Any) -> None:
-    raise UserError(
-        f"a config does not change: dataclasses.replace(cfg, {name}={value!r}) makes another."
-    )
-
-
-def _refuse_attribute(cfg: GRPOConfig, name: str) -> None:
-    as_dict = "use dataclasses.asdict(cfg)" if name.startswith("to_") else None
-    instead = as_dict or advice(name)
-    raise MissingAttributeError(
-        f"{type(cfg).__name__!r} object has no attribute {name!r}"
-        + ("" if instead is None else f": {instead}")
-    )
-
-
-GRPOConfig.__setattr__ = _refuse_change  # type: ignore[assignment]  # dataclass' own says less
-# Not in the class, where type checkers would take it to have any attribute.
-GRPOConfig.__getattr__ = _refuse_attribute  # type: ignore[attr-defined]
-# What `__new__` hides: it takes any names, to answer the unknown ones.
-GRPOConfig.__signature__ = inspect.signature(  # type: ignore[attr-defined]
-    functools.partial(GRPOConfig.__init__, None)  # type: ignore[arg-type]
-)

@@ -4,32 +4,15 @@ Each sets its paper's objective, advantages and number of updates per rollout, a
 of `GRPOConfig` as an override. Sizes, learning rate and data keep the config's defaults.
 """
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.settings.config import GRPOConfig
 
-_Recipe = TypeVar("_Recipe", bound=Callable[..., GRPOConfig])
 _UPDATES = 4  # per rollout, where a recipe is off-policy: as in GSPO, and a divisor of 16
 
 
-def _by_name(recipe: _Recipe) -> _Recipe:
-    """Wraps a recipe to answer settings that are given by position."""
-
-    @functools.wraps(recipe)
-    def made(*given: Any, **overrides: Any) -> GRPOConfig:
-        if given:
-            raise UserError(
-                f"settings are given by name, as in recipes.{recipe.__name__}(steps=100)."
-            )
-        return recipe(**overrides)
-
-    return made  # type: ignore[return-value]
-
-
-@_by_name
 def grpo(**overrides: Any) -> GRPOConfig:
     """GRPO as first published (DeepSeekMath, arXiv 2402.03300, eq. 3 and section 4.2).
 
@@ -45,7 +28,6 @@ def grpo(**overrides: Any) -> GRPOConfig:
     )
 
 
-@_by_name
 def dapo(**overrides: Any) -> GRPOConfig:
     """DAPO (arXiv 2503.14476): clip-higher, dynamic sampling, token mean, soft overlong penalty.
 
@@ -65,13 +47,11 @@ def dapo(**overrides: Any) -> GRPOConfig:
     )
 
 
-@_by_name
 def dr_grpo(**overrides: Any) -> GRPOConfig:
     """Dr. GRPO (arXiv 2503.20783): no division by lengths or deviations; no KL term."""
     return _config(overrides, loss_type="dr_grpo", scale_rewards="none")
 
 
-@_by_name
 def gspo(**overrides: Any) -> GRPOConfig:
     """GSPO (arXiv 2507.18071, section 5.1): sequence ratios, clipped at 3e-4 and 4e-4.
 
@@ -87,7 +67,6 @@ def gspo(**overrides: Any) -> GRPOConfig:
     )
 
 
-@_by_name
 def cispo(**overrides: Any) -> GRPOConfig:
     """CISPO (MiniMax-M1, arXiv 2506.13585): capped ratios weight log-probs; no token is dropped.
 
@@ -97,7 +76,6 @@ def cispo(**overrides: Any) -> GRPOConfig:
     return _config(overrides, loss_type="cispo", epsilon_high=5.0, steps_per_generation=_UPDATES)
 
 
-@_by_name
 def rloo(**overrides: Any) -> GRPOConfig:
     """RLOO (arXiv 2402.14740): REINFORCE with a leave-one-out baseline, one update per rollout.
 

@@ -1,23 +1,11 @@
 """State of a run."""
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
 
 import equinox as eqx
 import optax
 
-from grpo_eqx.common.errors import MissingAttributeError
 from grpo_eqx.models.interface import CausalLM
-
-_OF_TRL: Mapping[str, str] = {
-    "global_step": "use step",
-    "max_steps": "use cfg.steps of the trainer",
-    "epoch": "steps are counted, in step",
-    "log_history": "fit returns the history, which is also in metrics.jsonl",
-    "best_metric": "metric_for_best_model says which step is kept as the best",
-}
-"""Attributes of TRL's trainer state, and what to use instead."""
 
 
 class TrainState(eqx.Module):
@@ -51,7 +39,3 @@ class TrainState(eqx.Module):
     def with_frozen(self, model: CausalLM) -> "TrainState":
         """Returns a state that was `saved`, completed by what training leaves as it is."""
         return dataclasses.replace(self, model=eqx.combine(self.model, model))
-
-    def __getattr__(self, name: str) -> Any:
-        instead = f": {_OF_TRL[name]}" if name in _OF_TRL else ""
-        raise MissingAttributeError(f"'TrainState' object has no attribute {name!r}{instead}")

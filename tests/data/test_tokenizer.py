@@ -321,12 +321,6 @@ def test_a_system_prompt_without_messages_is_refused() -> None:
         with_template(TEMPLATE, system_prompt="Think.").render(Prompt("1 =", {}, plain=True))
 
 
-@pytest.mark.parametrize("name", ["encode", "decode", "apply_chat_template", "pad_token"])
-def test_what_transformers_tokenizers_have_is_there(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"'{name}': .* is trainer\.tokenizer\.tokenizer"):
-        getattr(embedded(), name)
-
-
 def test_prompts_of_both_kinds_keep_their_places() -> None:
     chat = with_template(TEMPLATE)
     prompts = [Prompt("a", {}, plain=True), Prompt("b", {}), Prompt("c", {}, plain=True)]

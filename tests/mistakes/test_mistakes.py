@@ -99,13 +99,6 @@ CONFIGS = {
     "model_init_kwargs={'dtype': 'auto'}": "use model and dtype; parameters are float32",
     "gradient_checkpointing_kwargs={'x': 1}": "use remat (none, dots, full)",
     "optimizer={'kind': 'sgd'}": "use adamw or lion; pass an optax transformation to GRPOTrainer",
-    "actor={'optim': {'lr': 1}, 'checkpoint': {'save_contents': []}}": (
-        "there are no sections: write what is in actor, optim at the top level. checkpoint is no "
-        "setting: use save_steps, save_minutes and save_total_limit. lr is no setting: use learn"
-    ),
-    "rollout={'name': 'vllm', 'temperature': 1.0}": (
-        "write what is in rollout at the top level. rollout.name is no setting: there is no second"
-    ),
     "**{'actor_rollout_ref.rollout.n': 8}": "rollout.n is no setting: use num_generations.",
     "loss_type='gspo'": "gspo is grpo with importance_sampling_level sequence, as in recipe gspo.",
     "loss_type='luspo'": "luspo is dr_grpo with importance_sampling_level sequence, up to a const",
@@ -121,8 +114,6 @@ CONFIGS = {
     "max_grad_norm=0": "a large one, such as 1e9, never clips.",
     "stop_strings=None": "stop_strings is None: use a list, each a string; an empty list for none.",
     "data=['a.jsonl']": "data is ['a.jsonl']: use a string",
-    "5": "settings are given by name, as in GRPOConfig(steps=100)",
-    "{'steps': 5}": "settings are given by name",
 }
 
 # Settings of TRL, Tunix and verl: what to use instead.
@@ -313,22 +304,9 @@ SCRIPTS = {
     "trainer(trackers=[type('T', (Tracker,), {'log': lambda s, m: 0, 'finish': id})()])": (
         "the method log of tracker T must take step and metrics: too many positional arguments"
     ),
-    "type('Mine', (GRPOTrainer,), {'compute_loss': id})": (
-        "Mine defines compute_loss, which TRL's trainer calls, and this one does not: the loss is"
-    ),
-    "GRPOConfig(scale_reward='group', beta='x')": (
-        "scale_reward is no setting: did you mean scale_rewards? beta is 'x': use a number"
-    ),
     "GRPOConfig(num_train_epochs=1, steps=None)": "leave it out beside num_train_epochs.",
-    "GRPOConfig(model={'path': 'm', 'lr': 1})": (
-        "write what is in model at the top level. path is no setting: "
-    ),
     "GRPOConfig(data='$HOME/x.jsonl', model='${HOME}/m')": (
         "as $HOME are not expanded in settings: write the name itself."
-    ),
-    "GRPOConfig(training={'max_steps': 2}, seed='x')": (
-        "there are no sections: write what is in training at the top level. max_steps is no "
-        "setting: use steps, which counts rollouts."
     ),
     "trainer(train_data=[{'question': 'a\\ud83d', 'answer': 1}])": "character 2 of a text, half",
     "trainer(train_data=[{'prompt': json.dumps(TALK[:1])}])": (
@@ -336,8 +314,7 @@ SCRIPTS = {
     ),
     "trainer(train_data=[{'prompt': np.array(TALK[:1])}])": "make it a list of messages, as its",
     "trainer(tools=[], environment_factory=print)": (
-        "no argument tools: completions are single turns of text, without tools. GRPOTrainer has "
-        "no argument environment_factory: completions are single turns of text, without tools."
+        "GRPOTrainer has no argument tools: completions are single turns of text, without tools."
     ),
     "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
     "trainer(train_data={'question': ['x'], 'answer': [1]})": "pass datasets.Dataset.from_dict(",
@@ -421,7 +398,6 @@ SCRIPTS = {
     "GRPOTrainer({'steps': 3})": "pass GRPOConfig(**that)",
     "GRPOTrainer(args={'steps': 3})": "the config is a dict",
     "trainer(args=GRPOConfig())": "args and cfg are the same argument: pass one of them",
-    "GRPOTrainer('tiny_qwen2', 'correct')": "only the config is passed by position",
     "GRPOTrainer(mesh='auto')": "fsdp=-1, tp=1), or set GRPOConfig(mesh=...)",
     "GRPOTrainer(loss_backend='dense')": "or set GRPOConfig(loss_backend=...)",
     "GRPOTrainer(rollout_sharding='legacy')": "or set GRPOConfig(rollout_sharding=...)",
@@ -465,7 +441,6 @@ SCRIPTS = {
     "trainer(ref_model=1)": "the reference is the model that the run starts from: set beta",
     "GRPOTrainer(learning_rate=1e-6)": "it is a setting: GRPOConfig(learning_rate=...)",
     "GRPOTrainer(max_steps=3)": "use steps",
-    "GRPOTrainer(train_datset=ROWS)": "use train_dataset",
     "trainer(processing_class=1, tokenizer=2)": "are the same argument",
     # rewards
     "trainer(reward_funcs=lambda completions: [])": "add **columns to its arguments",
@@ -520,11 +495,9 @@ SCRIPTS = {
         "prompt 1 has no column question or prompt, only text: rename the column that the model"
     ),
     "trainer().generate(['x'], max_new_tokens=5)": "set GRPOConfig(max_completion_length=...)",
-    "trainer().generate(['x'], top_p=0.9, do_sample=True)": "generate has no argument do_sample",
+    "trainer().generate(['x'], do_sample=True)": "generate has no argument do_sample",
     "trainer().evaluate(eval_dataset=ROWS)": "pass it to GRPOTrainer(eval_dataset=...)",
-    "GRPOConfig().steps = 5": "dataclasses.replace(cfg, steps=5) makes another",
     "trainer().generate([1])": "prompt 1: prompt is 1: it must be non-empty text",
-    "trainer().save_pretrained()": "save_pretrained needs a folder: give its path",
     "trainer().save_pretrained(DATA)": "is a file: give the path of a folder",
     "trainer().save_pretrained('/proc/nowhere/model')": (
         "'/proc/nowhere/model' cannot be written (No such file or directory): choose another."
@@ -536,15 +509,6 @@ SCRIPTS = {
     "trainer().save_pretrained(save_directory='x')": "the folder is its first argument",
     "trainer().save_model('x', push_to_hub=True)": "save_model has no argument push_to_hub",
     "trainer().push_to_hub('me/model', token='x')": "set the environment variable HF_TOKEN",
-    "trainer().eval_dataset = ROWS": (
-        "the held-out problems are heldout.prompts; pass others to GRPOTrainer"
-    ),
-    "trainer().compute_loss = print": "the loss is set by loss_type and its settings",
-    "trainer().tokenizer.encode('What', return_tensors='np')": (
-        "'ChatTokenizer' object has no attribute 'encode': the tokenizer of transformers is "
-        "trainer.tokenizer.tokenizer"
-    ),
-    "trainer().tokenizer('What')": "a ChatTokenizer cannot be called: the tokenizer of",
     "trainer().push_to_hub('my model!!')": "repo_id is 'my model!!': use owner/name",
     # models
     "trainer(model='')": "model is empty",
@@ -597,23 +561,12 @@ SCRIPTS = {
     "trainer(system_prompt=DATA.as_posix())": "the name of a file: give its text, as in",
     "trainer().save_model()": "nothing is trained yet: name a folder",
     "trainer().train(resume_from_checkpoint=True)": "has no checkpoint of this run to resume fro",
-    "recipes.dapo(GRPOConfig())": "settings are given by name, as in recipes.dapo(steps=100)",
-    "trainer().evaluate()['eval_loss']": "no 'eval_loss': it has accuracy, pass_at(k) and metr",
-    "trainer().state.log_history": "fit returns the history, which is also in metrics.jsonl",
-    "trainer().log_metrics": "metrics are recorded by themselves",
     "loss_backends.ChunkedLoss(max_kept_logits=1e6)": "max_kept_logits is 1000000.0: it must be a",
     "loss_backends.ChunkedLoss(token_tile='512')": "token_tile is '512': it must be a whole",
     "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
     "recipes.dapo(prompts_per_step=2)": (
         "overlong_buffer=0.2, steps_per_generation=4: where that does not apply, pass the default, "
         "steps_per_generation=1."
-    ),
-    "GRPOConfig().to_dict()": "object has no attribute 'to_dict': use dataclasses.asdict(cfg)",
-    "GRPOConfig().to_json_string()": "use dataclasses.asdict(cfg)",
-    "GRPOConfig().max_steps": "'GRPOConfig' object has no attribute 'max_steps': use steps",
-    "class My(GRPOConfig):\n    penalty: float = 0.5\nMy(penalty=1)": (
-        "My has no field penalty, as it is no dataclass: put @dataclasses.dataclass(frozen=True, "
-        "kw_only=True) above it."
     ),
     "trainer(save_total_limit=2, metric_for_best_model='eval_reward')": (
         "evaluations are not made without eval_steps: set eval_steps"
@@ -637,8 +590,6 @@ SCRIPTS = {
     "trainer(reward_funcs=f).fit()": "returned a coroutine: write it as async def",
     "trainer().fit(steps=3)": "fit has no argument steps: set GRPOConfig(steps=...)",
     "trainer().train(trial=None, ignore_keys_for_eval=[])": "train has no argument trial",
-    "trainer().evaluate(ROWS)": "evaluate has no argument eval_dataset: pass it to GRPOTrainer",
-    "trainer().push_to_hub()": "repo_id is missing: give owner/name",
     "trainer().plan(search='steps')": "search is 'steps': use micro_batch_size_per_device or",
     "trainer().plan('a100')": "local, the devices of this machine (the only way to plan for GPUs)",
     "trainer().evaluate(num_samples=2, temperature=1.0).pass_at(3)": "pass@3 needs 1 <= k <= 2",

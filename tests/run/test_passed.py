@@ -1,6 +1,7 @@
 """Objects in place of settings are refused where no run could use them."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jaxtyping
@@ -13,7 +14,7 @@ from grpo_eqx.common.prng import make_key
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.planner import plan_config
-from grpo_eqx.run.passed import Passed
+from grpo_eqx.run.passed import Passed, as_config, one_of
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 
 
@@ -68,3 +69,38 @@ def test_objects_are_described_by_the_settings_that_they_replace() -> None:
         tokenizer="t", train_data=[{"question": "x"}], eval_data="a.jsonl", loss_backend=DenseLoss()
     )
     assert passed.described() == {"data": "list", "loss_backend": "DenseLoss"}
+
+
+class Torch:
+    """Stands for a model of transformers."""
+
+    __module__ = "transformers.models.qwen2"
+
+
+@pytest.mark.parametrize(
+    ("cfg", "model", "message"),
+    [
+        ("Qwen/Qwen2.5-0.5B", None, r"as in GRPOTrainer\(model='Qwen/Qwen2.5-0.5B'\)"),
+        ({"steps": 3}, None, r"the config is a dict: pass GRPOConfig\(\*\*that\)"),
+        (None, Torch(), "the model is a Torch of torch: pass the folder"),
+    ],
+    ids=["name", "dict", "torch"],
+)
+def test_what_is_no_config_or_model_is_refused(cfg: Any, model: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        as_config(cfg, model)
+
+
+def test_a_model_and_data_can_be_passed_by_their_names() -> None:
+    named = as_config(None, None, Path("a.jsonl"), "openai/gsm8k:test")
+    assert (named.data, named.eval_data) == ("a.jsonl", "openai/gsm8k:test")
+    assert as_config(None, None, [{"question": "x"}]) == GRPOConfig()
+    assert as_config(None, "Qwen/Qwen2.5-3B").model == "Qwen/Qwen2.5-3B"
+    assert as_config(GRPOConfig(steps=3), Path("folder")) == GRPOConfig(steps=3, model="folder")
+
+
+def test_an_argument_has_one_of_its_names() -> None:
+    assert one_of(args=None, cfg=3) == one_of(args=3, cfg=None) == 3
+    assert one_of(args=None, cfg=None) is None
+    with pytest.raises(UserError, match="args and cfg are the same argument: pass one of them"):
+        one_of(args=1, cfg=2)

@@ -42,6 +42,22 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
         ("steps: x", "steps is 'x': use a whole number"),
         ("steps: x\nseed: -1", "steps is 'x': use .*seed is -1: it must be"),
         ("training:\n  max_steps: 3", "write what is in training at the top level. max_steps is"),
+        (
+            "model:\n  path: m\n  lr: 1",
+            "write what is in model at the top level. path is no setting: use model. lr is no",
+        ),
+        (
+            "actor:\n  optim:\n    lr: 1\n  checkpoint:\n    save_contents: []",
+            "in actor, optim at the top level. checkpoint is no setting: .* lr is no setting: ",
+        ),
+        (
+            "rollout:\n  name: vllm\n  temperature: 1.0",
+            "what is in rollout at the top level. rollout.name is no setting: there is no second",
+        ),
+        (
+            "scale_reward: group\nbeta: x",
+            r"scale_reward is no setting: did you mean scale_rewards\? beta is 'x': use a number",
+        ),
         ("steps: [", "is no valid YAML .* at line 1, column 9"),
         ("- 3", "has no settings by name"),
         ("3: 4", "has the name 3: use names that are texts"),
