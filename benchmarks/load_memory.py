@@ -111,7 +111,7 @@ def measure(folder: str, dtype: str) -> dict[str, object]:
     """Loads in this process, one of those of the environment."""
     import jax
 
-    from grpo_eqx.distributed.join import join_processes
+    from grpo_eqx.distributed.startup import join_processes
     from grpo_eqx.models import from_pretrained
     from grpo_eqx.settings.config import GRPOConfig
 

@@ -16,7 +16,7 @@ from grpo_eqx.checkpoint.saved import DamagedError, SavedStep
 from grpo_eqx.common.errors import FileError, UserError
 from grpo_eqx.common.plain_data import field
 from grpo_eqx.common.read_files import reading
-from grpo_eqx.distributed.join import code_fingerprint
+from grpo_eqx.distributed.program_facts import code_fingerprint
 from grpo_eqx.rewards import RewardFunc
 from grpo_eqx.settings.config import MAY_CHANGE, GRPOConfig
 from grpo_eqx.tracking.run_folder import RunFolder

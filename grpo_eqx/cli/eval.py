@@ -82,8 +82,7 @@ class Eval(Subcommand):
         return 0
 
     def _evaluate(self) -> None:
-        from grpo_eqx.distributed.join import join_processes
-        from grpo_eqx.distributed.startup import is_main
+        from grpo_eqx.distributed.startup import is_main, join_processes
         from grpo_eqx.evaluation.standalone import Question, StandaloneEvaluation
         from grpo_eqx.tracking.stages import Stages, track_on_terminal
         from grpo_eqx.training.compilation import use_compilation_cache

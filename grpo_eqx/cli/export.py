@@ -42,7 +42,7 @@ class Export(Subcommand):
         import jax
 
         from grpo_eqx.checkpoint.export import export
-        from grpo_eqx.distributed.join import check_xla_flags
+        from grpo_eqx.distributed.program_facts import check_xla_flags
 
         if (hosts := _of_other_host()) is not None:
             print_clean(f"nothing is written here: of {hosts} hosts, the first one exports")

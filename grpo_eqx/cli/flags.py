@@ -221,7 +221,7 @@ def start(flags: RunFlags, main: Callable[[Any], None]) -> None:
         if flags.print_config:
             print_clean(to_yaml(cfg), end="")
             return
-        from grpo_eqx.distributed.join import join_processes
+        from grpo_eqx.distributed.startup import join_processes
 
         join_processes(cfg)
         main(cfg)

@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 from grpo_eqx.common.errors import UserError, first_line
 from grpo_eqx.distributed.cluster import declared_by, find_cluster
-from grpo_eqx.distributed.join import check_xla_flags
+from grpo_eqx.distributed.program_facts import check_xla_flags
 from grpo_eqx.distributed.tpu_runtime import has_tpu
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.pretrained import hub_model, is_local, model_folder

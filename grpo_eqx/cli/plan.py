@@ -66,7 +66,7 @@ class Plan(ConfigFlags, _PlanFlags):
     def run(self, command: tuple[str, ...]) -> int:
         import jax
 
-        from grpo_eqx.distributed.join import check_xla_flags
+        from grpo_eqx.distributed.program_facts import check_xla_flags
 
         cfg = self.settings()
         if self.print_config:

@@ -1,4 +1,4 @@
-"""Connections to a port that anybody can reach, served side by side."""
+"""Connections to an open port, served side by side."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _MESSAGE_SECONDS = 5.0
 """Time that a connection has to send its message."""
 _LONGEST_MESSAGE = 2**20
 _MOST_CALLERS = 256
-"""Connections whose message has not come yet. Above this number the oldest is closed."""
+"""Most connections whose message has not arrived. Beyond this number, the oldest is closed."""
 _CHUNK = 2**16
 
 
@@ -29,18 +29,19 @@ class Caller(Generic[Message]):
         self.deadline = time.monotonic() + _MESSAGE_SECONDS
         self.received = bytearray()
         self.message: Message | None = None
-        """Its message; `None` until that has come."""
+        """The message, once it has arrived."""
 
     def send(self, line: bytes) -> None:
-        """Sends a line, which is short, to a caller that may be gone."""
+        """Sends a short line to a caller, which may be gone."""
         with contextlib.suppress(OSError):
             self.connection.sendall(line + b"\n")
 
 
 class Callers(Generic[Message]):
-    """Connections to a port, each of which has a few seconds to send one line.
+    """Connections to a port, each of which has a few seconds to send a message of one line.
 
-    One that is silent, drips, floods or says anything else is closed, and delays no other.
+    A connection that sends nothing, or too slowly, or too much, or anything but a message, is
+    closed. It delays no other.
     """
 
     def __init__(
@@ -49,8 +50,11 @@ class Callers(Generic[Message]):
         understood: Callable[[bytes], Message | None],
         welcome: Callable[[Caller[Message]], None],
     ):
-        """**Arguments:** the listening socket; parses a line, `None` for one that is no message;
-        called with each caller whose message has come.
+        """**Arguments:**
+
+        - `server`: the listening socket.
+        - `understood`: parses a line; returns `None` for a line that is not a message.
+        - `welcome`: called with each caller whose message has arrived.
         """
         self._server = server
         self._understood = understood
@@ -70,25 +74,25 @@ class Callers(Generic[Message]):
 
     @property
     def messages(self) -> list[Message]:
-        """Messages of all callers that are still connected, in the order in which they called."""
+        """Messages of all callers that are still connected, in the order of their calls."""
         return [caller.message for caller in self._callers if caller.message is not None]
 
     def serve(self, seconds: float) -> None:
-        """Serves whatever happens next, of which there may be nothing for so many seconds."""
+        """Serves the next events, for which it waits `seconds` at most."""
         ready = self._selector.select(min(seconds, self._next_deadline() - time.monotonic()))
         for key, _ in ready:
             if key.data is None:
                 self._accept()
-            elif key.data in self._callers:  # else it was closed for another
+            elif key.data in self._callers:  # not closed in favor of another
                 self._receive(key.data)
         for caller in self._silent():
             if caller.deadline <= time.monotonic():
                 self._drop(caller)
 
     def tell(self, line: Callable[[Message], bytes], seconds: float) -> None:
-        """Sends a last line to each caller with a message, and waits until these hang up.
+        """Sends a last line to each caller with a message, and waits until all of them hang up.
 
-        **Arguments:** the line for a message; the seconds to wait at most.
+        **Arguments:** `line`: returns the line that answers a message. `seconds`: the longest wait.
         """
         self._selector.unregister(self._server)
         for caller in self._callers:
@@ -110,7 +114,7 @@ class Callers(Generic[Message]):
             self._drop(silent[0])
         try:
             connection, _ = self._server.accept()
-        except OSError:  # gone again, or this process has no more descriptors
+        except OSError:  # the caller is gone, or no more descriptors are free
             if silent:
                 self._drop(silent[0])
             return
@@ -146,8 +150,8 @@ class Callers(Generic[Message]):
 def listening(port: int) -> Iterator[socket.socket]:
     """Listens on a port of all addresses.
 
-    Raises `RunError` where another program has the port, which it may leave, and `UserError` where
-    this process may not have it.
+    Raises `RunError` if another program uses the port, which it may give up, and `UserError` if
+    this process is not allowed to use it.
     """
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
@@ -165,7 +169,7 @@ def listening(port: int) -> Iterator[socket.socket]:
 
 
 def taken_port(port: int | str, reason: str) -> RunError:
-    """Returns the error of process 0 whose port another program has."""
+    """Returns the error of process 0 for a port that another program uses."""
     return RunError(
         f"process 0 cannot listen on port {port} ({reason}): another run may be using it, so wait "
         f"until that run ends, or choose another port for all processes."

@@ -1,4 +1,4 @@
-"""Finds the number of processes and this one's rank, as their launcher declares them."""
+"""Finds the number of processes and the rank of this process, as their launcher declares them."""
 
 import os
 import re
@@ -13,31 +13,32 @@ NUM_PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS_ID = "JAX_PROCESS_ID"
 """Environment variables that `jax.distributed.initialize` reads too."""
 JOB = "GRPO_EQX_JOB"
-"""Environment variable by which a launcher names a start of processes, as no other is named."""
+"""Environment variable with a unique name that a launcher gives to a start of processes."""
 _PORT = 8476
 """Default port of the coordinator."""
 
 
 class Cluster(NamedTuple):
-    """The processes of a run, and this one's place among them."""
+    """The processes of a run, and the place of this process among them."""
 
     coordinator: str
     """`host:port` of process 0."""
     num_processes: int
     process_id: int
     hosts: tuple[str, ...] = ()
-    """Hosts of all processes, where they are known."""
+    """Hosts of all processes, if known."""
     local_device_ids: int | None = None
-    """The one device of its host that this process uses. `None`: all."""
+    """The single device of its host that this process uses; `None` for all devices."""
     job: str = ""
-    """Name of this start of the processes, where their launcher gives one."""
+    """Name of this start of the processes, if their launcher gives one."""
 
 
 def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """Finds the processes of a run; returns `None` for a process alone.
+    """Finds the processes of a run; returns `None` for a single process.
 
-    Reads JAX's variables, else those of a TPU's workers (GKE), else Slurm's, else a TPU VM's
-    metadata server. Raises `UserError` where they contradict themselves, or name several slices.
+    Reads the first of these that declares processes: JAX's variables, the variables of TPU workers
+    (GKE), Slurm's variables, the metadata server of a TPU VM. Raises `UserError` for declarations
+    that contradict themselves, or name several slices.
     """
     if environment.get("MEGASCALE_NUM_SLICES", "1") != "1":
         raise UserError("several TPU slices in one run are not supported: use one slice.")
@@ -52,13 +53,13 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster | None:
 
 
 def declared_by(environment: Mapping[str, str] = os.environ) -> str:
-    """Names what `find_cluster` reads: that which declares the processes of a run."""
+    """Names the source that declares the processes of a run to `find_cluster`."""
     found = (name for name, find in _DECLARED.items() if find(environment) is not None)
     return next(found, "the TPU VM's metadata server")
 
 
 def _refuse_torchrun(environment: Mapping[str, str]) -> None:
-    """Refuses processes of a launcher that is not read, which would be runs of their own."""
+    """Rejects processes of torchrun and accelerate, each of which would be a run of its own."""
     size = environment.get("WORLD_SIZE", "1")
     if size not in ("", "1") and "RANK" in environment:
         raise UserError(
@@ -101,9 +102,9 @@ def _of_slurm(environment: Mapping[str, str]) -> Cluster | None:
     nodes = environment.get("SLURM_STEP_NODELIST")
     if nodes is None:  # not started by srun
         return None
-    # One of the ports open to users, chosen by job: several jobs can share a node.
+    # A port that is open to users, chosen by job, because several jobs can share a node.
     port = 61440 + _number("SLURM_JOB_ID", environment) % 4096
-    # The step's tasks, not the job's: an interactive step has a single one, whatever its job has.
+    # The tasks of the step, not of the job: an interactive step has a single task.
     num_tasks = _number("SLURM_STEP_NUM_TASKS", environment)
     step = environment.get("SLURM_STEP_ID", "")
     one_each = num_tasks > _number("SLURM_STEP_NUM_NODES", environment)
@@ -132,7 +133,7 @@ def _number(name: str, environment: Mapping[str, str]) -> int:
 
 
 def _checked(cluster: Cluster) -> Cluster | None:
-    """Returns the processes, `None` for a process alone; raises `UserError` for impossible ones."""
+    """Returns the processes, or `None` for a single one; raises `UserError` for impossible ones."""
     if cluster.process_id >= cluster.num_processes:
         raise UserError(
             f"this is process {cluster.process_id} of {cluster.num_processes}, but processes "
@@ -143,7 +144,7 @@ def _checked(cluster: Cluster) -> Cluster | None:
     host, _, port = cluster.coordinator.rpartition(":")
     try:
         is_address = bool(host.encode("idna")) and port.isdecimal() and 0 < int(port) < 2**16
-    except UnicodeError:  # such as of an empty part
+    except UnicodeError:  # such as for an empty part
         is_address = False
     if not is_address:
         raise UserError(
@@ -157,4 +158,4 @@ _DECLARED = {
     "the TPU's workers": _of_tpu_workers,
     "Slurm": _of_slurm,
 }
-"""Names of what can declare processes in the environment, by precedence."""
+"""Sources in the environment that can declare processes, by precedence."""

@@ -1,6 +1,6 @@
 """Exchange of data between the processes of a run; trivial for a single process.
 
-All processes must call each of these, in the same order.
+All processes must call these functions, in the same order.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ _LONGEST_FACT = 200
 
 
 def gather_bytes(own: bytes) -> list[bytes]:
-    """Gathers the bytes of every process, in process order."""
+    """Gathers the bytes of every process, in the order of the processes."""
     if jax.process_count() == 1:
         return [own]
     lengths = _allgather(np.array([len(own)], np.int32)).reshape(-1)
-    # A power of two, because each shape is a program to compile.
+    # The length is a power of two, because each shape compiles another program.
     padded = np.zeros(max(_LEAST_BYTES, 1 << int(lengths.max() - 1).bit_length()), np.uint8)
     padded[: len(own)] = np.frombuffer(own, np.uint8)
     received = _allgather(padded)
@@ -34,14 +34,14 @@ def gather_bytes(own: bytes) -> list[bytes]:
 
 
 def least(own: int) -> int:
-    """Returns the least of the processes' numbers, the same in all of them."""
+    """Returns the least of the processes' numbers, in every process."""
     return min(int(number) for number in gather_bytes(str(own).encode()))
 
 
 def gather_rows(own: np.ndarray) -> np.ndarray:
-    """Concatenates the processes' arrays along axis 0, in process order; row counts may differ.
+    """Concatenates the processes' arrays along dim 0, in process order; row counts may differ.
 
-    Exact for every dtype: JAX would round 64-bit numbers, so arrays are sent as bytes.
+    Exact for every dtype: arrays are sent as bytes, because JAX would round 64-bit numbers.
     """
     parts = gather_bytes(np.ascontiguousarray(own).tobytes())
     shape = (-1, *own.shape[1:])
@@ -49,13 +49,13 @@ def gather_rows(own: np.ndarray) -> np.ndarray:
 
 
 def own_share(number: int) -> slice:
-    """Returns this process's slice of `number` items; shares are about equal, and may be empty."""
+    """Returns this process's slice of `number` items; slices are about equal, and may be empty."""
     index, count = jax.process_index(), jax.process_count()
     return slice(number * index // count, number * (index + 1) // count)
 
 
 def from_main(value: T) -> T:
-    """Returns process 0's value, which JSON must be able to hold, in every process."""
+    """Returns process 0's value, which must be valid JSON data, in every process."""
     return cast(T, json.loads(gather_bytes(json.dumps(value).encode())[0]))
 
 
@@ -65,9 +65,10 @@ def on_any_host(flag: bool) -> bool:
 
 
 def raise_on_all_hosts(work: Callable[[], T]) -> T:
-    """Returns what `work` returns, unless it raises in any process: then all raise.
+    """Returns the result of `work`; if it raises in any process, all processes raise.
 
-    For work that can fail on one host alone, such as reading a file: the others would wait for it.
+    For work that can fail on a single host, such as reading a file: the other hosts would wait for
+    the failed one.
     """
     if jax.process_count() == 1:
         return work()
@@ -89,14 +90,14 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
 
 
 def assert_same_on_all_hosts(facts: Mapping[str, str]) -> None:
-    """Raises `UserError`, naming the fact and both values, unless all processes have the same."""
+    """Raises `UserError`, with the fact and both values, unless all processes have equal facts."""
     everyone = [json.loads(said) for said in gather_bytes(json.dumps(dict(facts)).encode())]
     if difference := disagreement(dict(enumerate(everyone)), {}):
         raise UserError(difference)
 
 
 def brief(fact: str) -> str:
-    """Shortens a long fact, to send and to show it, to its start, its length and its hash."""
+    """Shortens a long fact to its start, its length and its hash, to be sent and shown."""
     if len(fact) <= _LONGEST_FACT:
         return fact
     digest = hashlib.sha256(fact.encode(errors="replace")).hexdigest()[:12]
@@ -104,9 +105,12 @@ def brief(fact: str) -> str:
 
 
 def disagreement(facts: Mapping[int, Mapping[str, str]], hosts: Mapping[int, str]) -> str:
-    """Describes the first fact in which a process differs from process 0; empty where none does.
+    """Describes the first fact in which a process differs from process 0; "" if none differs.
 
-    **Arguments:** every process's facts; the names of their hosts, where they are known.
+    **Arguments:**
+
+    - `facts`: the facts of each process.
+    - `hosts`: the names of the processes' hosts, if known.
     """
 
     def named(process_id: int) -> str:

@@ -1,4 +1,4 @@
-"""Exits that end a process at once, whatever its threads are doing."""
+"""Exits that end a process at once, even while threads are busy or hang."""
 
 import contextlib
 import os
@@ -10,9 +10,9 @@ _last_acts: list[Callable[[], None]] = []
 
 @contextlib.contextmanager
 def last_act(act: Callable[[], None]) -> Iterator[None]:
-    """Has such an exit call `act` while the context is entered.
+    """Makes an exit call `act` first, while the context is entered.
 
-    It must take no locks: whoever holds them may be what hangs.
+    `act` must take no locks: the thread that holds them may hang.
     """
     _last_acts.append(act)
     try:
@@ -22,7 +22,7 @@ def last_act(act: Callable[[], None]) -> Iterator[None]:
 
 
 def do_last_acts() -> None:
-    """Calls them, so that messages of the exit can follow; each is called once."""
+    """Calls each last act once, so that messages of the exit can follow."""
     while _last_acts:
         with contextlib.suppress(Exception):  # the exit is what matters
             _last_acts.pop()()

@@ -1,4 +1,4 @@
-"""Explains an error that the loss of another host has caused."""
+"""Explains errors that the loss of another host during the run has caused."""
 
 import functools
 import re
@@ -10,8 +10,8 @@ import jax
 from grpo_eqx.common.errors import RunError, first_line
 
 _OF_A_LOST_HOST = re.compile(r"Gloo \S+ failed|Connection (closed|reset) by peer")
-"""Words of a collective whose other end is gone. On TPUs and GPUs, JAX mostly ends the process
-instead, once the host has missed its heartbeats."""
+"""Errors of a collective whose other end is gone. On TPUs and GPUs, JAX usually ends the process
+instead, once the lost host has missed its heartbeats."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 def explains_lost_hosts(
     function: Callable[Arguments, Result],
 ) -> Callable[Arguments, Result]:
-    """Wraps a function so that its errors on a broken connection to another host are `RunError`."""
+    """Wraps a function so that its errors for a lost connection to another host are `RunError`s."""
 
     @functools.wraps(function)
     def explained(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:

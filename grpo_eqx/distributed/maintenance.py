@@ -1,4 +1,4 @@
-"""Notices that Google will stop this machine: a spot VM is preempted, or its host is maintained."""
+"""Notices that Google will stop this machine: a preemption of a spot VM, or maintenance."""
 
 import os
 import threading
@@ -15,13 +15,13 @@ _NOTICES = {
         "this machine's host will be maintained",
     ),
 }
-"""Announcements of the metadata server, by the name to ask for, and how to tell them."""
+"""Announcements of the metadata server, by the name to ask for, and their descriptions."""
 
 
 class MaintenanceWatch:
-    """Thread that asks the metadata server of a TPU VM, while entered, whether a stop is announced.
+    """Thread that watches the metadata server of a TPU VM for announced stops, while it is entered.
 
-    What was announced before is not told: a run that starts then has chosen to use the time left.
+    Stops that were announced before the run started do not count: the run uses the time left.
     """
 
     def __init__(
@@ -30,8 +30,11 @@ class MaintenanceWatch:
         environment: Mapping[str, str] = os.environ,
         poll_seconds: float = _POLL_SECONDS,
     ):
-        """**Arguments:** called once, in the thread, with the notice; the environment; the seconds
-        between questions.
+        """**Arguments:**
+
+        - `on_notice`: called once, in the thread, with the notice.
+        - `environment`: environment variables.
+        - `poll_seconds`: seconds between requests.
         """
         self.on_notice = on_notice
         self.environment = environment
@@ -61,5 +64,5 @@ class MaintenanceWatch:
                 for name, (announcement, text) in _NOTICES.items()
                 if tpu_metadata.value(name, self.environment) == announcement
             }
-        except UserError:  # the server does not answer now; SIGTERM will come in any case
+        except UserError:  # no answer now; SIGTERM will come in any case
             return set()

@@ -1,5 +1,6 @@
 """Joins several processes into one run."""
 
+import dataclasses
 import os
 import sys
 import threading
@@ -15,11 +16,12 @@ from grpo_eqx.distributed.callers import taken_port
 from grpo_eqx.distributed.cluster import Cluster, find_cluster
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, brief
 from grpo_eqx.distributed.exits import exit_at_once
-from grpo_eqx.distributed.program_facts import program_facts
-from grpo_eqx.distributed.rendezvous import meet
+from grpo_eqx.distributed.missing_hosts import meet
+from grpo_eqx.distributed.program_facts import check_xla_flags, code_fingerprint, program_facts
+from grpo_eqx.settings.config import GRPOConfig
 
 REQUIRE_PROCESSES = "GRPO_EQX_REQUIRE_PROCESSES"
-"""Environment variable by which a launcher declares how many processes it starts."""
+"""Environment variable for the number of processes that a launcher starts."""
 START_TIMEOUT = "GRPO_EQX_START_TIMEOUT"
 """Environment variable for the seconds that a launcher's processes may take to start."""
 _START_SECONDS = 30.0
@@ -37,16 +39,20 @@ def initialize(
 ) -> None:
     """Joins this process with the others of its run, if its launcher declares any.
 
-    No device may have been touched before. Once joined, it only runs the checks.
+    Call it before any device is touched. A later call only repeats the checks.
 
-    **Arguments:** facts that must be equal in all processes, besides those that decide what JAX
-    compiles; the required number of processes (`None`: the variable `GRPO_EQX_REQUIRE_PROCESSES`,
-    else as many as are declared); seconds to wait for the others (`None`: the variable
-    `GRPO_EQX_START_TIMEOUT`, else 30).
+    **Arguments:**
 
-    Raises, in every process present, `RunError` where some are missing, and `UserError` where they
-    disagree, or where hosts have different numbers of devices; also either where it finds no
-    devices.
+    - `facts`: facts that must be equal in all processes, besides the facts that decide what JAX
+      compiles.
+    - `require_processes`: the required number of processes, by default the variable
+      `GRPO_EQX_REQUIRE_PROCESSES`, or else the declared number.
+    - `timeout`: seconds to wait for the other processes, by default the variable
+      `GRPO_EQX_START_TIMEOUT`, or else 30.
+
+    Raises, in every process present, `RunError` if processes are missing, and `UserError` if facts
+    differ, or hosts have different numbers of devices. Without usable devices, raises one of these,
+    too.
     """
     facts = {name: brief(value) for name, value in {**program_facts(), **(facts or {})}.items()}
     required, by = require_processes, "require_processes"
@@ -70,8 +76,24 @@ def initialize(
     check_even(Counter(device.process_index for device in jax.devices()))
 
 
+def join_processes(cfg: GRPOConfig) -> None:
+    """Joins this process with the others of its run, if any, before devices are touched.
+
+    Raises, in every process present, `RunError` if processes are missing, and `UserError` if their
+    settings, code or facts that decide what JAX compiles differ. Without usable devices, raises one
+    of these, too.
+    """
+    check_xla_flags()
+    facts = {
+        **{field.name: repr(getattr(cfg, field.name)) for field in dataclasses.fields(cfg)},
+        "the code of grpo_eqx": code_fingerprint(),
+    }
+    initialize(facts, require_processes=cfg.require_processes, timeout=cfg.start_timeout)
+    check_devices()  # for a single process
+
+
 def _join(cluster: Cluster, timeout: float) -> None:
-    # Its handler of SIGTERM would take the signal and do nothing; a run has its own.
+    # JAX's handler of SIGTERM would take the signal from the run's handler, and do nothing.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -79,7 +101,7 @@ def _join(cluster: Cluster, timeout: float) -> None:
             cluster.num_processes,
             cluster.process_id,
             local_device_ids=cluster.local_device_ids,
-            # JAX would still look for a scheduler, and under Slurm take one device of each host.
+            # Otherwise, JAX looks for a scheduler, and under Slurm uses one device of each host.
             cluster_detection_method="deactivate",
             initialization_timeout=int(timeout) + 1,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
@@ -96,10 +118,10 @@ def _join(cluster: Cluster, timeout: float) -> None:
 
 
 def check_devices() -> None:
-    """Raises an error that says what to do where JAX finds no devices.
+    """Raises an error, with the fix, if JAX finds no devices.
 
-    That is a `UserError` where they were asked for, and a `RunError` where another process has
-    them, or they fail.
+    The error is a `UserError` if JAX_PLATFORMS asks for missing devices, and a `RunError` if
+    another process uses the devices, or they fail.
     """
     try:
         jax.devices()
@@ -118,7 +140,7 @@ def check_devices() -> None:
 
 
 def leave_soon(code: int) -> None:
-    """Ends this process within seconds, even if the others, for which JAX waits, go on."""
+    """Ends this process within seconds, although JAX waits for the other processes at its exit."""
     if jax.distributed.is_initialized():
         timer = threading.Timer(_LEAVE_SECONDS, exit_at_once, (code,))
         timer.daemon = True
@@ -126,7 +148,7 @@ def leave_soon(code: int) -> None:
 
 
 def _ends_the_run(earlier: Hook) -> Hook:
-    """Returns an excepthook that ends this process after the earlier one, and with it the run."""
+    """Returns an excepthook that calls the earlier one, and then ends this process and its run."""
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         earlier(kind, error, trace)
@@ -136,12 +158,12 @@ def _ends_the_run(earlier: Hook) -> Hook:
 
 
 def is_main() -> bool:
-    """Returns whether this process is the one that writes and prints."""
+    """Returns whether this process writes and prints for the run."""
     return jax.process_index() == 0
 
 
 def check_even(num_devices: Mapping[int, int]) -> None:
-    """Raises `UserError` where processes have different numbers of devices."""
+    """Raises `UserError` if processes have different numbers of devices."""
     if len(set(num_devices.values())) > 1:
         raise UserError(
             f"the hosts have different numbers of devices, by process: "

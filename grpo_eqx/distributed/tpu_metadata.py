@@ -1,4 +1,4 @@
-"""Reads what Google's metadata server tells a TPU VM about itself."""
+"""Reads facts about this TPU VM from Google's metadata server."""
 
 import importlib.util
 import urllib.error
@@ -10,25 +10,25 @@ from typing import NamedTuple
 from grpo_eqx.common.errors import UserError
 
 HOST = "GCE_METADATA_HOST"
-"""Environment variable with the server's address, where it is not the usual one."""
+"""Environment variable with the server's address, if it is not the usual address."""
 _USUAL_HOST = "metadata.google.internal"
 _PRODUCT_NAME = Path("/sys/class/dmi/id/product_name")
 _TIMEOUT = 10.0
 
 
 class Worker(NamedTuple):
-    """One of the virtual machines that a TPU's chips are attached to."""
+    """Virtual machine that chips of a TPU are attached to."""
 
     hosts: list[str]
-    """Addresses of all of them."""
+    """Addresses of all workers of the TPU."""
     number: int
-    """Index of this machine among them."""
+    """Index of this worker among them."""
 
 
 def worker(environment: Mapping[str, str]) -> Worker | None:
-    """Returns the worker that this machine is; `None` where it is no TPU VM.
+    """Returns this machine's place among a TPU's workers; `None` if it is not a TPU VM.
 
-    Raises `UserError` where the server, on a machine that should have one, does not answer.
+    Raises `UserError` if the metadata server should exist, but does not answer.
     """
     if not is_expected(environment):
         return None
@@ -36,12 +36,12 @@ def worker(environment: Mapping[str, str]) -> Worker | None:
     endpoints = value("attributes/worker-network-endpoints", environment)
     if number is None or endpoints is None:
         return None  # a virtual machine without a TPU
-    # Each is an address, or name:id:address.
+    # Each endpoint is an address, or name:id:address.
     return Worker([end.split(":")[-1] for end in endpoints.split(",")], int(number))
 
 
 def is_expected(environment: Mapping[str, str]) -> bool:
-    """Returns whether this can be a TPU VM: a machine of Google's with libtpu installed."""
+    """Returns whether this may be a TPU VM: a machine at Google with libtpu installed."""
     if "TPU_SKIP_MDS_QUERY" in environment:
         return False
     if HOST in environment:
@@ -51,9 +51,9 @@ def is_expected(environment: Mapping[str, str]) -> bool:
 
 
 def value(name: str, environment: Mapping[str, str]) -> str | None:
-    """Returns what the server has under a name of this instance, `None` if it has nothing.
+    """Returns the server's value for a name, `None` if it has none.
 
-    Raises `UserError` where it does not answer.
+    Raises `UserError` if the server does not answer.
     """
     host = environment.get(HOST, _USUAL_HOST)
     request = urllib.request.Request(

@@ -1,4 +1,4 @@
-"""Whether JAX looks for a TPU on this machine: libtpu prints alarming lines where there is none."""
+"""Keeps JAX from looking for a TPU where none exists: libtpu would print alarming lines."""
 
 import contextlib
 import importlib.util
@@ -7,9 +7,9 @@ from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
 _LIBRARY = "TPU_LIBRARY_PATH"
-"""Environment variable with the path of libtpu, by which JAX loads it."""
+"""Environment variable with the path from which JAX loads libtpu."""
 _NO_LIBRARY = str(Path(__file__))
-"""Path of a file that is none, so that JAX goes on without, as it does where libtpu is missing."""
+"""Path of a file that is not libtpu: JAX goes on without a TPU, as if libtpu were missing."""
 _DEVICE_FILES = Path("/dev")
 
 
@@ -24,9 +24,9 @@ def leave_out_libtpu(
 ) -> None:
     """Keeps JAX from loading libtpu, installed to compile for TPUs, on a machine without a TPU.
 
-    It does nothing where the environment speaks of a TPU.
+    Does nothing if environment variables refer to a TPU.
     """
-    # These are set as JAX and libtpu are imported, the first only where JAX sees no TPU.
+    # Importing JAX and libtpu sets these variables, the first only where JAX sees no TPU.
     by_import = {("TPU_SKIP_MDS_QUERY", "1"), (_LIBRARY, str(_libtpu()))}
     of_tpus = {item for item in environment.items() if item[0].startswith(("TPU_", "JAX_FORCE_T"))}
     speaks = of_tpus - by_import or "tpu" in environment.get("JAX_PLATFORMS", "")
@@ -48,6 +48,6 @@ def libtpu_to_compile() -> Iterator[None]:
 
 
 def _libtpu() -> Path | None:
-    """Returns the path of the installed libtpu, `None` without one."""
+    """Returns the path of the installed libtpu, if any."""
     spec = importlib.util.find_spec("libtpu")
     return None if spec is None or spec.origin is None else Path(spec.origin).parent / "libtpu.so"

@@ -1,4 +1,4 @@
-"""TPU slices by name, as Google sells them."""
+"""TPU slices that Google offers, by name."""
 
 import itertools
 import math
@@ -13,11 +13,11 @@ _CUBES = (
 )  # fmt: skip
 _CHIPS_PER_HOST = 4
 _CHIPS_OF_ONE_HOST = 8
-"""Most chips of a 2D slice that share one host; a larger slice has hosts of four."""
+"""Most chips of a 2D slice on a single host; larger slices have four chips per host."""
 
 
 class Slice(NamedTuple):
-    """A TPU slice, with figures from Google's page on each TPU."""
+    """A TPU slice, with figures from Google's pages on TPUs."""
 
     name: str
     """Name in the Cloud TPU API: `v5litepod-16`, not `v5e-16`."""
@@ -25,9 +25,9 @@ class Slice(NamedTuple):
     hosts: int
     topology: str
     runtime_version: str
-    """The image of its VMs."""
+    """Image of the slice's VMs."""
     gke_accelerator: str
-    """The label of its nodes in GKE."""
+    """Label of the slice's nodes in GKE."""
 
     @property
     def chips_per_host(self) -> int:
@@ -36,7 +36,7 @@ class Slice(NamedTuple):
 
 class _Generation(NamedTuple):
     cores_per_chip: int
-    """The number in a slice's name counts TensorCores."""
+    """TensorCores per chip: the number in a slice's name counts TensorCores."""
     topologies: tuple[str, ...]
     runtime_version: str
     gke_accelerator: str
@@ -54,7 +54,7 @@ _ALIASES = {"v5e": "v5litepod"}
 
 
 def find_slice(name: str) -> Slice:
-    """Finds a slice by name; raises `UserError`, with the known names, for any other."""
+    """Finds a slice by name; raises `UserError`, with the known names, for an unknown name."""
     match = re.fullmatch(r"(\w+)-(\d+)", name)
     generation = _ALIASES.get(match[1], match[1]) if match else ""
     if match is None or generation not in _GENERATIONS:
@@ -77,9 +77,10 @@ def larger_slices(name: str) -> list[Slice]:
 
 
 def slice_of_grid(grid: str) -> Slice | None:
-    """Returns the slice whose chips form a grid, by libtpu's name for it: `v6e:4x4`.
+    """Returns the slice whose chips form a grid, given by libtpu's name, such as `v6e:4x4`.
 
-    `None` for what is no grid of a known generation; raises `UserError` for a grid that none has.
+    Returns `None` for a name of an unknown generation, or without a grid; raises `UserError` for a
+    grid that no slice has.
     """
     name, colon, topology = grid.partition(":")
     generation = _ALIASES.get(name, name)

@@ -1,4 +1,4 @@
-"""Ends a process that hangs, instead of leaving its accelerators idle for days."""
+"""Ends a process that hangs, which could otherwise leave its accelerators idle for days."""
 
 import faulthandler
 import sys
@@ -10,20 +10,18 @@ from grpo_eqx.common.errors import EXIT_FAULT
 from grpo_eqx.distributed.exits import do_last_acts, exit_at_once
 
 _BACKSTOP_SECONDS = 5.0
-"""Seconds after which C code ends the process, if a hang keeps Python's threads from running."""
+"""Seconds after the timeout when C code ends the process, if Python's threads cannot run."""
 
 
 class Watchdog:
-    """Timer that ends this process where, while it is entered, nothing progresses for too long.
+    """Timer that ends this process if, while it is entered, nothing progresses for too long.
 
-    It may be entered while it is.
-
-    The stacks of all threads go to standard error first. In a run of several processes, all of them
-    wait for the one that hangs, so each ends itself.
+    The stacks of all threads go to standard error first. In a run of several processes, all wait
+    for the process that hangs, so each ends itself. A watchdog can be entered repeatedly.
     """
 
     def __init__(self, timeout: float | None):
-        """**Arguments:** the longest time without progress, in seconds; `None` for any."""
+        """**Arguments:** `timeout`: longest seconds without progress; `None` for no limit."""
         self.timeout = timeout
         self._last = 0.0
         self._done_last = ""
@@ -45,7 +43,7 @@ class Watchdog:
             faulthandler.cancel_dump_traceback_later()
 
     def progress(self, done: str) -> None:
-        """Notes that something has been done, such as "the rollout of step 3"."""
+        """Records that work is done; `done` names it, such as "the rollout of step 3"."""
         if self.timeout is not None:
             self._last, self._done_last = time.monotonic(), done
             backstop = self.timeout + _BACKSTOP_SECONDS

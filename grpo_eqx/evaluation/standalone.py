@@ -18,7 +18,7 @@ from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.load import first_problems, load_data, load_problems
 from grpo_eqx.data.run_inputs import Inputs, load_heldout
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, from_main, raise_on_all_hosts
-from grpo_eqx.distributed.join import code_fingerprint
+from grpo_eqx.distributed.program_facts import code_fingerprint
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.evaluation.evaluator import Batch, Draws, Evaluator, Track
 from grpo_eqx.evaluation.result import Evaluation

@@ -7,7 +7,7 @@ import jax
 from grpo_eqx.checkpoint.same_run import code_hash
 from grpo_eqx.checkpoint.shared_folder import check_shared
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, raise_on_all_hosts
-from grpo_eqx.distributed.join import join_processes
+from grpo_eqx.distributed.startup import join_processes
 from grpo_eqx.loop.callbacks import Callback
 from grpo_eqx.rewards import RewardFunc
 from grpo_eqx.settings.config import GRPOConfig

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.distributed.join import code_fingerprint
+from grpo_eqx.distributed.program_facts import code_fingerprint
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.hlo import Buffer, collectives, largest_buffers
 from grpo_eqx.planner.plan_cache import remembered

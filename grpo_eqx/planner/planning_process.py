@@ -22,8 +22,7 @@ import jax
 
 from grpo_eqx.common.choices import LOCAL, Searchable
 from grpo_eqx.common.errors import PlanningError, UserError
-from grpo_eqx.distributed.join import code_fingerprint
-from grpo_eqx.distributed.program_facts import installed_version
+from grpo_eqx.distributed.program_facts import code_fingerprint, installed_version
 from grpo_eqx.models.pretrained import is_local, model_folder
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.make_plan import Say

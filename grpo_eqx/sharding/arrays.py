@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def shard(tree: Any, sharding: jax.sharding.Sharding) -> Any:
-    """Shards arrays of which every host has a whole copy; each host sends only its part."""
+    """Shards arrays that every host holds whole; each host sends its devices only their parts."""
 
     def one(x: Any) -> jax.Array:
         whole = np.asarray(x)
@@ -35,8 +35,8 @@ def _everywhere(x: Any) -> Any:
 def relabeled(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
     """Returns the array with an equivalent sharding, without a copy.
 
-    A program writes the shardings of its results in other words, with which another program would
-    be compiled anew.
+    A program writes the shardings of its results in an equivalent form, for which other programs
+    would be compiled again.
     """
     parts = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)

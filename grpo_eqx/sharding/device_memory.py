@@ -1,4 +1,4 @@
-"""Memory of devices that programs can use, of attached and of described ones."""
+"""Memory that programs can use on a device, attached or described."""
 
 import functools
 import os
@@ -20,10 +20,10 @@ _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 
 
 def usable_bytes(devices: Sequence[jax.Device]) -> int:
-    """Returns the bytes of each device that programs can use, without what the runtime reserves.
+    """Returns the bytes that programs can use on each device, without the runtime's own memory.
 
-    Of attached devices, those of the device of this process that has the least. Raises `UserError`
-    where nobody knows.
+    For attached devices, returns the bytes of this process's smallest device. Raises `UserError` if
+    the memory is unknown.
     """
     if devices[0] in jax.devices():
         return _attached_bytes(devices)
@@ -32,7 +32,7 @@ def usable_bytes(devices: Sequence[jax.Device]) -> int:
 
 @functools.cache
 def _described_bytes(device: jax.Device) -> int:
-    """Returns the bytes that a program may use, from the compiler's error for a larger one."""
+    """Returns the bytes that a program may use, read from the compiler's error for a larger one."""
     everywhere = NamedSharding(Mesh(np.array([device]), "all"), PartitionSpec())
     vast = jax.ShapeDtypeStruct((2**40,), jnp.float32, sharding=everywhere)
     try:
@@ -47,12 +47,12 @@ def _described_bytes(device: jax.Device) -> int:
 
 
 def parse_size(text: str) -> int:
-    """Parses a number of bytes as the compiler writes it: `31.25G`."""
+    """Parses a number of bytes as the compiler writes it, such as `31.25G`."""
     return int(float(text[:-1]) * _UNITS[text[-1]]) if text[-1] in _UNITS else int(text)
 
 
 def _attached_bytes(devices: Sequence[jax.Device]) -> int:
-    """Returns the usable bytes of the device that has the least, of those of this process."""
+    """Returns the usable bytes of this process's smallest device."""
     own = [device for device in devices if device.process_index == jax.process_index()]
     if own[0].platform == "cpu":
         return _host_bytes() // max(Counter(d.process_index for d in devices).values())
@@ -64,7 +64,7 @@ def _attached_bytes(devices: Sequence[jax.Device]) -> int:
 
 
 def _host_bytes() -> int:
-    """Returns the bytes of this machine's memory, or of the part that this process may use."""
+    """Returns the bytes of this machine's memory that this process may use."""
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         allowed = _CGROUP_LIMIT.read_text().strip()

@@ -28,10 +28,10 @@ class LayoutReport:
     rollout_sharding: str
     """Name of the strategy, and the reason for it."""
     parameter_bytes: int
-    """Bytes on each device."""
+    """Bytes of the parameters on each device."""
     optimizer_bytes: int
     reference_bytes: int
-    """Bytes of the reference model; 0 without one."""
+    """Bytes of the reference model on each device; 0 without one."""
 
     @classmethod
     def of(
@@ -44,8 +44,10 @@ class LayoutReport:
     ) -> "LayoutReport":
         """Counts the bytes that each device holds.
 
-        **Arguments:** the mesh and the layout of a rollout; the trees of arrays that are resident:
-        the model, the optimizer's state, and the reference model, if any.
+        **Arguments:**
+
+        - `mesh`, `rollout`: the mesh, and the layout of a rollout.
+        - `parameters`, `optimizer_state`, `reference`: the resident trees of arrays.
         """
         devices: Sequence[jax.Device] = mesh.devices.reshape(-1).tolist()
         return cls(
@@ -85,7 +87,7 @@ def _counted(number: int, noun: str) -> str:
 
 
 def readable_bytes(num_bytes: int) -> str:
-    """Formats a size in GiB, or in MiB where it is less than one GiB."""
+    """Formats a size in GiB, or in MiB if it is below one GiB."""
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.2f} GiB"
     return f"{num_bytes / 2**20:.2f} MiB"

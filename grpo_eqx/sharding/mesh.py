@@ -34,14 +34,14 @@ class Mesh(eqx.Module):
 
     @abc.abstractmethod
     def shape(self, devices: Sequence[Device]) -> tuple[int, int, int]:
-        """Returns sizes of (dp, fsdp, tp) for these devices; raises `UserError` where none fits."""
+        """Returns the sizes of (dp, fsdp, tp) for devices; raises `UserError` if none fit."""
 
     def build(self, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
-        """Builds the mesh over `devices`, by default all that JAX sees.
+        """Builds the mesh over `devices`, by default over all devices that JAX sees.
 
-        On a TPU, neighbors along a mesh axis are neighbors in the interconnect, unless each part
-        of `dp` is one host. Otherwise, devices are ordered by process and id. Raises `UserError`
-        where `shape` returns anything but three numbers whose product is that of the devices.
+        On a TPU, neighbors along a mesh axis are neighbors in the interconnect, unless each part of
+        `dp` is one host. Otherwise, devices are ordered by process and id. Raises `UserError` if
+        `shape` does not return three numbers whose product is the number of devices.
         """
         devices = jax.devices() if devices is None else devices
         shape = self.shape(devices)
@@ -53,7 +53,7 @@ class Mesh(eqx.Module):
                 f"of devices."
             )
         grid = _grid(shape, devices)
-        # Automatic axes: the compiler places collectives; jax.make_mesh would make explicit ones.
+        # Automatic axes: the compiler places collectives. jax.make_mesh would make explicit axes.
         return jax.sharding.Mesh(grid, AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3)
 
 
@@ -144,7 +144,7 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def check_hosts(mesh: jax.sharding.Mesh) -> None:
-    """Refuses meshes that leave out a host of this run."""
+    """Rejects meshes that leave out a host of this run."""
     hosts = {device.process_index for device in mesh.devices.flat}
     if idle := sorted(set(range(jax.process_count())) - hosts):
         raise UserError(

@@ -10,22 +10,22 @@ from jaxtyping import Array
 from grpo_eqx.sharding.rules import PARAMETER_RULES, Rules, dividing_axes, num_shards
 
 VOCAB_AXES = ("tp", "fsdp")
-"""Mesh axes that split the vocabulary during generation where weights stay split over `fsdp`."""
+"""Mesh axes that split the vocabulary during generation, if weights stay split over `fsdp`."""
 
 
 class RolloutLayout(NamedTuple):
     """Mesh axes that split the parts of a rollout."""
 
     mesh: jax.sharding.Mesh
-    """The mesh of training, or one of `DeviceGroups`."""
+    """The mesh of training, or the mesh of `DeviceGroups`."""
     prompts: tuple[str, ...]
     """Axes that split the prompts, their keys and values, and the slots that complete them."""
     groups: tuple[str, ...]
     """Axes that split the completions of each prompt."""
     why: str
-    """Name of the strategy, and the reason for it here."""
+    """Name of the strategy, and the reason for its choice."""
     sharing: tuple[str, ...] | None = None
-    """Axes of the devices that together hold all weights, gathered once per rollout: they share
+    """Axes of the devices that together hold all weights, gathered once per rollout, and share
     heads, MLP and vocabulary. `None`: weights stay split over `fsdp`."""
 
     @property
@@ -35,12 +35,12 @@ class RolloutLayout(NamedTuple):
 
     @property
     def num_shards(self) -> int:
-        """Number of parts that completions are split into; other devices work on the same ones."""
+        """Number of parts that completions are split into; more devices repeat the same work."""
         return num_shards(self.mesh, self.prompts + self.groups)
 
     @property
     def sends_weights(self) -> bool:
-        """Whether weights are sent to the completions for every token."""
+        """Whether weights are sent to the completions' devices for every token."""
         return self.sharing is None and "fsdp" in self.prompts + self.groups
 
     @property
@@ -54,13 +54,13 @@ class RolloutLayout(NamedTuple):
 
     @property
     def head_axes(self) -> tuple[str, ...]:
-        """Axes that split attention heads and MLP, as far as they divide them."""
+        """Axes that split attention heads and MLP, as far as their sizes divide them."""
         if self.sharing is not None:
             return self.sharing
         return () if "tp" in self.prompts + self.groups else ("tp",)
 
     def sharding(self, *axes: tuple[str, ...]) -> NamedSharding:
-        """Returns the sharding of an array whose dimensions are split over these mesh axes."""
+        """Returns the sharding of an array whose dims are split over these mesh axes."""
         return NamedSharding(self.mesh, PartitionSpec(*(axis or None for axis in axes)))
 
     def on_each_device(
@@ -71,9 +71,12 @@ class RolloutLayout(NamedTuple):
     ) -> Callable[..., Array]:
         """Wraps a function to run on each device's own parts of its arguments.
 
-        For what the compiler would send between devices, although none needs anything of another's.
+        Use it where the compiler would send data between devices although no device needs any.
 
-        **Arguments:** the mesh axes that split the dimensions of each argument, and of the result.
+        **Arguments:**
+
+        - `function`: the function.
+        - `in_axes`, `out_axes`: the mesh axes that split the dims of each argument and the result.
         """
         if self.mesh.size == 1:
             return function
@@ -87,7 +90,7 @@ class RolloutLayout(NamedTuple):
         )
 
     def heads(self, number: int) -> tuple[str, ...]:
-        """Returns the axes that split the keys and values of that many heads."""
+        """Returns the axes that split the keys and values of `number` heads."""
         return dividing_axes(self.mesh, number, self.head_axes)
 
     def queries(self, num_key_heads: int, repeats: int) -> tuple[str, ...]:
@@ -96,10 +99,10 @@ class RolloutLayout(NamedTuple):
         return dividing_axes(self.mesh, repeats, self.head_axes[taken:])
 
     def logits(self, shape: tuple[int, ...]) -> list[NamedSharding]:
-        """Returns shardings of `[P, G, V]` logits: as computed, then as tokens are drawn from them.
+        """Returns the shardings of `[P, G, V]` logits: as computed, then as tokens are drawn.
 
-        Devices score parts of the vocabulary for the same slots, then each holds the whole
-        vocabulary for slots of its own; in between, only logits are sent.
+        First, devices compute logits of parts of the vocabulary for the same slots; then each holds
+        the whole vocabulary for its own slots. In between, only logits are sent.
         """
         axes = VOCAB_AXES if self.sharing is None else self.sharing
         P, G, V = shape
@@ -121,16 +124,18 @@ class RolloutLayout(NamedTuple):
 
     @property
     def parameter_rules(self) -> list[Rules]:
-        """Rules for the weights that generate: layouts that they take one after the other.
+        """Rules for the weights that generate: the layouts that they take, one after the other.
 
-        Where they stay split over `fsdp`, tokens are looked up and scored in parts of the
-        vocabulary, so that no device gathers other parts for each token; where `tp` splits the
-        batch, it splits what `fsdp` splits. Where devices share them, each first sends the others
-        their part of what it holds, and then gathers its own part: in one step, the compiler would
-        gather the whole.
+        If weights stay split over `fsdp`, tokens are looked up and scored in parts of the
+        vocabulary, so that no device gathers other parts for each token. If `tp` splits the batch,
+        `tp` also splits the dims that `fsdp` splits.
+
+        If devices share the weights, there are two layouts: each device first sends the others
+        their parts of what it holds, and then gathers its own part. In a single step, the compiler
+        would gather whole weights.
         """
         if self.sharing is not None:
-            cut = tuple(dict.fromkeys((*self.sharing, "tp")))  # tp may be one of them
+            cut = tuple(dict.fromkeys((*self.sharing, "tp")))  # tp may be in sharing
             parts = {name: cut for name in ("vocab", "heads", "kv_heads", "mlp")}
             shared = {name: self.sharing for name in parts}
             whole = {"hidden": (), "adapter": ()}

@@ -1,13 +1,14 @@
 """Strategies for the layout of a rollout over a mesh: its batch, its cache and its weights."""
 
 import abc
+import math
 import re
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.sharding.device_groups import DeviceGroups
 from grpo_eqx.sharding.mesh import AXES
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import num_shards
@@ -26,13 +27,16 @@ class RolloutSharding(eqx.Module):
     ) -> RolloutLayout:
         """Returns the layout of `num_generations` completions of each prompt.
 
-        **Arguments:** the mesh of training; the prompts of a batch, and the completions of each;
-        how many completions are decoded at a time, `None` for all at once.
+        **Arguments:**
 
-        Called for the steps of a run, and for the batches of its evaluations and of `generate`,
-        whose prompts are a multiple of the devices and mostly have one completion each.
+        - `mesh`: the mesh of training.
+        - `num_prompts`, `num_generations`: prompts of a batch, and completions of each prompt.
+        - `num_slots`: completions that are decoded at a time; `None` for all at once.
 
-        Raises `UserError`, with the reason, where this layout is impossible.
+        Called for the steps of a run, and for batches of evaluations and of `generate`. Their
+        numbers of prompts are multiples of the number of devices, mostly with one completion each.
+
+        Raises `UserError`, with the reason, if this layout is impossible.
         """
 
 
@@ -43,7 +47,7 @@ def lay_out(
     num_generations: int,
     num_slots: int | None = None,
 ) -> RolloutLayout:
-    """Returns a strategy's layout of a batch; raises `UserError` where it is none of this batch."""
+    """Returns a strategy's layout of a batch; raises `UserError` if it does not fit the batch."""
     layout = strategy.layout(mesh, num_prompts, num_generations, num_slots)
     where = f"{type(strategy).__name__}.layout"
     if not isinstance(layout, RolloutLayout):
@@ -52,13 +56,13 @@ def lay_out(
         )
     _check_axes(layout, mesh, where)
     if num_slots is not None and num_slots >= num_prompts * num_generations:
-        num_slots = None  # one for each completion
+        num_slots = None  # a slot for each completion
     _check_division(layout, (num_prompts, num_generations, num_slots), where)
     return layout
 
 
 def _check_axes(layout: RolloutLayout, mesh: jax.sharding.Mesh, where: str) -> None:
-    """Refuses a layout on other devices, or with axes that its mesh does not have or has twice."""
+    """Rejects a layout on other devices, with unknown axes, or with an axis that occurs twice."""
     own = layout.mesh
     if list(own.devices.flat) != list(mesh.devices.flat) or not set(AXES) <= set(own.axis_names):
         raise UserError(
@@ -82,7 +86,7 @@ def _check_axes(layout: RolloutLayout, mesh: jax.sharding.Mesh, where: str) -> N
 
 
 def _check_division(layout: RolloutLayout, batch: tuple[int, int, int | None], where: str) -> None:
-    """Refuses a layout whose axes do not divide a batch, of which slots are `None` for all."""
+    """Rejects a layout whose axes do not divide a batch of prompts, completions and slots."""
     num_prompts, num_generations, num_slots = batch
     if num_slots is not None and num_shards(layout.mesh, layout.groups) > 1:
         raise UserError(
@@ -110,9 +114,9 @@ def _check_division(layout: RolloutLayout, batch: tuple[int, int, int | None], w
 
 
 class LegacySharding(RolloutSharding):
-    """Completions split over every device (dp x fsdp x tp): each decodes its own, with their cache.
+    """Completions split over all devices (dp x fsdp x tp); each decodes its own, with their cache.
 
-    Weights are sent to the completions, layer by layer.
+    For each token, weights are sent to all devices, layer by layer.
     """
 
     def layout(
@@ -127,9 +131,9 @@ class LegacySharding(RolloutSharding):
 
 
 class MaxTextSharding(RolloutSharding):
-    """Completions split over `dp` only: `fsdp` splits weights alone, which stay in place.
+    """Completions split over `dp` only; `fsdp` splits only weights, which stay in place.
 
-    Each device holds the cache of all completions of its part of `dp`.
+    Each device holds the cache of all completions in its part of `dp`.
     """
 
     def layout(
@@ -145,9 +149,10 @@ class MaxTextSharding(RolloutSharding):
 
 
 class ReplicatedSharding(RolloutSharding):
-    """Completions split over every device, each of which holds all weights.
+    """Completions split over all devices, each of which holds all weights.
 
-    They are gathered once per rollout, in its dtype; then nothing is sent until it ends.
+    Weights are gathered once per rollout, in the rollout's dtype. After that, nothing is sent until
+    the rollout ends.
     """
 
     def layout(
@@ -165,9 +170,9 @@ class ReplicatedSharding(RolloutSharding):
 class TensorSharding(RolloutSharding):
     """Completions split over groups of `size` neighboring devices, which share the weights.
 
-    Each device holds its part of heads, MLP and vocabulary, sent to it once per rollout. For each
-    token, the devices of a group add up their results twice a layer. The mesh of training can be
-    any; heads that do not divide by the size are copied.
+    Each device holds a part of heads, MLP and vocabulary, sent to it once per rollout. For each
+    token, the devices of a group add up their results twice per layer. The mesh of training can be
+    any mesh. Heads whose number is not divisible by `size` are copied.
     """
 
     size: int
@@ -203,7 +208,7 @@ _TENSOR = re.compile(r"tensor:(\d+)")
 
 
 def parse_rollout_sharding(name: str) -> RolloutSharding:
-    """Returns the strategy by name: `legacy`, `maxtext`, `replicated`, or `tensor:4`.
+    """Returns the strategy with a name: `legacy`, `maxtext`, `replicated`, or `tensor:4`.
 
     Raises `UserError` for anything else.
     """
@@ -242,12 +247,13 @@ def _split(
     batch: tuple[int, int, int | None],
     why: str,
 ) -> RolloutLayout:
-    """Splits completions over all axes: prompts over as many as divide them, groups over the rest.
+    """Splits completions over all axes: prompts over as many axes as divide their number, and the
+    completions of a prompt over the rest.
 
-    With slots, all axes split prompts: each device refills its slots from prompts of its own.
+    With slots, all axes split prompts, because each device refills its slots from its own prompts.
     """
     num_prompts, num_generations, num_slots = batch
-    # Checked even for more slots than completions: an evaluation has more completions.
+    # Also checked for more slots than completions, because evaluations have more completions.
     if num_slots is not None and num_slots % num_shards(mesh, axes):
         raise UserError(_does_not_divide(name, num_shards(mesh, axes), batch))
     if num_slots is not None and num_slots >= num_prompts * num_generations:
@@ -277,3 +283,46 @@ def _does_not_divide(name: str, shards: int, batch: tuple[int, int, int | None])
         f"completions each, evenly over {shards} {over}: make the number of prompts per step a "
         f"multiple of {shards}."
     )
+
+
+class DeviceGroups(NamedTuple):
+    """A second mesh of the same devices, in the same order: `dp`, `fsdp` and `tp` count groups.
+
+    A program can hold arrays in both meshes, and move them from one mesh to the other.
+    """
+
+    mesh: jax.sharding.Mesh
+    within: tuple[str, ...]
+    """Axes within a group, of a prime number of devices each, so that a dim that all of them
+    cannot split evenly can be split over some. The axes along `tp` come first, so that a dim that
+    `tp` splits is only cut further."""
+
+    @classmethod
+    def of(cls, mesh: jax.sharding.Mesh, size: int) -> "DeviceGroups":
+        """Cuts each axis of a mesh, from the last on, until groups have `size` devices.
+
+        `size` must divide the number of devices.
+        """
+        names, shape, within = list[str](), list[int](), list[str]()
+        for axis in reversed(AXES):
+            inside = math.gcd(size, mesh.shape[axis])
+            size //= inside
+            factors = _prime_factors(inside)
+            inner = [f"{axis}_{i}" for i in range(1, len(factors) + 1)]
+            names = [axis, *inner, *names]
+            shape = [mesh.shape[axis] // inside, *factors, *shape]
+            within += inner
+        assert size == 1, "groups of equal size"
+        types = (jax.sharding.AxisType.Auto,) * len(names)
+        grid = mesh.devices.reshape(shape)
+        return cls(jax.sharding.Mesh(grid, tuple(names), axis_types=types), tuple(within))
+
+
+def _prime_factors(number: int) -> list[int]:
+    factors, divisor = list[int](), 2
+    while number > 1:
+        while number % divisor == 0:
+            factors.append(divisor)
+            number //= divisor
+        divisor += 1
+    return factors

@@ -1,4 +1,4 @@
-"""Rules for the mesh axes that split each dimension of parameters and batches."""
+"""Sharding of weights and batches: rules for the mesh axes that split each dim."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from grpo_eqx.common.errors import UserError
 
 Rules = Mapping[str, tuple[str, ...]]
-"""Map from a dimension's logical name to the mesh axes that split it."""
+"""Map from the logical name of a dim to the mesh axes that split it."""
 
 PARAMETER_RULES: Rules = {
     "vocab": ("tp",),
@@ -23,9 +23,9 @@ PARAMETER_RULES: Rules = {
     "norm": (),  # a split scale would force activations to be split like it, and gathered
     "layers": (),
     "experts": (),
-    # Of an adapter's dimensions the long one is split: as in weights where it is the hidden size,
-    # else by tp and fsdp. Were the rank split, merging would add up whole matrices over devices
-    # instead of gathering the adapter.
+    # The long dim of an adapter's matrix is split: the hidden size as in weights, others by tp and
+    # fsdp. If the rank were split, merging would add up whole matrices over devices, instead of
+    # gathering the adapter.
     "rank": (),
     "adapter": ("tp", "fsdp"),
 }
@@ -35,8 +35,8 @@ BATCH_AXES = ("dp", "fsdp")
 def dividing_axes(mesh: jax.sharding.Mesh, number: int, axes: tuple[str, ...]) -> tuple[str, ...]:
     """Returns as many of the first axes as divide a number evenly.
 
-    A divisor of the number so takes some of the axes that the number takes, in the same order:
-    heads of keys are where the heads are that read them.
+    A divisor of the number thus takes a prefix of the number's axes. So key heads are on the same
+    devices as the query heads that read them.
     """
     while number % num_shards(mesh, axes):
         axes = axes[:-1]
@@ -50,14 +50,19 @@ def parameter_sharding(
     rules: Rules = PARAMETER_RULES,
     head_size: int = 1,
 ) -> NamedSharding:
-    """Returns the sharding of one parameter, by the logical names of its dimensions.
+    """Returns the sharding of one parameter, by the logical names of its dims.
 
-    Each dimension takes its `dividing_axes`, without those that an earlier dimension has taken.
-    Heads, of `head_size` elements each, are never cut.
+    Each dim takes its `dividing_axes`, except axes that an earlier dim has taken. Heads are never
+    cut.
 
-    **Arguments:** the mesh; the names of the dimensions, such as `("vocab", "hidden")` for a
-    language-model head, and their sizes; the mesh axes that each name may take, in order; the
-    elements of a head. Raises `UserError` for a name without a rule.
+    **Arguments:**
+
+    - `mesh`: the mesh.
+    - `dims`, `shape`: names of the dims, such as `("vocab", "hidden")` for an LM head, and sizes.
+    - `rules`: the mesh axes that each name may take, in order.
+    - `head_size`: elements of a head.
+
+    Raises `UserError` for a name without a rule.
     """
     if unknown := [name for name in dims if name not in rules]:
         raise UserError(f"there is no dimension {unknown[0]!r}: use {', '.join(rules)}.")
@@ -74,9 +79,9 @@ def parameter_sharding(
 def batch_spec(
     mesh: jax.sharding.Mesh, num_prompts: int, num_generations: int
 ) -> tuple[str | tuple[str, ...] | None, str | None]:
-    """Returns the axes of prompts and groups: prompts over dp, prompts or else groups over fsdp.
+    """Returns the axes of prompts and of groups: prompts over dp, prompts or else groups over fsdp.
 
-    A dimension that its axis does not divide stays whole (`None`).
+    A dim that its axis does not divide stays whole (`None`).
     """
     dp, fsdp = (mesh.shape[axis] for axis in BATCH_AXES)
     if num_prompts % (dp * fsdp) == 0:
@@ -89,7 +94,7 @@ def batch_sharding(
 ) -> NamedSharding:
     """Returns the sharding of `[P, G, ...]` arrays: `P` over dp, and `P` or else `G` over fsdp.
 
-    Raises `UserError` where neither divides evenly.
+    Raises `UserError` if the numbers do not divide evenly.
     """
     prompts, groups = batch_spec(mesh, num_prompts, num_generations)
     if prompts == BATCH_AXES:
@@ -117,8 +122,8 @@ def laid_out_embeddings(
 ) -> Float[Array, "*batch H"]:
     """Constrains rows that were looked up in a table, `[P, G, ..., H]`, to `batch_sharding`.
 
-    In two steps: each device looks tokens up in its own part of the table, to which their gradients
-    return. Left to itself, the compiler may gather the table, or all gradients.
+    This takes two constraints: first, each device looks up tokens in its own part of the table, to
+    which their gradients return. Otherwise, the compiler may gather the table, or all gradients.
     """
     if mesh is None or mesh.size == 1:
         return x
@@ -128,7 +133,7 @@ def laid_out_embeddings(
 
 
 def _embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> list[NamedSharding]:
-    """Returns shardings of `[P, G, ..., H]` embeddings: `H` split as the table's, then by batch."""
+    """Returns shardings of `[P, G, ..., H]` embeddings: `H` split like the table, then by batch."""
     prompts, groups = batch_spec(mesh, *shape[:2])
     by_batch = NamedSharding(mesh, PartitionSpec(prompts, groups))
     if shape[-1] % mesh.shape["fsdp"]:
@@ -140,12 +145,12 @@ def _embedding_shardings(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> lis
 
 
 def num_batch_shards(mesh: jax.sharding.Mesh) -> int:
-    """Returns the number of parts that a batch is split into; the `tp` axis holds copies."""
+    """Returns the number of parts of a batch; devices along `tp` have copies."""
     return num_shards(mesh, BATCH_AXES)
 
 
 def num_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ...] | None) -> int:
-    """Returns the number of parts that an entry of a `PartitionSpec` splits a dimension into."""
+    """Returns the number of parts that an entry of a `PartitionSpec` splits a dim into."""
     names = () if axes is None else (axes,) if isinstance(axes, str) else axes
     return math.prod(mesh.shape[name] for name in names)
 
@@ -161,9 +166,9 @@ def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
 
 
 def last_dim_sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedSharding:
-    """Returns a sharding of the last dimension, by as many axes as divide it.
+    """Returns a sharding of the last dim over as many axes as divide it.
 
-    Rows of such an array are taken, and put, wherever they are: each device has a part of all.
+    Taking or writing rows of such an array sends nothing: each device has a part of every row.
     """
     axes = dividing_axes(mesh, shape[-1], mesh.axis_names)
     return NamedSharding(mesh, PartitionSpec(*(None,) * (len(shape) - 1), axes or None))
@@ -172,7 +177,7 @@ def last_dim_sharding(mesh: jax.sharding.Mesh, shape: tuple[int, ...]) -> NamedS
 def optimizer_shardings(
     optimizer: optax.GradientTransformation, params: Any, param_shardings: Any
 ) -> Any:
-    """Returns shardings of an optimizer's state: moments as their parameters, else replicated."""
+    """Returns shardings of an optimizer's state: moments like their parameters, else replicated."""
     mesh = jax.tree.leaves(param_shardings)[0].mesh
     state = jax.eval_shape(optimizer.init, params)
     return optax.tree.map_params(

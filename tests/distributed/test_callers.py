@@ -13,7 +13,7 @@ import pytest
 
 from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.distributed.cluster import Cluster
-from grpo_eqx.distributed.rendezvous import meet
+from grpo_eqx.distributed.missing_hosts import meet
 
 TIMEOUT = 1.0
 """Seconds of a meeting that lacks a process."""

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.distributed.join import check_xla_flags
+from grpo_eqx.distributed.program_facts import check_xla_flags
 from grpo_eqx.distributed.startup import initialize
 
 

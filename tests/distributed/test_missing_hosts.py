@@ -10,7 +10,7 @@ import pytest
 from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import brief
-from grpo_eqx.distributed.rendezvous import meet
+from grpo_eqx.distributed.missing_hosts import meet
 
 
 def free_port() -> int:

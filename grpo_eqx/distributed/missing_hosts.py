@@ -1,11 +1,11 @@
-"""Makes all processes of a run find each other, and agree, before any of them touches a device.
+"""Names hosts that are missing at the start, or that disagree, before any device is touched.
 
-JAX waits five minutes for a process that nobody started and then aborts, and does not notice two
-with different settings. Here process 0 listens on the coordinator's own port, each other process
-connects and sends its number, host and settings, and process 0 answers all of them: go on, or
-the error message to end with. Then the port is free for JAX.
+JAX waits five minutes for a process that nobody started, and then aborts; and it does not notice
+different settings. Here, process 0 listens on the coordinator's port, each other process connects
+and sends its number, host and settings, and process 0 answers all of them: go on, or end with this
+error message. Then the port is free for JAX.
 
-Anything else can connect to a port too. It is given a few seconds, alone, and does not count.
+Other programs can connect to the port too: they have a few seconds, and do not count.
 """
 
 import json
@@ -23,12 +23,12 @@ from grpo_eqx.distributed.cluster import Cluster
 from grpo_eqx.distributed.exchange import disagreement
 
 _REPORT_SECONDS = 10.0
-"""Seconds between process 0's reports of whom it waits for."""
+"""Seconds between process 0's reports on missing processes."""
 _RETRY_SECONDS = 0.2
 _CONNECT_SECONDS = 5.0
-"""Seconds for one address of process 0, before the next is tried."""
+"""Seconds to try one address of process 0."""
 _ANSWER_SECONDS = 5.0
-"""Seconds granted to the other side once the meeting is over."""
+"""Seconds that the other side may take once the meeting is over."""
 _LONGEST_ANSWER = 2**20
 _JOB = "the job"
 _NUMBER = "the number of processes"
@@ -43,27 +43,27 @@ class _Hello(NamedTuple):
 
 
 class _Welcome(NamedTuple):
-    """Answer of process 0 to an introduction: it will say how the meeting ends."""
+    """First answer of process 0 to an introduction; the verdict follows."""
 
     seconds: float
-    """Seconds until then, at most."""
+    """Seconds until the verdict, at most."""
 
 
 class _Verdict(NamedTuple):
-    """Answer of process 0 to all processes present."""
+    """Last answer of process 0 to all processes present."""
 
     verdict: str = ""
-    """Error to end with; empty where all go on."""
+    """Error message to end with; empty if all go on."""
     absent: bool = False
-    """Whether it is that some are absent, who may be there when the command is repeated."""
+    """Whether the error is that processes are missing, which may be present in the next attempt."""
 
 
 def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
     """Returns once all processes are present and have the same `facts`.
 
-    Raises an error in every process present, with the same message: `RunError` where after
-    `timeout` seconds some are missing, as a host may only be late, or where the port is taken, and
-    `UserError` where facts differ.
+    Otherwise, raises an error with the same message in every process present: `RunError` if
+    processes are missing after `timeout` seconds, because their hosts may only be late, or if the
+    port is taken, and `UserError` if facts differ.
     """
     facts = {_NUMBER: str(cluster.num_processes), **facts}
     if cluster.job:
@@ -76,7 +76,7 @@ def meet(cluster: Cluster, facts: Mapping[str, str], timeout: float) -> None:
 
 
 def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
-    """Runs process 0's part: returns the verdict that it sends to all present."""
+    """Runs process 0's part: returns the verdict, after sending it to all processes present."""
     end, next_report = time.monotonic() + timeout, time.monotonic() + _REPORT_SECONDS
 
     def understood(line: bytes) -> _Hello | None:
@@ -101,10 +101,10 @@ def _receive_all(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
         verdict = _wrong(cluster, hellos, timeout)
 
         def answer(hello: _Hello) -> bytes:
-            # One that was told of more processes is refused alone where no other is missing.
+            # A process with a number beyond the last is refused alone, if no other is missing.
             return _line(_Verdict(verdict.verdict or _disagreement([own, hello]), verdict.absent))
 
-        callers.tell(answer, _ANSWER_SECONDS)  # then JAX can have the port at once
+        callers.tell(answer, _ANSWER_SECONDS)  # after that, the port is free for JAX
     return verdict
 
 
@@ -118,14 +118,14 @@ def _hello(line: bytes, job: str) -> _Hello | None:
         return None
     if not host.isprintable() or not all(isinstance(fact, str) for fact in facts.values()):
         return None
-    # A process that was told of more processes can have a number beyond the last.
+    # A process that was started as one of more processes may have a number beyond the last.
     number = facts.get(_NUMBER, "")
     possible = re.fullmatch("[0-9]{1,9}", number) and 0 < process_id < int(number)
     return _Hello(**said) if possible and facts.get(_JOB, "") == job else None
 
 
 def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
-    """Introduces this process to process 0; returns its answer, or that none came in time."""
+    """Introduces this process to process 0; returns the answer, or that no answer came in time."""
     host, _, port = cluster.coordinator.rpartition(":")
     end, other = time.monotonic() + timeout, ""
     while (left := end - time.monotonic()) > 0:
@@ -149,10 +149,14 @@ def _introduce(cluster: Cluster, own: _Hello, timeout: float) -> _Verdict:
 
 
 def _verdict(connection: socket.socket, own: _Hello, end: float, timeout: float) -> _Verdict | None:
-    """Introduces this process; returns the answer, `None` where the other side is no process 0.
+    """Introduces this process; returns the answer, `None` if the other side is not process 0.
 
-    **Arguments:** the connection; the introduction; the time by which it must be welcomed; the
-    seconds that a meeting may take.
+    **Arguments:**
+
+    - `connection`: the connection to what may be process 0.
+    - `own`: the introduction.
+    - `end`: the time by which the introduction must be answered.
+    - `timeout`: seconds that a meeting may take.
     """
     connection.sendall(_line(own) + b"\n")
     line, rest = _received(connection, b"", end)
@@ -167,11 +171,11 @@ def _verdict(connection: socket.socket, own: _Hello, end: float, timeout: float)
 
 
 def _received(connection: socket.socket, start: bytes, end: float) -> tuple[bytes, bytes]:
-    """Receives a line by a time, however it drips; returns it, and what came after it.
+    """Receives a line, even in small pieces; returns it, and the bytes after it.
 
-    **Arguments:** the connection; what has come of the line; the time.
+    **Arguments:** `start`: the part of the line that was received before. `end`: the deadline.
 
-    Raises `TimeoutError` where it does not come.
+    Raises `TimeoutError` at the deadline.
     """
     received = start
     while b"\n" not in received and len(received) <= _LONGEST_ANSWER:
@@ -242,7 +246,7 @@ def _line(message: _Hello | _Welcome | _Verdict) -> bytes:
 
 
 def _parsed(line: bytes, kind: type[_Hello | _Welcome | _Verdict]) -> dict[str, Any] | None:
-    """Parses a line of JSON; returns the fields of a message, `None` where it is none."""
+    """Parses a line of JSON; returns the fields of a message, `None` for anything else."""
     try:
         said = json.loads(line)
     except (ValueError, RecursionError):
