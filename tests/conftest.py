@@ -1,10 +1,12 @@
 """Test set-up: eight CPU devices, and shapes and types checked at every call of fast tests."""
 
+import math
 import os
 import shutil
 import subprocess
 import tempfile
 import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.metadata import version
@@ -70,12 +72,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps a quarter of each grid, a different one for each commit, and marks the rest `long`.
 
-    A test's name and the commit decide, so that all workers agree and a failure can be repeated.
+    At least one case of each test stays, and one that is not slow if there is any. A test's name
+    and the commit decide, so that all workers agree and a failure can be repeated.
     """
     commit = _commit()
+    grids = defaultdict(list)
     for item in items:
-        chosen = zlib.crc32(f"{commit} {item.nodeid}".encode()) % 4 == 0
-        if item.get_closest_marker("grid") is not None and not chosen:
+        if item.get_closest_marker("grid") and not item.get_closest_marker("long"):
+            function = item.nodeid.partition("[")[0]
+            grids[function, item.get_closest_marker("slow") is None].append(item)
+    for cases in grids.values():
+        cases.sort(key=lambda item: zlib.crc32(f"{commit} {item.nodeid}".encode()))
+        for item in cases[math.ceil(len(cases) / 4) :]:
             item.add_marker(pytest.mark.long)
 
 

@@ -56,6 +56,7 @@ def test_an_old_file_is_answered_in_every_setting(tmp_path: Path) -> None:
     GRPOConfig(**read_settings(tmp_path / "new.yaml"))
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("page", ["trl.md", "tunix.md", "verl.md"])
 def test_the_script_runs(
@@ -127,6 +128,7 @@ ROWS = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", QUICK_STARTS)
 def test_trls_quick_start_runs(kind: str, small_model: Path, tmp_path: Path) -> None:

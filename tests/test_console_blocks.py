@@ -106,6 +106,7 @@ def runs(page: Path, folder: Path, programs: Path, *, for_tpus: bool) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "page",
     [

@@ -237,6 +237,7 @@ def ended(call: Callable[[Path], object], corpus: Path) -> None:
     assert not raw, "what is printed cannot steer a terminal"
 
 
+@pytest.mark.grid
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.file}-{kind.cases}")
 def test_whatever_is_in_a_file_is_a_result_or_a_sentence(corpus: Path, kind: Kind) -> None:

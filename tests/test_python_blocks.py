@@ -70,6 +70,7 @@ def at_hand(page: str) -> dict[str, Any]:
     return {}
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_blocks_of_a_page_run_one_after_the_other(page: Path) -> None:

@@ -363,6 +363,7 @@ def test_programs_are_compiled_for_few_shapes(tmp_path: Path) -> None:
     assert not any(name in metrics for name in startup for metrics in history[1:])
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "num_scores"),

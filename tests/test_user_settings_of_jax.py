@@ -53,6 +53,7 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "setting",
     [

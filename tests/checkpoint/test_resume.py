@@ -96,6 +96,7 @@ def tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return {path.name: pq.read_table(path).to_pylist() for path in paths}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     "changes",
     [
@@ -369,6 +370,7 @@ def test_what_may_change_are_settings() -> None:
     assert {field.name for field in dataclasses.fields(GRPOConfig)} >= MAY_CHANGE
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_refusal_leaves_the_trainer_and_the_folder_as_they_were(
     settings: dict[str, Any], train: Callable[..., GRPOTrainer], tmp_path: Path, damaged: bool

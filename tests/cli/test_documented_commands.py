@@ -27,6 +27,7 @@ def own_commands(page: Path) -> list[str]:
     return [re.sub(r" --config \S+| > \S+| \| .*", "", each) for each in ours]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_they_are_parsed(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for kind in subclasses(Subcommand):

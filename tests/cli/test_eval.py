@@ -159,6 +159,7 @@ def test_gsm8k_is_scored_flexibly_and_strictly(evaluate: Evaluate, tmp_path: Pat
 LEARNS = {"learning_rate": 3e-3, "lr_scheduler_type": "constant"}
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

@@ -107,6 +107,7 @@ def outcome(port: int, process_id: int, number: int, timeout: float, job: str = 
     return ""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", STRANGERS)
 def test_strangers_delay_no_process_and_no_deadline(kind: str) -> None:
     port, start = free_port(), time.monotonic()
@@ -214,6 +215,7 @@ IMPOSTORS: dict[str, Callable[[socket.socket], None]] = {
 """Servers that a process may find in the place of process 0."""
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("kind", IMPOSTORS)
 def test_a_server_that_is_no_process_0_delays_no_deadline(kind: str) -> None:
     with socket.create_server(("localhost", 0)) as server, contextlib.ExitStack() as stack:

@@ -136,6 +136,7 @@ def test_they_say_how_far_they_are(
     ]
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3])
 def test_a_resumed_run_is_the_unbroken_one(make: Callable[..., GRPOTrainer], step: int) -> None:
@@ -183,6 +184,7 @@ def test_a_request_to_stop_ends_an_evaluation_which_is_made_on_return(
     assert rows(again) == rows(whole)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("greater_is_better", [True, False])
 def test_the_best_evaluated_step_is_kept(

@@ -38,6 +38,7 @@ def copied(command: Command, unbroken: Command) -> Command:
     return command
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("spoil", [truncate, flip_a_bit])
 def test_the_checkpoint_is_named_and_the_one_before_it_used(
     copied: Command, unbroken: Command, spoil: Callable[[Path], None]

@@ -52,6 +52,7 @@ def stopped(small_model: Path, programs: Path, tmp_path_factory: pytest.TempPath
     return command
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("processes", "devices", "mesh"), [(1, 8, "auto"), (2, 2, "host_local")])
 def test_on_another_mesh_it_has_the_same_prompts_and_samples(
     small_model: Path, programs: Path, tmp_path: Path, stopped: Command, unbroken: Command,

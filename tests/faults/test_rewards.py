@@ -94,6 +94,7 @@ CASES = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_a_run_goes_on_without_the_completions_on_which_a_function_fails(
@@ -133,6 +134,7 @@ def test_a_run_goes_on_without_the_completions_on_which_a_function_fails(
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.state.model))
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", CASES)
 def test_by_default_the_run_stops_and_names_the_sample(

@@ -38,6 +38,7 @@ def test_killed_at_random_moments_it_ends_as_the_unbroken_run(
     assert len(set(second)) == len(second) == 24
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_asked_to_stop_it_saves_the_step_and_the_same_command_continues(
     command: Command, unbroken: Command, number: signal.Signals
@@ -70,6 +71,7 @@ def test_a_second_sigterm_does_not_stop_the_saving(command: Command) -> None:
     assert complete_steps(command.folder / "checkpoints")[0] == done
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fault", ["hang", "compute_in_c"])
 def test_a_step_that_outlasts_the_deadline_is_left_to_the_last_checkpoint(
     small_model: Path, programs: Path, tmp_path: Path, fault: str
@@ -85,6 +87,7 @@ def test_a_step_that_outlasts_the_deadline_is_left_to_the_last_checkpoint(
     assert complete_steps(command.folder / "checkpoints") == [2, 1]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("fault", ["hang", "compute_in_c"])
 def test_a_second_interrupt_ends_it_at_once(
     small_model: Path, programs: Path, tmp_path: Path, fault: str
@@ -106,6 +109,7 @@ def test_a_second_interrupt_ends_it_at_once(
     assert 1 in complete_steps(command.folder / "checkpoints")  # of the second, the save may go on
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_in_an_evaluation_it_ends_at_once_and_the_same_command_trains_nothing(
     small_model: Path, programs: Path, tmp_path: Path, number: signal.Signals

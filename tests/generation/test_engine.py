@@ -114,6 +114,7 @@ def test_slots_that_cannot_be_are_refused() -> None:
             run(*prompts(), **options)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_sampler_logps_are_the_trainers(temperature: float, side: str) -> None:
@@ -121,6 +122,7 @@ def test_sampler_logps_are_the_trainers(temperature: float, side: str) -> None:
     check_logps(run(*prompts(width=11, side=side), Sampling(temperature=temperature)), temperature)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [False, True], ids=["scanned", "unrolled"])
 @pytest.mark.parametrize("num_slots", [None, 5])
@@ -186,6 +188,7 @@ def test_greedy_needs_no_keys_and_repeats_within_a_group() -> None:
     assert (ids == ids[:, :1]).all()
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_slots", "refill_at"), [(1, None), (3, 1), (3, 3), (8, None), (8, 8), (20, 5), (100, None)]
@@ -208,6 +211,7 @@ def test_slots_change_nothing(num_slots: int, refill_at: int | None, unrolled: b
     assert np.abs(difference).max() < 1e-4
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("num_shards", "num_slots", "unrolled"),
     [
@@ -286,6 +290,7 @@ def test_stop_strings_end_completions_and_stay_in_them() -> None:
     assert stopped > 3
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("dtype", "most", "unrolled"),
     [
@@ -306,6 +311,7 @@ def test_a_rounded_cache_samples_nearly_the_same_distribution(
     assert 1e-4 < gap.max() < most
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_zeros_after_the_heads_of_a_cache_change_no_token(dtype: str) -> None:
     every = {"group": 8, "kv_cache_dtype": jnp.dtype(dtype), "num_slots": 5}

@@ -331,6 +331,7 @@ def test_no_fewer_than_0_logits_are_kept() -> None:
         ChunkedLoss(max_kept_logits=-1)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_a_vocabulary_that_the_axis_does_not_divide_stays_whole(backend: LossBackend) -> None:
     check(backend, Inputs("random", vocabulary=43), 1.0, parse_mesh("1,4,2").build())
@@ -355,6 +356,7 @@ def test_bfloat16_hidden_states_lose_what_rounding_them_loses(
     check(backend, inputs, 1.0, bounds=(1e-5, 2**-7))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_the_head_s_gradient_has_its_dtype_and_is_summed_in_float32(backend: LossBackend) -> None:
     """Many equal small contributions: a bfloat16 sum of them would stop growing early."""
@@ -403,6 +405,7 @@ def test_kernels_go_over_blocks_of_every_axis(kernels: str) -> None:
     check(backend, inputs, 0.7)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", BACKENDS.values(), ids=BACKENDS)
 def test_what_an_ignored_token_s_hidden_state_is_does_not_matter(backend: LossBackend) -> None:
     inputs = Inputs("ignored")

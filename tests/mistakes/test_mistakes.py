@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 WORKER = Path(__file__).with_name("worker.py")
-PART = 90
+PART = 160
 """Mistakes that one process makes."""
 
 # Settings, in Python: what makes the config, and what it is answered.

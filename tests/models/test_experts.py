@@ -84,6 +84,7 @@ def random_tokens(number: int) -> np.ndarray:
     return np.random.default_rng(1).normal(size=(number, HIDDEN)).astype(np.float32)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("normalized", [False, True])
 @pytest.mark.parametrize("number", [1, 3, 40])
 def test_each_token_is_the_weighted_sum_of_its_experts(normalized: bool, number: int) -> None:
@@ -175,6 +176,7 @@ def test_experts_are_chosen_in_float32_whatever_the_tokens_are() -> None:
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mesh", "shape"),
     [

@@ -23,6 +23,7 @@ def check(figures: dict[str, Any], target_gib: float, divisor: int) -> None:
     assert kinds == ["all-gather"] * (divisor == 1)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "mode", "divisor"), [("auto", "gather", 1), ("host_local", "sharded", 4)]

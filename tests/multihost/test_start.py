@@ -21,6 +21,7 @@ def test_hosts_that_were_told_different_things_are_named(pod) -> None:
         assert "7 on process 1" in outcome.output
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("name", "here", "there"),
     [

@@ -44,6 +44,7 @@ def on_one_device(
     return make
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("devices", "settings", "runs"),
     [

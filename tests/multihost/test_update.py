@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("trained", ["all", "adapters"])
 def test_hosts_leave_the_update_unchanged(pod, tmp_path: Path, trained: str) -> None:

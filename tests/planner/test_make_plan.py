@@ -28,6 +28,7 @@ def quiet(_: str) -> None:
     pass
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "programs"),

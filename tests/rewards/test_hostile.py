@@ -61,6 +61,7 @@ def runners() -> Iterator[dict[tuple[str, str], RewardRunner]]:
     assert not left
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("place", "policy", "text"), ALL, ids=map("-".join, ALL))
 def test_a_hostile_function_costs_its_own_completion_at_most(
     runners: dict[tuple[str, str], RewardRunner],

@@ -84,6 +84,7 @@ def test_a_process_that_a_function_forked_does_not_hide_its_crash(
     assert outcomes == ["lost its process (exit code 3)", 1.0]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("what", ["sleep", "ignore SIGTERM", "keep the GIL", "start a session"])
 def test_every_tenth_call_sleeps_for_ever_and_is_killed(
     reward_module: ModuleType, what: str
@@ -297,6 +298,7 @@ def test_the_output_of_the_run_waits_whatever_a_worker_sets_on_its_own(
     assert ran.stderr == (said if in_a_file else "")
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["sleep", "keep the GIL", "start a process", "start a session"])
 def test_workers_end_with_a_parent_that_is_killed(what: str) -> None:

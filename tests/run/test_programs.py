@@ -92,6 +92,7 @@ OTHER_TERMS: dict[str, Any] = {
 }
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("settings", "others"),
     [

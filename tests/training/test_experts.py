@@ -104,6 +104,7 @@ def whole_step(batch: Batch) -> tuple[Decoder, dict[str, float]]:
     return step_of(programs(), batch)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "options"),
     [
@@ -130,6 +131,7 @@ def test_micro_batches_and_devices_leave_the_update_unchanged(
         np.testing.assert_allclose(metrics[name], value, rtol=2e-5, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("sharding", "mesh", "num_devices", "num_prompts"),
     [

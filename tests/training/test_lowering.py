@@ -73,6 +73,7 @@ def programs(
     return Programs(dataclasses.replace(options, **fields), mesh, ChunkedLoss(), optax.adamw(1e-6))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mesh_name", ["auto", pytest.param("2,2,2", marks=pytest.mark.slow)])
 def test_shapes_give_the_programs_that_arrays_do(mesh_name: str) -> None:
     mesh = parse_mesh(mesh_name).build()
@@ -85,6 +86,7 @@ def test_shapes_give_the_programs_that_arrays_do(mesh_name: str) -> None:
     assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, argument)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("num_shares", [1, 2])
 @pytest.mark.parametrize("mesh_name", ["2,4,1", pytest.param("2,2,2", marks=pytest.mark.slow)])
 def test_an_update_for_shapes_is_that_of_a_ragged_batch(mesh_name: str, num_shares: int) -> None:

@@ -188,6 +188,7 @@ def step_of(
     return [b - a for a, b in zip(before, after, strict=True)], jax.device_get(metrics)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
     [
@@ -218,6 +219,7 @@ def whole_step_of_adapters(batch: Batch) -> tuple[list[np.ndarray], dict[str, fl
     return step_of(programs(), batch, LORA)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
     [
@@ -262,6 +264,7 @@ def test_the_reference_of_adapters_is_the_model_beneath(rollout: Rollout) -> Non
     np.testing.assert_array_equal(scores.logps, score(runner, rollout).logps)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "micro"),
@@ -278,6 +281,7 @@ def test_so_they_do_with_every_term_and_mask_of_the_objective(
     assert_same_step(step_of(runner, batch), whole_step_of_everything)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", [DenseLoss(), PallasLoss()], ids=repr)
 def test_and_so_does_the_loss_backend(
@@ -357,6 +361,7 @@ def test_scores_equal_what_the_sampler_reported(rollout: Rollout) -> None:
     np.testing.assert_allclose(scores[mask], rollout.sampler_logps[mask], atol=1e-4)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("mesh", "num_devices", "micro"), [("auto", 1, 2), ("2,2,2", 8, 8)])
 def test_scores_do_not_depend_on_micro_batches_and_devices(
     mesh: str, num_devices: int, micro: int, rollout: Rollout
@@ -415,6 +420,7 @@ def alone(runner: Programs, batch: Batch) -> Packing:
     return Packing.plan(np.asarray(batch.rollout.prompts.mask).sum(axis=1), lengths, shape)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
@@ -502,6 +508,7 @@ def test_truncated_completions_can_be_left_out(batch: Batch) -> None:
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("2,2,2", 8)])
 def test_dropped_completions_are_as_if_they_were_not_there(
     mesh: str, num_devices: int, batch: Batch
@@ -534,6 +541,7 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
     assert metrics["grad_norm"] > 0
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "sharding",
@@ -567,6 +575,7 @@ def test_the_same_tokens_on_one_device_and_on_many(
     np.testing.assert_allclose(other.sampler_logps, logps, atol=1e-5)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tied", [True, False])
 def test_int8_weights_give_the_same_tokens_on_one_device_and_on_many(tied: bool) -> None:
     """They are rounded alike, whichever part of a row a device holds; log-probs are theirs."""
@@ -586,6 +595,7 @@ def test_int8_weights_give_the_same_tokens_on_one_device_and_on_many(tied: bool)
     np.testing.assert_allclose(made[0].sampler_logps[mask], np.asarray(scores)[mask], atol=1e-4)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("sharding", "mesh", "num_prompts", "local"),
     [
@@ -625,6 +635,7 @@ def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
     assert metrics["grad_norm"] == 0
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("2,2,2", 8)])
 def test_an_update_that_is_not_finite_is_skipped(mesh: str, num_devices: int, batch: Batch) -> None:
     """Parameters and moments stay as they are; the next update counts on from them."""

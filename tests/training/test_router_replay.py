@@ -195,6 +195,7 @@ def test_the_record_is_what_the_samplers_routers_choose() -> None:
     assert not np.asarray(made.routes)[padding].any()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "options"),
     [
@@ -265,6 +266,7 @@ def test_gradients_are_those_of_the_recorded_experts() -> None:
     assert_same(whole_step()[0], jax.tree.map(lambda x: -np.asarray(x), gradient(trained())))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "options"),
     [
@@ -340,6 +342,7 @@ def test_without_replay_nothing_is_recorded() -> None:
     assert {name for name in metrics if "moe" in name} == {"moe/max_vio", "moe/unused_experts"}
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("is_share", [False, True])
 def test_programs_are_compiled_ahead_for_rollouts_with_routes(is_share: bool) -> None:
     runner = programs("2,2,2", 8)

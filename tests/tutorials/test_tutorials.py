@@ -35,6 +35,7 @@ def folder(tmp_path: Path, programs: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_its_commands_print_what_it_shows(page: str, folder: Path, programs: Path) -> None:

@@ -241,6 +241,7 @@ def test_wide_blocks_give_the_textbooks_values_and_gradients(
     check(BlockedAttention(size, wide), case(T), random_rows(T, seed))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("T", [5, pytest.param(290, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("make", [mosaic, cudnn])
 def test_kernels_give_the_textbooks_values_and_gradients(make: Make, T: int) -> None:
@@ -257,6 +258,7 @@ def test_blocks_of_queries_and_keys_need_not_divide_each_other(query_block: int,
     check(mosaic(mesh_of(), query_block), case(T), random_rows(T))
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("make", [blocked, wide_blocked, mosaic, cudnn])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, 1.5), (SHARP, 20.0)])
 def test_scores_have_a_soft_cap(make: Make, scale: float, softcap: float) -> None:
@@ -275,6 +277,7 @@ def test_in_bfloat16_results_are_as_near_as_its_rounding(make: Make) -> None:
     check(make(mesh_of()), of, random_rows(40), tolerance=2e-2)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("shape", "devices"),
     [("2,1,2", 4), ("1,3,1", 3), ("2,3,1", 6), ("1,1,4", 4)],
@@ -353,6 +356,7 @@ def pairs_at(level: _Level) -> list[tuple[int, int]]:
     return [(i, key) for i, (a, b) in enumerate(itertools.pairwise(first)) for key in keys[a:b]]
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("T", "size", "wide"), [(70, 7, 2), (70, 4, 3), (50, 3, 5), (33, 2, 3), (70, 14, 5)]
 )
@@ -378,6 +382,7 @@ def test_wide_blocks_take_what_needs_all_of_their_pairs(
         assert level.queries[: level.number].tolist() == of_queries
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(("prompt", "pairs"), [(63, 41), (64, 41), (40, 41), (20, 55)])
 def test_after_a_prompt_that_leaves_no_block_nearly_empty_sequences_share_none(
     prompt: int, pairs: int
