@@ -29,8 +29,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from grpo_eqx import UserError
 from grpo_eqx.distributed import initialize, is_main
 from grpo_eqx.distributed.exchange import gather_rows
+from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.planner.hlo import collectives
-from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import replicated
 

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from grpo_eqx import UserError
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss, TokenStats
-from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards, parameter_sharding
 from grpo_eqx.tracking.device_peaks import timed

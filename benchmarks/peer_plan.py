@@ -32,8 +32,8 @@ from rollout_sharding import GENERATE_TOKENS, summary
 
 from grpo_eqx import UserError
 from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.planner.devices import described_devices, described_slice
 from grpo_eqx.planner.hlo import Collective, collectives
-from grpo_eqx.planner.topologies import described_devices, described_slice
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training.programs import Programs
 

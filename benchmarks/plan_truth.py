@@ -124,7 +124,7 @@ def make(asked: dict[str, Any]) -> int:
 def plan(asked: dict[str, Any]) -> dict[str, Any]:
     """What is planned."""
     from grpo_eqx.planner.devices import find_target
-    from grpo_eqx.planner.search import plan_run
+    from grpo_eqx.planner.plan_run import plan_run
     from grpo_eqx.run.spec import RunSpec
 
     found = plan_run(RunSpec.describe(config(asked)), find_target("local"), lambda _: None)

@@ -16,7 +16,7 @@ import tyro
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.planner.planning_process import ask
-from grpo_eqx.planner.time_report import shown, shown_seconds
+from grpo_eqx.planner.report import shown, shown_seconds
 
 RUNS = {
     "Qwen2.5-0.5B": ("v6e-1", "v5e-4"),

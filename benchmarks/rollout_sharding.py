@@ -40,8 +40,8 @@ from rollout_programs import (
 
 from grpo_eqx import UserError
 from grpo_eqx.distributed import initialize, is_main
+from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.planner.hlo import Collective, collectives
-from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.arrays import fetch
 

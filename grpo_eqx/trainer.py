@@ -56,7 +56,8 @@ from grpo_eqx.objective import compute_advantages
 from grpo_eqx.planner import Plan
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.out_of_memory import explains_out_of_memory
-from grpo_eqx.planner.search import fitting, plan_run
+from grpo_eqx.planner.plan_run import plan_run
+from grpo_eqx.planner.search import fitting
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed

@@ -141,7 +141,7 @@ class Plan(ConfigFlags, _PlanFlags):
     ) -> None:
         """Prints the plan, or several in a table."""
         from grpo_eqx.planner.comparison import auto_sizes, comparison
-        from grpo_eqx.planner.plan_report import print_plan, wide_console
+        from grpo_eqx.planner.report import print_plan, wide_console
 
         console = wide_console()
         if self.compare is None:

@@ -6,5 +6,5 @@ from grpo_eqx.planner.plan import Change as Change
 from grpo_eqx.planner.plan import Found as Found
 from grpo_eqx.planner.plan import Plan as Plan
 from grpo_eqx.planner.plan import PlannedProgram as PlannedProgram
-from grpo_eqx.planner.plan_config import plan_config as plan_config
-from grpo_eqx.planner.plan_report import print_plan as print_plan
+from grpo_eqx.planner.plan_run import plan_config as plan_config
+from grpo_eqx.planner.report import print_plan as print_plan

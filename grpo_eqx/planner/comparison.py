@@ -8,11 +8,10 @@ from rich.table import Table
 
 from grpo_eqx.common.choices import LOCAL, RolloutShardingName
 from grpo_eqx.common.errors import UserError
+from grpo_eqx.planner.devices import described_slice
 from grpo_eqx.planner.plan import Plan
+from grpo_eqx.planner.report import STEPS, columns, shown_cost, shown_duration, shown_seconds
 from grpo_eqx.planner.search import MICRO_BATCH
-from grpo_eqx.planner.tables import columns
-from grpo_eqx.planner.time_report import STEPS, shown_cost, shown_duration, shown_seconds
-from grpo_eqx.planner.topologies import described_slice
 from grpo_eqx.settings.types import closest
 from grpo_eqx.sharding.layout_report import readable_bytes
 

@@ -24,12 +24,11 @@ from grpo_eqx.common.choices import LOCAL, Searchable
 from grpo_eqx.common.errors import PlanningError, UserError
 from grpo_eqx.distributed.program_facts import code_fingerprint, installed_version
 from grpo_eqx.models.pretrained import is_local, model_folder
-from grpo_eqx.planner.devices import find_target
+from grpo_eqx.planner.devices import described_slice, find_target
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.plan_cache import keep, recalled
-from grpo_eqx.planner.search import plan_run
-from grpo_eqx.planner.topologies import described_slice
+from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 

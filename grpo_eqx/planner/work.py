@@ -21,11 +21,10 @@ from grpo_eqx.planner.hlo import (
     Instruction,
     Program,
     started,
+    trip_count,
 )
 from grpo_eqx.planner.product_flops import PRODUCTS, is_attention, product_flops
-from grpo_eqx.planner.replica_groups import Groups
-from grpo_eqx.planner.routes import FindRoute, Route
-from grpo_eqx.planner.trip_count import trip_count
+from grpo_eqx.planner.routes import FindRoute, Groups, Route
 
 ATTENTION = "attention"
 """Scope of the loop that stands for an attention kernel: its trips are the share of all pairs of

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.checkpoint.checksums import checksum_arrays
-from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.sharding import parse_mesh
 
 pytest.importorskip("libtpu", reason="needs the plan extra")

@@ -76,7 +76,7 @@ def test_to_compile_for_a_tpu_it_is_there(monkeypatch: pytest.MonkeyPatch) -> No
 def test_jax_finds_the_cpu_in_silence_and_then_describes_tpus(imports: str) -> None:
     program = f"""
 import {imports}
-from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.planner.devices import described_devices
 print(jax.devices()[0].platform, flush=True)
 jax.numpy.zeros(())
 print("described", file=__import__("sys").stderr, flush=True)

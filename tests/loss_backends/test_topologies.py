@@ -13,7 +13,7 @@ from grpo_eqx import grpo_loss
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.loss_backends import ChunkedLoss, LossBackend, PallasLoss, TokenStats
 from grpo_eqx.loss_backends.softmax import ScoreGradient
-from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.rules import batch_sharding, parameter_sharding
 

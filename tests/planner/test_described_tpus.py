@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.devices import find_target
-from grpo_eqx.planner.search import plan_run
+from grpo_eqx.planner.plan_run import plan_run
 
 pytestmark = pytest.mark.topology
 

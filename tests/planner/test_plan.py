@@ -10,7 +10,7 @@ from rich.console import Console
 from grpo_eqx.planner import Change, Found, Plan
 from grpo_eqx.planner.compiled_program import CompiledProgram, Exchange
 from grpo_eqx.planner.hlo import Buffer
-from grpo_eqx.planner.plan_report import print_plan
+from grpo_eqx.planner.report import print_plan
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.work import Level, Loop, Work
 

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo_eqx.planner.replica_groups import Groups
-from grpo_eqx.planner.routes import Route, route_finder
+from grpo_eqx.planner.routes import Groups, Route, route_finder
 from grpo_eqx.tracking.device_links import wraps
 
 

@@ -263,7 +263,7 @@ dim_labels=0bf_0io->0bf
 @pytest.mark.topology
 def test_products_for_a_described_tpu() -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
-    from grpo_eqx.planner.topologies import described_devices
+    from grpo_eqx.planner.devices import described_devices
 
     device = described_devices("v6e-1")[0]
     here = jax.sharding.SingleDeviceSharding(device)

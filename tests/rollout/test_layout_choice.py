@@ -91,7 +91,7 @@ def test_sending_weights_takes_the_time_of_the_links() -> None:
 def test_hops_add_up_over_the_axes_of_a_torus() -> None:
     """Small activations of all 256 devices wait for 15 + 15 hops, where a ring has 255."""
     pytest.importorskip("libtpu", reason="needs the plan extra")
-    from grpo_eqx.planner.topologies import described_devices
+    from grpo_eqx.planner.devices import described_devices
 
     mesh, batch = parse_mesh("auto").build(described_devices("v6e-256")), Batch(256, 1, None)
     legacy, replicated = (

@@ -6,7 +6,7 @@ import pytest
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.tpu_slices import find_slice, slice_of_grid
-from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.planner.devices import described_devices
 
 
 @pytest.mark.topology

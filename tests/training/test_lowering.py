@@ -17,9 +17,9 @@ from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.objective import Objective
+from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.planner.hlo import Collective, Program, collectives
 from grpo_eqx.planner.routes import Route
-from grpo_eqx.planner.topologies import described_devices
 from grpo_eqx.planner.work import work_levels
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding

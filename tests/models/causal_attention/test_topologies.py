@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.models.causal_attention import MosaicAttention, Visible, best_attention
 from grpo_eqx.models.kv_cache import KeyValues
-from grpo_eqx.planner.topologies import described_devices
+from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.sharding import parse_mesh
 
 pytest.importorskip("libtpu", reason="needs the plan extra")

@@ -3,7 +3,7 @@
 import pytest
 
 from grpo_eqx.planner.make_plan import make_plan
-from grpo_eqx.planner.search import plan_run
+from grpo_eqx.planner.plan_run import plan_run
 
 
 def quiet(_: str) -> None:
@@ -28,7 +28,8 @@ def weigh(weighed, monkeypatch: pytest.MonkeyPatch):
     """Lets programs take what a test says."""
 
     def use(**weigh) -> None:
-        monkeypatch.setattr("grpo_eqx.planner.search.make_plan", weighed(**weigh))
+        for module in ("search", "plan_run"):
+            monkeypatch.setattr(f"grpo_eqx.planner.{module}.make_plan", weighed(**weigh))
 
     return use
 

@@ -1,4 +1,4 @@
-"""Slices: what Google's pages say of each type."""
+"""TPU slices: what Google's pages say of each type."""
 
 import pytest
 
