@@ -42,6 +42,7 @@ SMALL = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
 class Sums(PromptSource):
     """Additions of one-digit numbers."""
 

@@ -1,5 +1,6 @@
 """Times GRPO steps of grpo_eqx, for step.py: python ours_worker.py WORK."""
 
+import dataclasses
 import statistics
 import tempfile
 from pathlib import Path
@@ -19,6 +20,7 @@ from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.device_peaks import device_peaks
 
 
+@dataclasses.dataclass(frozen=True)
 class Texts(PromptSource):
     name: str
     texts: list[str]

@@ -60,7 +60,7 @@ def first_problems(source: PromptSource, most: int | None) -> PromptSource:
     count = len(source) if most is None else min(most, len(source))
     if count == len(source):
         return source
-    return Part(name=source.name, source=source, start=0, stop=count)
+    return Part(name=str(source), source=source, start=0, stop=count)
 
 
 def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSource]:
@@ -69,14 +69,14 @@ def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSour
     if size < 2:
         single = "a single problem, which would be held out for evaluations"
         raise UserError(
-            f"{source.name} has {single if size else 'no problems'}: add problems"
+            f"{source} has {single if size else 'no problems'}: add problems"
             + (", or set eval_data." if size else ".")
         )
     count = min(num_eval, max(1, size // _HELDOUT_SHARE))
     return (
-        Part(name=source.name, source=source, start=0, stop=size - count),
+        Part(name=str(source), source=source, start=0, stop=size - count),
         Part(
-            name=f"the last {count:,} of {source.name}",
+            name=f"the last {count:,} of {source}",
             source=source, start=size - count, stop=size,
         ),
     )  # fmt: skip

@@ -2,9 +2,8 @@
 
 import abc
 import dataclasses
-import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any, dataclass_transform
+from typing import Any
 
 Conversation = Sequence[Mapping[str, Any]]
 """Messages with their `role` and `content`, as chat templates take them."""
@@ -38,28 +37,18 @@ class Prompt:
         return "\n".join(f"{message['role']}: {message['content']}" for message in self.content)
 
 
-@dataclass_transform()
 class PromptSource(abc.ABC):
     """A fixed sequence of problems. Subclass it to train on data of your own.
 
     `source[index]` must return the same problem every time: runs are reproduced and resumed by
-    index alone. Every problem of a source must have the same columns. A subclass that annotates
-    fields and has no `__init__` of its own becomes a dataclass.
+    index alone. Every problem of a source must have the same columns.
     """
 
-    name: str
-    """Short description, printed at the start of a run; by default the name of the class."""
+    name: str = ""
+    """Short description for messages. Empty: the name of the class."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        if "__init__" not in vars(cls) and inspect.get_annotations(cls):
-            dataclasses.dataclass(eq=False)(cls)  # hashable, as functools.cache needs
-
-    def __getattr__(self, attribute: str) -> Any:
-        # An attribute of the class would become the default of a subclass' field `name`.
-        if attribute == "name":
-            return type(self).__name__
-        return object.__getattribute__(self, attribute)  # raises Python's own error
+    def __str__(self) -> str:
+        return self.name or type(self).__name__
 
     @abc.abstractmethod
     def __len__(self) -> int:
@@ -70,13 +59,14 @@ class PromptSource(abc.ABC):
         """Returns problem `index`, for `0 <= index < len(self)`; raises `IndexError` outside."""
 
 
+@dataclasses.dataclass(eq=False)
 class Part(PromptSource):
     """Consecutive problems of a source."""
 
     source: PromptSource
     start: int
     stop: int
-    name: str
+    name: str = ""
 
     def __len__(self) -> int:
         return self.stop - self.start

@@ -1,5 +1,6 @@
 """Problems from rows with named columns, as data sets, JSONL files and lists have them."""
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ QUESTION, PROMPT = "question", "prompt"
 _ROLES = "system", "user", "assistant", "tool"
 
 
+@dataclasses.dataclass(eq=False)
 class Records(PromptSource):
     """Problems held in memory, from rows with a column `prompt` or `question`.
 
@@ -21,7 +23,7 @@ class Records(PromptSource):
     """
 
     rows: Sequence[Mapping[str, Any]]
-    name: str
+    name: str = ""
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, Any]], name: str) -> "Records":

@@ -197,7 +197,7 @@ def _files_folder(cfg: GRPOConfig, given: ChatTokenizer, model_passed: bool) -> 
 
 def _is_plain(source: PromptSource) -> bool:
     if not len(source):
-        raise UserError(f"{source.name} has no problems: add problems.")
+        raise UserError(f"{source} has no problems: add problems.")
     return _problem(source, 0).plain
 
 
@@ -211,7 +211,7 @@ def _tokenize(
     """Tokenizes the first `count` problems of a source, or all if it has fewer."""
     prompts = [_problem(source, i) for i in range(min(count, len(source)))]
     return TokenizedPrompts(
-        source.name,
+        str(source),
         prompts,
         tokenizer,
         max_length=cfg.max_prompt_length,
@@ -224,11 +224,11 @@ def _problem(source: PromptSource, index: int) -> Prompt:
     prompt = source[index]
     if not isinstance(prompt, Prompt):
         raise UserError(
-            f"{source.name}: __getitem__ returned a {type(prompt).__name__} for problem "
+            f"{source}: __getitem__ returned a {type(prompt).__name__} for problem "
             f"{index + 1}: return grpo_eqx.data.Prompt(text, columns)."
         )
     if (fault := why_not_plain([prompt.content, prompt.columns])) is not None:
-        raise UserError(f"{source.name}, problem {index + 1} {fault}.")
+        raise UserError(f"{source}, problem {index + 1} {fault}.")
     return prompt
 
 

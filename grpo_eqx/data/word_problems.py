@@ -78,6 +78,7 @@ class WordProblem:
         return hashlib.blake2b(numbers, digest_size=8).digest()[0] % _HELDOUT_SHARE == 0
 
 
+@dataclasses.dataclass(eq=False)
 class WordProblems(PromptSource):
     """The embedded problems of one split: `source[index]`, the same on every machine."""
 

@@ -243,6 +243,7 @@ class OneDevice(Mesh):
         return ExplicitMesh().build(jax.devices()[:1])
 
 
+@dataclasses.dataclass(frozen=True)
 class Sums(PromptSource):
     """Questions of different lengths."""
 

@@ -42,6 +42,7 @@ def length_of_text(*, completions: list[str], **columns: Any) -> list[float]:
     return [float(len(text)) for text in completions]
 
 
+@dataclasses.dataclass(frozen=True)
 class Few(PromptSource):
     """As many problems as are asked for."""
 

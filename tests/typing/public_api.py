@@ -5,6 +5,7 @@
 It also runs: with `python`, it trains for two steps.
 """
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ async def judged(
     ]
 
 
+@dataclasses.dataclass(frozen=True)
 class Sums(PromptSource):
     """Sums of two numbers."""
 
