@@ -25,7 +25,7 @@ from grpo_eqx.data.jsonl import read_jsonl
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.evaluation.results_file import ResultsFile
 from grpo_eqx.evaluation.subject import Subject
-from grpo_eqx.launch.tpu_vm.env_file import check_env_file
+from grpo_eqx.launch.tpu_vm.sync_env import check_env_file
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.lora import Lora, with_adapters
 from grpo_eqx.models.peft import SavedAdapter

@@ -8,10 +8,9 @@ import tyro
 
 from grpo_eqx.common.errors import EXIT_DOES_NOT_FIT, EXIT_USER_ERROR
 from grpo_eqx.distributed.tpu_slices import find_slice
-from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import SHARED, render, write
 from grpo_eqx.launch.quoting import kubernetes_argument, yaml_text
-from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand, check_at_least, check_name
 
 _LABEL = "[a-z]([-a-z0-9]{0,38}[a-z0-9])?"
 _LABEL_RULE = (

@@ -12,9 +12,8 @@ from typing import ClassVar
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import EXIT_DOES_NOT_FIT, EXIT_USER_ERROR
 from grpo_eqx.distributed.cluster import COORDINATOR, JOB, NUM_PROCESSES, PROCESS_ID
-from grpo_eqx.launch.checks import check_at_least
 from grpo_eqx.launch.processes import Outcome, Process, run_together
-from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand, check_at_least
 
 _FINAL = (0, EXIT_USER_ERROR, EXIT_DOES_NOT_FIT)
 """Exit codes after which another start would end the same way."""

@@ -6,14 +6,12 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import closing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import IO, Any, NamedTuple
@@ -22,7 +20,6 @@ from grpo_eqx.common.clean_text import clean, print_clean
 from grpo_eqx.common.errors import EXIT_FAULT, EXIT_PREEMPTED, UserError
 from grpo_eqx.launch.guardian import Guardian
 
-_HELD = str(Path(__file__).with_name("held_main.py"))
 _GRACE_SECONDS = 5.0
 """Time that processes have to exit by themselves after one of them failed."""
 _SAVING_SECONDS = 30.0
@@ -86,7 +83,7 @@ def run_together(processes: Sequence[Process]) -> Outcome:
     ended = threading.Event()
     hosts: list[subprocess.Popen[bytes]] = []
     threads, failure = [], ""
-    with _signals_into(events), _guardian() as guardian:
+    with _signals_into(events), closing(Guardian()) as guardian:
         try:
             for index, process in enumerate(processes):
                 hosts.append(_start(process, guardian))
@@ -126,15 +123,6 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _guardian() -> Iterator[Guardian]:
-    guardian = Guardian()
-    try:
-        yield guardian
-    finally:
-        guardian.end()
-
-
-@contextmanager
 def _signals_into(events: _Events) -> Iterator[None]:
     """Turns signals that ask this process to end into events; SIGHUP only without `nohup`."""
     last = -math.inf
@@ -158,18 +146,13 @@ def _signals_into(events: _Events) -> Iterator[None]:
 
 def _start(process: Process, guardian: Guardian) -> subprocess.Popen[bytes]:
     try:
-        host, ours = _held(process)
+        host, reason = guardian.start(process.arguments, process.environment)
     except OSError as error:  # such as of too many open files
         fix = "start fewer, or raise the limit that ulimit shows"
         if error.errno == errno.E2BIG:
             fix = "shorten its arguments and environment variables"
         name = process.name
         raise UserError(f"cannot start process {name} ({error.strerror}): {fix}.") from error
-    with ours:
-        guardian.note(host.pid)
-        with suppress(OSError):  # it was killed
-            ours.sendall(b"\n")
-        reason = _answer(ours)
     if not reason:
         return host
     _signal(host, signal.SIGKILL)
@@ -179,36 +162,6 @@ def _start(process: Process, guardian: Guardian) -> subprocess.Popen[bytes]:
     if " " in program and len(process.arguments) == 1:
         fix = "leave out the quotes around the command"
     raise UserError(f"cannot start {program!r} ({reason}): {fix}.")
-
-
-def _held(process: Process) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Starts a process that waits to become its command; returns it, and the socket to it."""
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            host = subprocess.Popen(
-                [sys.executable, "-I", "-S", _HELD, str(theirs.fileno()), *process.arguments],
-                env=process.environment,
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                # Hence a process group of its own, so that whatever it starts is ended with it.
-                start_new_session=True,
-            )
-        except OSError:
-            ours.close()
-            raise
-    return host, ours
-
-
-def _answer(held: socket.socket) -> str:
-    """Returns why a process could not become its command; empty once it has."""
-    try:
-        said = held.recv(16)
-    except OSError:
-        return ""
-    return os.strerror(int(said)) if said else ""
 
 
 def _thread(function: Callable[..., None], *arguments: object) -> threading.Thread:

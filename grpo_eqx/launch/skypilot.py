@@ -11,10 +11,9 @@ import tyro
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import EXIT_PREEMPTED, UserError
 from grpo_eqx.distributed.tpu_slices import find_slice
-from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import SHARED, render, write
 from grpo_eqx.launch.quoting import shell_line, yaml_text
-from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand, check_at_least, check_name
 
 _TPU_CLUSTER = "  # TPU VMs of one slice learn of each other from Google's metadata server."
 _GPU_CLUSTER = """\

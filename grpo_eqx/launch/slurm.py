@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from grpo_eqx.common.errors import EXIT_PREEMPTED
-from grpo_eqx.launch.checks import check_at_least, check_name
 from grpo_eqx.launch.files import render, write
 from grpo_eqx.launch.quoting import shell_line
-from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand, check_at_least, check_name
 
 _MOST_REQUEUES = 100
 _REQUEUE = f"""\

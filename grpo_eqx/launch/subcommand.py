@@ -1,7 +1,10 @@
-"""Base classes of the subcommands of `grpo-eqx`."""
+"""Base classes of the subcommands of `grpo-eqx`, and checks of their flags."""
 
 import abc
+import re
 from typing import ClassVar
+
+from grpo_eqx.common.errors import UserError
 
 
 class CommandError(RuntimeError):
@@ -27,3 +30,18 @@ class Group(abc.ABC):
 
     chosen: "Subcommand | Group"
     """The subcommand."""
+
+
+def check_name(flag: str, value: str, pattern: str, rule: str) -> None:
+    """Raises `UserError` unless the whole value matches the pattern.
+
+    For values that cannot be quoted where they go, or would be rejected only later.
+    """
+    if not re.fullmatch(pattern, value):
+        raise UserError(f"--{flag} is {value!r}: it must be {rule}.")
+
+
+def check_at_least(flag: str, value: int, least: int) -> None:
+    """Raises `UserError` for smaller values."""
+    if value < least:
+        raise UserError(f"--{flag} is {value}: it must be at least {least}.")

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.launch.processes import _HELD, Process, run_together
+from grpo_eqx.launch import guardian
+from grpo_eqx.launch.processes import Process, run_together
 
 from ..processes import processes
 
@@ -218,11 +219,11 @@ def test_when_the_launcher_is_killed_nothing_is_left(name: str, tmp_path: Path) 
     with launcher(*scripts, stderr=subprocess.DEVNULL) as killed:
         for each in up:
             each.read_text()
-        (guardian,) = [
+        (watching,) = [
             p.pid for p in processes() if p.parent == killed.pid and p.pid == p.session
             and "guardian" in Path(f"/proc/{p.pid}/cmdline").read_text()
         ]  # fmt: skip
-        (last := tmp_path / "guardian").write_text(str(guardian))
+        (last := tmp_path / "guardian").write_text(str(watching))
         os.kill(killed.pid, signal.Signals[f"SIG{name}"])
         assert killed.wait() == -signal.Signals[f"SIG{name}"]
     assert all(gone(pid) for pid in [*pids, last])
@@ -244,7 +245,8 @@ def test_a_launcher_that_is_killed_while_it_starts_leaves_nothing(tmp_path: Path
 def test_a_command_whose_launcher_was_killed_before_it_was_guarded_never_starts() -> None:
     ours, theirs = socket.socketpair()
     with theirs:
-        command = [sys.executable, "-I", "-S", _HELD, str(theirs.fileno()), "echo", "started"]
+        script = [sys.executable, "-I", "-S", guardian.__file__, str(theirs.fileno())]
+        command = [*script, "echo", "started"]
         held = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
     ours.close()
     assert held.communicate()[0] == b""

@@ -7,8 +7,7 @@ import sys
 
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.distributed.tpu_slices import find_slice
-from grpo_eqx.launch.checks import check_name
-from grpo_eqx.launch.subcommand import CommandError, Subcommand
+from grpo_eqx.launch.subcommand import CommandError, Subcommand, check_name
 from grpo_eqx.launch.tpu_vm.vm import Finished, TypeFlag, Vm, execute
 
 _NO_ROOM = re.compile(

@@ -4,9 +4,8 @@ import dataclasses
 import os
 import sys
 
-from grpo_eqx.launch.checks import check_at_least
 from grpo_eqx.launch.processes import Process, run_together, write_lines
-from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand, check_at_least
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.run import LATEST, check_run_name
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm, show

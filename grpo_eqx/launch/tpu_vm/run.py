@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.launch.checks import check_name
-from grpo_eqx.launch.subcommand import Subcommand
+from grpo_eqx.launch.subcommand import Subcommand, check_name
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
 

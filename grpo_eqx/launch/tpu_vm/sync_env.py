@@ -1,11 +1,14 @@
 """`grpo-eqx launch tpu-vm sync-env`."""
 
 import dataclasses
+import re
+import stat
 from pathlib import Path
 
 from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.read_files import read_text, reading
 from grpo_eqx.launch.subcommand import Subcommand
-from grpo_eqx.launch.tpu_vm.env_file import check_env_file
 from grpo_eqx.launch.tpu_vm.pod import Pod, script
 from grpo_eqx.launch.tpu_vm.vm import TypeFlag, Vm
 
@@ -39,3 +42,38 @@ class SyncEnv(Subcommand):
         if not self.vm.dry_run:
             print_clean(f"all {len(pod.addresses)} workers have the environment file")
         return 0
+
+
+def check_env_file(path: Path) -> Path:
+    """Checks an environment file, and returns its absolute path.
+
+    Raises `UserError` if others can read it, or if it would be read differently than meant. No
+    message contains a value.
+    """
+    text = read_text(path, f"--env-file {path}")
+    with reading(f"--env-file {path}"):
+        mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+        raise UserError(f"{path} holds secrets and can be read by others: chmod 600 it.")
+    if ":" in str(path.absolute()):
+        raise UserError(
+            f"{path} has a ':' in its path, which gcloud would take for a host: move it."
+        )
+    # Not splitlines: a value may contain a character that only Python treats as a line break.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if line and not line.startswith("#") and (wrong := _wrong(line)):
+            raise UserError(f"line {number} of {path} {wrong}")
+    return path.absolute()
+
+
+def _wrong(line: str) -> str:
+    """Returns what is wrong with a line; empty if nothing is."""
+    match = re.fullmatch("([A-Za-z_][A-Za-z0-9_]*)=(.*)", line, re.DOTALL)
+    if match is None:
+        return "is not NAME=VALUE: write it that way, without export or leading spaces."
+    value = match[2]
+    if "\0" in value or value != value.strip():
+        return f"has whitespace around the value of {match[1]}, or a null byte: remove it."
+    if value[:1] in ("'", '"'):
+        return f"has quotes around the value of {match[1]}, which would be part of it: remove them."
+    return ""

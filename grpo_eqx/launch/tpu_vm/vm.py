@@ -12,8 +12,8 @@ import tyro
 
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.launch.checks import check_name
 from grpo_eqx.launch.quoting import shell_line
+from grpo_eqx.launch.subcommand import check_name
 
 _TAIL_LINES = 10
 
