@@ -3,6 +3,7 @@
 The text is XLA's HLO after optimization, `compiled.as_text()`.
 """
 
+import functools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,20 +160,37 @@ class Instruction(NamedTuple):
 
 
 class Computation:
-    """A computation's instructions: by name, by what they use, and those that begin and end it."""
+    """A computation's instructions: in order, by name, and by what they use."""
 
-    def __init__(self, body: Sequence[Instruction]) -> None:
-        self.body = body
-        self.named = {each.name: each for each in body}
-        self.root = next(each for each in body if each.is_root)
-        self.parameters: dict[int, Instruction] = {}
-        self.users: dict[str, list[tuple[Instruction, int]]] = {}
+    def __init__(self) -> None:
+        self.body: list[Instruction] = []
+
+    @functools.cached_property
+    def named(self) -> Mapping[str, Instruction]:
+        return {each.name: each for each in self.body}
+
+    @functools.cached_property
+    def root(self) -> Instruction:
+        """The instruction whose result is the computation's."""
+        return next(each for each in self.body if each.is_root)
+
+    @functools.cached_property
+    def parameters(self) -> Mapping[int, Instruction]:
+        found = ((_PARAMETER.search(x.line), x) for x in self.body if x.operation == "parameter")
+        return {int(match[1]): each for match, each in found if match}
+
+    @functools.cached_property
+    def users(self) -> Mapping[str, Sequence[tuple[Instruction, int]]]:
         """Instructions that use a value, and as which of their operands."""
-        for each in body:
-            if each.operation == "parameter" and (match := _PARAMETER.search(each.line)):
-                self.parameters[int(match[1])] = each
+        found: dict[str, list[tuple[Instruction, int]]] = {}
+        for each in self.body:
             for at, name in enumerate(each.operands):
-                self.users.setdefault(name, []).append((each, at))
+                found.setdefault(name, []).append((each, at))
+        return found
+
+    def operands(self, each: Instruction) -> list[Instruction]:
+        """Returns the instructions that compute an instruction's operands."""
+        return [self.named[name] for name in each.operands if name in self.named]
 
     def origin(self, name: str) -> Instruction:
         """Returns the instruction that computes a value, before copies of it."""
@@ -194,10 +212,10 @@ class Computation:
 
 
 class Program:
-    """The computations of a program, each a list of instructions."""
+    """The computations of a program."""
 
     def __init__(self, text: str) -> None:
-        self.computations: dict[str, list[Instruction]] = {}
+        self.computations: dict[str, Computation] = {}
         self.entry = ""
         self.sources = _Sources(text)
         partitions = _PARTITIONS.search(text[: text.find("\n")])
@@ -206,7 +224,7 @@ class Program:
         for line in text.splitlines():
             if match := _COMPUTATION.match(line):
                 name = match[2]
-                self.computations[name] = []
+                self.computations[name] = Computation()
                 self.entry = name if match[1] else self.entry
             elif line == "}":
                 name = None
@@ -217,11 +235,11 @@ class Program:
                 each = Instruction(
                     own, result, operation, operands, line[end:], line, is_root is not None
                 )
-                self.computations[name].append(each)
+                self.computations[name].body.append(each)
 
     def walk(self, name: str, loops: int, scope: str) -> Iterator[tuple[Instruction, int, str]]:
         """Yields instructions in call order, each with its number of loops and its scope."""
-        for instruction in self.computations[name]:
+        for instruction in self.computations[name].body:
             here = instruction.op_name or scope
             yield instruction, loops, here
             inner = loops + (instruction.operation == "while")
@@ -232,11 +250,11 @@ class Program:
 
     def allocating(self) -> Iterator[Instruction]:
         """Yields instructions whose results are buffers: those inside a fusion have none."""
-        every = [each for body in self.computations.values() for each in body]
+        every = [each for computation in self.computations.values() for each in computation.body]
         fused = {name for each in every for kind, name in each.called() if kind == "calls"}
-        for name, instructions in self.computations.items():
+        for name, computation in self.computations.items():
             if name not in fused:
-                yield from instructions
+                yield from computation.body
 
 
 def _end_of_operands(line: str, start: int) -> int:
