@@ -65,7 +65,8 @@ from grpo_eqx.rollout.experience import Experience, ExperienceCollector, Started
 from grpo_eqx.run.passed import Passed, as_config, check_trackers, note_on_replaced, one_of
 from grpo_eqx.run.programs import in_order_of_use
 from grpo_eqx.run.spec import RunSpec
-from grpo_eqx.settings.config import EMBEDDED_MODEL, GRPOConfig
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport

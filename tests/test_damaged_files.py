@@ -37,7 +37,7 @@ from grpo_eqx.models.pretrained import (
 )
 from grpo_eqx.models.registry import init_model
 from grpo_eqx.models.tensor_files import INDEX, open_all
-from grpo_eqx.settings.config import EMBEDDED_MODEL
+from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 from grpo_eqx.settings.files import read_settings
 from grpo_eqx.tracking.completions_table import write_completions
 from grpo_eqx.tracking.report.ending import find_ending

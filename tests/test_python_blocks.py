@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.settings.config import EMBEDDED_MODEL
+from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 
 from .fenced_blocks import ROOT, blocks
 

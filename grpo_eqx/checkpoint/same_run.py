@@ -18,7 +18,8 @@ from grpo_eqx.common.plain_data import field
 from grpo_eqx.common.read_files import reading
 from grpo_eqx.distributed.program_facts import code_fingerprint
 from grpo_eqx.rewards import RewardFunc
-from grpo_eqx.settings.config import MAY_CHANGE, GRPOConfig
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.run_names import MAY_CHANGE
 from grpo_eqx.tracking.run_folder import RunFolder
 
 _HELDOUT = "the held-out problems"

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from grpo_eqx.launch.subcommand import Subcommand
-from grpo_eqx.settings.config import EMBEDDED_MODEL
+from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 
 _COLORS = {"ok": "green", "warn": "yellow", "fail": "red"}
 

@@ -36,8 +36,9 @@ from grpo_eqx.common.errors import (
 )
 from grpo_eqx.common.tracebacks import frames_of_cause
 from grpo_eqx.distributed.cluster import COORDINATOR, NUM_PROCESSES, PROCESS_ID
-from grpo_eqx.settings.config import HINTS, GRPOConfig
+from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.settings.files import read_settings, to_yaml
+from grpo_eqx.settings.hints import HINTS
 from grpo_eqx.settings.recipes import RECIPES, RecipeName
 from grpo_eqx.settings.types import converted, values_of
 from grpo_eqx.settings.unknown_names import answer, refuse_unknown

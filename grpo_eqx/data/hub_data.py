@@ -7,7 +7,7 @@ from typing import NamedTuple
 from grpo_eqx.common.errors import UserError, did_you_mean, first_line, listed
 from grpo_eqx.data.records import Records
 from grpo_eqx.models.hub import HubName, download
-from grpo_eqx.settings.config import EMBEDDED_DATA
+from grpo_eqx.settings.embedded import EMBEDDED_DATA
 
 _USUAL_CONFIG = "main"
 """Configuration that is taken where neither the name nor the data set says which."""

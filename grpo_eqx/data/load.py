@@ -16,7 +16,7 @@ from grpo_eqx.data.prompts import Part, PromptSource
 from grpo_eqx.data.records import Records, is_list_of_rows
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.models.hub import HubName
-from grpo_eqx.settings.config import EMBEDDED_DATA
+from grpo_eqx.settings.embedded import EMBEDDED_DATA
 
 Data = str | Path | PromptSource | Iterable[Any]
 """Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""

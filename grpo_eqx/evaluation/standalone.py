@@ -29,7 +29,8 @@ from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.models.registry import read_config
 from grpo_eqx.run.spec import PromptLengths, RunSpec
-from grpo_eqx.settings.config import EMBEDDED_DATA, GRPOConfig
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.embedded import EMBEDDED_DATA
 from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
 from grpo_eqx.training.programs import Programs
 

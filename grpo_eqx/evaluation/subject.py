@@ -18,7 +18,7 @@ from grpo_eqx.data.run_inputs import PLAIN
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
 from grpo_eqx.run.spec import RunSpec
-from grpo_eqx.settings.config import EMBEDDED_MODEL
+from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.recorded_run import read_settings
 from grpo_eqx.tracking.run_folder import RunFolder

@@ -27,7 +27,7 @@ from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.lora import Lora, linear_names
 from grpo_eqx.models.registry import init_model, published_config, read_config
 from grpo_eqx.models.tensor_files import INDEX, open_all
-from grpo_eqx.settings.config import EMBEDDED_FOLDER, EMBEDDED_MODEL
+from grpo_eqx.settings.embedded import EMBEDDED_FOLDER, EMBEDDED_MODEL
 from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.sharding.mesh import AutoMesh
 

@@ -1,12 +1,9 @@
 """All settings of a run, in one frozen dataclass."""
 
 import dataclasses
-import hashlib
 import inspect
-import json
 import math
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +22,8 @@ from grpo_eqx.common.choices import (
     SamplerCorrection,
     ScaleRewards,
 )
-from grpo_eqx.common.errors import UserError, listed
-from grpo_eqx.common.read_files import expanded, read_object
+from grpo_eqx.common.errors import listed
+from grpo_eqx.common.read_files import expanded
 from grpo_eqx.settings.checks import (
     CHECKS,
     DEFAULT_EPSILON,
@@ -34,6 +31,9 @@ from grpo_eqx.settings.checks import (
     DEFAULT_STEPS,
     scales_rewards,
 )
+from grpo_eqx.settings.embedded import EMBEDDED_DATA, EMBEDDED_MODEL, is_embedded
+from grpo_eqx.settings.hints import HINTS
+from grpo_eqx.settings.run_names import run_name
 from grpo_eqx.settings.types import (
     GroupSize,
     InnerShare,
@@ -48,108 +48,13 @@ from grpo_eqx.settings.types import (
     Share,
     ShareBelowOne,
     convert_settings,
-    parse_duration,
-    parse_steps,
-    refuse_address,
 )
-
-EMBEDDED_MODEL = "tiny_qwen2"
-"""Name of the model that ships with the package."""
-
-EMBEDDED_FOLDER = Path(__file__).parents[1] / "assets" / EMBEDDED_MODEL
-
-EMBEDDED_DATA = "word_problems"
-"""Name of the problem set that ships with the package."""
-
-HINTS = {
-    "steps": "leave it out beside num_train_epochs",
-    "warmup_steps": "for a share of all updates set warmup_ratio",
-    "reward_funcs": "pass functions to GRPOTrainer(reward_funcs=...)",
-    "mesh": "as in '1,-1,1', or pass an object to GRPOTrainer(mesh=...)",
-    "rollout_sharding": "pass an object to GRPOTrainer(rollout_sharding=...)",
-    "loss_backend": "pass an object to GRPOTrainer(loss_backend=...)",
-    "optimizer": "pass an optax transformation to GRPOTrainer(optimizer=...)",
-    "data": "pass problems themselves to GRPOTrainer(train_data=...)",
-    "eval_data": "pass problems themselves to GRPOTrainer(eval_data=...)",
-    "model": "pass a model itself to GRPOTrainer(model=..., tokenizer=...)",
-    "reward_weights": "on the command line, separate them with spaces",
-    "resume": "auto, never or a path",
-    "stop_after": "as in '1h30m'",
-    "profile_steps": "as in '5:7', in a file in quotes",
-    "run_name": "in a file, put it in quotes",
-    "wandb": "off is disabled",
-    "scale_rewards": "TRL's True is group, and its False is none",
-    "overlong_buffer": "it is a share of max_completion_length",
-    **{f"top_k={value}": "None samples from all tokens" for value in (-1, 0)},
-    **{f"top_p={value}": "1.0 samples from all tokens" for value in (None, 0)},
-    "min_p=None": "0.0 samples from all tokens",
-    **{f"max_grad_norm={value}": "a large one, such as 1e9, never clips" for value in (None, 0)},
-    "stop_strings=None": "an empty list for none",
-    "lora_target": "names are one text, as in 'q_proj,v_proj'",
-    "lr_scheduler_type=constant_with_warmup": "constant with warmup_steps",
-    "report_to=None": "leave it out for none",
-    **{f"steps={value}": "leave it out beside num_train_epochs" for value in (-1, None)},
-    "loss_type=gspo": "gspo is grpo with importance_sampling_level sequence, as in recipe gspo",
-    "loss_type=luspo": (
-        "luspo is dr_grpo with importance_sampling_level sequence, up to a constant factor"
-    ),
-    "loss_type=vespo": "vespo is not offered",
-    "loss_type=ppo": "ppo clips as grpo does, with a critic, which is not offered",
-    "loss_type=reinforce": "reinforce is an advantage_estimator",
-    "loss_type=reinforce_plus_plus": "reinforce_plus_plus is an advantage_estimator",
-    "loss_type=rloo": "rloo is an advantage_estimator, and a recipe",
-    "advantage_estimator=gae": "gae needs a critic, which is not offered",
-    "advantage_estimator=gspo": "gspo is a recipe, with importance_sampling_level sequence",
-    "advantage_estimator=dr_grpo": "dr_grpo is a loss_type, and a recipe",
-    "advantage_estimator=gdpo": "gdpo is multi_objective_aggregation normalize_then_sum",
-    "advantage_estimator=reinforce++": "reinforce++ is reinforce_plus_plus",
-    "kl_estimator=kl": "verl's kl is k1",
-    "kl_estimator=mse": "verl's mse is k2",
-    "kl_estimator=low_var_kl": "verl's low_var_kl is k3",
-}
-"""Advice on settings, or values of settings, that they often come in, but cannot have."""
-
-_OF_MODEL = "learning_rate", "max_completion_length"
-"""Settings whose defaults follow the model."""
-
-_SHAPE = (
-    "model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
-    "num_attention_heads", "num_key_value_heads",
-)  # fmt: skip
-"""Fields of a model's `config.json` that the embedded model shares with what is trained from it."""
-
-_LARGEST_WEIGHT = 1e9
-"""Weight of rewards whose squares float32 sums."""
-
-_NAMING = "model", "data"
-"""Settings that a run is named after."""
-_LONGEST_PART = 80
-"""Bytes of each in the name of a folder, which has at most 255."""
+from grpo_eqx.settings.value_checks import VALUE_CHECKS
 
 _PATHS = "model", "data", "eval_data", "output_dir", "resume", "chat_template"
 """Settings that may be a path."""
-
-MAY_CHANGE = frozenset(
-    {
-        # how long the run is, and what is kept of it
-        "steps", "num_train_epochs", "output_dir", "run_name", "report_to", "wandb",
-        "wandb_project", "log_completions_steps", "log_completions", "num_completions_to_print",
-        "eval_problems", "resume",
-        "eval_steps", "eval_on_start", "num_generations_eval", "eval_temperature",
-        "save_steps", "save_minutes", "save_total_limit",
-        "metric_for_best_model", "greater_is_better",
-        "preemption_deadline", "stop_after", "hang_timeout", "profile_steps", "profile_memory",
-        # what happens when something fails, which a run that stopped for it may change
-        "max_skipped_updates", "reward_timeout", "reward_batch_timeout", "reward_workers",
-        "reward_failures", "max_failed_rewards",
-        # where the problems are read from: their fingerprints are compared instead
-        "data", "eval_data", "chat_template",
-        # how the work is laid out: the results are the same up to rounding
-        "mesh", "rollout_sharding", "micro_batch_size_per_device", "max_num_seqs", "loss_backend",
-        "remat", "require_processes", "start_timeout",
-    }
-)  # fmt: skip
-"""Settings that may differ between a checkpoint and the run that continues it."""
+_OF_MODEL = "learning_rate", "max_completion_length"
+"""Settings whose defaults follow the model."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -471,40 +376,9 @@ class GRPOConfig:
         if self.report_to in ("none", ["none"], ("none",)):  # as TRL's scripts have it
             object.__setattr__(self, "report_to", ())
         convert_settings(self, HINTS)
-        self._check_values()
-        for check in CHECKS:
+        for check in (*VALUE_CHECKS, *CHECKS):
             read = inspect.signature(check).parameters
             check(**{name: getattr(self, name) for name in read})
-
-    def _check_values(self) -> None:
-        """Checks what no range says."""
-        if self.stop_after is not None:
-            parse_duration("stop_after", self.stop_after)
-        if self.profile_steps is not None:
-            parse_steps("profile_steps", self.profile_steps)
-        if self.run_name is not None and not re.fullmatch(r"[^/.\s][^/]*", self.run_name):
-            raise UserError(
-                f"run_name is {self.run_name!r}: give a name without slashes and without a dot "
-                f"at its start."
-            )
-        for name in _PATHS:
-            if getattr(self, name) == "":
-                raise UserError(f"{name} is empty: give a name or path, or leave it out.")
-        self._refuse_variables()
-        for name in ("output_dir", "resume"):
-            refuse_address(name, getattr(self, name) or "")
-        if spelled := [x for x in self.stop_strings if re.fullmatch(r"(\\[nrt])+", x)]:
-            raise UserError(
-                f"stop_strings has {spelled[0]}, which is a backslash and a letter: in a shell, "
-                f"write $'{spelled[0]}' for the character that it stands for."
-            )
-        if "" in self.stop_strings:
-            raise UserError("stop_strings has an empty string, which would end every completion.")
-        if not all(abs(weight) <= _LARGEST_WEIGHT for weight in self.reward_weights or ()):
-            raise UserError(
-                f"reward_weights are {self.reward_weights}: they must be finite, and at most "
-                f"{_LARGEST_WEIGHT:g} in size."
-            )
 
     @property
     def updates_per_step(self) -> int:
@@ -517,19 +391,6 @@ class GRPOConfig:
         if self.warmup_ratio is None:
             return self.warmup_steps
         return math.ceil(self.warmup_ratio * self.steps * self.updates_per_step)
-
-    def _refuse_variables(self) -> None:
-        """Refuses paths with variables, which the shell would have expanded."""
-        answers = []
-        for name in _PATHS:
-            value = str(getattr(self, name))
-            if variable := re.search(r"\$(\w+|\{\w+\})", value):
-                answers.append(
-                    f"{name} is {value!r}, and variables such as {variable[0]} are not expanded in "
-                    f"settings: write the name itself."
-                )
-        if answers:
-            raise UserError(" ".join(answers))
 
     def for_problems(self, count: int) -> "GRPOConfig":
         """Returns a copy in which `steps` replaces `num_train_epochs`, for so many problems."""
@@ -572,14 +433,14 @@ class GRPOConfig:
         **Arguments:** the fields of the model's `config.json`, where an object is passed in place
         of `model`.
         """
-        embedded = self._is_embedded(architecture)
+        embedded = is_embedded(self.model, architecture)
         filled = self._filled(embedded)
         paths = {name: str(getattr(filled, name)) for name in _PATHS}
         in_home = {name: str(expanded(x)) for name, x in paths.items() if x[0] == "~"}
         filled = dataclasses.replace(filled, **in_home)  # type: ignore[arg-type]
         if filled.output_dir is not None:
             return filled
-        name = self.run_name or _run_name(filled, embedded)
+        name = self.run_name or run_name(vars(filled), filled._defaults(embedded))
         return dataclasses.replace(filled, output_dir=f"runs/{name}")
 
     def with_absolute_paths(self) -> "GRPOConfig":
@@ -599,23 +460,11 @@ class GRPOConfig:
         names = [name for name in _OF_MODEL if getattr(self, name) is None]
         if not names or (architecture is None and self.model == EMBEDDED_MODEL):
             return None
-        embedded = self._is_embedded(architecture)
+        embedded = is_embedded(self.model, architecture)
         filled = self._filled(embedded)
         said = listed([f"{name} is {getattr(filled, name):g}" for name in names])
         which = "one of the shape of" if embedded else "another than"
         return f"note: by default, {said}: the model is {which} {EMBEDDED_MODEL}"
-
-    def _is_embedded(self, architecture: Mapping[str, Any] | None = None) -> bool:
-        """Returns whether the model is the embedded one, or of its shape, as what it becomes."""
-        if architecture is None and self.model == EMBEDDED_MODEL:
-            return True
-        if architecture is None:
-            try:
-                architecture = read_object(expanded(self.model) / "config.json")
-            except UserError:  # a name on the hub, or what loading it refuses
-                return False
-        embedded = read_object(EMBEDDED_FOLDER / "config.json")
-        return all(architecture.get(name) == embedded[name] for name in _SHAPE)
 
     def _filled(self, embedded: bool) -> "GRPOConfig":
         adapters = self.lora_rank is not None
@@ -628,52 +477,15 @@ class GRPOConfig:
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         return dataclasses.replace(self, **missing)
 
-
-def _run_name(cfg: GRPOConfig, embedded: bool) -> str:
-    """Names a run after its model, data and seed, with a hash of what else makes it another run."""
-    of_subclass = {
-        field.name: field.default
-        if field.default_factory is dataclasses.MISSING
-        else field.default_factory()
-        for field in dataclasses.fields(cfg)
-    }
-    defaults = of_subclass | dataclasses.asdict(GRPOConfig(model=cfg.model)._filled(embedded))
-    others = {
-        name: getattr(cfg, name)
-        for name in sorted(defaults.keys() - MAY_CHANGE | {"chat_template"})
-        if name not in ("model", "seed") and getattr(cfg, name) != defaults[name]
-    }
-    # Of these, the last part does not tell one from another.
-    ends = {name: _last_part(getattr(cfg, name)).removesuffix(".jsonl") for name in _NAMING}
-    parts = {
-        name: end.encode(errors="replace")[:_LONGEST_PART].decode(errors="ignore")
-        for name, end in ends.items()
-    }
-    others |= {
-        name: getattr(cfg, name)
-        for name in _NAMING
-        if _is_path(getattr(cfg, name)) or parts[name] != ends[name]
-    }
-    text = json.dumps(others, sort_keys=True, default=str)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:6]
-    return "-".join([*parts.values(), f"seed{cfg.seed}", *([digest] if others else [])])
-
-
-def _is_path(name: str) -> bool:
-    """Returns whether a name has folders, or a split of a data set on the hub."""
-    repository = name.partition("@")[0]
-    return ":" in name or (
-        "/" in name
-        and (repository.count("/") > 1 or name.startswith((".", "~")) or ".json" in repository)
-    )
-
-
-def _last_part(name: str) -> str:
-    """Returns the last part of a path or hub name, of the latter with revision, without split."""
-    repository, at, revision = name.partition(":")[0].rstrip("/").partition("@")
-    if repository.count("/") == 1:  # a branch may have slashes
-        name = f"{repository}{at}{revision.replace('/', '-')}"
-    return name.rstrip("/").rsplit("/", 1)[-1]
+    def _defaults(self, embedded: bool) -> dict[str, Any]:
+        """Returns the settings of a run of the same model that sets nothing else."""
+        own = {
+            field.name: field.default
+            if field.default_factory is dataclasses.MISSING
+            else field.default_factory()
+            for field in dataclasses.fields(self)
+        }
+        return own | dataclasses.asdict(GRPOConfig(model=self.model)._filled(embedded))
 
 
 def _active_defaults(cfg: GRPOConfig) -> dict[str, Any]:

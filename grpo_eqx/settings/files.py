@@ -11,7 +11,8 @@ import yaml
 from grpo_eqx.common.clean_text import clean
 from grpo_eqx.common.errors import UserError, refuse_all
 from grpo_eqx.common.read_files import read_yaml
-from grpo_eqx.settings.config import HINTS, GRPOConfig
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.hints import HINTS
 from grpo_eqx.settings.types import all_converted
 from grpo_eqx.settings.unknown_names import refuse_sections, refuse_unknown
 

@@ -18,7 +18,7 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import complete_steps
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss
 from grpo_eqx.rewards import RewardFunc, gsm8k
-from grpo_eqx.settings.config import MAY_CHANGE
+from grpo_eqx.settings.run_names import MAY_CHANGE
 from grpo_eqx.sharding import ExplicitMesh, Mesh
 from grpo_eqx.training.compile_ahead import CompileAhead
 from grpo_eqx.training.state import TrainState

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
-from grpo_eqx.settings.config import EMBEDDED_FOLDER
+from grpo_eqx.settings.embedded import EMBEDDED_FOLDER
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.settings.config import HINTS, GRPOConfig
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.settings.hints import HINTS
 from grpo_eqx.settings.types import all_converted
 from grpo_eqx.tracking.run_folder import PASSED
 
