@@ -27,11 +27,15 @@ class Variant(NamedTuple):
 
 
 def variants(names: Sequence[str], topology: str) -> dict[str, Variant]:
-    """Returns what names of `--compare` stand for.
+    """Returns the plans that names of `--compare` stand for.
 
-    **Arguments:** topologies, rollout shardings, or sizes of micro-batches; the topology to plan
-    for where a name is not one. Raises `UserError` for a name that is none of these, and for those
-    that would be planned for this machine beside a topology.
+    **Arguments:**
+
+    - `names`: topologies, rollout shardings, or sizes of micro-batches.
+    - `topology`: the topology to plan for, where a name is not one itself.
+
+    Raises `UserError` for any other name, and for names of which some would be planned for this
+    machine and some for a described topology.
     """
     if not names:
         raise UserError(f"compare has no names: give {_KINDS}.")
@@ -70,7 +74,7 @@ def _variant(name: str, topology: str) -> Variant:
 def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
     """Returns plans with those that fit first, then the cheapest, or without a price the fastest.
 
-    Those of unknown time come last. Ranges are compared by their lower ends.
+    Plans of unknown time come last. Ranges are compared by their lower ends.
     """
 
     def key(named: tuple[str, Plan]) -> tuple[bool, float]:

@@ -86,10 +86,14 @@ def compile_program(
 ) -> CompiledProgram:
     """Compiles a program for the devices, or reads an earlier result from disk.
 
-    **Arguments:** the program; what it is compiled for; the devices in the program's order; a
-    function that is called before it is compiled, and is not where an earlier result is read.
+    **Arguments:**
 
-    Raises what the compiler raises, except for a lack of memory, which is an answer.
+    - `lowered`: the program.
+    - `target`: the devices and the compiler that it is for.
+    - `devices`: the devices in the program's order.
+    - `begin`: called before the program is compiled, but not where an earlier result is read.
+
+    Raises the compiler's errors, except for a lack of memory, which is a result.
     """
 
     def compiled() -> CompiledProgram:

@@ -31,7 +31,7 @@ NO_BUFFER = {
     "bitcast", "constant", "get-tuple-element", "parameter", "tuple", "iota", "while", "after-all",
     "opt-barrier", "optimization-barrier", "partition-id",
 }  # fmt: skip
-"""Operations whose result aliases another's memory, or is no array in main memory."""
+"""Operations whose result aliases another's memory, or is not an array in main memory."""
 _TILE = re.compile(r"T\((\d+),(\d+)\)")
 _ON_CHIP = re.compile(r"S\([1-9]\d*\)")
 """Mark of a TPU's vector memory, as opposed to its HBM."""
@@ -272,11 +272,16 @@ def trip_count(
 ) -> int | None:
     """Returns the number of trips of a `while`; `None` where it depends on the arguments.
 
-    Compilers for CPUs and GPUs state it. That for TPUs does not: it is then found for a counter
-    that starts at a constant, grows by a constant, and is compared with a constant. The steps of a
-    ring that exchanges parts of an operand between products are such a loop, of two steps a trip.
+    Compilers for CPUs and GPUs state the number, and the compiler for TPUs does not. It is then
+    computed for a counter that starts at a constant, grows by a constant, and is compared with a
+    constant. The steps of a ring that exchanges parts of an operand between products are such a
+    loop, of two steps a trip.
 
-    **Arguments:** the loop, the computation that it is in, and its own two.
+    **Arguments:**
+
+    - `loop`: the instruction.
+    - `around`: the computation that the instruction is in.
+    - `condition`, `body`: the two computations that the loop runs.
     """
     if known := _KNOWN_TRIPS.search(loop.line):
         return int(known[1])
@@ -301,7 +306,7 @@ def trip_count(
 
 
 def _step(body: Computation, counter: int) -> int | None:
-    """Returns what a trip adds to the counter; `None` where it is no constant."""
+    """Returns what a trip adds to the counter; `None` where it is not a constant."""
     each = body.origin(body.root.operands[counter])
     if each.operation != "add":
         return None

@@ -42,8 +42,10 @@ def make_plan(
 ) -> Plan:
     """Compiles the programs of a run whose micro-batches are not `auto`.
 
-    **Arguments:** the programs to compile, if the run has them; whether to stop at the first that
-    does not fit.
+    **Arguments:**
+
+    - `only`: the programs to compile, of those that the run has.
+    - `stop_early`: whether to stop at the first program that does not fit.
 
     Raises `UserError` where the mesh, the batches or the model do not fit the devices.
     """
@@ -112,7 +114,7 @@ def _settings(run: RunSpec) -> dict[str, Any]:
 
 
 def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
-    """Returns what is known of a program's loops; `None` for one that is no part of a step."""
+    """Returns what is known of a program's loops; `None` for a program that steps do not run."""
     cfg, options = run.cfg, programs.options
     repeats = run.model.num_attention_heads // run.model.num_key_value_heads
     if name == EVALUATE:

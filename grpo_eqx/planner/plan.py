@@ -61,7 +61,10 @@ class PlannedProgram:
     def time(self, length: int, rates: Rates) -> ProgramTime | None:
         """Returns its time in a step; `None` where it has no part in one, or no known time.
 
-        **Arguments:** the tokens of a completion, on average; the rates of a device.
+        **Arguments:**
+
+        - `length`: the mean number of tokens of a completion.
+        - `rates`: the rates of a device.
         """
         if self.trips is None or not self.compiled.levels:
             return None

@@ -27,7 +27,7 @@ from grpo_eqx.models.pretrained import is_local, model_folder
 from grpo_eqx.planner.devices import described_slice, find_target
 from grpo_eqx.planner.make_plan import Say
 from grpo_eqx.planner.plan import Plan
-from grpo_eqx.planner.plan_cache import keep, recalled
+from grpo_eqx.planner.plan_cache import remembered
 from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
@@ -49,8 +49,12 @@ def ask(
 ) -> Plan:
     """Returns the plan of a config for a TPU type, grid, or `local`.
 
-    **Arguments:** the progress callback; a setting, to look for the largest value with which the
-    run fits; whether to look for what helps where it does not; whether to plan evaluations too.
+    **Arguments:**
+
+    - `say`: the progress callback.
+    - `setting`: a setting, to find the largest value with which the run fits.
+    - `help_if_not`: whether to look for changes that help where the run does not fit.
+    - `evaluates`: whether evaluations are planned too.
 
     A TPU's plan is read from disk if it was made before with the same code and inputs. Raises
     `UserError` for whatever cannot be planned, and, for a TPU, without libtpu.
@@ -72,11 +76,7 @@ def ask(
             f'pip install "grpo_eqx[plan]".'
         )
     known = {**question, **_what_answers_depend_on(cfg)}
-    answer = recalled(known)
-    if answer is None:
-        answer = _compute(question, say)
-        keep(known, answer)
-    return Plan.from_json(answer)
+    return Plan.from_json(remembered(known, lambda: _compute(question, say)))
 
 
 def _compute(question: Mapping[str, Any], say: Say) -> Mapping[str, Any]:

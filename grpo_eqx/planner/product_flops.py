@@ -25,7 +25,10 @@ _MATRIX_PRODUCTS = ("gemm", "matmul")
 def product_flops(each: Instruction, operands: Sequence[Array]) -> float:
     """Returns the FLOPs of an instruction: two for each multiplication of a product, else 0.
 
-    **Arguments:** the instruction; the arrays of its operands.
+    **Arguments:**
+
+    - `each`: the instruction.
+    - `operands`: the arrays of its operands.
     """
     if each.operation == "dot":
         return _dot(each, operands)

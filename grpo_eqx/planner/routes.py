@@ -94,7 +94,9 @@ hops that data take to reach all of them, where these take time."""
 def route_finder(devices: Sequence[Any]) -> FindRoute:
     """Returns the function that finds the links between devices of one kind.
 
-    **Arguments:** the program's `jax.Device`s, in its order.
+    **Arguments:**
+
+    - `devices`: the program's `jax.Device`s, in its order.
     """
     platform = devices[0].platform
     if platform == "cpu":

@@ -104,7 +104,7 @@ def largest_micro_batch(
 ) -> int | None:
     """Returns the largest micro-batch with which updates and scores fit, whatever else does not.
 
-    **Arguments:** `below`: only smaller sizes count. **Returns:** `None` where no size fits.
+    `None` where no size fits. With `below`, only smaller sizes count.
     """
     sizes = [x for x in _values(run, target, MICRO_BATCH) if below is None or x < below]
 

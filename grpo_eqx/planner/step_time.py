@@ -173,8 +173,13 @@ def program_time(
 ) -> ProgramTime | None:
     """Computes the time of a program in a step; `None` where it needs links of unknown rates.
 
-    **Arguments:** its work, per loop; what is known of its open loops; the times that a step runs
-    it; the tokens of a completion, on average; the rates of a device.
+    **Arguments:**
+
+    - `levels`: the work of the program, per loop.
+    - `trips`: what is known of its open loops.
+    - `runs`: the number of times that a step runs it.
+    - `length`: the mean number of tokens of a completion.
+    - `rates`: the rates of a device.
     """
     if not all(rates.knows(level.work) for level in levels):
         return None
@@ -239,7 +244,7 @@ class StepTime:
         return sum_of([each.total for each in self.programs.values()])
 
     def cost(self, steps: int) -> Range | None:
-        """Returns the cost of so many steps."""
+        """Returns the cost of `steps` steps."""
         if self.cost_per_second is None:
             return None
         return self.total.times(steps * self.cost_per_second)

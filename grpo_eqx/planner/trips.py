@@ -60,8 +60,11 @@ class Trips(abc.ABC):
     def repeats(self, levels: Sequence[Level], length: int) -> dict[_Path, Repeats]:
         """Returns how often the body of each path of open loops runs.
 
-        **Arguments:** a program's levels; the tokens of a completion, on average. The tokens of the
-        longest are between these and `max_completion_length`.
+        **Arguments:**
+
+        - `levels`: the levels of a program.
+        - `length`: the mean number of tokens of a completion. The longest completion has between
+          `length` and `max_completion_length`.
         """
         paths = list(dict.fromkeys(open_loops(level.loops) for level in levels))
         return {path: self._repeats(path, paths, length) for path in paths}
@@ -81,8 +84,11 @@ class Trips(abc.ABC):
     def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
         """Returns how often the body of the last loop of a path runs, `None` if it is unknown.
 
-        **Arguments:** the path of open loops; those of the whole program, in order; the tokens of a
-        completion.
+        **Arguments:**
+
+        - `path`: the path of open loops.
+        - `paths`: the paths of the whole program, in order.
+        - `length`: the mean number of tokens of a completion.
         """
 
     @abc.abstractmethod
@@ -104,8 +110,8 @@ class Trips(abc.ABC):
 class Decoding(Trips):
     """The loops of `generate`: tokens, refills, blocks of keys, and attention of the prompts.
 
-    If all completions had the average length, so many tokens would be decoded in every slot; if one
-    has the greatest, as many as it has. That is the range of each number.
+    Each range has two ends: all completions have the mean length, or one of them has the greatest
+    length, which is then the number of tokens that its slot decodes.
     """
 
     num_completions: int
@@ -242,8 +248,13 @@ def _of_blocks(
 ) -> Repeats:
     """Returns the repeats of a loop over blocks of queries, or of the loop over pairs in it.
 
-    **Arguments:** the loop's path; those of the whole program, in order; what is visible in each
-    pass, `[passes, R, T]`; the sizes of blocks; the words before the body's name.
+    **Arguments:**
+
+    - `path`: the path of the loop.
+    - `paths`: the paths of the whole program, in order.
+    - `visible`: the keys that are visible in each pass, `[passes, R, T]`.
+    - `blocks`: the sizes of blocks.
+    - `prefix`: words before the name of the body.
     """
     depth = next(i for i, loop in enumerate(path, 1) if loop.scope == QUERY_BLOCKS)
     counts = _block_counts(visible, blocks.queries, blocks.per_wide)

@@ -113,7 +113,10 @@ _Levels = dict[tuple[Loop, ...], Work]
 def work_levels(text: str, find_route: FindRoute) -> list[Level]:
     """Counts the work of a program, per loop.
 
-    **Arguments:** the program's text, XLA's HLO after optimization; the links between devices.
+    **Arguments:**
+
+    - `text`: the program, as XLA's HLO after optimization.
+    - `find_route`: finds the links between devices.
 
     Of the branches of a conditional, each figure is that of the branch with the most.
     """

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo_eqx.planner.plan_cache import keep, recalled, remembered
+from grpo_eqx.planner.plan_cache import remembered
 
 
 @pytest.fixture
@@ -28,16 +28,15 @@ def test_a_question_is_answered_once(folder) -> None:
 
 
 def test_what_is_damaged_is_asked_again(folder) -> None:
-    keep({"q": 1}, {"a": 1})
+    remembered({"q": 1}, lambda: {"a": 1})
     (file,) = folder.iterdir()
     file.write_text('{"a": ')
-    assert recalled({"q": 1}) is None
-    assert remembered({"q": 1}, lambda: {"a": 2}) == {"a": 2}
-    assert recalled({"q": 1}) == {"a": 2}
+    for again in (2, 3):
+        assert remembered({"q": 1}, lambda again=again: {"a": again}) == {"a": 2}
 
 
 def test_without_a_folder_nothing_is_kept(monkeypatch, tmp_path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert remembered({"q": 1}, lambda: {"a": 2}) == {"a": 2}
-    assert recalled({"q": 1}) is None
+    for each in (1, 2):
+        assert remembered({"q": 1}, lambda each=each: {"a": each}) == {"a": each}
