@@ -15,28 +15,31 @@ from grpo_eqx.data.prompts import Conversation
 from grpo_eqx.data.special_tokens import opened_at_end, opened_by_turn
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-"""How Python prints objects that have no text of their own."""
+"""Form in which Python prints objects without a text."""
 
 
 class ChatTemplate:
-    """The chat template of a tokenizer, at one moment.
+    """The chat template of a tokenizer, at a fixed moment.
 
     A template may ask for the time (`strftime_now`) and draw at random (`lipsum`, the filter
-    `random`). Here the clock stands still, days and months have English names, and draws depend on
-    the messages: the same messages make the same text in every process, on every day.
+    `random`). Here, the clock stands still, days and months have English names, and draws depend on
+    the messages. So the same messages make the same text, in every process and on every day.
     """
 
     def __init__(self, tokenizer: Any, system_prompt: str | None, moment: datetime):
-        """**Arguments:** a transformers tokenizer; the text of a system message before messages
-        that have none; the time, for templates that ask for it.
+        """**Arguments:**
+
+        - `tokenizer`: a tokenizer of transformers.
+        - `system_prompt`: the text of a system message, for messages without one.
+        - `moment`: the time, for templates that ask for it.
         """
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.moment = moment
         self.asked_for_time = False
-        """Whether what was rendered so far asked for the time."""
+        """Whether any text so far asked for the time."""
         self.drew = False
-        """Whether what was rendered so far drew at random."""
+        """Whether any text so far drew at random."""
 
     @property
     def exists(self) -> bool:
@@ -44,9 +47,9 @@ class ChatTemplate:
 
     @functools.cached_property
     def opened(self) -> str:
-        """Tags that the prompt opens in the assistant's place, as `<think>`, and what follows them.
+        """Tags that the prompt opens for the assistant, such as `<think>`, and the text after them.
 
-        It is the same for all messages.
+        The same for all messages.
         """
         messages = [{"role": "user", "content": "1 + 1?"}]
         whole, closed = self.render(messages), ""
@@ -57,14 +60,14 @@ class ChatTemplate:
 
     @property
     def time(self) -> str | None:
-        """The moment, in the form of ISO 8601, if the template may ask for it."""
+        """The moment in ISO 8601, if the template may ask for it."""
         asks = "strftime_now" in str(self.tokenizer.chat_template)  # of one template or several
         return self.moment.isoformat() if asks else None
 
     def render(self, messages: Conversation, *, opens: bool = True) -> str:
-        """Renders messages, up to where the assistant starts unless nothing is to be opened.
+        """Renders messages, with the start of the assistant's message if `opens` is true.
 
-        Raises `UserError` where the template fails on them.
+        Raises `UserError` if the template fails on them.
         """
         adds_system = self.system_prompt is not None and messages[0]["role"] != "system"
         if adds_system:
@@ -74,7 +77,7 @@ class ChatTemplate:
                 return self.tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=opens
                 )
-        except Exception as error:  # whatever a template does, or raises on purpose
+        except Exception as error:  # of any class, also raised on purpose
             roles = listed([message["role"] for message in messages])
             fix = "set chat_template to a file with another"
             if adds_system:
@@ -85,7 +88,7 @@ class ChatTemplate:
             ) from error
 
     def check(self) -> None:
-        """Raises `UserError` for a template whose text cannot be what its messages say."""
+        """Raises `UserError` for a template that loses or changes messages."""
         probes = ["the first probe", "the second probe"]
         first, second = (self.render([{"role": "user", "content": text}]) for text in probes)
         if first == second:
@@ -107,7 +110,7 @@ class ChatTemplate:
 
     @contextlib.contextmanager
     def _standing_still(self, seed: str) -> Iterator[None]:
-        """Holds all that a template can read besides its messages, and notes whether it did."""
+        """Fixes the clock, the locale and the seed that a template can read; notes their use."""
         from transformers.utils import chat_template_utils
 
         module: Any = chat_template_utils  # whose function strftime_now calls datetime.now()
@@ -128,7 +131,7 @@ class ChatTemplate:
 
 
 class _Clock:
-    """Clock that stands still, in place of the class `datetime` that `strftime_now` asks."""
+    """Clock that stands still, in place of the class `datetime` that `strftime_now` uses."""
 
     def __init__(self, moment: datetime):
         self.moment = moment
@@ -139,7 +142,7 @@ class _Clock:
         return self
 
     def strftime(self, form: str) -> str:
-        """Writes the moment; its seconds since 1970 (`%s`) as in UTC, whatever the host's zone."""
+        """Formats the moment; `%s`, seconds since 1970, is in UTC in any time zone of the host."""
         seconds = str(calendar.timegm(self.moment.timetuple()))
         form = re.sub("%(.)", lambda part: seconds if part[1] == "s" else part[0], form)
         return self.moment.strftime(form)

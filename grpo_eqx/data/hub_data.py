@@ -1,8 +1,9 @@
-"""Data sets on the Hugging Face hub: `owner/name`, `owner/name/config@revision:split` in full."""
+"""Data sets on the hub: `owner/name`, or in full `owner/name/config@revision:split`."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from grpo_eqx.common.errors import UserError, did_you_mean, first_line, listed
 from grpo_eqx.data.records import Records
@@ -10,9 +11,9 @@ from grpo_eqx.models.hub import HubName, download
 from grpo_eqx.settings.embedded import EMBEDDED_DATA
 
 _USUAL_CONFIG = "main"
-"""Configuration that is taken where neither the name nor the data set says which."""
+"""Configuration to use if neither the name nor the data set says which."""
 _MOST_NAMES = 12
-"""Names that a message lists."""
+"""Most names that a message lists."""
 
 
 class HubData(NamedTuple):
@@ -20,13 +21,13 @@ class HubData(NamedTuple):
 
     hub: HubName
     config: str | None
-    """`None`: the data set's default, a single one, or `main`."""
+    """Name of the configuration; `None` for the default, a single configuration, or `main`."""
     split: str | None
-    """`None`: the one that suits the use."""
+    """Expression for a split; `None` for the usual split for training or evaluation."""
 
     @classmethod
     def parse(cls, setting: str, name: str) -> "HubData":
-        """Parses a name; raises `UserError`, which calls it by its setting, for an empty part."""
+        """Parses the name in a setting; raises `UserError` for an empty part."""
         path, _, split = name.partition(":")
         hub = HubName.parse(setting, path, EMBEDDED_DATA)
         owner, _, rest = hub.repository.partition("/")
@@ -47,20 +48,28 @@ class HubData(NamedTuple):
 def load_hub_data(
     setting: str, name: str, default_split: str, *, optional: bool = False
 ) -> Records | None:
-    """Loads a split of a hub data set through `datasets`; `None` if it lacks one that is optional.
+    """Loads a split of a hub data set through `datasets`.
 
     The files are downloaded first: without a network, `datasets` would take whichever revision it
-    loaded last. Raises `UserError` where there is none, or it is not said which of several to take.
+    loaded last.
+
+    **Arguments:**
+
+    - `setting`, `name`: the setting, and its value.
+    - `default_split`: the split to take if the name has none.
+    - `optional`: whether to return `None` for a data set without the default split.
+
+    Raises `UserError` if the data set cannot be loaded, or its configuration or split is unknown.
     """
     import datasets
     from huggingface_hub.utils import logging as hub_logging
 
-    # Every retry would print a line of its own; the final error is reported below.
+    # Each retry would print a line. The final error is reported below.
     hub_logging.set_verbosity_error()
     data = HubData.parse(setting, name)
     try:
         folder = str(download("dataset", data.hub))
-    except Exception as error:  # the hub's errors, and those of its HTTP library
+    except Exception as error:  # from the hub, or from its HTTP library
         raise UserError(
             f"{setting} {name!r} is not a local file and could not be loaded from the Hugging Face "
             f"hub ({type(error).__name__}: {first_line(error)}): check its name and the network, "
@@ -70,17 +79,15 @@ def load_hub_data(
         configs = datasets.get_dataset_config_names(folder)
         default = datasets.get_dataset_default_config_name(folder)
         config = _config(setting, data, configs, default)
-        splits = datasets.get_dataset_split_names(folder, config)  # reads none of the rows
+        splits = datasets.get_dataset_split_names(folder, config)  # reads no rows
         if optional and default_split not in splits:
             return None
         wanted = data._replace(split=data.split or default_split)
         _check_names(setting, name, wanted, splits)
-        sizes = {x: len(rows) for x, rows in datasets.load_dataset(folder, config).items()}
-        _check_parts(setting, name, wanted, sizes)
-        rows = datasets.load_dataset(folder, config, split=wanted.split)
+        parts = _parts(setting, name, wanted, datasets.load_dataset(folder, config))
     except UserError:
         raise
-    except Exception as error:  # datasets raises its own, fsspec's and pyarrow's errors alike
+    except Exception as error:  # datasets raises errors of fsspec and pyarrow, too
         raise UserError(
             f"{setting} {name!r} has files or a card that datasets cannot read "
             f"({type(error).__name__}: {first_line(error)}): load it in a script, and pass its "
@@ -88,12 +95,13 @@ def load_hub_data(
         ) from error
     taken = data._replace(config=config if len(configs) > 1 else data.config, split=None)
     title = f"{taken} ({wanted.split})"
+    rows = itertools.chain.from_iterable(parts)
     numbered = ((f"{title}, problem {i}", row) for i, row in enumerate(rows, start=1))
     return Records.of(numbered, title)
 
 
 def _config(setting: str, data: HubData, configs: Sequence[str], default: str | None) -> str:
-    """Returns the configuration to take; raises `UserError` where that is not known."""
+    """Returns the configuration to use; raises `UserError` if it is unknown."""
     usual = _USUAL_CONFIG if _USUAL_CONFIG in configs else None
     config = data.config or default or usual
     if config in configs:
@@ -108,9 +116,13 @@ def _config(setting: str, data: HubData, configs: Sequence[str], default: str | 
 
 
 def _check_names(setting: str, name: str, data: HubData, splits: Sequence[str]) -> None:
-    """Raises `UserError` for a split expression, such as `train[:100]+test`, of other splits.
+    """Raises `UserError` for a split expression, such as `train[:100]+test`, with unknown splits.
 
-    **Arguments:** the setting and the name as it is given; the name's parts; the splits.
+    **Arguments:**
+
+    - `setting`, `name`: the setting, and its value.
+    - `data`: the parsed name, with the expression.
+    - `splits`: the known splits.
     """
     named = re.findall(r"(?:^|\+)\s*([^\s[\]+]+)", data.split or "")
     if unknown := [each for each in named if each not in (*splits, "all")]:
@@ -120,22 +132,28 @@ def _check_names(setting: str, name: str, data: HubData, splits: Sequence[str]) 
         )
 
 
-def _check_parts(setting: str, name: str, data: HubData, sizes: Mapping[str, int]) -> None:
-    """Raises `UserError` for parts of a split expression without rows.
+def _parts(setting: str, name: str, data: HubData, splits: Mapping[str, Any]) -> list[Any]:
+    """Returns the parts of a data set that a split expression names, in its order.
 
-    **Arguments:** the setting and the name as it is given; the name's parts; the number of rows of
-    each split.
+    **Arguments:**
+
+    - `setting`, `name`: the setting, and its value.
+    - `data`: the parsed name, with the expression.
+    - `splits`: all splits, as `datasets.Dataset`.
+
+    Raises `UserError` for an invalid expression, and for parts without rows.
     """
     from datasets import ReadInstruction
 
     expression = data.split or ""
     if expression == "all":
-        return
+        return list(splits.values())
+    sizes = {split: len(rows) for split, rows in splits.items()}
     try:
         parts = ReadInstruction.from_spec(expression).to_absolute(sizes)
         empty = next((part.splitname for part in parts if part.from_ >= part.to), None)
         fault = None if empty is None else f"takes no rows of {empty}"
-    except Exception as error:  # of what is not written as datasets expects
+    except Exception as error:  # for an expression that datasets cannot read
         fault = f"cannot be read ({first_line(error)})"
     if fault is not None:
         counts = listed([f"{split} has {count:,}" for split, count in sizes.items()])
@@ -143,6 +161,7 @@ def _check_parts(setting: str, name: str, data: HubData, sizes: Mapping[str, int
             f"{setting} {name!r}: the part {expression!r} {fault}: {counts}; give a first and a "
             f"last row, as in {data._replace(split=f'{next(iter(sizes))}[:100]')}."
         )
+    return [splits[part.splitname].select(range(part.from_, part.to)) for part in parts]
 
 
 def _some(noun: str, names: Sequence[str]) -> str:
@@ -152,6 +171,6 @@ def _some(noun: str, names: Sequence[str]) -> str:
 
 
 def repository_of(name: str) -> str:
-    """Returns `owner/name`, or `owner/name@revision`, of a data set's name."""
+    """Returns `owner/name` or `owner/name@revision` from the name of a data set."""
     path, at, revision = name.partition(":")[0].partition("@")
     return f"{'/'.join(path.split('/')[:2])}{at}{revision}"

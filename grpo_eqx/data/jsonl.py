@@ -13,14 +13,14 @@ _GZIP = b"\x1f\x8b"
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _FIX = "write one object on each line, without commas between them"
 ARGUMENTS = {"data": "train_data", "eval_data": "eval_data"}
-"""Arguments of `GRPOTrainer` that take what the settings name, for messages."""
+"""Arguments of `GRPOTrainer` that take data in place of settings, for messages."""
 _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 
 
 def read_jsonl(path: str | Path, setting: str = "data") -> Records:
-    """Reads a JSONL file; raises `UserError` if unreadable, empty or (naming the line) invalid.
+    """Reads a JSONL file; raises `UserError` if it is unreadable, empty or (in some line) invalid.
 
-    **Arguments:** the file; the setting that names it, for messages.
+    **Arguments:** `path`: the file. `setting`: the setting that names it, for messages.
     """
     path = Path(path)
     given = f"{setting} {str(path)!r}"
@@ -56,7 +56,7 @@ def read_jsonl(path: str | Path, setting: str = "data") -> Records:
 
 
 def _key_of_rows(content: bytes) -> str | None:
-    """Returns the key of the problems in a file that is one JSON object; `None` if it is not."""
+    """Returns the key of the problems in a file that is one JSON object; `None` for other files."""
     try:
         whole = value_of(content, "")
     except FileError:

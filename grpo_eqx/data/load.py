@@ -1,4 +1,4 @@
-"""Prompt sources, from training and held-out data as people have them."""
+"""Loading of training and held-out problems from names, files, the hub, and objects."""
 
 import os
 import re
@@ -19,13 +19,13 @@ from grpo_eqx.models.hub import HubName
 from grpo_eqx.settings.embedded import EMBEDDED_DATA
 
 Data = str | Path | PromptSource | Iterable[Any]
-"""Problems: a name or path as `GRPOConfig.data` describes them, a source, or dicts by column."""
+"""Problems: a name or path as in `GRPOConfig.data`, a source, or dicts by column."""
 
 _TABLES = {
     "DataFrame": "datasets.Dataset.from_pandas({}, preserve_index=False)",
     "Table": "datasets.Dataset({})",
 }
-"""Calls that make data sets of the tables of pandas and pyarrow."""
+"""Calls that make data sets of pandas and pyarrow tables."""
 _MANY = 100_000
 _HELDOUT_SHARE = 10  # holds out at most one in ten problems of data without held-out ones
 
@@ -35,11 +35,15 @@ def load_data(
 ) -> tuple[PromptSource, PromptSource]:
     """Loads training and held-out problems.
 
-    **Arguments:** the problems, and held-out ones; the number of these that an evaluation uses.
-
     Without `eval_data`, the embedded data have held-out problems, and data on the hub may have a
-    split `test`. Otherwise the last problems are held out: `num_eval` of them, but at most a tenth.
-    Raises `UserError` for data that does not exist or cannot be read.
+    split `test`. Otherwise, the last problems are held out: `num_eval`, but at most a tenth.
+
+    **Arguments:**
+
+    - `data`, `eval_data`: the training and the held-out problems.
+    - `num_eval`: held-out problems that an evaluation uses.
+
+    Raises `UserError` for data that is missing, empty or unreadable.
     """
     train = _load("data", data, "train")
     heldout = _own_heldout(data) if eval_data is None else _load("eval_data", eval_data, "test")
@@ -47,16 +51,20 @@ def load_data(
 
 
 def load_problems(data: str | Path, most: int | None) -> PromptSource:
-    """Loads problems to evaluate on: of the embedded ones those held out, of the hub the tests.
+    """Loads problems to evaluate on: embedded held-out problems, or the split `test` on the hub.
 
-    **Arguments:** a name or path, as `GRPOConfig.data` describes them; how many to take, from the
-    first on, `None` for all. Raises `UserError` for data that does not exist or cannot be read.
+    **Arguments:**
+
+    - `data`: a name or path as in `GRPOConfig.data`.
+    - `most`: the number of first problems to take; `None` for all.
+
+    Raises `UserError` for data that is missing, empty or unreadable.
     """
     return first_problems(_load("data", data, "test"), most)
 
 
 def first_problems(source: PromptSource, most: int | None) -> PromptSource:
-    """Returns the first problems of a source: as many as there are, or at most `most`."""
+    """Returns the first `most` problems of a source, or all."""
     count = len(source) if most is None else min(most, len(source))
     if count == len(source):
         return source
@@ -67,10 +75,9 @@ def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSour
     """Splits the held-out problems off the end of a source."""
     size = len(source)
     if size < 2:
-        single = "a single problem, which would be held out for evaluations"
         raise UserError(
-            f"{source} has {single if size else 'no problems'}: add problems"
-            + (", or set eval_data." if size else ".")
+            f"{source} has a single problem, which would be held out for evaluations: add "
+            f"problems, or set eval_data."
         )
     count = min(num_eval, max(1, size // _HELDOUT_SHARE))
     return (
@@ -83,20 +90,20 @@ def split(source: PromptSource, num_eval: int) -> tuple[PromptSource, PromptSour
 
 
 def _own_heldout(data: Data) -> PromptSource | None:
-    """Returns the problems that come with the data to be held out, if any."""
+    """Returns the held-out problems that belong to the data, if any."""
     if not isinstance(data, str):
         return None
     if data == EMBEDDED_DATA:
         return WordProblems("heldout")
     name, _, split = data.partition(":")
-    # Another split than that of training may have problems of the test split.
+    # Any split but `train` may share problems with the split `test`.
     if is_hub_name(data) and re.fullmatch(r"(train(\[[^]]*\])?)?", split):
         return load_hub_data("data", name, "test", optional=True)
     return None
 
 
 def is_hub_name(name: str) -> bool:
-    """Returns whether to look a name up on the Hugging Face hub: no file, nor written as one."""
+    """Returns whether a name is looked up on the Hugging Face hub: it is not a file's name."""
     repository = name.partition(":")[0].partition("@")[0]
     here = name, repository, repository_of(repository)
     return (
@@ -111,8 +118,13 @@ def is_hub_name(name: str) -> bool:
 
 def _load(setting: str, data: Data, default_split: str) -> PromptSource:
     """Loads problems; messages call them by the setting, or by the trainer's argument."""
-    if isinstance(data, PromptSource):
-        return data
+    source = data if isinstance(data, PromptSource) else _loaded(setting, data, default_split)
+    if not len(source):
+        raise UserError(f"{source} has no problems: add problems.")
+    return source
+
+
+def _loaded(setting: str, data: str | Path | Iterable[Any], default_split: str) -> PromptSource:
     if not isinstance(data, str | Path):
         return _records(ARGUMENTS[setting], data)
     name = str(data)
@@ -120,7 +132,7 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
         return WordProblems("train" if default_split == "train" else "heldout")
     if isinstance(data, str) and is_hub_name(name):
         source = load_hub_data(setting, name, default_split)
-        assert source is not None  # its split is not optional
+        assert source is not None  # the split is not optional
         return source
     path = expanded(name)
     if os.path.isdir(path) or not os.path.exists(path):  # a pipe is as good as a file
@@ -129,7 +141,7 @@ def _load(setting: str, data: Data, default_split: str) -> PromptSource:
 
 
 def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
-    HubName.parse(setting, name, EMBEDDED_DATA)  # refuses a revision of what has none
+    HubName.parse(setting, name, EMBEDDED_DATA)  # rejects a revision
     if name and os.path.exists(path / "dataset_info.json"):
         raise UserError(
             f"{setting} {name!r} is what save_to_disk wrote: pass "
@@ -152,7 +164,7 @@ def _refuse_name(setting: str, name: str, path: Path) -> NoReturn:
 
 
 def _records(argument: str, data: Any) -> Records:
-    """Reads rows that were passed as an object."""
+    """Reads rows from an object that was passed to the trainer."""
     if isinstance(data, Mapping):
         raise UserError(
             f"{argument} is a {type(data).__name__} of {', '.join(map(str, data))}: pass "
@@ -164,7 +176,7 @@ def _records(argument: str, data: Any) -> Records:
             f"{_TABLES[type(data).__name__].format(argument)}."
         )
     if type(data).__name__ in ("Dataset", "IterableDataset"):
-        data = data.with_format(None)  # plain numbers, whatever it was to yield
+        data = data.with_format(None)  # plain numbers
     try:
         rows = _read_all(argument, data)
     except TypeError as error:
@@ -172,14 +184,12 @@ def _records(argument: str, data: Any) -> Records:
             f"{argument} is of type {type(data).__name__}: pass a datasets.Dataset, a list of "
             f"dicts, a path or a hub name."
         ) from error
-    if not rows:
-        raise UserError(f"{argument} is empty: add problems.")
     numbered = ((f"{argument}, problem {i}", row) for i, row in enumerate(rows, start=1))
     return Records.of(numbered, argument)
 
 
 def _read_all(argument: str, data: Iterable[Any]) -> list[Any]:
-    """Reads rows to their end, and says how many there are so far where these are many."""
+    """Reads all rows, and reports the number so far if there are many."""
     rows = []
     for row in data:
         rows.append(row)
@@ -192,7 +202,7 @@ def _read_all(argument: str, data: Iterable[Any]) -> list[Any]:
 
 
 def _one_of_mapping(argument: str, data: Mapping[Any, Any]) -> str:
-    """Returns what to pass in place of the parts of a data set, or of its columns."""
+    """Returns what to pass in place of a mapping of data sets, or of columns."""
     if not all(map(_is_data_set, data.values())):
         return f"datasets.Dataset.from_dict({argument}), or a list of problems"
     preferred = ("test", "validation") if argument == "eval_data" else ("train",)
@@ -201,5 +211,5 @@ def _one_of_mapping(argument: str, data: Mapping[Any, Any]) -> str:
 
 
 def _is_data_set(part: Any) -> bool:
-    """Returns whether an entry of a mapping is a data set, and no column of one."""
+    """Returns whether an entry of a mapping is a data set rather than a column."""
     return is_list_of_rows(part) or hasattr(part, "column_names") or isinstance(part, PromptSource)

@@ -10,12 +10,12 @@ Conversation = Sequence[Mapping[str, Any]]
 
 
 def last_text(content: str | Conversation) -> str:
-    """Returns a text as it is, and the text of a conversation's last message."""
+    """Returns a text unchanged, or the text of a conversation's last message."""
     return content if isinstance(content, str) else content[-1]["content"]
 
 
 def quoted(text: str, most: int = 40) -> str:
-    """Quotes the start of a text, with dots where more follows, for messages."""
+    """Quotes the start of a text for messages, with dots if it is longer."""
     return repr(text) if len(text) <= most else f"{text[:most]!r}..."
 
 

@@ -1,4 +1,4 @@
-"""Problems from rows with named columns, as data sets, JSONL files and lists have them."""
+"""Problems from rows with named columns, such as the rows of data sets, JSONL files and lists."""
 
 import dataclasses
 import re
@@ -18,7 +18,7 @@ class Records(PromptSource):
     """Problems held in memory, from rows with a column `prompt` or `question`.
 
     A `question` is the user's message. A `prompt` is as in TRL: a conversation, or a text that the
-    model continues without a chat template; beside it, `question` is a column like any other.
+    model continues without a chat template. If a row has both, `question` is an ordinary column.
     Reward functions receive the other columns.
     """
 
@@ -27,10 +27,12 @@ class Records(PromptSource):
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str, Any]], name: str) -> "Records":
-        """Checks rows, each with the words for where it is.
+        """Checks rows and returns them as problems.
 
-        Raises `UserError`, saying where, for a row that is no problem, or has other columns than
-        the first.
+        **Arguments:** `rows`: pairs of a row's place, for messages, and the row. `name`: the
+        source.
+
+        Raises `UserError` for a row that is not a problem, or has other columns than the first row.
         """
         found: list[Mapping[str, Any]] = []
         for where, row in rows:
@@ -64,10 +66,14 @@ GivenPrompt = str | Conversation | Mapping[str, Any] | Prompt
 
 
 def as_prompts(given: Iterable[GivenPrompt], *, plain: bool) -> list[Prompt]:
-    """Returns what a user gives as prompts; raises `UserError` for anything else.
+    """Returns texts, conversations, rows of data or prompts as prompts.
 
-    **Arguments:** texts, conversations, rows as data have them, or prompts; whether a text is one
-    that the model continues as it is, and not a question.
+    **Arguments:**
+
+    - `given`: the user's prompts.
+    - `plain`: whether the model continues a text, rather than answering it as a question.
+
+    Raises `UserError` for anything else.
     """
     try:
         contents = None if isinstance(given, str | Mapping | Prompt) else list(given)
@@ -88,10 +94,10 @@ def as_prompts(given: Iterable[GivenPrompt], *, plain: bool) -> list[Prompt]:
 
 
 def _as_prompt(where: str, given: GivenPrompt, text: str) -> Prompt:
-    """Returns one prompt; a text is that of a column."""
+    """Returns one prompt; `text` is the column that a text belongs to."""
     if isinstance(given, Prompt):
         column = PROMPT if given.plain or not isinstance(given.content, str) else QUESTION
-        Records.of([(where, {column: given.content})], "")  # checks it
+        Records.of([(where, {column: given.content})], "")  # for its checks
         return given
     if not isinstance(given, Mapping):
         given = {text if isinstance(given, str) else PROMPT: given}
@@ -99,7 +105,7 @@ def _as_prompt(where: str, given: GivenPrompt, text: str) -> Prompt:
 
 
 def is_list_of_rows(value: Any) -> bool:
-    """Returns whether a value is a list of objects that are rows, and not messages."""
+    """Returns whether a value is a list of rows rather than of messages."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -132,7 +138,7 @@ def _check_columns(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
 
 
 def _without_content(row: Mapping[str, Any]) -> str:
-    """Returns what to change in a row without a column that the model answers, as a clause."""
+    """Returns the fix for a row without `question` or `prompt`, as a clause."""
     if {"chosen", "rejected"} <= row.keys():
         return (
             f"these are preference pairs, and GRPO samples its own completions: make a column "
@@ -160,7 +166,7 @@ def _without_content(row: Mapping[str, Any]) -> str:
 
 
 def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any]) -> None:
-    """Refuses a row whose problem is no text, or no conversation that the model can answer."""
+    """Rejects a row whose problem is neither text nor a conversation that the model can answer."""
     column = _content_column(row)
     content = row[column]
     if isinstance(content, str):
@@ -187,12 +193,12 @@ def _check_content(where: str, row: Mapping[str, Any], first: Mapping[str, Any])
 
 
 def _is_text_of_messages(text: str) -> bool:
-    """Returns whether a text is a conversation as JSON or Python writes it, as in CSV files."""
+    """Returns whether a text is a conversation in JSON or Python syntax, as in CSV files."""
     return re.match(r"\s*\[\s*\{\s*['\"](role|content)['\"]\s*:", text) is not None
 
 
 def _wanted(column: str, content: Any) -> str:
-    """Returns what to give in place of a content that is neither text nor messages."""
+    """Returns the fix for a content that is neither text nor messages."""
     if hasattr(content, "tolist"):
         return "make it a list of messages, as its method tolist does"
     if isinstance(content, Mapping):
@@ -203,7 +209,7 @@ def _wanted(column: str, content: Any) -> str:
 
 
 def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
-    """Returns the text that the model answers; refuses messages that no template expects."""
+    """Returns the text that the model answers; rejects messages that no template expects."""
     for message in conversation:
         if not _is_message(message):
             parts = isinstance(message, Mapping) and isinstance(message.get("content"), list)
@@ -227,7 +233,7 @@ def _last_of_user(where: str, conversation: Sequence[Any]) -> str:
 
 
 def _is_message(message: Any) -> bool:
-    """Returns whether a message has role and content, or calls tools, as templates expect."""
+    """Returns whether a message has a role, and content or calls of tools, as templates expect."""
     if not isinstance(message, Mapping):
         return False
     content = message.get("content")

@@ -23,7 +23,7 @@ from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.settings.config import GRPOConfig
 
 PLAIN = "none"
-"""Value of `chat_template` for problems that the model continues as they are."""
+"""Value of `chat_template` for problems that the model continues without a template."""
 
 
 class Inputs(NamedTuple):
@@ -34,17 +34,18 @@ class Inputs(NamedTuple):
     heldout: TokenizedPrompts
 
     def check_belong_to(self, model: ModelConfig, cfg: GRPOConfig) -> None:
-        """Refuses a tokenizer that the model cannot have, and prompts that it has no room for."""
+        """Rejects a tokenizer of another model, and prompts that are too long for the model."""
         self.tokenizer.check_belongs_to(model.vocab_size)
         for problems in (self.train, self.heldout):
             for prompt, ids in zip(problems.prompts, problems.tokens, strict=True):
-                called = f"{problems.name}: the problem {quoted(prompt.text)}"
-                self.tokenizer.check_ids(ids, model.vocab_size, called)
+                if max(ids) >= model.vocab_size:
+                    called = f"{problems.name}: the problem {quoted(prompt.text)}"
+                    self.tokenizer.check_ids(ids, model.vocab_size, called)
             longest = max(map(len, problems.tokens))
             check_positions(cfg, model, f"the longest prompt of {problems.name}", longest)
 
     def notes(self) -> list[str]:
-        """Describes what is noteworthy about the prompts, each in one line."""
+        """Returns notes on the prompts, each in one line."""
         template = self.tokenizer.template
         found = []
         if template.asked_for_time:
@@ -63,7 +64,7 @@ class Inputs(NamedTuple):
         return [*found, *(f"{listed([*dict.fromkeys(x)])}: {note}" for note, x in names.items())]
 
     def fingerprints(self) -> dict[str, str]:
-        """Hashes by which processes compare what they have read."""
+        """Returns hashes by which processes compare their inputs."""
         return {
             "the tokenizer": self.tokenizer.fingerprint(),
             "the training problems": self.train.fingerprint(),
@@ -72,7 +73,7 @@ class Inputs(NamedTuple):
 
 
 def hub_commits(cfg: GRPOConfig) -> dict[str, str]:
-    """Returns the commits of the settings that this process has loaded from the hub."""
+    """Returns the commits on the hub of what this process has loaded, by setting."""
     found = {
         "model": commit("model", cfg.model),
         "data": commit("dataset", repository_of(cfg.data)),
@@ -90,9 +91,14 @@ def load_inputs(
     model_passed: bool = False,
     moment: datetime,
 ) -> Inputs:
-    """Reads what the config names, except for what is passed: of a model, its tokenizer alone.
+    """Reads the tokenizer and the problems that the config names, unless they are passed.
 
-    Prompts have the moment where their template asks for the time.
+    **Arguments:**
+
+    - `cfg`: the settings.
+    - `tokenizer`, `train_data`, `eval_data`: objects passed to the trainer.
+    - `model_passed`: whether a model was passed to the trainer.
+    - `moment`: the time, for chat templates that ask for it.
     """
     train, heldout = load_data(
         cfg.data if train_data is None else train_data,
@@ -122,7 +128,7 @@ def load_inputs(
 def load_heldout(
     cfg: GRPOConfig, source: PromptSource, moment: datetime
 ) -> tuple[ChatTokenizer, TokenizedPrompts]:
-    """Reads the tokenizer of the config's model, and with it problems to evaluate on."""
+    """Reads the tokenizer of the config's model, and tokenizes problems to evaluate on."""
     tokenizer = _tokenizer_for([source], cfg).at(moment)
     return tokenizer, _tokenize(cfg, source, len(source), tokenizer)
 
@@ -134,11 +140,16 @@ def encode_prompts(
     model: ModelConfig,
     like: Prompt,
 ) -> list[list[int]]:
-    """Tokenizes prompts as problems are: texts are of the kind that the run's problems are.
+    """Tokenizes prompts like the run's problems.
 
-    **Arguments:** what `as_prompts` takes; the settings; the tokenizer; the model; a problem of the
-    run. Raises `UserError` for a prompt with more than `max_prompt_length` tokens, or for which the
-    model has too few positions.
+    **Arguments:**
+
+    - `prompts`: texts, conversations, rows or prompts, as `as_prompts` takes them.
+    - `cfg`, `tokenizer`, `model`: settings, tokenizer and model of the run.
+    - `like`: a problem of the run; texts are questions or plain texts, as this problem is.
+
+    Raises `UserError` for a prompt with more than `max_prompt_length` tokens, or too many for the
+    model's positions.
     """
     messages = as_prompts(prompts, plain=like.plain)
     if like.plain and not tokenizer.template.exists and not all(x.plain for x in messages):
@@ -167,7 +178,7 @@ def _tokenizer_for(
     *,
     model_passed: bool = False,
 ) -> ChatTokenizer:
-    """Returns the tokenizer; raises `UserError` where the settings of prompts suit no problem."""
+    """Returns the tokenizer; raises `UserError` for settings that fit none of the problems."""
     tokenizer = _chat_tokenizer(cfg, given)
     if given is not None and (folder := _files_folder(cfg, tokenizer, model_passed)) is not None:
         files = TokenFiles.read(folder)
@@ -185,19 +196,18 @@ def _tokenizer_for(
 def _files_folder(cfg: GRPOConfig, given: ChatTokenizer, model_passed: bool) -> Path | None:
     """Returns the folder of the model's files, for a tokenizer that was passed.
 
-    Those of a model that was passed are where its tokenizer was loaded from, if that is here.
+    If the model was passed too, returns the folder that the tokenizer was loaded from, if it is on
+    this machine.
     """
     if not model_passed:
         return model_folder(cfg.model)
     source = str(getattr(given.tokenizer, "name_or_path", ""))
-    if os.path.isdir(source):  # false for what cannot be a path
+    if os.path.isdir(source):  # false for an invalid path
         return Path(source)
     return downloaded("model", HubName(source, None))
 
 
 def _is_plain(source: PromptSource) -> bool:
-    if not len(source):
-        raise UserError(f"{source} has no problems: add problems.")
     return _problem(source, 0).plain
 
 
@@ -208,7 +218,7 @@ def _has_system_message(prompt: Prompt) -> bool:
 def _tokenize(
     cfg: GRPOConfig, source: PromptSource, count: int, tokenizer: ChatTokenizer
 ) -> TokenizedPrompts:
-    """Tokenizes the first `count` problems of a source, or all if it has fewer."""
+    """Tokenizes the first `count` problems of a source, or all of fewer."""
     prompts = [_problem(source, i) for i in range(min(count, len(source)))]
     return TokenizedPrompts(
         str(source),
@@ -220,7 +230,7 @@ def _tokenize(
 
 
 def _problem(source: PromptSource, index: int) -> Prompt:
-    """Returns a problem; raises `UserError` where a source of the user's returns something else."""
+    """Returns a problem; raises `UserError` if the user's source returns anything else."""
     prompt = source[index]
     if not isinstance(prompt, Prompt):
         raise UserError(
@@ -233,7 +243,7 @@ def _problem(source: PromptSource, index: int) -> Prompt:
 
 
 def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTokenizer:
-    """Returns the given tokenizer, or that of the model that the config names."""
+    """Returns the given tokenizer, or else the tokenizer of the config's model."""
     if isinstance(given, ChatTokenizer):
         for name in ("system_prompt", "chat_template"):
             if getattr(cfg, name) is not None:
@@ -253,7 +263,7 @@ def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatT
 def tokenizer_in(
     folder: Path, system_prompt: str | None, chat_template: str | None
 ) -> ChatTokenizer:
-    """Returns the tokenizer in a model's folder, as the settings of these names change it."""
+    """Returns the tokenizer in a model's folder, changed by the settings of these names."""
     plain = chat_template == PLAIN
     chat = ChatTokenizer.from_pretrained(folder, system_prompt, plain=plain)
     return _with_template(chat, chat_template)
@@ -280,9 +290,13 @@ def _read_template(path: str) -> str:
 
 
 def check_positions(cfg: GRPOConfig, model: ModelConfig, prompt: str, length: int) -> None:
-    """Refuses a prompt that leaves the model too few positions for a completion.
+    """Rejects a prompt that leaves the model too few positions for a completion.
 
-    **Arguments:** what to call the prompt in the message, and its length in tokens.
+    **Arguments:**
+
+    - `cfg`, `model`: the settings and the model.
+    - `prompt`: what to call the prompt in the message.
+    - `length`: its tokens.
     """
     limit, longest = model.max_position_embeddings, cfg.max_completion_length
     assert longest is not None  # resolved

@@ -1,4 +1,4 @@
-"""The files of a model that are about tokens: its tokenizer, and which ids end a completion."""
+"""The files of a model about tokens: its tokenizer, and the ids that end a completion."""
 
 import contextlib
 import dataclasses
@@ -18,24 +18,24 @@ from grpo_eqx.models.pretrained import folder_beneath
 
 GENERATION_CONFIG = "generation_config.json"
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/=]+ \d+\r?\n")
-"""First line of a vocabulary of tiktoken: a token in base64, and its id."""
+"""First line of a vocabulary in tiktoken's format: a token in base64, and its id."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TokenFiles:
-    """The files of a model that are about its tokens."""
+    """The files of a model about its tokens."""
 
     folder: Path
     generation_config: Mapping[str, Any]
     """Contents of `generation_config.json`, to be saved with the model again."""
     eos_ids: tuple[int, ...]
-    """Ids that `generation_config.json` and `config.json` say end a completion, in this order."""
+    """Ids that end a completion according to `generation_config.json`, then to `config.json`."""
 
     @classmethod
     def read(cls, folder: str | Path) -> "TokenFiles":
-        """Reads a model's folder; of an adapter without `generation_config.json`, its model's too.
+        """Reads a model's folder; for an adapter without `generation_config.json`, also its model's.
 
-        Raises `UserError` where a file cannot be read, or names an end that is no id.
+        Raises `UserError` for an unreadable file, or an end that is not an id.
         """
         folder = Path(folder)
         of_generation, of_model = (
@@ -52,8 +52,8 @@ class TokenFiles:
         return cls(folder, generation_config, tuple(dict.fromkeys(eos_ids)))
 
     def tokenizer(self) -> Any:
-        """Loads the tokenizer; raises `UserError` where there is none, or it cannot be read."""
-        # transformers would advise every user to install torch, which nothing here needs.
+        """Loads the tokenizer; raises `UserError` if it is missing or unreadable."""
+        # transformers would advise users to install torch, which is not needed here.
         os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
         from transformers import AutoTokenizer
 
@@ -66,15 +66,15 @@ class TokenFiles:
             )
         _check_packages(vocabularies)
         try:
-            # mistral-common, where it is installed, has another interface than the others.
+            # Tokenizers of mistral-common, if it is installed, have another interface.
             tokenizer = AutoTokenizer.from_pretrained(
                 folder, trust_remote_code=False, mistral_format=False
             )
-        except Exception as error:  # the tokenizers library raises nothing more precise
+        except Exception as error:  # the tokenizers library raises no other class
             for path in sorted(folder.glob("*.json")):
                 if (fault := failed_download(path)) is not None:
                     raise UserError(f"{path} cannot be read: {fault}.") from error
-            # It also reads config.json, and may name the field at fault on its second line.
+            # transformers also reads config.json, and may name a faulty field on the second line.
             reason = " ".join(str(error).split()) or type(error).__name__
             raise UserError(f"{folder} contains no usable tokenizer: {reason}") from error
         if len(tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys()) < 2:
@@ -86,7 +86,7 @@ class TokenFiles:
         return tokenizer
 
     def own_tokenizer(self) -> Any | None:
-        """Loads the tokenizer where there is one that can be read."""
+        """Loads the tokenizer, if there is a readable one."""
         with contextlib.suppress(UserError):
             return self.tokenizer()
         return None
@@ -98,7 +98,7 @@ def vocabulary_files(folder: Path) -> list[Path]:
 
 
 def _check_packages(vocabularies: Sequence[Path]) -> None:
-    """Raises `UserError` where all vocabularies take a package to read that is not installed."""
+    """Raises `UserError` if each vocabulary needs a package that is not installed."""
     missing = None
     for path in vocabularies:
         package = _package_for(path)
@@ -114,7 +114,7 @@ def _check_packages(vocabularies: Sequence[Path]) -> None:
 
 
 def _package_for(path: Path) -> str | None:
-    """Returns the package that transformers reads a vocabulary with; `None` without one."""
+    """Returns the package that transformers needs to read a vocabulary, if any."""
     if path.suffix in (".json", ".txt"):
         return None
     with path.open("rb") as file:
@@ -123,9 +123,11 @@ def _package_for(path: Path) -> str | None:
 
 
 def check_same_ids(given: Any, own: Any, folder: Path) -> None:
-    """Raises `UserError` unless a tokenizer has all tokens of the model's own, by the same ids.
+    """Raises `UserError` unless a tokenizer has all tokens of the model's own, with the same ids.
 
-    It may have more. **Arguments:** both tokenizers; the model's folder, for messages.
+    The tokenizer may have more tokens.
+
+    **Arguments:** `given`, `own`: the tokenizers. `folder`: the model's folder, for messages.
     """
     found, expected = given.get_vocab(), own.get_vocab()
     others = sorted((i, token) for token, i in expected.items() if found.get(token) != i)
@@ -141,7 +143,7 @@ def check_same_ids(given: Any, own: Any, folder: Path) -> None:
 
 
 def _eos_ids(fields: Mapping[str, Any], path: Path) -> tuple[int, ...]:
-    """Returns the end-of-sequence ids that a model's file names: none, one or several."""
+    """Returns the end-of-sequence ids in a model's file."""
     named = fields.get("eos_token_id")
     ids = named if isinstance(named, list) else [] if named is None else [named]
     if not all(type(i) is int and i >= 0 for i in ids):

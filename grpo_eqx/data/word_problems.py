@@ -49,7 +49,7 @@ class WordProblem:
     steps: tuple[Step, ...]
 
     def solve(self, slips: Sequence[int] = ()) -> list[str]:
-        """Returns the worked lines, `a+b=c` each. `slips[i]` is added to the result of step `i`."""
+        """Returns the worked lines, such as `1+2=3`; `slips[i]` is added to result `i`."""
         results: list[int] = []
         lines = []
         for i, step in enumerate(self.steps):
@@ -63,7 +63,7 @@ class WordProblem:
 
     @property
     def answer(self) -> int:
-        """The number that the last step yields."""
+        """The result of the last step."""
         return int(self.solve()[-1].rsplit("=", 1)[1])
 
     @property
@@ -103,7 +103,7 @@ class WordProblems(PromptSource):
         return _problem(self.seed, self.split, index)
 
 
-@functools.cache  # holds all that a process reads: thousands, a kilobyte each
+@functools.cache  # a process reads thousands, of a kilobyte each
 def _prompt(seed: int, split: Split, index: int) -> Prompt:
     problem = _problem(seed, split, index)
     return Prompt(problem.question, {"answer": problem.solution})

@@ -19,7 +19,7 @@ BUILT_IN: dict[str, RewardFunc] = {
 
 
 def reward_func(name: str) -> RewardFunc:
-    """Returns the built-in reward function of that name; raises `UserError` for an unknown one."""
+    """Returns the built-in reward function with a name; raises `UserError` for an unknown name."""
     if name not in BUILT_IN:
         more = "; GRPOTrainer takes functions of your own, in Python"
         if "," in name or " " in name:

@@ -17,23 +17,23 @@ from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of, raised
 
 _LAST_SECONDS = 1.0
-"""Seconds that tasks which are cancelled have to end."""
+"""Seconds that cancelled tasks have to end."""
 GRACE = 5.0
-"""Seconds that an event loop has to notice that time is up."""
+"""Seconds that an event loop has to notice that its time is up."""
 
 AsyncFunc = Callable[..., Awaitable[Any]]
 
 
 @dataclasses.dataclass(frozen=True)
 class AsyncCall:
-    """A function that is scoring a batch."""
+    """Call of a function that is scoring a batch."""
 
     name: str
     number: int
     """Number of completions."""
     outcomes: concurrent.futures.Future[list[Outcome]]
     latest: float | None
-    """Time by which it has an outcome for each completion, if its event loop is not blocked."""
+    """Time by which all outcomes exist, unless the event loop is blocked."""
 
     def wait(self) -> list[Outcome]:
         """Returns the outcomes; raises `RewardError` if the function blocks its event loop."""
@@ -54,7 +54,7 @@ class AsyncCalls:
     """An event loop in a thread, so that functions can keep their connections between batches.
 
     The thread starts with the first call, and is a daemon: a function that blocks it cannot keep
-    the process from ending. It runs the loop until it is closed, whatever stops it before.
+    the process from ending. It runs the loop again whenever a function stops it, until `close`.
     """
 
     def __init__(self, limits: RewardLimits):
@@ -79,7 +79,7 @@ class AsyncCalls:
         return AsyncCall(name, len(samples), outcomes, latest)
 
     def close(self) -> None:
-        """Ends the event loop, with all that still runs in it."""
+        """Ends the event loop and all its tasks."""
         if self._loop is None or self._thread is None:
             return
         self._closed.set()
@@ -89,7 +89,7 @@ class AsyncCalls:
 
 
 def _serve(loop: asyncio.AbstractEventLoop, closed: threading.Event) -> None:
-    """Runs a loop until it is closed, and ends the tasks that are left in it."""
+    """Runs a loop until `closed` is set, and ends the tasks that are left in it."""
     asyncio.set_event_loop(loop)
     while not closed.is_set():
         with contextlib.suppress(BaseException):  # such as sys.exit in a task, or stop()
@@ -105,7 +105,7 @@ def _serve(loop: asyncio.AbstractEventLoop, closed: threading.Event) -> None:
 
 
 def _warn_of_a_task(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
-    """Says what a task has raised that a function left and did not await."""
+    """Warns of an error in a task that a function started and did not await."""
     error = context.get("exception")
     if isinstance(error, BaseException):
         warn(f"a task that an async reward function did not await {reason_of(error)}")
@@ -114,9 +114,9 @@ def _warn_of_a_task(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any])
 async def _scored(
     name: str, func: AsyncFunc, samples: Samples, limits: RewardLimits
 ) -> list[Outcome]:
-    """Scores a batch in one call, as TRL does, or with a timeout per completion in one for each.
+    """Scores a batch in one call, as TRL does, or in one call per completion if each has a timeout.
 
-    If the one call raises, a call for each finds out for which completions it does.
+    If a call for the batch raises, calls for single completions find out on which it fails.
     """
     loop, late = asyncio.get_running_loop(), _late(limits)
     end = None if limits.shortest is None else loop.time() + limits.shortest
@@ -138,9 +138,10 @@ def _late(limits: RewardLimits) -> Failure:
 async def _replies(
     name: str, func: AsyncFunc, calls: Sequence[Samples], end: float | None, late: Failure
 ) -> list[list[Outcome] | Failure]:
-    """Awaits calls together, the first of which is for completion 0, the next for 1, and so on.
+    """Awaits calls together; call `i` begins with completion `i`.
 
-    **Returns:** the outcomes of each, or its failure. Raises `RewardError` for a broken contract.
+    **Returns:** for each call, its outcomes, or its failure. Raises `RewardError` for a broken
+    contract.
     """
     process = os.getpid()
 
@@ -162,4 +163,4 @@ async def _replies(
         return [x if isinstance(x, Failure) else outcomes_of(name, x) for x in replies]
     finally:
         for task in tasks:
-            task.cancel()  # and not awaited: it may refuse
+            task.cancel()  # not awaited, because it may refuse

@@ -1,8 +1,8 @@
-"""Contract of reward functions: how their returns are read, in this process and in workers.
+"""Contract of reward functions: how their results are read, in this process and in workers.
 
-Workers load this file without the package, which would bring JAX along: it imports nothing of it
-but `grpo_eqx.common.errors`. What it calls after a function it has by names of its own, whatever
-the function puts into their modules.
+Workers load this file without the package, which would import JAX, so it imports only
+`grpo_eqx.common.errors` from the package. It imports by name all functions that it calls after a
+reward function, because reward functions may replace attributes of modules.
 """
 
 import builtins
@@ -17,30 +17,38 @@ from typing import Any, TypeGuard
 
 from grpo_eqx.common.errors import class_name, first_line, shown
 
-# Of this file's functions, whatever becomes of the others.
+# The functions of this file keep Python's own names, even if a reward function replaces them.
 globals()["__builtins__"] = vars(builtins).copy()
 
 Reading = float | None | str
-"""A finite reward, `None` where the function does not apply, or why it has failed."""
+"""A finite reward, `None` if the function does not apply, or why it has failed."""
 
 NO_REPLY = 74
-"""Exit code of a worker whose function has closed its descriptor."""
+"""Exit code of a worker whose function has closed the worker's descriptor."""
 
 _TEXTS = str, bytes, bytearray, memoryview
 _NUMERIC = re.compile(r"(?<![a-z])(bool(ean)?|u?int|b?float)(?![a-z])", re.IGNORECASE)
-"""Names of dtypes whose arrays hold rewards, among all that NumPy, JAX, torch and pandas have."""
+"""Names of the dtypes of NumPy, JAX, torch and pandas whose arrays can hold rewards."""
 
 
 class _BrokenError(Exception):
-    """A function did not return a list of rewards; continues a sentence about the function."""
+    """A function did not return a list of rewards. The text continues a sentence about it."""
 
 
 def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading] | str:
-    """Reads what a function returned for `count` completions, of which one is number `first`.
+    """Reads what a function returned for `count` completions.
 
-    **Returns:** the readings. Where that is anything but a list, a tuple or an array of any
-    library, with one number or `None` for each, how the contract is broken, as the continuation of
-    a sentence about the function. A number that no finite float holds is a failure.
+    Allowed is a list, a tuple or an array of any library, with a number or `None` for each
+    completion. A number that is not a finite float counts as a failure on its completion.
+
+    **Arguments:**
+
+    - `returned`: the result of the function.
+    - `count`: the number of completions.
+    - `first`: the number of the first completion, for messages.
+
+    **Returns:** the readings, or how the contract is broken, as the continuation of a sentence
+    about the function.
     """
     if _is_coroutine(returned):
         returned.close()
@@ -60,7 +68,7 @@ def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading] 
     try:
         return [_reading(reward, i) for i, reward in enumerate(rewards, first)]
     except _BrokenError as error:
-        for reward in filter(_is_coroutine, rewards):  # of which Python would warn
+        for reward in filter(_is_coroutine, rewards):  # else Python warns
             reward.close()
         return str(error)
 
@@ -71,7 +79,7 @@ def _is_coroutine(value: object) -> "TypeGuard[CoroutineType[Any, Any, Any]]":
 
 def reason_of(error: BaseException) -> str:
     """Describes what a function raised, as the continuation of a sentence about the function."""
-    trace = BaseException.__dict__["__traceback__"].__get__(error)  # its class may have its own
+    trace = BaseException.__dict__["__traceback__"].__get__(error)  # the class may hide it
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = ""
@@ -82,7 +90,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _entries(returned: Any, count: int) -> list[Any] | None:
-    """Lists what was returned, up to one entry too many; `None` where that is no list."""
+    """Lists the first `count` + 1 entries of a result; `None` if it is not a list."""
     try:
         if _is_array(returned):
             returned = list(_as_python(returned))
@@ -97,7 +105,7 @@ def _entries(returned: Any, count: int) -> list[Any] | None:
 
 
 def _number_of_values(returned: Any, number: int, count: int) -> str:
-    """Counts what was returned, of which `number` entries were read: one too many, or all."""
+    """Describes the length of a result, of which `number` entries were read."""
     if number > count:
         with suppress(Exception):
             number = max(len(returned), number)
@@ -107,7 +115,7 @@ def _number_of_values(returned: Any, number: int, count: int) -> str:
 def _reading(reward: Any, index: int) -> Reading:
     value = reward
     try:
-        if _is_array(value):  # as libraries' scalars are
+        if _is_array(value):  # scalars of libraries, too
             value = _as_python(value)
         if value is None:
             return None
@@ -132,16 +140,16 @@ def _no_number(reward: Any, index: int) -> _BrokenError:
 
 
 def _is_array(value: Any) -> bool:
-    """Returns whether a value is an array or a scalar of NumPy, JAX, torch or their like."""
+    """Returns whether a value is an array or a scalar of NumPy, JAX, torch or similar libraries."""
     return getattr(type(value), "__array__", None) is not None
 
 
 def _as_python(array: Any) -> Any:
-    """Returns an array of numbers as Python's own, where it can be."""
+    """Returns an array of numbers as Python numbers, if possible, and anything else unchanged."""
     can = _holds_numbers(array) and getattr(type(array), "tolist", None) is not None
     return array.tolist() if can else array
 
 
 def _holds_numbers(array: Any) -> bool:
-    """Returns whether an array holds real numbers, to judge by the name of its dtype."""
+    """Returns whether an array holds real numbers, judging by the name of its dtype."""
     return _NUMERIC.search(str(getattr(array, "dtype", ""))) is not None

@@ -2,8 +2,8 @@ r"""Rewards for GSM8K and similar data: problems whose answer is one number.
 
 `correct` and `correct_strict` score the answer; `format` and `tags` score the `<think>`/`<answer>`
 layout. All have TRL's reward signature and take time linear in the text, whatever the model wrote.
-In a run, the texts that they read begin with the tags that the prompt opened, and have those that
-are special tokens too.
+In a run, their texts begin with the tags that the prompt opened, and include tags that are special
+tokens.
 
 `grpo_eqx.rewards.numbers` defines what a number is.
 """
@@ -35,10 +35,9 @@ def correct(
     answer: Sequence[object],
     **columns: object,
 ) -> list[float]:
-    """Scores 1.0 where the completion's number equals the gold one exactly, else 0.0.
+    """Scores 1.0 if the completion's number equals the gold number exactly, else 0.0.
 
-    The completion's number is the marked one, or the last where no mark holds one, as
-    `answer_number` reads it.
+    `answer_number` reads the completion's number: the marked number, or without one, the last.
 
     **Arguments:**
 
@@ -49,7 +48,7 @@ def correct(
 
     **Returns:** one score per completion, 0.0 or 1.0.
 
-    **Raises:** `RewardError` where a gold answer does not hold one number; it names the row.
+    **Raises:** `RewardError`, which names the row, if a gold answer does not hold one number.
     """
     return _compare(answer_number, completions, answer)
 
@@ -61,10 +60,10 @@ def correct_strict(
     answer: Sequence[object],
     **columns: object,
 ) -> list[float]:
-    r"""Scores 1.0 where the completion's marked number equals the gold one exactly, else 0.0.
+    r"""Scores 1.0 if the completion's marked number equals the gold number exactly, else 0.0.
 
-    A number is marked as `marked_number` reads it: `#### n`, `\boxed{n}` or
-    `<answer>n</answer>`. Arguments, return and errors are those of `correct`.
+    `marked_number` reads the marks `#### n`, `\boxed{n}` and `<answer>n</answer>`. Arguments,
+    return and errors are the same as for `correct`.
     """
     return _compare(marked_number, completions, answer)
 
@@ -74,7 +73,7 @@ def format(
     completions: Sequence[str | Conversation],
     **columns: object,
 ) -> list[float]:
-    r"""Scores 1.0 where the whole completion has the layout, else 0.0.
+    r"""Scores 1.0 if the whole completion has the layout, else 0.0.
 
     The layout is `<think>.*?</think>\n<answer>.*?</answer>`, where `.` matches newlines too, with
     nothing before or after it: the template of DeepSeek-R1-Zero (arXiv:2501.12948, table 1).
@@ -105,8 +104,9 @@ def tags(
 def answer_number(text: str) -> Fraction | None:
     """Reads the number that `text` gives as its answer, marked or not.
 
-    **Returns:** of the last marks of each kind that `marked_number` reads, the number in the latest
-    that holds one; if none does, `last_number`.
+    Considers the last mark of each kind that `marked_number` reads.
+
+    **Returns:** the number in the latest of these marks that holds one, or else `last_number`.
     """
     marked = (number for number in _marked_numbers(text) if number is not None)
     number = next(marked, None)
@@ -116,11 +116,12 @@ def answer_number(text: str) -> Fraction | None:
 def marked_number(text: str) -> Fraction | None:
     r"""Reads the number in the last answer mark of `text`.
 
-    A mark is `#### n`, `\boxed{n}` or `<answer>n</answer>`. Of nested marks, the inner one is
-    the later. An unclosed mark does not count. A box and a tag hold exactly one number. After
-    `####`, the number that comes first counts, whatever follows it, or else the line's only one.
+    A mark is `#### n`, `\boxed{n}` or `<answer>n</answer>`. Of nested marks, the inner mark counts
+    as the later. An unclosed mark does not count. A box or a tag must hold exactly one number.
+    After `####`, a number right at the beginning counts, whatever follows it; otherwise, the line
+    must hold exactly one number.
 
-    **Returns:** the number, or `None` where there is no mark or the last holds no such number.
+    **Returns:** the number, or `None` without a mark, or if the last mark holds no such number.
     """
     return next(_marked_numbers(text), None)
 
@@ -136,7 +137,7 @@ def gold_number(answer: object) -> Fraction:
 
     **Returns:** the number, exactly.
 
-    **Raises:** `RewardError` where there is no such number; it quotes the answer.
+    **Raises:** `RewardError`, which quotes the answer, if there is no such number.
     """
     number = _worked_number(answer) if isinstance(answer, str) else _finite_number(answer)
     if number is None:
@@ -152,8 +153,11 @@ def check_answers(
 ) -> None:
     """Raises `UserError` for problems that `correct` cannot score, before anything is generated.
 
-    **Arguments:** the problems; what to pass for problems without numbers, and what to call a
-    problem, for messages.
+    **Arguments:**
+
+    - `prompts`: the problems.
+    - `instead`: for messages: what to pass for problems without numbers.
+    - `kind`: for messages: what to call a problem.
     """
     for number, prompt in enumerate(prompts, start=1):
         if "answer" not in prompt.columns:
@@ -216,7 +220,7 @@ def _compare(
 
 
 def _check_list(name: str, value: object) -> None:
-    """Refuses a single text or number, as calls by hand may pass."""
+    """Rejects a single text or number, which a user's own call may pass."""
     if isinstance(value, str) or not isinstance(value, Sized):
         raise RewardError(
             f"{name} is {quoted(value) if isinstance(value, str) else repr(value)}: pass a list "
@@ -225,7 +229,7 @@ def _check_list(name: str, value: object) -> None:
 
 
 def _marked_numbers(text: str) -> Iterator[Fraction | None]:
-    """Reads the last mark of each kind, starting with the latest in the text."""
+    """Yields the numbers in the last mark of each kind, from the latest mark in the text on."""
     marks = (
         (_last_hash_mark(text), _line_number),
         (_last_box(text), only_number),
@@ -237,7 +241,7 @@ def _marked_numbers(text: str) -> Iterator[Fraction | None]:
 
 
 def _line_number(line: str) -> Fraction | None:
-    """Reads what follows `####`, as GSM8K's own script does: the number that comes first."""
+    """Reads the text after `####` as GSM8K's own script does: a number at its beginning counts."""
     number = opening_number(line)
     return only_number(line) if number is None else number
 
@@ -255,7 +259,7 @@ def _last_hash_mark(text: str) -> _Span | None:
 def _last_box(text: str) -> _Span | None:
     r"""Returns the span of the content of the closed `\boxed{}` that opens last."""
     last: _Span | None = None
-    # Where each open box's content starts; None for a brace that opens no box.
+    # Start of the content of each open box; None for a brace that opens no box.
     open_braces: list[int | None] = []
     for token in _BRACE.finditer(text):
         if token[0] == "{":
@@ -281,7 +285,8 @@ def _last_answer_tag(text: str) -> _Span | None:
 
 
 def _has_layout(text: str) -> bool:
-    # The regex itself is quadratic on a text that repeats its middle. Its parts cannot overlap.
+    # Equivalent to the regex, whose time is quadratic for a text that repeats its middle. The parts
+    # cannot overlap.
     opened, closed = text.startswith("<think>"), text.endswith("</answer>")
     return opened and closed and "</think>\n<answer>" in text
 

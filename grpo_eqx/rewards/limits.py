@@ -1,4 +1,4 @@
-"""Limits on reward functions: their time, their processes, and what their failures lead to."""
+"""Limits on reward functions: their time, their processes, and the policy for failures."""
 
 import dataclasses
 import inspect
@@ -12,9 +12,9 @@ _BUILT_IN = __name__.rpartition(".")[0]
 
 @dataclasses.dataclass(frozen=True)
 class RewardLimits:
-    """Limits on reward functions, as in the config's fields of the same names.
+    """Limits on reward functions, from the settings `reward_*` and `max_failed_rewards`.
 
-    They apply to functions that are not built in: these take time linear in the text.
+    Built-in functions, which take time linear in the text, have no limits.
     """
 
     timeout: float | None = None
@@ -22,21 +22,18 @@ class RewardLimits:
     batch_timeout: float | None = None
     """Seconds for all completions of a call."""
     workers: int = 0
-    """Processes that call plain functions; 0: this process does."""
+    """Processes that call plain functions; 0: this process calls them."""
     failures: Literal["stop", "drop"] = "stop"
     max_failed: float = 0.1
-    """Share of completions that a function may fail on, with `drop`."""
+    """With `drop`: share of completions that a function may fail on."""
 
     @property
     def shortest(self) -> float | None:
-        """Seconds after which a call for all completions at once must have ended."""
+        """Seconds within which a call for all completions at once must end."""
         return min((x for x in (self.timeout, self.batch_timeout) if x is not None), default=None)
 
     def check_enforceable(self, funcs: Mapping[str, Callable[..., Any]]) -> None:
-        """Raises `UserError` for timeouts of plain functions in this process.
-
-        Nothing can stop such a call.
-        """
+        """Raises `UserError` for timeouts of plain functions here, which nothing can stop."""
         plain = [name for name, func in funcs.items() if is_plain(func)]
         if self.shortest is None or self.workers or not plain:
             return
@@ -47,10 +44,7 @@ class RewardLimits:
         )
 
     def check_used(self, funcs: Mapping[str, Callable[..., Any]]) -> None:
-        """Raises `UserError` for limits that would do nothing.
-
-        All functions are then of another kind.
-        """
+        """Raises `UserError` for limits that apply to none of the functions."""
         if self.workers and not any(is_plain(func) for func in funcs.values()):
             raise UserError(
                 f"reward_workers is {self.workers} and there is no plain function of your own to "
@@ -68,13 +62,13 @@ class RewardLimits:
 
 
 def is_async(func: Callable[..., Any]) -> bool:
-    """Returns whether calls of a function are to be awaited."""
+    """Returns whether calls of a function must be awaited."""
     call = getattr(type(func), "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(call)
 
 
 def is_built_in(func: Callable[..., Any]) -> bool:
-    """Returns whether a function is one of this package."""
+    """Returns whether a function belongs to this package."""
     return (getattr(func, "__module__", None) or "").startswith(_BUILT_IN + ".")
 
 

@@ -1,4 +1,4 @@
-"""The rewards of a run, from its config."""
+"""The reward runners of a run and its evaluations, from its settings and passed functions."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,13 @@ from grpo_eqx.rewards.runner import RewardFunc, RewardRunner, func_name
 from grpo_eqx.settings.config import GRPOConfig
 
 RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str] | Mapping[str, RewardFunc | str]
-"""Reward functions, or names of built-in ones: one, a list, or a dict of the names to log."""
-
+"""Reward functions or names of built-in functions: one, a list, or a dict by names to log."""
 
 _DICT = 'name each in a dict, as in {"first": a_function, "second": another}'
 
 
 def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
-    """Makes the runner of the given reward functions, or the config's, with its penalty."""
+    """Makes the runner of the given reward functions, or else the config's, with its penalty."""
     penalized = cfg.overlong_buffer > 0
     taken = (SOFT_OVERLONG,) * penalized
     funcs = named_funcs(cfg.reward_funcs if given is None else given, "reward_funcs", taken)
@@ -37,9 +36,13 @@ def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
 def named_funcs(given: Any, argument: str, taken: Sequence[str] = ()) -> dict[str, RewardFunc]:
     """Returns functions by the names that they are logged under.
 
-    **Arguments:** functions or names of built-in ones, as a list or by name, or a single one; the
-    argument that they come from, for messages; names that others have. Raises `UserError` for what
-    is no function, and for a name that occurs twice.
+    **Arguments:**
+
+    - `given`: functions, or names of built-in functions: one, a list, or a dict.
+    - `argument`: the argument that they were passed as, for messages.
+    - `taken`: names that are in use.
+
+    Raises `UserError` for anything that is not a function, and for a name that occurs twice.
     """
     if isinstance(given, Mapping):
         pairs = [(name, _named(func, argument)[1]) for name, func in given.items()]
@@ -64,7 +67,7 @@ def named_funcs(given: Any, argument: str, taken: Sequence[str] = ()) -> dict[st
 
 
 def _named(func: Any, argument: str) -> tuple[str, RewardFunc]:
-    """Returns a function, or the built-in one of a name, with the name that it is logged under."""
+    """Returns a function, or the built-in function with a name, and the name for logs."""
     if isinstance(func, str):
         return func, reward_func(func)
     if not callable(func):
@@ -76,7 +79,7 @@ def _named(func: Any, argument: str) -> tuple[str, RewardFunc]:
 
 
 def make_eval_reward(cfg: GRPOConfig, func: RewardFunc | str) -> RewardRunner:
-    """Makes the runner of the function that scores evaluations, with the same limits."""
+    """Makes the runner of the function that scores evaluations, with the limits of rewards."""
     return RewardRunner(dict([_named(func, "eval_func")]), limits=_limits(cfg))
 
 

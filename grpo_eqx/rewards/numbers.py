@@ -124,13 +124,13 @@ _DOT_GROUPS: Final = re.compile(r"-?[1-9][0-9]{0,2}(?:\.[0-9]{3}){2,}")
 
 
 def last_number(text: str) -> Fraction | None:
-    """Reads the last number of `text`; `None` where it holds none or the last is ambiguous."""
+    """Reads the last number of `text`; `None` if it has none, or the last is ambiguous."""
     last = deque(_matches(text), maxlen=1)
     return _value(last[0]) if last else None
 
 
 def only_number(text: str) -> Fraction | None:
-    """Reads the number of `text`; `None` where it does not hold exactly one."""
+    """Reads the number of `text`; `None` unless it holds exactly one."""
     matches = _matches(text)
     first = next(matches, None)
     if first is None or next(matches, None) is not None:
@@ -143,8 +143,8 @@ def opening_number(text: str) -> Fraction | None:
 
     Spaces, currency signs, emphasis and opening brackets may come first: `**$5**`, `\(\boxed{5}`.
 
-    **Returns:** the number, or `None` where something else comes first, the number is ambiguous, or
-    it begins a list without spaces (`1,2,3`).
+    **Returns:** the number, or `None` if something else comes first, the number is ambiguous, or it
+    begins a list without spaces (`1,2,3`).
     """
     match = _OPENING_NUMBER.match(_plain_text(text))
     return _value(match) if match else None
@@ -159,7 +159,7 @@ def _plain_text(text: str) -> str:
     text = _SUPERSCRIPT.sub(lambda power: "^" + unicodedata.normalize("NFKC", power[0]), text)
     for spelling, plain in _SPELLINGS:
         text = text.replace(spelling, plain)
-    # Two spaces, as one would group the digits of `3\frac{100}{200}`.
+    # Two spaces, because a single space would group the digits of `3\frac{100}{200}`.
     text = _BEFORE_FRACTION.sub("  ", text)
     text = _FRACTION.sub(r"\1\2/\3\4 ", text.translate(_CHARACTERS))
     return _BRACED_EXPONENT.sub(r"^\1 ", text)
@@ -178,7 +178,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_part_of_more(match: re.Match[str]) -> bool:
-    """Returns whether the text around a number makes it part of something that is not read."""
+    """Returns whether a number is part of a larger form that is not read, such as a power."""
     text, start, end = match.string, match.start("number"), match.end()
     before = range(max(0, start - 4), start)
     return (

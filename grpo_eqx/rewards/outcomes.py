@@ -19,7 +19,8 @@ class Samples:
 
     prompts: list[str | Conversation]
     completions: list[str | Conversation]
-    """Texts; of a prompt that is a conversation, the assistant's message, in a list as in TRL."""
+    """Texts; for a prompt that is a conversation, a list with the assistant's message, as in
+    TRL."""
     columns: Mapping[str, list[Any]]
 
     @classmethod
@@ -29,7 +30,7 @@ class Samples:
         completions: Sequence[Sequence[str]],
         completion_ids: Sequence[Sequence[Sequence[int]]],
     ) -> "Samples":
-        """Flattens `completions[p][g]`, with their tokens, and repeats the prompts' columns."""
+        """Flattens `completions[p][g]` and their tokens, and repeats the prompts' columns."""
         rows = [prompt for prompt in prompts for _ in range(len(completions[0]))]
         columns: dict[str, list[Any]] = {
             "completion_ids": [ids for of_prompt in completion_ids for ids in of_prompt]
@@ -46,7 +47,7 @@ class Samples:
         return len(self.completions)
 
     def arguments(self) -> dict[str, Any]:
-        """Returns the keyword arguments of a call: copies, which a function may change."""
+        """Returns the keyword arguments of a call, as copies that a function may change."""
         columns = {"prompts": self.prompts, "completions": self.completions, **self.columns}
         objects = dict[int, Any]()
         return {
@@ -54,7 +55,7 @@ class Samples:
         }
 
     def one(self, index: int) -> "Samples":
-        """Returns one completion's, as lists of length one."""
+        """Returns the arguments for one completion, as lists of length one."""
         columns = {name: [values[index]] for name, values in self.columns.items()}
         return Samples([self.prompts[index]], [self.completions[index]], columns)
 
@@ -68,14 +69,17 @@ class Samples:
 
 
 def _copied(value: Any, objects: dict[int, Any]) -> Any:
-    """Copies a value of a column, the containers in it as well.
+    """Copies a value of a column, with its containers. Objects that refuse are passed as they are.
 
-    **Arguments:** the value; copies of what is no container, such as an image that all completions
-    of a prompt have. What cannot be copied, such as a lock, is passed as it is.
+    **Arguments:**
+
+    - `value`: the value.
+    - `objects`: copies made so far, of objects that are not containers, such as an image that all
+      completions of a prompt share.
     """
     if type(value) in _CONSTANTS:
         return value
-    if type(value) is list and _CONSTANTS.issuperset(map(type, value)):  # ids: many, and fast
+    if type(value) is list and _CONSTANTS.issuperset(map(type, value)):  # ids: many, so fast
         return value.copy()
     try:
         return copy.deepcopy(value, {} if isinstance(value, list | dict | tuple | set) else objects)
@@ -88,12 +92,12 @@ class Failure:
     """Failure of a function to reward a completion."""
 
     reason: str
-    """Continues a sentence that begins with the function's name."""
+    """Continuation of a sentence that begins with the function's name."""
     cause: BaseException | None = None
 
 
 Outcome = float | None | Failure
-"""A finite reward, `None` where the function does not apply, or a failure."""
+"""A finite reward, `None` if the function does not apply, or a failure."""
 
 
 def raised(error: BaseException) -> Failure:
@@ -102,10 +106,7 @@ def raised(error: BaseException) -> Failure:
 
 
 def outcomes_of(name: str, readings: Sequence[Reading] | str) -> list[Outcome]:
-    """Returns what a function returned, as it was read, as outcomes.
-
-    Raises `RewardError` where the function broke its contract.
-    """
+    """Returns readings as outcomes; raises `RewardError` if the function broke its contract."""
     if isinstance(readings, str):
         raise RewardError(f"reward function {name} {readings}")
     return [Failure(each) if isinstance(each, str) else each for each in readings]

@@ -10,8 +10,10 @@ from grpo_eqx.rewards.runner import RewardFunc
 def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardFunc:
     """Builds a reward that falls from 0 to -1 over the last `buffer` tokens before the limit.
 
-    Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13). **Arguments:** the limit and the
-    buffer in tokens, `0 < buffer <= max_completion_length`.
+    Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13).
+
+    **Arguments:** `max_completion_length`, `buffer`: the limit and the buffer in tokens, with
+    `0 < buffer <= max_completion_length`.
     """
 
     def soft_overlong(*, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:

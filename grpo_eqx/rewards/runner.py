@@ -1,4 +1,4 @@
-"""Calls of reward functions, whose rewards are weighted and summed."""
+"""Runner that calls reward functions, and weights and sums their rewards."""
 
 import contextlib
 import dataclasses
@@ -21,25 +21,26 @@ from grpo_eqx.rewards.workers import WorkerPool
 RewardFunc = Callable[..., Sequence[float | None] | Awaitable[Sequence[float | None]]]
 """TRL's reward signature, `f(prompts, completions, **columns)`: lists in, one float per row out.
 
-`columns` holds `completion_ids`, each completion's tokens, and the problems' other columns, each as
-a list. `None` in place of a float means that the function does not apply to that completion. An
+`columns` holds `completion_ids`, the tokens of each completion, and the problems' other columns, as
+lists. `None` in place of a float means that the function does not apply to a completion. An
 `async def` function is awaited.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Rewards:
-    """Rewards of `P` prompts with `G` completions each; NaN where a function does not apply."""
+    """Rewards of `P` prompts with `G` completions each; NaN if a function does not apply."""
 
     names: tuple[str, ...]
     each: Float[np.ndarray, "funcs P G"]
-    """Every function's own rewards, unweighted."""
+    """Unweighted rewards of each function."""
     total: Float[np.ndarray, "P G"]
-    """Weighted sum over the functions that apply; NaN where none does."""
+    """Weighted sum over the functions that apply; NaN if none does."""
     weights: tuple[float, ...]
     """Weight of each function."""
     failed: Bool[np.ndarray, "funcs P G"] | None = None
-    """True where a function failed; such a completion has no rewards. `None`: no function may."""
+    """True where a function failed; the completion then has no rewards. `None`: failures are
+    errors."""
 
     @classmethod
     def of(
@@ -51,7 +52,7 @@ class Rewards:
     ) -> "Rewards":
         """Builds the rewards from each function's own, and adds their weighted sum.
 
-        **Arguments:** the functions' names; their own rewards; their weights; where they failed.
+        **Arguments:** `names`, `each`, `weights`, `failed`: as the fields.
         """
         if failed is not None:
             each = np.where(failed.any(axis=0), np.nan, each)
@@ -64,7 +65,7 @@ class Rewards:
         return nowhere if self.failed is None else np.any(self.failed, axis=0, out=nowhere)
 
     def joined(self, other: "Rewards") -> "Rewards":
-        """Returns the rewards of these prompts, followed by those of the other's."""
+        """Returns these rewards, followed by the rewards of other prompts."""
         failed = None
         if self.failed is not None and other.failed is not None:
             failed = np.concatenate([self.failed, other.failed], axis=1)
@@ -76,7 +77,7 @@ class Rewards:
         )
 
     def without(self, name: str) -> "Rewards":
-        """Returns the rewards as if there were no function of that name."""
+        """Returns the rewards as if the function with that name did not exist."""
         others = [i for i, own in enumerate(self.names) if own != name]
         weights = tuple(self.weights[i] for i in others)
         failed = None if self.failed is None else self.failed[others]
@@ -84,7 +85,7 @@ class Rewards:
         return Rewards.of(names, self.each[others], weights, failed)
 
     def of_prompts(self, indices: Int[np.ndarray, " Q"]) -> "Rewards":
-        """Returns the rewards of only those prompts, in that order."""
+        """Returns the rewards of the prompts at `indices`, in their order."""
         return dataclasses.replace(
             self,
             each=self.each[:, indices],
@@ -96,8 +97,8 @@ class Rewards:
 class RewardRunner:
     """Runner that calls every reward function on a batch and combines their rewards.
 
-    It owns the workers, and the event loop, of functions that need them: close it, or enter it as a
-    context, so that they end. They start when they are first needed, also after a `close`.
+    It owns the worker processes and the event loop of functions that need them. Close it, or enter
+    it as a context, to end them. They start when they are first needed, also after a `close`.
     """
 
     def __init__(
@@ -107,10 +108,15 @@ class RewardRunner:
         penalty: str | None = None,
         limits: RewardLimits | None = None,
     ):
-        """**Arguments:** the functions by the name they are logged under; their weights, by
-        default 1 each; the name of the function that is a penalty, which applies only where another
-        function does; the limits on the functions. Raises `UserError` where functions and weights
-        do not match, all weights are 0, or the limits cannot be kept.
+        """**Arguments:**
+
+        - `funcs`: the functions, by the names that they are logged under.
+        - `weights`: their weights, by default 1 each.
+        - `penalty`: the name of a function that applies only where another function does.
+        - `limits`: the limits on the functions.
+
+        Raises `UserError` if the numbers of functions and weights differ, all weights are 0, or a
+        limit cannot be enforced.
         """
         weights = (1.0,) * len(funcs) if weights is None else weights
         if not funcs or len(weights) != len(funcs):
@@ -155,14 +161,20 @@ class RewardRunner:
     ) -> Rewards:
         """Computes the rewards of `completions[p][g]`, the completions of `prompts[p]`.
 
-        Their tokens are `completion_ids[p][g]`. Built-in functions read `tagged` in place of
-        `completions`, where it is given: texts with all tags of the layout.
+        **Arguments:**
 
-        Raises `RewardError`, naming the function, where it does not return a list with one number
-        or `None` for each completion. Where it raises, returns a number that is not finite, loses
-        its process or runs out of time, it has failed: a `RewardFailureError` then names the
-        completion too and its cause is the function's own; with `limits.failures` `drop`, the
-        completion has no rewards.
+        - `prompts`, `completions`: the problems, and the texts of their completions.
+        - `completion_ids`: the tokens of each completion.
+        - `tagged`: texts with all tags of the layout, which built-in functions read in place of
+          `completions`.
+
+        Raises `RewardError`, naming the function, if a function does not return a list with a
+        number or `None` for each completion.
+
+        A function fails on a completion if it raises, returns a number that is not finite, loses
+        its process or runs out of time. This raises `RewardFailureError`, which names the function
+        and the completion, with the function's own error as its cause. If `limits.failures` is
+        `drop`, the completion has no rewards instead.
         """
         samples = Samples.of(prompts, completions, completion_ids)
         of_built_in = samples
@@ -179,9 +191,9 @@ class RewardRunner:
         return self.combined(each.reshape(shape), failed.reshape(shape))
 
     def try_out(self, prompt: Prompt, completion: str, ids: Sequence[int]) -> None:
-        """Calls every function once, on one completion and its tokens; raises what a call does.
+        """Calls every function once, on one completion and its tokens; raises their errors.
 
-        So a function that is broken ends a run before its first rollout.
+        A broken function thus ends a run before its first rollout.
         """
         try:
             self([prompt], [[completion]], [[list(ids)]])
@@ -192,12 +204,12 @@ class RewardRunner:
     def combined(
         self, each: Float[np.ndarray, "funcs P G"], failed: Bool[np.ndarray, "funcs P G"]
     ) -> Rewards:
-        """Combines the functions' own rewards, without the completions on which one failed."""
+        """Combines the functions' rewards; with `drop`, completions with a failure have none."""
         dropped = failed if self.limits.failures == "drop" else None
         return Rewards.of(tuple(self.funcs), each, self.weights, dropped)
 
     def check_failures(self, rewards: Rewards) -> None:
-        """Raises `RewardFailureError` where a function failed on more completions than it may."""
+        """Raises `RewardFailureError` if a function failed on more completions than allowed."""
         if rewards.failed is None:
             return
         for name, failed in zip(rewards.names, rewards.failed, strict=True):
@@ -209,7 +221,7 @@ class RewardRunner:
                 )
 
     def _outcomes(self, samples: Samples, of_built_in: Samples) -> dict[str, list[Outcome]]:
-        """Calls all functions; those that are awaited run while the others do."""
+        """Calls all functions; async functions run beside the others."""
         awaited = [name for name, func in self.funcs.items() if is_async(func)]
         theirs = [x for x, func in self.funcs.items() if not is_built_in(func)]
         here = [x for x in theirs if x not in self._in_workers]
@@ -234,7 +246,7 @@ class RewardRunner:
                     call.outcomes.cancel()
 
     def _called(self, name: str, samples: Samples) -> list[Outcome]:
-        """Calls a function that is not awaited, in workers or here."""
+        """Calls a function that is not async, in workers or here."""
         func, stop = self.funcs[name], self.limits.failures == "stop"
         if name in self._in_workers:
             with self._kept(name, elsewhere=True):
@@ -251,11 +263,11 @@ class RewardRunner:
     def _kept(
         self, *names: str, elsewhere: bool = False
     ) -> contextlib.AbstractContextManager[None]:
-        """Keeps the state of this process around calls of functions, here or in workers."""
+        """Restores the state of this process after calls of functions, here or in workers."""
         return self._state.around(f"reward function {' or '.join(names)}", elsewhere=elsewhere)
 
     def _note_failures(self, name: str, outcomes: Sequence[Outcome], samples: Samples) -> None:
-        """Raises the first failure as an error, or warns of it, as the policy says."""
+        """Raises the first failure as an error, or warns of it, according to the policy."""
         failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
         if not failed:
             return
@@ -278,7 +290,7 @@ class RewardRunner:
 def _weighted_sum(
     each: Float[np.ndarray, "funcs P G"], weights: Sequence[float]
 ) -> Float[np.ndarray, "P G"]:
-    """Sums the weighted rewards of the functions that apply; NaN where none does."""
+    """Sums the weighted rewards of the functions that apply; NaN if none does."""
     weighted = np.nansum(np.reshape(weights, (-1, 1, 1)) * each, axis=0)
     return np.where(np.isnan(each).all(axis=0), np.nan, weighted)
 
@@ -299,8 +311,9 @@ def _call(
 ) -> list[Outcome]:
     """Scores a batch in this process, in one call.
 
-    If that raises, a call for each completion finds out for which it does, up to the first if the
-    run stops there. Functions of this package raise `RewardError` for data that they cannot judge.
+    If the call raises, calls for single completions find out on which it fails, up to the first if
+    the run then stops. Functions of this package raise `RewardError` for data that they cannot
+    score.
     """
     together = _outcomes_of_call(name, func, samples)
     if not isinstance(together, Failure):
@@ -325,9 +338,9 @@ def _call(
 def _outcomes_of_call(
     name: str, func: RewardFunc, samples: Samples, *, first: int = 0
 ) -> list[Outcome] | Failure:
-    """Calls a function for completions, of which one is number `first`; a failure is that of all.
+    """Calls a function for completions, the first of which has number `first`.
 
-    Ctrl-C passes, and nothing else that is raised, such as by `sys.exit`.
+    Returns a `Failure` for whatever the function raises, `sys.exit` included, except for Ctrl-C.
     """
     try:
         returned = func(**samples.arguments())

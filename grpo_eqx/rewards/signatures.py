@@ -1,4 +1,4 @@
-"""Checks that reward functions can be called with the columns that the problems have."""
+"""Checks that reward functions can be called with the problems' columns."""
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
@@ -11,17 +11,15 @@ _OTHERWISE = {
     "question": "the questions are its prompts",
     "prompt": "the prompts of all completions are its prompts, a list",
 }
-"""Arguments that people expect, and where what they want is."""
+"""Arguments that people expect, and where to find their values."""
 _OF_TRL = "trainer_state", "log_extra", "log_metric"
 """Arguments that TRL passes, and grpo_eqx does not."""
 
 
 def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
-    """Raises `UserError` for a function that needs a column which the problems lack.
+    """Raises `UserError` for a function that cannot be called with the problems' columns by name.
 
-    Also for one that does not accept a column that they have, or arguments by name.
-
-    **Arguments:** the functions by name; the columns of the problems.
+    **Arguments:** `funcs`: the functions by name. `columns`: the columns of the problems.
     """
     for name, func in funcs.items():
         if inspect.isclass(func):
@@ -33,9 +31,9 @@ def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collectio
 def note_on_unpassed(
     funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]
 ) -> str | None:
-    """Returns a note on functions that can take what only TRL passes, or `None`.
+    """Returns a note on functions with parameters that only TRL passes, or `None`.
 
-    **Arguments:** the functions by name; the columns of the problems, which are passed.
+    **Arguments:** `funcs`: the functions by name. `columns`: the columns of the problems.
     """
     wanted = set(_OF_TRL) - set(columns)
     found = [
@@ -53,7 +51,7 @@ def note_on_unpassed(
 
 
 def _parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter] | None:
-    """Returns the parameters of a function; `None` for one written in C, which does not say."""
+    """Returns the parameters of a function; `None` for a function in C without a signature."""
     try:
         return list(inspect.signature(func, follow_wrapped=False).parameters.values())
     except (TypeError, ValueError):
@@ -61,7 +59,7 @@ def _parameters_of(func: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def _missing(wanted: str, columns: Collection[str]) -> str:
-    """Describes an argument that no function is called with, and what there is."""
+    """Describes an argument that functions are not called with, and the available columns."""
     if wanted in _OTHERWISE:
         return f"{wanted}, which it does not get: {_OTHERWISE[wanted]}"
     has = f"they have {', '.join(columns)}" if columns else "they have none"

@@ -1,9 +1,9 @@
-"""A process that calls reward functions for a run.
+"""Worker process that calls reward functions for a run.
 
-Its guardian loads it as a file, and it loads more files of this package without the package,
-which would bring JAX along: a worker is small, starts soon, and touches no accelerator. What it
-calls after a function it has by names of its own, whatever the function puts into their modules;
-Python's own names it puts back.
+Its guardian loads this file, which loads more files of this package without the package, because
+the package would import JAX. So a worker is small, starts soon, and touches no accelerator. It
+imports by name all functions that it calls after a reward function, because reward functions may
+replace attributes of modules; and it restores the built-in names.
 """
 
 import builtins
@@ -27,16 +27,16 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 _OUT_OF_THE_WAY = 500
-"""Least number of the worker's descriptor, above those that functions use by guess."""
+"""Least number of the worker's descriptor, above numbers that functions may guess."""
 _LONGEST_TRACEBACK = 20_000
 _FILES = "grpo_eqx.common.clean_text", "grpo_eqx.common.errors", "grpo_eqx.rewards.contract"
-"""Files of this package that workers load, each after those that it imports."""
+"""Files of this package that workers load, in the order of their imports."""
 _cancel_dump = faulthandler.cancel_dump_traceback_later
 _NAMES = vars(builtins)
 _OWN_NAMES = _NAMES.copy()
 _TRACE, _RECURSION = gettrace(), getrecursionlimit()
 _LIMITS = {x: getrlimit(x) for name, x in vars(resource).items() if name.startswith("RLIMIT_")}
-"""Limits on resources, once the functions are loaded with those that their modules set."""
+"""Limits on resources, updated once functions are loaded, as their modules may set limits."""
 
 
 def _load(name: str) -> ModuleType:
@@ -61,9 +61,9 @@ else:
 
 
 def main(descriptor: int) -> None:
-    """Serves calls that come through a socket until it is closed."""
+    """Serves calls from a socket until it is closed."""
     calls = descriptor
-    with suppress(OSError):  # so many may not be open
+    with suppress(OSError):  # so high a number may not be allowed
         calls = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
         os.close(descriptor)
     os.set_inheritable(calls, False)
@@ -76,12 +76,12 @@ def main(descriptor: int) -> None:
             reply = _called(funcs[name], index, arguments)
     except OSError:
         _exit(contract.NO_REPLY)
-    except MemoryError:  # under a limit that a function has set
+    except MemoryError:  # because of a limit that a function has set
         _exit(1)
 
 
 def _loaded(setup: Mapping[str, Any]) -> tuple[dict[str, Callable[..., Any]], dict[str, Any]]:
-    """Returns the functions, and the reply that they are there, or why they are not."""
+    """Returns the functions, and the reply, which has the reason if they cannot be loaded."""
     sys.path[:] = setup["path"]
 
     def load() -> dict[str, Callable[..., Any]]:
@@ -106,12 +106,12 @@ def _called(func: Callable[..., Any], index: int, arguments: Mapping[str, bytes]
     try:
         returned = _theirs(partial(func, **values))
         return {"rewards": _theirs(partial(contract.read_rewards, returned, 1, first=index))}
-    except BaseException as error:  # among them sys.exit, of which the process would end
+    except BaseException as error:  # also SystemExit, which would end the process
         return {"raised": contract.reason_of(error), "traceback": _traceback_of(error)}
 
 
 def _theirs(call: Callable[[], Any]) -> Any:
-    """Calls code of the user's own. A process that it forks ends."""
+    """Calls the user's code; a process that the code forks ends after it."""
     worker = getpid()
     try:
         return call()
@@ -120,14 +120,14 @@ def _theirs(call: Callable[[], Any]) -> Any:
             try:
                 _put_back()
                 break
-            except BaseException:  # a function that traces calls, until it raises
+            except BaseException:  # from a function that still traces calls
                 continue
         if getpid() != worker:
             _exit(0)
 
 
 def _put_back() -> None:
-    """Puts back what would change how the worker reads and replies, or what would end it later."""
+    """Restores state that would change how the worker reads and replies, or end it later."""
     _NAMES.update(_OWN_NAMES)
     settrace(_TRACE)
     setprofile(None)
@@ -137,20 +137,20 @@ def _put_back() -> None:
     _cancel_dump()
     for limit, before in _LIMITS.items():
         if getrlimit(limit) != before:
-            with suppress(ValueError):  # the function has lowered the most that it is
+            with suppress(ValueError):  # the function has lowered the hard limit
                 setrlimit(limit, before)
 
 
 def _traceback_of(error: BaseException) -> str:
     try:
         said = "".join(format_exception(error))
-    except BaseException:  # its class may raise whatever it is asked
+    except BaseException:  # its class may raise errors, too
         return contract.reason_of(error)
     return said[-_LONGEST_TRACEBACK:]
 
 
 def _received(calls: int) -> Any:
-    """Returns what the run sends next; ends the process where the run has gone."""
+    """Returns the next message of the run; ends the process if the run has ended."""
     length = int.from_bytes(_read(calls, 8), "big")
     return loads(_read(calls, length))
 
@@ -166,7 +166,7 @@ def _read(calls: int, length: int) -> bytes:
 
 
 def _send(calls: int, token: bytes, reply: Mapping[str, Any]) -> None:
-    """Sends a reply behind the token of its call, so that nothing else is taken for it."""
+    """Sends a reply after the token of its call, so that nothing else is mistaken for a reply."""
     body = ascii(reply).encode()
     left = memoryview(token + len(body).to_bytes(4, "big") + body)
     while left:

@@ -1,4 +1,4 @@
-"""Processes that call reward functions, and are killed when they overrun."""
+"""Pool of worker processes that call reward functions, and are killed at a timeout."""
 
 import ast
 import contextlib
@@ -24,19 +24,19 @@ from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of
 
 _GUARDIAN = Path(__file__).with_name("guardian_main.py")
 _NO_ACCELERATORS = {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-_CALLS_PER_WORKER = 1000  # what a function leaks ends with its process
+_CALLS_PER_WORKER = 1000  # memory that a function leaks is freed with its process
 _START_SECONDS = 120.0
 _GUARDIAN_SECONDS = 15.0
-"""Seconds for a guardian to end what its worker started."""
+"""Seconds that a guardian has to end all processes of its worker."""
 _LAST_WORDS_SECONDS = 1.0
-"""Seconds for a guardian to say how its worker ended, before that is taken to be alive."""
+"""Seconds that a guardian has to report its worker's end, before the worker counts as alive."""
 _TOKEN_BYTES = 16
 _HEAD_BYTES = _TOKEN_BYTES + 4
 _LONGEST_REPLY = 1_000_000
 
 
 class WorkerError(Exception):
-    """The traceback of what a reward function raised in a worker."""
+    """The traceback of an error that a reward function raised in a worker."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -45,10 +45,11 @@ class WorkerError(Exception):
 class WorkerPool:
     """Workers, each of which scores one completion at a time.
 
-    So a completion that crashes, or overruns, is known, and costs no other completion its reward.
-    `concurrent.futures` cannot kill a single worker, and `multiprocessing` would run the user's
-    script again in each: workers are plain subprocesses, each with a guardian that ends what it
-    started. What a worker writes is never unpickled.
+    So the completion that crashes a function, or exceeds its time, is known, and no other
+    completion loses its reward. Workers are plain subprocesses, because `concurrent.futures` cannot
+    kill a single worker, and `multiprocessing` would run the user's script again in each. A worker
+    has a guardian, which ends all processes that the worker started. Replies of workers are never
+    unpickled.
     """
 
     def __init__(
@@ -58,8 +59,11 @@ class WorkerPool:
         *,
         calls_per_worker: int = _CALLS_PER_WORKER,
     ):
-        """**Arguments:** the functions by name; the number of workers; the calls after which a
-        worker is replaced. Workers start with the first `run`.
+        """**Arguments:**
+
+        - `funcs`: the functions by name.
+        - `count`: the number of workers, which start with the first `run`.
+        - `calls_per_worker`: calls after which a worker is replaced.
 
         Raises `UserError` for a function that another process cannot import.
         """
@@ -73,10 +77,15 @@ class WorkerPool:
     ) -> list[Outcome]:
         """Scores a batch, one completion per call.
 
-        **Arguments:** the function; the batch; the timeouts; whether to return at the first
-        failure, when others are `None`.
+        **Arguments:**
 
-        Raises `RewardError` where a function breaks its contract, or workers cannot start.
+        - `name`: the function.
+        - `samples`: the batch.
+        - `limits`: the timeouts.
+        - `stop_at_failure`: whether to return at the first failure, with `None` for completions
+          that are not scored yet.
+
+        Raises `RewardError` if a function breaks its contract, or workers cannot start.
         """
         self._start()
         outcomes: list[Outcome] = [None] * len(samples)
@@ -101,11 +110,11 @@ class WorkerPool:
             self._end(*(worker for worker in self._workers if worker.index is not None))
 
     def close(self) -> None:
-        """Ends all workers, and what they started."""
+        """Ends all workers and the processes that they started."""
         self._end(*self._workers)
 
     def _start(self) -> None:
-        """Waits until all workers are there."""
+        """Waits until all workers are ready."""
         self._fill()
         while not all(worker.ready for worker in self._workers):
             self._settled("", math.inf)
@@ -115,7 +124,7 @@ class WorkerPool:
             self._workers.append(_Worker(self._setup))
 
     def _end(self, *workers: "_Worker") -> None:
-        """Ends workers, and what they started, all at once."""
+        """Ends workers and the processes that they started, all at once."""
         for worker in workers:
             worker.kill()
         for worker in workers:
@@ -123,7 +132,7 @@ class WorkerPool:
             worker.end()
 
     def _give(self, name: str, samples: Samples, waiting: deque[int], limits: RewardLimits) -> None:
-        """Gives idle workers their next completions, and replaces those that have gone."""
+        """Gives idle workers their next completions, and replaces workers that have ended."""
         for worker in [each for each in self._workers if each.is_idle]:
             if worker.calls >= self.calls_per_worker or worker.has_died_idle():
                 self._end(worker)
@@ -132,7 +141,7 @@ class WorkerPool:
         self._fill()
 
     def _settled(self, name: str, end: float) -> dict[int, Outcome]:
-        """Waits for an event; returns the completions whose outcome it decided."""
+        """Waits for an event; returns the outcomes that it settles, by completion."""
         active = [worker for worker in self._workers if not worker.is_idle]
         until = min([end, *(worker.deadline for worker in active)])
         _wait(active, None if until == math.inf else max(0.0, until - time.monotonic()))
@@ -161,18 +170,18 @@ class WorkerPool:
 
 
 class _LostError(Exception):
-    """A worker can reply no more; continues a sentence about the function."""
+    """A worker can no longer reply. The text continues a sentence about the function."""
 
 
 class _Worker:
-    """A worker as the run sees it: a guardian, and a process that calls functions."""
+    """The run's side of a worker: its guardian, and the process that calls functions."""
 
     def __init__(self, funcs: Mapping[str, bytes]):
         self._calls, theirs = socket.socketpair()
         self._guardian, its = socket.socketpair()
         with theirs, its:
             self.process = Popen(
-                # Not with the script's folder on the path, whose modules are others' namesakes.
+                # -P leaves the script's folder off the path: its modules have common names.
                 [sys.executable, "-P", str(_GUARDIAN), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=its.fileno(),
@@ -194,15 +203,15 @@ class _Worker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it waits for a call."""
+        """Whether the worker waits for a call."""
         return self.ready and self.index is None
 
     def has_died_idle(self) -> bool:
-        """Returns whether a worker that owes no reply is gone, or says something."""
+        """Returns whether a worker that owes no reply has ended, or sent anything."""
         return bool(self._received) or bool(_wait([self], 0.0))
 
     def give(self, name: str, samples: Samples, index: int, seconds: float | None) -> None:
-        """Has the worker call a function with one completion.
+        """Makes the worker call a function with one completion.
 
         Raises `UserError`, naming the column, for a value that another process cannot read.
         """
@@ -213,7 +222,7 @@ class _Worker:
         self._ask(name, index, arguments, seconds=seconds)
 
     def _ask(self, *message: Any, seconds: float | None) -> None:
-        """Sends a message, of whose reply it is known by a token that it is that."""
+        """Sends a message with a new token, by which its reply is recognized."""
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         body = pickle.dumps((self._token, *message))
         self._unsent = memoryview(len(body).to_bytes(8, "big") + body)
@@ -221,15 +230,15 @@ class _Worker:
         self.deadline = math.inf if seconds is None else time.monotonic() + seconds
 
     def register(self, selector: selectors.BaseSelector) -> None:
-        """Has a selector wait for what the worker may do next."""
+        """Makes a selector wait for the worker's next event."""
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._unsent else 0)
         selector.register(self._calls, events)
         selector.register(self._guardian, selectors.EVENT_READ)
 
     def reply(self) -> dict[str, Any] | None:
-        """Returns the worker's reply, after which it is idle, or `None` if there is none yet.
+        """Returns the worker's reply, after which it is idle, or `None` before the reply.
 
-        Never waits. Raises `_LostError` if there will be none.
+        Never waits. Raises `_LostError` if no reply will come.
         """
         ended = self._exchange()
         head, body = self._received[:_HEAD_BYTES], self._received[_HEAD_BYTES:]
@@ -253,7 +262,7 @@ class _Worker:
         return reply
 
     def _exchange(self) -> bool:
-        """Sends and receives what can be at once; returns whether the worker closed its end."""
+        """Sends and receives without waiting; returns whether the worker closed its end."""
         try:
             while self._unsent:
                 self._unsent = self._unsent[self._calls.send(self._unsent) :]
@@ -274,13 +283,13 @@ class _Worker:
         return False
 
     def _ended_alone(self, seconds: float) -> bool:
-        """Returns whether the guardian says, within a time, that the worker has ended."""
+        """Returns whether the guardian reports, within `seconds`, that the worker has ended."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._guardian, selectors.EVENT_READ)
             return bool(selector.select(seconds))
 
     def _how_it_ended(self) -> str:
-        """Describes how a worker ended that was not asked to."""
+        """Describes the unexpected end of a worker."""
         alone = self._ended_alone(_LAST_WORDS_SECONDS)
         code = self.end()
         if not alone or code == f"exit code {NO_REPLY}":
@@ -288,12 +297,12 @@ class _Worker:
         return f"lost its process ({code})"
 
     def kill(self) -> None:
-        """Has the guardian kill the worker and all that it started."""
+        """Makes the guardian kill the worker and all processes that it started."""
         with contextlib.suppress(OSError):
             self._guardian.shutdown(socket.SHUT_WR)
 
     def end(self) -> str:
-        """Kills the worker, and waits until nothing is left; returns what it ended with."""
+        """Kills the worker, waits until no process is left, and returns its exit code in words."""
         self.kill()
         self._calls.close()
         try:
@@ -308,7 +317,7 @@ class _Worker:
 
 
 def _wait(workers: Sequence[_Worker], seconds: float | None) -> bool:
-    """Waits until one of the workers may do something, and returns whether one may."""
+    """Waits for an event of any of the workers; returns whether one occurred in time."""
     with selectors.DefaultSelector() as selector:
         for worker in workers:
             worker.register(selector)
@@ -322,7 +331,7 @@ def _read(name: str, reply: Mapping[str, Any]) -> Outcome:
 
 
 def _pickled(column: str, values: Any) -> bytes:
-    """Returns a column as a worker can read it; raises `UserError` where it cannot be sent."""
+    """Returns a column in pickled form; raises `UserError` if it cannot be pickled."""
     try:
         return pickle.dumps(values)
     except Exception as error:
@@ -337,9 +346,10 @@ def _unreadable(column: str, reason: str) -> UserError:
 
 
 def _by_reference(name: str, func: Callable[..., Any]) -> bytes:
-    """Returns a function as the name of its module and its own; raises `UserError` if it has none.
+    """Returns a function pickled as module and name; raises `UserError` if it cannot be.
 
-    The workers do not run the user's script, which would train once more in each.
+    Functions of the user's script are rejected: importing the script would train again in each
+    worker.
     """
     fix = (
         "with reward_workers, define it at the top level of a module that can be imported, such as "

@@ -296,7 +296,7 @@ SCRIPTS = {
     "trainer(train_data=['1 + 1?'])": "problem 1 is of type str: give an object",
     "trainer(train_data=[{'text': 'x', 'label': 1}])": "no column question or prompt, only label",
     "trainer(train_data=[ROWS[0], {'question': 'x'}])": "problem 2 has the columns question, but",
-    "trainer(train_data=[])": "train_data is empty: add problems",
+    "trainer(train_data=[])": "train_data has no problems: add problems",
     "trainer(eval_data={'easy': ROWS, 'hard': ROWS})": (
         "eval_data is a dict of easy, hard: pass one data set, as in eval_data=data['easy']"
     ),
