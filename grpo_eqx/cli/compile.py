@@ -55,7 +55,7 @@ def _compile(cfg: GRPOConfig) -> None:
 def _cache_to_fill() -> str:
     """Turns on the cache of compiled programs, and returns its folder.
 
-    Raises `UserError` where there is none, or where this process has to write to it and cannot.
+    Raises `UserError` if there is no cache, or if this process must write it and cannot.
     """
     import jax
 
@@ -82,7 +82,7 @@ def _cache_to_fill() -> str:
             f"compiled programs cannot be kept, as {problem}: set JAX_COMPILATION_CACHE_DIR to a "
             f"writable folder, for compile and for train."
         )
-    # What is asked for is worth a file, however quickly it is compiled.
+    # Programs that the user asks for are kept, even if they compile quickly.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     return folder
 
@@ -90,7 +90,7 @@ def _cache_to_fill() -> str:
 def _programs(
     cfg: GRPOConfig, stages: "Stages"
 ) -> Iterator[tuple[str, Callable[[], "jax.stages.Lowered"]]]:
-    """Yields the programs that `train` calls, by name, each to be lowered from shapes alone."""
+    """Yields the programs that `train` calls, by name, to be lowered from shapes."""
     from grpo_eqx.data.batches import prompt_widths
     from grpo_eqx.planner.search import fitting
     from grpo_eqx.run.passed import Passed
@@ -112,9 +112,9 @@ def _programs(
 
 
 def _compiled(name: str, lowered: "jax.stages.Lowered") -> str:
-    """Compiles a program, unless it is in the cache, and says which it was.
+    """Compiles a program, unless it is in the cache; returns what was done, in words.
 
-    Raises `UserError` where it does not fit the devices, or cannot be kept.
+    Raises `UserError` if the program does not fit the devices, or cannot be kept.
     """
     import jax
 

@@ -117,7 +117,7 @@ class Eval(Subcommand):
             )
 
     def _default_output(self) -> Path:
-        """Names the file of results after the flags."""
+        """Returns a file of results, named after the flags."""
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, default=str)
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         parts = [_last_part(x) for x in (self.model, self.data) if x is not None]
@@ -128,11 +128,11 @@ _SETTINGS = (
     "max_completion_length", "max_prompt_length", "system_prompt", "chat_template",
     "stop_strings", "rollout_dtype", "mesh", "seed",
 )  # fmt: skip
-"""Flags that are settings of a run too."""
+"""Flags that are also settings of a run."""
 
 
 def _last_part(name: str) -> str:
-    """Returns the last part of a path or name, in characters that file names have."""
+    """Returns the last part of a path or name, in characters that suit file names."""
     return re.sub(r"[^\w.-]+", "-", name.rstrip("/").rsplit("/", 1)[-1]).removesuffix(".jsonl")
 
 

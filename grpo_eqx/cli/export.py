@@ -48,7 +48,7 @@ class Export(Subcommand):
             print_clean(f"nothing is written here: of {hosts} hosts, the first one exports")
             return 0
         check_xla_flags()
-        # An accelerator may belong to the run, and is not needed.
+        # The run may be using the accelerator, which is not needed here.
         jax.config.update("jax_platforms", "cpu")
         written = export(
             self.checkpoint, self.output, self.dtype, _say, self.model, merge=self.merge
@@ -61,12 +61,12 @@ class Export(Subcommand):
 
 
 def _of_other_host() -> int | None:
-    """Returns the number of hosts where this process is not on the first of several."""
+    """Returns the number of hosts, unless this process is on the first host; `None` if it is."""
     from grpo_eqx.distributed.cluster import find_cluster
 
     try:
         cluster = find_cluster()
-    except UserError:  # a run could not start like this; an export needs no other process
+    except UserError:  # a run could not start like this, but an export can
         return None
     return None if cluster is None or cluster.process_id == 0 else cluster.num_processes
 

@@ -16,7 +16,7 @@ _LABELS = {"sickness": Text("sick  ", "bold red"), "note": Text("note  ", "bold 
 
 
 def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
-    """Prints what was found, each with its steps, numbers and advice, or what was checked."""
+    """Prints findings with steps, numbers and advice, and for a healthy run, the rules checked."""
     console = safe_console()
     steps, evaluations = len(run.steps), len(run.evaluations)
     if not run.steps:
@@ -52,12 +52,12 @@ def show_findings(run: RecordedRun, findings: Sequence[Finding]) -> None:
 def _print(console: Console, text: Text, indent: int = 0) -> None:
     if console.is_terminal:
         console.print(Padding(text, (0, 0, 0, indent)))
-    else:  # one line, to be searched
+    else:  # a single line, easy to search
         console.print(Text(" " * indent) + text, soft_wrap=True)
 
 
 def _can_see(rule: Rule, run: RecordedRun) -> bool:
-    """Returns whether the run has recorded what the rule reads."""
+    """Returns whether the run has recorded the rule's metric."""
     start = rule.metric.partition("{")[0]
     rows = [*run.steps[-1:], *(run.evaluations[-1:] if len(run.evaluations) > 1 else ())]
     return any(name.startswith(start) for row in rows for name in row)

@@ -1,4 +1,4 @@
-"""Values of flags: converted, and refused, as those of config files are."""
+"""Values of flags, converted and rejected like the values in config files."""
 
 import itertools
 import re
@@ -14,9 +14,9 @@ from grpo_eqx.settings.types import as_one_of
 from grpo_eqx.settings.unknown_names import advice
 
 AS_SETTINGS = ConstructorRegistry()
-"""Has tyro convert values as settings are, while it is entered; strings that are none stay.
+"""Makes tyro convert values like settings, while it is entered; invalid values stay strings.
 
-What takes the settings then refuses these, with the sentence that it has for Python and files.
+The config then rejects these strings with the same message as in Python and files.
 """
 _FLAG = re.compile(r"--\w[\w-]*(?==|$)")
 _ASSIGNMENT = re.compile(r"[+~]*([A-Za-z_][\w.]*)=(.*)")
@@ -49,7 +49,7 @@ def _as_setting(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None
 
 
 def is_of_setting(kind: Any) -> bool:
-    """Returns whether a type is one that settings have; those of subcommands are not."""
+    """Returns whether a type is a type of settings; types of subcommands are not."""
     if len(parts := _parts(kind)) > 1:
         return all(map(is_of_setting, parts))
     if get_origin(kind) is Annotated:
@@ -59,12 +59,12 @@ def is_of_setting(kind: Any) -> bool:
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
-    """Returns the types that a type is a union of."""
+    """Returns the parts of a union, or the type itself."""
     return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
 
 
 def refuse_dashes(arguments: Sequence[str]) -> None:
-    """Raises `UserError` for a value after a flag that would be read as a flag."""
+    """Raises `UserError` for a value that would be read as a flag."""
     for before, argument in itertools.pairwise(["", *arguments]):
         if argument.startswith("--") and not _FLAG.match(argument):
             example = before if _FLAG.fullmatch(before) else "--FLAG"
@@ -75,9 +75,9 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
 
 
 def refuse_assignments(arguments: Sequence[str], known: Collection[str]) -> None:
-    """Raises `UserError` for settings that are given without dashes, as Hydra takes them.
+    """Raises `UserError` for settings without dashes, in Hydra's style.
 
-    **Arguments:** the command line; the names of flags, without dashes.
+    **Arguments:** `arguments`: the command line. `known`: names of flags, without dashes.
     """
     answers = []
     for before, argument in itertools.pairwise(["", *arguments]):
@@ -101,9 +101,12 @@ def check_complete(
 ) -> None:
     """Raises `UserError` for a flag without its value, and for a value without its flag.
 
-    **Arguments:** the command line; what stands for the value of each flag, by the flag's name
-    without dashes: empty for a switch, ending with `...` where there may be several; returns what
-    to write for the value that a flag lacks.
+    **Arguments:**
+
+    - `arguments`: the command line.
+    - `placeholders`: placeholders of values, by the names of flags without dashes: empty for a
+      switch, and ending with `...` for several values.
+    - `wanted`: returns the advice for a flag whose value is missing.
     """
     flag, awaited, several = None, False, False
     lists: set[str] = set()
@@ -120,7 +123,7 @@ def check_complete(
         expected = placeholders.get(flag, "")
         if equals and not expected and flag in placeholders:
             raise UserError(_about_stray(value, flag, placeholders))
-        unknown = flag.removeprefix("no-") not in placeholders  # another message tells of it
+        unknown = flag.removeprefix("no-") not in placeholders  # another check rejects it
         several = (expected.endswith("...") and not equals) or unknown
         awaited = bool(expected) and not several and not equals
         if expected.endswith("...") and flag in lists:
@@ -134,7 +137,7 @@ def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) 
     if flag is None:
         use = f", or use --config {value}" if value.endswith((".yaml", ".yml", ".json")) else ""
         return f"{value!r} is no flag: flags start with --{use}."
-    if placeholders.get(flag, "").endswith("..."):  # only one after an equals sign
+    if placeholders.get(flag, "").endswith("..."):  # a single value after an equals sign
         return f"--{flag}=... takes one value: for several, write --{flag} A B, without the =."
     if flag in ("data", "eval-data"):
         return f"--{flag} takes one file: join several, as cat A.jsonl B.jsonl > C.jsonl does."

@@ -65,9 +65,9 @@ class ConfigFlags(GRPOConfig):
         pass  # tyro would print a `UserError` of the config's own checks in a box
 
     def settings(self) -> GRPOConfig:
-        """Returns the config, and gives the other flags their types.
+        """Returns the config, and converts the other flags to their types.
 
-        Raises `UserError` for values that cannot be.
+        Raises `UserError` for invalid values.
         """
         settings = [field.name for field in dataclasses.fields(self.config_class)]
         cfg = self.config_class(**{name: getattr(self, name) for name in settings})
@@ -79,7 +79,7 @@ class ConfigFlags(GRPOConfig):
 
     @classmethod
     def check(cls, arguments: Sequence[str]) -> None:
-        """Raises `UserError` for a flag that there is not, or one that lacks its value."""
+        """Raises `UserError` for an unknown flag, or a flag without its value."""
         refuse_dashes(arguments)
         flags = [each[2:].partition("=")[0] for each in arguments if each.startswith("--")]
         names = [flag.replace("-", "_") for flag in flags]
@@ -103,9 +103,9 @@ class ConfigFlags(GRPOConfig):
 
     @classmethod
     def defaults_for(cls: type[Flags], arguments: Sequence[str]) -> Flags:
-        """Returns flags with the defaults of the recipe and the file that the arguments name.
+        """Returns flags with defaults from the recipe and the file in the arguments.
 
-        Raises `UserError` for a file that cannot be read, or has settings that cannot be.
+        Raises `UserError` for an unreadable file, or invalid settings in it.
         """
         parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
         parser.add_argument("--recipe", nargs="?")
@@ -137,7 +137,7 @@ class RunFlags(ConfigFlags):
     """Index of this process, from 0."""
 
     def export(self) -> None:
-        """Sets the environment variables by which launchers number the processes of a run."""
+        """Sets the environment variables in which launchers number the processes of a run."""
         given = {
             COORDINATOR: self.coordinator_address,
             NUM_PROCESSES: self.num_processes,
@@ -149,7 +149,7 @@ class RunFlags(ConfigFlags):
 def run(main: Callable[[Config], None]) -> None:
     """Calls `main` with the config that the command line describes, every field a flag.
 
-    It is a `GRPOConfig`, or the subclass of it that the parameter of `main` is annotated with.
+    The config is a `GRPOConfig`, or a subclass of it that annotates the parameter of `main`.
     `--recipe` names a recipe and `--config` a file, whose settings become the flags' defaults. A
     `UserError` ends the process with one line and `EXIT_USER_ERROR`, and a `RunError` with one line
     and `EXIT_FAULT`.
@@ -169,10 +169,10 @@ def run(main: Callable[[Config], None]) -> None:
 
 
 def _config_of(main: Callable[..., None]) -> type[GRPOConfig]:
-    """Returns the class of config that a function is annotated to take."""
+    """Returns the config class in the annotation of a function's first parameter."""
     try:
         kind = get_type_hints(main)[next(iter(inspect.signature(main).parameters))]
-    except (KeyError, NameError, StopIteration, TypeError, ValueError):  # there is no annotation
+    except (KeyError, NameError, StopIteration, TypeError, ValueError):  # no annotation
         return GRPOConfig
     return kind if inspect.isclass(kind) and issubclass(kind, GRPOConfig) else GRPOConfig
 
@@ -180,7 +180,7 @@ def _config_of(main: Callable[..., None]) -> type[GRPOConfig]:
 def _own_fields(config: type[GRPOConfig]) -> list[dataclasses.Field[Any]]:
     """Returns the fields that a subclass of the config adds or changes.
 
-    Raises `UserError` for one that is no dataclass.
+    Raises `UserError` for a subclass that is not a dataclass.
     """
     if inspect.get_annotations(config) and "__dataclass_params__" not in vars(config):
         raise UserError(
@@ -192,7 +192,7 @@ def _own_fields(config: type[GRPOConfig]) -> list[dataclasses.Field[Any]]:
 
 
 def _flags_for(config: type[GRPOConfig]) -> type[RunFlags]:
-    """Returns the flags of a config; raises `UserError` for a field that can be no flag."""
+    """Returns the flags of a config; raises `UserError` for a field that cannot be a flag."""
     own, types = _own_fields(config), get_type_hints(config, include_extras=True)
     for field in own:
         name = f"{config.__name__}.{field.name}"
@@ -205,7 +205,7 @@ def _flags_for(config: type[GRPOConfig]) -> type[RunFlags]:
             raise UserError(f"{name} has no default, which a flag needs: give it one.")
     return dataclasses.make_dataclass(
         "Flags",
-        # Again, as the fields of `RunFlags` would hide other defaults.
+        # Repeated, because the fields of `RunFlags` would hide changed defaults.
         [(each.name, types[each.name], dataclasses.field(default=each.default)) for each in own],
         bases=(RunFlags, config) if own else (RunFlags,),
         namespace={"config_class": config},
@@ -230,8 +230,8 @@ def start(flags: RunFlags, main: Callable[[Any], None]) -> None:
 
 @contextmanager
 def ends_with_a_line() -> Iterator[None]:
-    """Ends the process with one line for an error that a user can fix, and its exit code."""
-    # Until the run has its own handler: Python's raises wherever it is, also where JAX ignores it.
+    """Ends the process with one line and an exit code for an error that a user can fix."""
+    # Until the run sets a handler: Python's handler raises anywhere, also where JAX ignores errors.
     earlier = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         yield
@@ -252,7 +252,7 @@ def ends_with_a_line() -> Iterator[None]:
 
 
 def _end(code: int) -> NoReturn:
-    """Ends the process, even if it has joined others, which would make it wait."""
+    """Ends the process soon, also if it has joined others, for which JAX would wait."""
     if "jax" in sys.modules:
         from grpo_eqx.distributed.startup import leave_soon
 

@@ -1,4 +1,4 @@
-"""Help on a run's many flags: the essential ones on a screen, all of them by group."""
+"""Help on a run's many flags: essential flags on a screen, and all flags by group."""
 
 import ast
 import dataclasses
@@ -19,13 +19,13 @@ ESSENTIALS = (
     "max_completion_length", "steps", "learning_rate", "mesh", "micro_batch_size_per_device",
     "output_dir", "resume", "print_config",
 )  # fmt: skip
-"""Flags that `--help` shows, of those that a command has."""
+"""Flags that `--help` shows, if a command has them."""
 
 _OF_RUNS = {"reward_funcs", "learning_rate", "output_dir", "resume", "print_config"}
-"""Flags among them that decide nothing about a plan, whose help has its own."""
+"""Essential flags that `grpo-eqx plan` leaves out, because they do not affect a plan."""
 
 _OWN_GROUP = "command"
-"""Group of the flags that are no settings."""
+"""Group of the flags that are not settings."""
 _WIDEST = 100
 _FIRST_SENTENCE = re.compile(r".*?(?=[;.](?: |$)|: (?![a-z]+ \()|$)")
 
@@ -40,9 +40,14 @@ def show_help(
 ) -> NoReturn:
     """Prints the help that arguments ask for, and ends the process.
 
-    **Arguments:** the dataclass of flags; the command as it is typed; what it does; the arguments:
-    `--help` for the essentials, `--help GROUP` for a group, `--help-all` for everything; flags that
-    are essentials besides. Raises `UserError` for an unknown group.
+    **Arguments:**
+
+    - `flags`: the dataclass of flags.
+    - `command`, `about`: the command as it is typed, and what it does.
+    - `arguments`: `--help` for essential flags, `--help GROUP` for a group, or `--help-all`.
+    - `own`: more essential flags.
+
+    Raises `UserError` for an unknown group.
     """
     from grpo_eqx.tracking.safe_console import safe_console
 
@@ -75,7 +80,7 @@ def _all(groups: Mapping[str, Sequence[str]]) -> list[str]:
 
 
 def _wanted(arguments: Sequence[str]) -> str | None:
-    """Returns the group that follows `--help`, if one does."""
+    """Returns the group after `--help`, if any."""
     words = [word for each in arguments for word in each.split("=", 1)]
     for flag, value in itertools.pairwise(words):
         if flag in ("-h", "--help") and not value.startswith("-"):
@@ -84,7 +89,7 @@ def _wanted(arguments: Sequence[str]) -> str | None:
 
 
 def groups_of(flags: type) -> dict[str, list[str]]:
-    """Returns the flags' names by group: the comments in the classes that define them."""
+    """Returns the flags' names by group, as comments in their classes name the groups."""
     groups: dict[str, list[str]] = {}
     for kind in _bases(flags):
         fields = {field.lineno: name for name, (field, _) in _documented(kind).items()}
@@ -98,7 +103,7 @@ def groups_of(flags: type) -> dict[str, list[str]]:
 
 
 def _bases(flags: type) -> list[type]:
-    """Returns the dataclasses that define fields, the one with the settings first."""
+    """Returns the dataclasses that define fields, first the class of the settings."""
     own = [kind for kind in flags.__mro__ if "__annotations__" in vars(kind)]
     return [kind for kind in reversed(own) if dataclasses.is_dataclass(kind)]
 
@@ -123,7 +128,7 @@ def _table(flags: type, names: Sequence[str], *, brief: bool) -> Any:
 
 
 def placeholder(flags: type, name: str) -> str:
-    """Returns what stands for a flag's value: INT, FLOAT, TEXT or CHOICE; empty for a switch."""
+    """Returns the placeholder of a flag's value: INT, FLOAT, TEXT or CHOICE; "" for a switch."""
     return "CHOICE" if choices_of(flags, name) else noun_of(flags, name)
 
 
@@ -138,7 +143,7 @@ def _explained(flags: type, name: str, text: str, default: Any) -> str:
 
 @functools.cache
 def _documented(kind: type) -> Mapping[str, tuple[ast.AnnAssign, str]]:
-    """Returns the fields that a class defines, with the text under each, if any, as one line."""
+    """Returns the fields that a class defines, each with its docstring, if any, in one line."""
     (node,) = ast.parse(_source(kind)).body
     assert isinstance(node, ast.ClassDef)
     return {
@@ -149,7 +154,7 @@ def _documented(kind: type) -> Mapping[str, tuple[ast.AnnAssign, str]]:
 
 
 def _text(statement: ast.stmt) -> str:
-    """Returns the text of a statement that is nothing else."""
+    """Returns the text of a docstring; "" for another statement."""
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
         return str(statement.value.value)
     return ""

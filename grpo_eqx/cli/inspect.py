@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _SHOWN, _PER_STEP = 10, 3
 _LONGEST = 1200
-"""Characters of a text that are shown."""
+"""Most characters of a text that are shown."""
 _LONGEST_BESIDE_OTHERS = 400
 _MOST_PROMPTS_NAMED = 5
 _INDENT = 4
@@ -87,7 +87,7 @@ class Inspect(Subcommand):
         return 0
 
     def _wanted(self) -> "Wanted":
-        """Returns the conditions. Raises `UserError` for flags that cannot be read."""
+        """Returns the conditions; raises `UserError` for invalid flags."""
         from grpo_eqx.tracking.recorded_completions import Wanted
 
         for name in ("best", "worst", "limit"):
@@ -116,7 +116,7 @@ class Inspect(Subcommand):
         )
 
     def _chosen(self, found: "Sequence[Match]", most: int) -> "list[Match]":
-        """Returns which of the completions to show, and in what order; 0: all."""
+        """Returns the completions to show, in their order; `most` is 0 for all."""
         from grpo_eqx.tracking.completions_view import evenly
 
         number = self.best or self.worst
@@ -155,7 +155,7 @@ class Inspect(Subcommand):
         )
 
     def _count(self, chosen: "Sequence[Match]", found: "Sequence[Match]") -> str:
-        """Says how many match, and how to see those that are not shown."""
+        """Says how many completions match, and how to see the others."""
         from grpo_eqx.tracking.recorded_completions import steps_in_words
 
         without = ""
@@ -229,7 +229,7 @@ def _pattern_of(text: str | None) -> re.Pattern[str] | None:
 
 
 def _refuse_several(recorded: "RecordedCompletions", found: "Sequence[Match]", asked: str) -> None:
-    """Refuses completions of several prompts, of which it names some."""
+    """Raises `UserError`, which names some prompts, for completions of several prompts."""
     prompts: dict[str, Match] = {}
     for match in found:
         prompts.setdefault(match.prompt_id, match)
@@ -249,7 +249,7 @@ def _is_colored(console: "Console") -> bool:
 
 
 def _finite(value: Any) -> Any:
-    """Returns a value as JSON has it, with null for what is not finite."""
+    """Returns a value with `None` for numbers that are not finite, which JSON cannot hold."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return [_finite(x) for x in value] if isinstance(value, list) else value

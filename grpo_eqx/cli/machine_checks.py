@@ -13,7 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -23,7 +23,7 @@ from packaging.requirements import Requirement
 
 from grpo_eqx.common.errors import UserError, first_line
 from grpo_eqx.distributed.cluster import declared_by, find_cluster
-from grpo_eqx.distributed.program_facts import check_xla_flags
+from grpo_eqx.distributed.program_facts import check_xla_flags, installed_version
 from grpo_eqx.distributed.tpu_runtime import has_tpu
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.pretrained import hub_model, is_local, model_folder
@@ -33,13 +33,13 @@ from grpo_eqx.training.compilation import cache_folder
 
 _NETWORK_SECONDS = 4.0
 _CHECK_SECONDS = 5.0
-"""Seconds that a check of the network may take: finding an address has no limit of its own."""
+"""Seconds that a check may take, because looking up an address has no limit of its own."""
 _DEVICE_SECONDS = 60.0
 _SHOWN = ("grpo_eqx", "jax", "jaxlib", "libtpu", "orbax-checkpoint", "numpy", "wandb")
 _CHECKPOINT_BYTES = 3 * 4
-"""Bytes per parameter: itself and the two moments of AdamW, in float32."""
+"""Bytes per parameter: the parameter and two moments of AdamW, in float32."""
 _CHECKPOINTS = 3
-"""Checkpoints on disk while one is written, with the default `save_total_limit`."""
+"""Checkpoints on disk while another is written, with the default `save_total_limit`."""
 _OPEN_FILES = 1024
 _LIST_DEVICES = """
 import json, jax
@@ -55,13 +55,16 @@ class Check(NamedTuple):
     status: Literal["ok", "warn", "fail"]
     found: str
     fix: str = ""
-    """Advice on what to do, unless the status is ok."""
+    """Advice, unless the status is ok."""
 
 
 def run_checks(output_dir: Path, model: str) -> Iterator[tuple[str, Check]]:
     """Runs all checks at the same time, and yields their names and results in order.
 
-    **Arguments:** the folder that runs are to be written to; the model whose checkpoints must fit.
+    **Arguments:**
+
+    - `output_dir`: the folder for runs.
+    - `model`: the model whose checkpoints must fit the disk.
     """
     checks: dict[str, Callable[[], Check]] = {
         "packages": packages,
@@ -81,8 +84,8 @@ def run_checks(output_dir: Path, model: str) -> Iterator[tuple[str, Check]]:
 
 
 def packages() -> Check:
-    """Checks that installed versions go together, as they themselves require."""
-    found = {name: each for name in _SHOWN if (each := _version(name)) is not None}
+    """Checks that installed packages have the versions that they require of each other."""
+    found = {name: each for name in _SHOWN if (each := installed_version(name)) is not None}
     listed = f"Python {sys.version.split()[0]}, {', '.join(map(' '.join, found.items()))}"
     if "grpo_eqx" not in found:
         return Check("warn", f"{listed}: grpo_eqx is not installed", "pip install -e .")
@@ -90,9 +93,9 @@ def packages() -> Check:
         for requirement in map(Requirement, requires(package) or ()):
             if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
                 continue
-            own = _version(requirement.name)
+            own = installed_version(requirement.name)
             if own is None or not requirement.specifier.contains(own, prereleases=True):
-                text = f"{package} {_version(package)} needs {requirement.name}"
+                text = f"{package} {installed_version(package)} needs {requirement.name}"
                 has = "which is not installed" if own is None else f"but {own} is installed"
                 return Check(
                     "fail",
@@ -104,15 +107,8 @@ def packages() -> Check:
     return Check("ok", listed)
 
 
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
 def devices() -> Check:
-    """Lists the devices of this host, as another process sees them: a backend may abort it."""
+    """Lists this host's devices, in another process, because a backend may abort its process."""
     check_xla_flags()
     present = accelerator(Path("/dev"))
     try:
@@ -152,14 +148,14 @@ _EXTRAS = {"GPU": "cuda13", "TPU": "tpu"}
 
 
 def accelerator(device_files: Path) -> Literal["GPU", "TPU"] | None:
-    """Returns the kind of accelerator that the kernel has device files for."""
+    """Returns the kind of accelerator for which the kernel has device files."""
     if any(device_files.glob("nvidia[0-9]*")):
         return "GPU"
     return "TPU" if has_tpu(device_files) else None
 
 
 def compilation_cache() -> Check:
-    """Checks that compiled programs can be kept, and that nobody else can write them."""
+    """Checks that compiled programs can be kept, and that other users cannot write them."""
     settings: Any = jax.config  # its attributes are created at run time
     if not settings.jax_enable_compilation_cache:
         return Check("ok", "off (JAX_ENABLE_COMPILATION_CACHE)")
@@ -180,7 +176,7 @@ def compilation_cache() -> Check:
 
 
 def hugging_face_hub() -> Check:
-    """Checks that the hub answers; says whether there is a token, not which."""
+    """Checks that the hub answers; tells whether there is a token, but does not show it."""
     from huggingface_hub import constants, get_token
 
     token = "with a token" if get_token() else "without a token: public repositories only"
@@ -194,8 +190,8 @@ def hugging_face_hub() -> Check:
 
 
 def weights_and_biases() -> Check:
-    """Checks that Weights & Biases answers and has a key, which `--wandb online` needs."""
-    if _version("wandb") is None:
+    """Checks that Weights & Biases answers and has a key, as `--wandb online` needs."""
+    if installed_version("wandb") is None:
         return Check("ok", "not installed")
     if os.environ.get("WANDB_MODE") == "offline":
         return Check("ok", "offline (WANDB_MODE)")
@@ -216,7 +212,7 @@ def _netrc_has(host: str) -> bool:
 
 
 def _reached(url: str, more: str, fix: str) -> Check:
-    """Asks a server for its headers. Any answer will do."""
+    """Checks that a server answers a request for headers in any way."""
     parts = urlsplit(url)  # a user and a password in it are left out
     server = (parts.hostname or "") + ("" if parts.port is None else f":{parts.port}")
     request = urllib.request.Request(f"{parts.scheme}://{server}{parts.path}", method="HEAD")
@@ -239,7 +235,7 @@ def output_folder(folder: Path) -> Check:
 
 
 def unwritable(folder: Path) -> str | None:
-    """Says why nothing can be written to a folder, which may have to be created first."""
+    """Returns why a folder, which may not exist yet, cannot be written; `None` if it can."""
     existing = _existing(folder)
     try:
         tempfile.TemporaryFile(dir=existing).close()
@@ -277,7 +273,7 @@ def _memory(size: int) -> str:
 
 
 def _config_at_hand(model: str) -> ModelConfig | None:
-    """Returns the config of a model that is published, on this machine, or in the hub's cache."""
+    """Returns a model's config if it is known without a download."""
     if is_local(model):
         return read_config(model_folder(model) / "config.json")
     name = hub_model(model)
@@ -290,7 +286,7 @@ def _config_at_hand(model: str) -> ModelConfig | None:
 
 
 def open_files() -> Check:
-    """Checks how many files a process may open: a checkpoint is many."""
+    """Checks the limit on open files: a checkpoint has many files."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
         return Check("ok", "no limit")
@@ -300,7 +296,7 @@ def open_files() -> Check:
 
 
 def processes() -> Check:
-    """Says which processes a run would have if it started here, without joining them."""
+    """Lists the processes that a run would have if it started here, without joining them."""
     cluster = find_cluster()
     if cluster is None:
         return Check("ok", "one: no launcher declares others")
@@ -313,10 +309,7 @@ def processes() -> Check:
 
 
 def _start(check: Callable[[], Check]) -> Callable[[float], Check]:
-    """Starts a check; returns what waits a number of seconds for its result.
-
-    Its thread is left behind where it takes longer.
-    """
+    """Starts a check in a thread; returns a function that waits some seconds for its result."""
     results: list[Check] = []
     thread = threading.Thread(target=lambda: results.append(_caught(check)), daemon=True)
     thread.start()
@@ -331,10 +324,10 @@ def _start(check: Callable[[], Check]) -> Callable[[float], Check]:
 
 
 def _caught(check: Callable[[], Check]) -> Check:
-    """Runs a check; one that raises has failed."""
+    """Runs a check; an error counts as a failure."""
     try:
         return check()
-    except UserError as error:  # says its own fix
+    except UserError as error:  # its message has the fix
         return Check("fail", first_line(error))
     except Exception as error:
         return Check(

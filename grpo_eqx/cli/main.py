@@ -52,7 +52,7 @@ _ANY = functools.reduce(
     operator.or_,
     (Annotated[kind, tyro.conf.subcommand(name)] for name, kind in _SUBCOMMANDS.items()),
 )
-"""Union of the subcommands, for the help on all of them."""
+"""Union of the subcommands, for their common help."""
 _OF_LAUNCHERS: Mapping[str, str] = {
     "nproc_per_node": "use --processes.",
     "num_processes": "use --processes.",
@@ -68,7 +68,7 @@ def main() -> None:
 
     Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
-    if is_pythons(sys.excepthook):  # else whoever set it shows errors as they like
+    if is_pythons(sys.excepthook):  # a hook that someone else set stays
         sys.excepthook = shortened(print_traceback, answer)
     try:
         with standard_output(), clean_messages():
@@ -91,7 +91,7 @@ def run(arguments: Sequence[str]) -> int:
     if "--" in own:
         end = own.index("--")
         own, command = own[:end], own[end + 1 :]
-    if own[-1:] == ["--version"] and "tpu-vm" not in own:  # whose flag is its software's version
+    if own[-1:] == ["--version"] and "tpu-vm" not in own:  # whose --version is the software's
         print_clean(f"grpo_eqx {version('grpo_eqx')}")
         return 0
     if own[:1] == ["launch"] and not command and (start := _program(own)) is not None:
@@ -106,7 +106,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _program(arguments: Sequence[str]) -> int | None:
-    """Returns where a command seems to start, of arguments that have no `--`."""
+    """Returns the place where a command seems to start, in arguments without `--`."""
     programs = re.compile(r"(.*/)?(python[\d.]*|grpo-eqx|bash|sh|torchrun)|.*\.(py|sh)")
     return next(
         (
@@ -119,7 +119,7 @@ def _program(arguments: Sequence[str]) -> int | None:
 
 
 def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcommand | Group:
-    """Returns the subcommand of a kind that arguments describe, of which the first is its name."""
+    """Returns the subcommand that arguments describe; the first argument is its name."""
     if not issubclass(kind, ConfigFlags):
         if not issubclass(kind, Group):
             _refuse_unknown(kind, arguments)
@@ -131,7 +131,7 @@ def _parsed(kind: type[Subcommand | Group], arguments: Sequence[str]) -> Subcomm
 
 
 def _refuse_unknown(kind: type[Subcommand], arguments: Sequence[str]) -> None:
-    """Refuses flags that a subcommand does not have, of which the parser says something else."""
+    """Rejects unknown flags of a subcommand, for which the parser has other messages."""
     assert dataclasses.is_dataclass(kind)
     hints = get_type_hints(kind, include_extras=True)
     by_place = [name for name, hint in hints.items() if "Positional" in str(hint)]
@@ -172,7 +172,7 @@ def _cli(kind: Any, arguments: Sequence[str], *config: Any, name: str = "", **op
 
 
 def _in_a_sentence(box: str, help_text: str) -> str:
-    """Returns the complaint of the parser about a command, which comes in a box, in a sentence."""
+    """Returns the parser's complaint about a command, which is in a box, as a sentence."""
     usage = re.search(r"usage: (.+?) \[-h\](?: \{(.+?)\})?", " ".join(help_text.split()))
     assert usage is not None
     command, subcommands = usage[1], usage[2].split(",") if usage[2] else []
@@ -180,7 +180,7 @@ def _in_a_sentence(box: str, help_text: str) -> str:
     lines = [line.strip("╭╮╰╯│─ ") for line in box.splitlines()[1:]]
     text = " ".join(line for line in lines if line.strip("-"))
     complaint = re.split(r"Argument helptext|For full helptext", text)[0].strip(" .")
-    # "or misplaced" where another subcommand has the flag.
+    # "or misplaced" if another subcommand has the flag.
     found = re.search(r"Unrecognized (?:or misplaced )?options:(.*)", complaint)
     unknown = [word.rstrip(",") for word in found[1].split()] if found else []
     if unknown and subcommands:
@@ -190,7 +190,7 @@ def _in_a_sentence(box: str, help_text: str) -> str:
     if complaint.startswith("Expected one of"):
         return _about_no_subcommand("", subcommands)
     if complaint.startswith("Missing from"):
-        # Arguments are less indented than the help on them.
+        # Names of arguments are less indented than their help.
         about = re.split("Unrecognized|For full helptext", box)[0]
         named = re.findall(r"(?m)^[│ ] {5}((?:--)?[\w-]+)", about)
         complaint = f"{listed(named)} {'is' if len(named) == 1 else 'are'} missing"
@@ -218,7 +218,7 @@ def _about_no_subcommand(word: str, subcommands: Collection[str]) -> str:
 
 
 def _help_or_refuse(kind: type[ConfigFlags], arguments: Sequence[str]) -> None:
-    """Shows the help on a run's flags, or refuses what cannot be one of them."""
+    """Shows the help on a run's flags, or rejects invalid flags."""
     if asks_for_help(arguments):
         show_help(kind, f"grpo-eqx {arguments[0]}", inspect.getdoc(kind) or "", arguments[1:])
     kind.check(arguments[1:])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from grpo_eqx.planner.plan import Plan as PlanOfRun
 
 _AT_A_TIME = 4
-"""Most plans that are made at a time: each takes gigabytes of memory."""
+"""Most plans that are made at a time, because each takes gigabytes of memory."""
 _STDOUT = Path("-")
 
 
@@ -73,7 +73,7 @@ class Plan(ConfigFlags, _PlanFlags):
             print_clean(to_yaml(cfg), end="")
             return 0
         check_xla_flags()
-        # This machine's devices are for the process that compiles, or for a run beside it.
+        # This machine's devices are left to the process that compiles, or to a run beside it.
         jax.config.update("jax_platforms", "cpu")
         file = None if self.json == _STDOUT else self.json
         if file is not None and (os.path.isdir(file) or not os.path.isdir(file.parent)):
@@ -100,7 +100,7 @@ class Plan(ConfigFlags, _PlanFlags):
         return 0 if any(plan.fits for plan in plans.values()) else EXIT_DOES_NOT_FIT
 
     def _plans(self, cfg: GRPOConfig) -> "tuple[dict[str, PlanOfRun], dict[str, UserError]]":
-        """Returns the plans that are asked for, and why others cannot be made, by name."""
+        """Returns the plans by name, and the errors of plans that cannot be made."""
         from grpo_eqx.planner.comparison import Variant, variants
         from grpo_eqx.planner.plan import check_expected_length
         from grpo_eqx.planner.planning_process import ask
@@ -124,7 +124,7 @@ class Plan(ConfigFlags, _PlanFlags):
                     changed, each.topology, say, self.search, help_if_not=alone, evaluates=alone
                 )
 
-            # Each plan is a process of its own, whose compiler hardly uses a second core.
+            # Each plan runs in its own process, whose compiler hardly uses a second core.
             planned = {name: pool.submit(plan_of, each) for name, each in asked.items()}
             for name, plan in planned.items():
                 try:
@@ -139,7 +139,7 @@ class Plan(ConfigFlags, _PlanFlags):
         refused: Mapping[str, UserError],
         cfg: GRPOConfig,
     ) -> None:
-        """Prints the plan, or several in a table."""
+        """Prints a plan, or a table of several plans."""
         from grpo_eqx.planner.comparison import auto_sizes, comparison
         from grpo_eqx.planner.report import print_plan, wide_console
 

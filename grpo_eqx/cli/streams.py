@@ -1,4 +1,4 @@
-"""Standard output that is closed, ends or cannot be written, and clean messages of libraries."""
+"""Standard output that is closed or cannot be written, and clean messages of libraries."""
 
 import logging
 import os
@@ -14,10 +14,10 @@ from grpo_eqx.common.errors import EXIT_PIPE_CLOSED, RunError
 
 @contextmanager
 def standard_output() -> Iterator[None]:
-    """Lets a command go on without standard output or error where these are closed.
+    """Lets a command go on if standard output or standard error are closed.
 
-    Ends the process with `EXIT_PIPE_CLOSED` where nobody reads standard output any more, as in
-    `... | head`, and raises `RunError` where it cannot be written, as on a full disk.
+    Ends the process with `EXIT_PIPE_CLOSED` once nobody reads standard output, as in `... | head`.
+    Raises `RunError` if standard output cannot be written, as on a full disk.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell, as with >&-
@@ -40,9 +40,9 @@ def standard_output() -> Iterator[None]:
 
 @contextmanager
 def clean_messages() -> Iterator[None]:
-    """Cleans what libraries say of texts from outside: their warnings and log records."""
+    """Cleans warnings and log records of libraries, which may quote texts from outside."""
     message, formatted = logging.LogRecord.getMessage, warnings.formatwarning
-    # Of the class: others may set a factory of records, before or later, and pickle its records.
+    # Patches the class, because others may set a factory of records, and pickle records.
     setattr(logging.LogRecord, "getMessage", lambda record: clean(message(record)))  # noqa: B010
     warnings.formatwarning = lambda *of, **options: clean(formatted(*of, **options))
     try:
@@ -53,9 +53,9 @@ def clean_messages() -> Iterator[None]:
 
 
 def _failure() -> OSError | None:
-    """Returns what is wrong with standard output, if anything is."""
+    """Returns the error of standard output, if any."""
     try:
-        os.write(sys.stdout.fileno(), b"\n")  # what failed may be lost, so that a flush would not
+        os.write(sys.stdout.fileno(), b"\n")  # a flush may succeed, with the failed text lost
     except OSError as error:
         return error
     return None

@@ -40,12 +40,12 @@ def _train(cfg: GRPOConfig) -> None:
 
     trainer = GRPOTrainer(cfg)
     result = trainer.fit()
-    # With eval_steps, the run itself has evaluated the trained model, and said the result.
+    # With eval_steps, the run has evaluated the trained model, and printed the result.
     wanted = evaluates(cfg) and cfg.eval_steps is None
     evaluation = trainer.evaluate() if wanted and trainer.can_evaluate else None
     if is_main():
         steps = trainer.cfg.steps
-        whole = len(result.history) == steps  # not where it began from another run's checkpoint
+        whole = len(result.history) == steps  # false if it began from another run's checkpoint
         count = f"{steps} step{'s' if steps > 1 else ''}"
         done = f"{count} in {result.seconds:.0f} s" if whole else f"{count} done"
         if evaluation is not None:

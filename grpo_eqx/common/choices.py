@@ -1,4 +1,4 @@
-"""Values that settings and flags choose among. Imports nothing: a command line is shown at once."""
+"""Values that settings and flags choose among. Imports nothing, so that help is shown at once."""
 
 from typing import Literal
 
@@ -26,12 +26,12 @@ Searchable = Literal[
 RolloutShardingName = Literal[
     "auto", "replicated", "tensor:2", "tensor:4", "tensor:8", "tensor:16", "legacy", "maxtext"
 ]
-"""Layouts of a rollout over devices, whatever the mesh of training."""
+"""Layouts of a rollout over devices, for any mesh of training."""
 ALL_LINEAR = "all-linear"
-"""Name of all linear maps in the layers, as targets of LoRA."""
+"""Name for all linear maps in the layers, as targets of LoRA."""
 LOCAL = "local"
-"""Name of the devices of this machine, in place of a described slice's."""
+"""Name for the devices of this machine, in place of a described slice."""
 SOFT_OVERLONG = "soft_overlong"
-"""Name that DAPO's soft overlong penalty is logged under."""
+"""Name under which DAPO's soft overlong penalty is logged."""
 TRACKERS = "wandb", "tensorboard"
 """Trackers that `report_to` can name."""

@@ -1,4 +1,4 @@
-"""Texts from outside, made safe to print: a terminal shows what is in them, and obeys nothing."""
+"""Texts from outside, made safe to print: a terminal shows their contents, and obeys nothing."""
 
 import sys
 import unicodedata
@@ -6,23 +6,24 @@ from typing import Any
 
 
 def print_clean(text: str, *, file: Any = None, end: str = "\n") -> None:
-    """Prints a text as `print` does, at once, with what cannot be printed spelled out.
+    """Prints a text at once, with unprintable characters spelled out.
 
-    All that the package prints goes through here or through `safe_console`.
+    Everything that the package prints goes through this function or through `safe_console`.
     """
     file = sys.stdout if file is None else file
-    # A stream of the user's own may have nothing but `write`.
+    # A user's stream may have no other method than `write`.
     encoding, can_flush = getattr(file, "encoding", None), hasattr(file, "flush")
     shown = clean(text, encoding) if isinstance(encoding, str) and encoding else clean(text)
     print(shown, file=file, end=end, flush=can_flush)
 
 
 def clean(text: str, encoding: str = "utf-8") -> str:
-    r"""Returns a text in which what cannot be printed is spelled as in Python: `\x1b`, `\u202e`.
+    r"""Returns a text whose unprintable characters are spelled as in Python: `\x1b`, `\u202e`.
 
-    That includes escape sequences, and characters that turn the direction of writing. Line breaks,
-    tabs, spaces of all kinds and joiners, as in emoji, stay. **Arguments:** the text; the encoding
-    of the output, in whose place an unknown one is UTF-8.
+    Spells escape sequences, and characters that turn the direction of writing. Keeps line breaks,
+    tabs, all kinds of spaces, and joiners, as in emoji.
+
+    **Arguments:** `text`: the text. `encoding`: of the output; if unknown, UTF-8 is used.
     """
     if text.isprintable() and (encoding == "utf-8" or text.isascii()):
         return text
@@ -31,24 +32,24 @@ def clean(text: str, encoding: str = "utf-8") -> str:
 
 
 def is_name(value: object) -> bool:
-    """Returns whether a value can name a metric: a text that shows as it is wherever it is read."""
+    """Returns whether a value can name a metric: a printable text that is not empty."""
     return isinstance(value, str) and bool(value.strip()) and value.isprintable()
 
 
 def has(encoding: str, char: str) -> bool:
-    """Returns whether a character can be printed, in an encoding."""
+    """Returns whether a character is printable in an encoding."""
     return char.isprintable() and _encodes(encoding, char)
 
 
 def spelled(char: str) -> str:
-    r"""Returns how Python writes a character that cannot be printed, such as `\x1b`."""
+    r"""Returns Python's spelling of an unprintable character, such as `\x1b`."""
     if char == "\x7f":
-        return r"\u007f"  # as JSON does too, whose writers leave this one alone
+        return r"\u007f"  # valid in JSON, too, whose writers leave this character unchanged
     return char.encode("unicode_escape", "surrogatepass").decode()
 
 
 def _is_harmless(char: str) -> bool:
-    """Returns whether a character steers no terminal."""
+    """Returns whether a character cannot steer a terminal."""
     return char.isprintable() or char in "\n\t\u200d" or unicodedata.category(char) == "Zs"
 
 
@@ -57,6 +58,6 @@ def _encodes(encoding: str, char: str) -> bool:
         char.encode(encoding)
     except UnicodeError:
         return False
-    except (LookupError, ValueError):  # a stream of the user's own may have any
+    except (LookupError, ValueError):  # a user's stream may have any encoding
         return _encodes("utf-8", char)
     return True

@@ -1,4 +1,4 @@
-"""Writes that last through a power cut: contents reach the disk before names do."""
+"""Writes that survive a power cut: contents reach the disk before names do."""
 
 import errno
 import os
@@ -9,12 +9,12 @@ _UNSUPPORTED = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EB
 
 
 def write_durably(path: Path, content: str | bytes) -> None:
-    """Writes a file, which has its name only once all of its content is on the disk."""
+    """Writes a file that has its name only once all of its content is on the disk."""
     _write(path, content, replace_durably)
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Writes a file, which has its name once it is whole, and does not wait for the disk."""
+    """Writes a file that has its name only once it is complete; does not wait for the disk."""
     _write(path, content, Path.replace)
 
 
@@ -48,7 +48,7 @@ def sync_tree(path: Path) -> None:
 def sync(path: Path) -> None:
     """Waits until a file's content, or the names in a folder, are on the disk.
 
-    Does nothing on file systems that cannot do so, such as some of networks for folders.
+    Does nothing on file systems without support, such as some network file systems for folders.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)

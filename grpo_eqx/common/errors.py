@@ -15,11 +15,11 @@ EXIT_USER_ERROR = 2
 EXIT_DOES_NOT_FIT = 3
 """Exit code of a plan whose run does not fit its devices."""
 EXIT_INTERRUPTED = 130
-"""Exit code after Ctrl-C, the second one if the first was to end after the step."""
+"""Exit code after Ctrl-C, or after a second one if the first asked the run to end after a step."""
 EXIT_PIPE_CLOSED = 141
-"""Exit code where nobody reads the output any more: 128 and the number of SIGPIPE."""
+"""Exit code once nobody reads the output: 128 plus the number of SIGPIPE."""
 EXIT_PREEMPTED = 75
-"""Exit code of a run that was asked to stop: the same command continues it (`EX_TEMPFAIL`)."""
+"""Exit code of a preempted run, which the same command continues (`EX_TEMPFAIL`)."""
 
 
 _LONGEST_LINE = 500
@@ -30,34 +30,34 @@ _SHORT.maxlong = _LONGEST_VALUE
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, to be quoted in one of our own.
+    """Returns the first line of an error's message, to be quoted in another message.
 
-    A long line is cut, and what a terminal would obey is spelled out. Of a group of errors, the
-    first is described too. A class of the user's own may raise instead of giving its text.
+    Long lines are cut, and unprintable characters are spelled out. For a group of errors, the first
+    error is described, too. An error of the user's class may itself raise when asked for its text.
     """
     try:
-        text = str.__str__(str(error))  # which may be of a class of the user's own too
+        text = str.__str__(str(error))  # a plain str, even for a subclass
     except BaseException as own:
         return f"no reason given, as its __str__ raised {class_name(own)}"
     line = (text.strip() or "no reason given").splitlines()[0]
     line = printable(line[: _LONGEST_LINE + 1])  # a million characters would take seconds
     if len(line) > _LONGEST_LINE:
         line = f"{line[:_LONGEST_LINE]}... ({len(text):,} characters)"
-    if not issubclass(type(error), BaseExceptionGroup):  # whatever class it says it has
+    if not issubclass(type(error), BaseExceptionGroup):  # its __class__ may lie
         return line
     first = BaseExceptionGroup.__dict__["exceptions"].__get__(error)[0]
     return f"{line}, the first of them {class_name(first)}: {first_line(first)}"
 
 
 def class_name(value: object) -> str:
-    """Returns the name of a value's class, whatever that class says of itself."""
+    """Returns the real name of a value's class, which the class cannot change."""
     return printable(type.__dict__["__name__"].__get__(type(value)))
 
 
 def shown(value: object) -> str:
-    """Returns a value as Python shows it, to be quoted in a message: cut, and on one line.
+    """Returns the `repr` of a value, cut and on one line, to be quoted in a message.
 
-    A class of the user's own may raise instead of showing itself.
+    A value of the user's class may raise when asked for its `repr`.
     """
     if type(value) is int and abs(value) >= 10**_LONGEST_VALUE:
         return f"an integer of {value.bit_length():,} bits"  # digits take quadratic time
@@ -68,7 +68,7 @@ def shown(value: object) -> str:
 
 
 def printable(text: str) -> str:
-    r"""Returns a text in which what a terminal would obey is spelled as in Python: `\x1b`."""
+    r"""Returns a text whose unprintable characters are spelled as in Python: `\x1b`."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape", "surrogatepass").decode()
         for char in text
@@ -78,8 +78,8 @@ def printable(text: str) -> str:
 class UserError(ValueError):
     """Something in the user's input cannot work; the message says what to change.
 
-    Commands print the message alone, without a traceback, and exit with `EXIT_USER_ERROR`. What the
-    message quotes from outside cannot steer a terminal.
+    Commands print only the message, without a traceback, and exit with `EXIT_USER_ERROR`. Quotes
+    in the message cannot steer a terminal.
     """
 
     def __str__(self) -> str:
@@ -107,9 +107,9 @@ class PeerError(UserError):
 
 
 class RunError(RuntimeError):
-    """A run cannot continue, through no fault of its input; the message says what to try.
+    """A run cannot continue, although its input is valid; the message says what to try.
 
-    Commands print the message alone, without a traceback, and exit with `EXIT_FAULT`.
+    Commands print only the message, without a traceback, and exit with `EXIT_FAULT`.
     """
 
     def __str__(self) -> str:
@@ -131,30 +131,30 @@ class PeerRunError(RunError):
 class RewardFailureError(RewardError, RunError):
     """A reward function failed on a completion; the message names both.
 
-    It may pass the next time, as with a service that did not answer, so the exit code is
+    The next attempt may succeed, as when a service did not answer, so the exit code is
     `EXIT_FAULT`.
     """
 
 
 def near(text: str) -> str:
-    """Returns a message in which paths below the working directory are relative, as given ones are.
+    """Returns a message with relative paths in place of paths below the working directory.
 
-    A run's own paths are absolute, so that it stays in its folder whatever changes the directory.
+    A run's own paths are absolute, so that it stays in its folder if the directory changes.
     """
     try:
         here = os.getcwd()
-    except OSError:  # it is removed
+    except OSError:  # the directory is removed
         return text
     return text if here == os.sep else re.sub(rf"(?<![\w./-]){re.escape(here)}/", "", text)
 
 
 def exit_code(error: UserError | RunError) -> int:
-    """Returns the exit code of a command that an error ends."""
+    """Returns the exit code of a command that ends with an error."""
     return EXIT_FAULT if isinstance(error, RunError) else EXIT_USER_ERROR
 
 
 def refuse_all(*checks: Callable[[], object]) -> None:
-    """Makes all checks, and raises one `UserError` for all that they refuse."""
+    """Makes all checks, and raises a single `UserError` for all of their errors."""
     refusals = []
     for check in checks:
         try:
@@ -166,7 +166,7 @@ def refuse_all(*checks: Callable[[], object]) -> None:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """Returns " (did you mean NAME?)", with the nearest of known names; "" where none is near."""
+    """Returns " (did you mean NAME?)" with the nearest known name; "" if none is near."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f" (did you mean {near[0]}?)" if near else ""
 

@@ -8,9 +8,9 @@ from typing import Any
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Returns a package's `__getattr__` (PEP 562), which imports names from their modules.
 
-    JAX and what builds on it take seconds to import, which the help of a command need not wait for.
+    So the help of a command need not wait for JAX, which takes seconds to import.
 
-    **Arguments:** the package's `__name__`; the modules of its names.
+    **Arguments:** `package`: the package's `__name__`. `modules`: modules by the names in them.
     """
 
     def import_name(name: str) -> Any:

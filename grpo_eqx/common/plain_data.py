@@ -1,4 +1,4 @@
-"""Plain data: what JSON can hold, and fields of the types that their reader expects."""
+"""Plain data, which JSON can hold, and typed fields of files."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,12 +9,12 @@ from grpo_eqx.common.errors import FileError
 
 T = TypeVar("T")
 DEEPEST = 100
-"""Levels of lists and objects within one another: more would reach Python's limit of recursion."""
+"""Most levels of nested lists and objects: more would reach Python's limit on recursion."""
 _MOST_VALUES = 2_000_000
 _MOST_BITS = 14_000
-"""Bits of an integer that Python can write in its 4,300 digits."""
+"""Most bits of an integer that Python writes, in at most 4,300 digits."""
 _QUOTED = 60
-"""Characters of a value that a message quotes."""
+"""Most characters of a value that a message quotes."""
 _WORDS: Mapping[type, str] = {
     bool: "true or false", int: "a whole number", float: "a number", str: "a text",
     list: "a list", dict: "an object with names",
@@ -22,23 +22,23 @@ _WORDS: Mapping[type, str] = {
 
 
 def brief(value: Any, most: int = _QUOTED) -> str:
-    """Returns a value as Python writes it, cut after some characters, for messages.
+    """Returns the `repr` of a value, cut for messages.
 
-    Never fails: what cannot be written is named by its type.
+    Never fails: a value without a `repr` is named by its type.
     """
     try:
         text = repr(value)
-    except Exception:  # of an object of the user's, too deep, or too long a number
+    except Exception:  # from a user's object, too deep a value, or too long a number
         return f"of the type {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def why_not_plain(value: Any) -> str | None:
-    """Returns why a value is not plain data, as a clause with the fix; `None` where it is.
+    """Returns why a value is not plain data, as a clause with the fix; `None` if it is.
 
-    Lists, tuples and mappings are looked into, and objects of other types are passed over. Refused
-    are names that are not texts, halves of characters, whole numbers that Python cannot write, and
-    values that are nested too deeply, contain themselves or are too many.
+    Looks into lists, tuples and mappings, and ignores objects of other types. Rejects names that
+    are not texts, halves of characters, whole numbers that are too long for Python to write, and
+    values that are nested too deeply, contain themselves, or are too many.
     """
     left, number = [(value, 0)], 0
     while left:
@@ -65,7 +65,7 @@ def why_not_plain(value: Any) -> str | None:
 
 
 def why_not_text(text: str) -> str | None:
-    """Returns why a text cannot be encoded, as a clause with the fix; `None` where it can."""
+    """Returns why a text cannot be encoded, as a clause with the fix; `None` if it can."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -83,10 +83,14 @@ def field(
     called: str,
     default: T | EllipsisType = ...,
 ) -> T:
-    """Returns a field of a file; raises `FileError` where it is missing or of another type.
+    """Returns a field of a file; raises `FileError` if it is missing or has another type.
 
-    **Arguments:** the fields; the name; the type, where `float` admits whole numbers; what to call
-    the file in messages; what to return where the field is missing or null, if it may be.
+    **Arguments:**
+
+    - `fields`, `name`: all fields, and the name of this one.
+    - `kind`: its type; `float` also allows whole numbers.
+    - `called`: what to call the file in messages.
+    - `default`: the result for a missing field or null; by default, both are errors.
     """
     value: Any = fields.get(name)
     if value is None and not isinstance(default, EllipsisType):
@@ -99,7 +103,7 @@ def field(
 
 
 def is_a(value: Any, kind: type) -> bool:
-    """Returns whether a value of a file is of a type: true and false are no numbers."""
+    """Returns whether a value of a file has a type; true and false do not count as numbers."""
     if kind is float:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         return number and (isinstance(value, float) or abs(value) <= sys.float_info.max)

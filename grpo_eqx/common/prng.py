@@ -1,7 +1,7 @@
-"""Randomness on devices: Threefry keys, each with an address, and the noise drawn with them.
+"""Randomness on devices: Threefry keys, each with an address, and noise that is drawn with them.
 
-The generator is named wherever a key is made. Users can change JAX's default
-(`JAX_DEFAULT_PRNG_IMPL`), and with `rbg` a draw depends on the draws made alongside it.
+Every key names its generator, because users can change JAX's default (`JAX_DEFAULT_PRNG_IMPL`), and
+with `rbg`, a draw depends on the draws made alongside it.
 """
 
 from numbers import Integral
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Integer, Key, UInt32
 
 NUM_SEEDS = 2**32
-"""Exclusive upper bound of seeds: larger ones would repeat the draws of smaller ones."""
+"""Exclusive upper bound of seeds: larger seeds would repeat the draws of smaller seeds."""
 
 _GENERATOR = "threefry2x32"
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
@@ -20,7 +20,7 @@ _BELOW_ONE = 1 - 2.0**-24
 
 
 def make_key(seed: int | Integer[Array, ""]) -> Key[Array, ""]:
-    """Returns the key of a seed, whatever JAX's default generator is.
+    """Returns the key of a seed, for any default generator of JAX.
 
     Raises `ValueError` for a seed that is negative, or not below `NUM_SEEDS`.
     """
@@ -39,8 +39,13 @@ def sample_keys(
 ) -> Key[Array, "P G"]:
     """Derives the key of every completion: a pure function of (seed, step, prompt, sample).
 
-    **Arguments:** the seed and the step; the row of each prompt in the step's batch; the samples
-    per prompt. Raises `ValueError` for a seed that `make_key` refuses.
+    **Arguments:**
+
+    - `seed`, `step`: the seed and the step.
+    - `prompt_indices`: the row of each prompt in the step's batch.
+    - `num_generations`: completions of each prompt.
+
+    Raises `ValueError` for a seed that `make_key` rejects.
     """
     step_key = jax.random.fold_in(make_key(seed), step)
 
@@ -52,19 +57,19 @@ def sample_keys(
 
 
 def token_keys(keys: Key[Array, "*n"], positions: Int[Array, "*n"]) -> Key[Array, "*n"]:
-    """Derives the keys of tokens from their completions' keys and their positions in these."""
+    """Derives the keys of tokens from their completions' keys and their positions."""
     return jnp.vectorize(jax.random.fold_in)(keys, positions)
 
 
 def gumbel(key: Key[Array, ""], size: int) -> Float[Array, " size"]:
     """Draws standard Gumbel noise, float32; entry `i` is a function of the key and `i` alone.
 
-    The noise is -log(-log(1 - x)), where x is uniform on (0, 1) with steps of 2^-48 near 0. Large
-    values, by which unlikely tokens are drawn, are therefore as frequent as they should be, up to
-    34. JAX's default has steps of 2^-23 and ends at 15.9: it never draws a token of probability
-    1e-8. Its more exact modes hash twice; this one uses both words of one block.
+    The noise is -log(-log(1 - x)), where x is uniform on (0, 1) with steps of 2^-48 near 0. So
+    large values, which make unlikely tokens win, have the right frequency, up to 34. JAX's default
+    has steps of 2^-23 and ends at 15.9: it never draws a token of probability 1e-8. JAX's more
+    exact modes hash twice; this function uses both words of one block.
 
-    Raises `ValueError` for a key of any other generator.
+    Raises `ValueError` for a key of another generator.
     """
     if jax.random.key_impl(key) != _GENERATOR:
         raise ValueError(
@@ -83,7 +88,7 @@ def _threefry(
     """Encrypts the blocks (0, count) with Threefry-2x32 of 20 rounds, into two words each.
 
     Salmon et al., Parallel random numbers: as easy as 1, 2, 3 (SC 2011). On CPUs, JAX's own version
-    loops over the rounds, each of which goes through memory; this one fuses with what follows.
+    loops over the rounds, each of which goes through memory. This version fuses with later code.
     """
     keys = key[0], key[1], key[0] ^ key[1] ^ jnp.uint32(_PARITY)
     left, right = jnp.broadcast_to(keys[0], counts.shape), counts + keys[1]

@@ -1,6 +1,7 @@
-"""State of this process that code of the user's own may change, and that is put back after it.
+"""State of this process that the user's code may change, and that is restored after it.
 
-What is called here after such code has names of its own, whatever the code puts into modules.
+Functions that are called after the user's code are imported by name, because the code may replace
+attributes of modules.
 """
 
 import builtins
@@ -46,21 +47,21 @@ from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import listed
 
 _NAMES: Final = [vars(module) for module in (builtins, os, shutil, subprocess)]
-"""Names of Python's own that the run needs, and that guards around the code of a model replace."""
+"""Python's own names that the run needs; sandboxes around a model's code replace some of them."""
 _DEBUGGERS: Final = "pydevd", "coverage"
-"""Beginnings of the names of modules that trace calls for a debugger, beside Python's own."""
+"""Beginnings of the names of debuggers' modules, besides Python's own."""
 _STREAMS: Final = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
 
 
 class _Kind(NamedTuple):
-    """Kind of state: how it is read, and put back."""
+    """Kind of state: how it is read, and how it is restored."""
 
     read: Callable[[], Any]
     restore: Callable[[Any], object]
 
 
 def _each(read: Callable[[], Mapping[Any, Any]], restore: Callable[[Any, Any], object]) -> _Kind:
-    """Returns the kind of several states by name, of which those that differ are restored."""
+    """Returns the kind of several states by key, of which only changed states are restored."""
 
     def restore_all(before: Mapping[Any, Any]) -> None:
         now = read()
@@ -72,7 +73,7 @@ def _each(read: Callable[[], Mapping[Any, Any]], restore: Callable[[Any, Any], o
 
 
 def _file_mode() -> int | None:
-    """Returns the mask of new files' modes; `None` where it cannot be read without setting it."""
+    """Returns the mask of new files' modes; `None` if it cannot be read without setting it."""
     with contextlib.suppress(OSError), open("/proc/self/status", errors="replace") as status:
         for line in status:
             if line.startswith("Umask:"):
@@ -85,7 +86,7 @@ def _set_path(before: list[str]) -> None:
 
 
 def _tracing() -> dict[Callable[[Any], None], Any]:
-    """Returns what traces and profiles calls, by what sets it, but for debuggers."""
+    """Returns functions that trace and profile calls, by their setters, except for debuggers."""
     functions = {settrace: gettrace(), setprofile: getprofile()}
     return {set_it: each for set_it, each in functions.items() if not _is_debuggers(each)}
 
@@ -102,7 +103,7 @@ def _set_collection(before: tuple[bool, tuple[int, int, int]]) -> None:
 
 
 def _in_main_thread() -> bool:
-    """Returns whether this thread can set what concerns signals, as the main thread alone can."""
+    """Returns whether this thread can change the handling of signals: only the main thread can."""
     return current_thread() is main_thread()
 
 
@@ -114,7 +115,7 @@ def _handlers() -> dict[int, Any]:
 
 
 def _wakeup() -> int | None:
-    """Returns the descriptor that Python writes signals to, which `asyncio` takes away."""
+    """Returns the descriptor that Python writes signals to, which `asyncio` may replace."""
     if not _in_main_thread():
         return None
     number = set_wakeup_fd(-1)
@@ -127,13 +128,13 @@ def _set_wakeup(number: int) -> None:
 
 
 def _timers() -> dict[int, bool]:
-    """Returns whether each of the timers is set: what is left of it changes by itself."""
+    """Returns whether each timer is set; its remaining time changes by itself."""
     clocks = ITIMER_REAL, ITIMER_VIRTUAL, ITIMER_PROF
     return {clock: getitimer(clock)[0] > 0 for clock in clocks}
 
 
 def _streams() -> dict[str, Any]:
-    """Returns Python's streams; in place of those that are closed, `None`."""
+    """Returns Python's streams, with `None` for closed streams."""
     streams = {name: getattr(sys, name, None) for name in _STREAMS}
     return {name: None if _is_closed(x) else x for name, x in streams.items()}
 
@@ -141,12 +142,12 @@ def _streams() -> dict[str, Any]:
 def _is_closed(stream: Any) -> bool:
     try:
         return bool(stream.closed)
-    except Exception:  # there is none, or it is no stream
+    except Exception:  # None, or not a stream
         return False
 
 
 def _restore_stream(name: str, before: Any) -> None:
-    if _is_closed(before):  # one like it takes its place
+    if _is_closed(before):  # a new stream takes its place
         number, mode = _STREAMS[name]
         before = open(number, mode, closefd=False)  # noqa: SIM115
     setattr(sys, name, before)
@@ -206,40 +207,44 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "the environment": _each(lambda: dict(environ), environ.__setitem__),
     "the path of modules": _Kind(lambda: list(sys.path), _set_path),
 }
-"""Kinds of state, by their names in messages. What is added to a mapping or list may stay."""
+"""Kinds of state, by their names in messages. Entries added to a mapping or list may stay."""
 _OF_ALL: Final = {"garbage collection", "the environment", "the path of modules"}
-"""Kinds that functions which run at the same time may each change for a while."""
+"""Kinds that several functions that run at the same time may change temporarily."""
 
 
-class KeptState:
-    """Keeper of this process's state around calls of the user's code.
+class StateGuard:
+    """Guard that restores this process's state after calls of the user's code.
 
-    Each caller has the global random numbers of Python and NumPy for itself: what one draws or
-    seeds changes those of no other, nor the run's. What is added to the environment or to the path
-    of modules stays, as a library does so once, when it is first imported.
+    Each function has its own global random numbers of Python and NumPy: its draws and seeds change
+    neither the run's nor another function's. Additions to the environment and to the path of
+    modules stay, because libraries make them once, at their first import.
     """
 
     def __init__(self) -> None:
         self._said: set[tuple[str, str]] = set()
         self._draws: dict[str, Any] = {}
-        """Random numbers by caller, where these differ from the run's."""
+        """Random numbers by function, if they differ from the run's."""
         self._is_open = False
 
     def around(
         self, caller: str, *, elsewhere: bool = False
     ) -> contextlib.AbstractContextManager[None]:
-        """Puts back what is changed inside, and says so, once for each kind of each caller.
+        """Restores state that the block changes, and warns once for each function and kind.
 
-        A process that is forked inside and comes out ends: its parent goes on with the run. Inside
-        another such block, whose code runs at the same time, what code may change for a while is
-        left to that.
-        **Arguments:** the name of what is called, for messages; whether other processes call it,
-        which have no more of this one than the files of its standard descriptors.
+        A process that the block forks ends when it leaves the block, while its parent goes on with
+        the run. A block within another, whose functions run at the same time, leaves state that
+        functions may change temporarily to the outer block.
+
+        **Arguments:**
+
+        - `caller`: the name of the called function, for messages.
+        - `elsewhere`: whether other processes call the function, which share only the standard
+          descriptors with this process.
         """
-        return _Around(self, caller, elsewhere)
+        return _Guarded(self, caller, elsewhere)
 
     def _say(self, caller: str, changed: Sequence[str], lost: Sequence[str]) -> None:
-        """Says what was changed, but for random numbers, which are there to be drawn."""
+        """Warns of changes, except for random numbers, which functions may draw."""
         new = [x for x in changed if x != _DRAWS and (caller, x) not in self._said]
         for kinds, what in ((set(new) - set(lost), "undid"), (lost, "could not undo")):
             if said := [x for x in new if x in kinds]:
@@ -247,10 +252,10 @@ class KeptState:
         self._said |= {(caller, name) for name in new}
 
 
-class _Around(contextlib.AbstractContextManager[None]):
-    """State before a call. A generator in its place would be woken by a name of Python's."""
+class _Guarded(contextlib.AbstractContextManager[None]):
+    """State before a call. Not a generator, which would resume through a name that may change."""
 
-    def __init__(self, state: KeptState, caller: str, elsewhere: bool):
+    def __init__(self, state: StateGuard, caller: str, elsewhere: bool):
         self._state, self._caller, self._elsewhere = state, caller, elsewhere
 
     def __enter__(self) -> None:
@@ -263,12 +268,12 @@ class _Around(contextlib.AbstractContextManager[None]):
         )
         self._before = {name: state for name in kinds if (state := _read(name)) is not None}
         if _DRAWS in kinds and self._caller in self._state._draws:
-            _restored(_DRAWS, self._state._draws[self._caller])
+            _restore(_DRAWS, self._state._draws[self._caller])
 
     def __exit__(self, *_: object) -> None:
         said = []
         for names, before in self._names:
-            for name, value in before.items():  # first of all, and without a call of one of them
+            for name, value in before.items():  # first of all, without calling any of them
                 if names.get(name) is not value:
                     said, names[name] = ["names of Python's own"], value
         if getpid() != self._process:
@@ -276,28 +281,30 @@ class _Around(contextlib.AbstractContextManager[None]):
         self._state._is_open = self._is_inner
         said += ["the standard descriptors"] * self._descriptors.restore()
         now = {name: _read(name) for name in self._before}
-        changed = [name for name, state in self._before.items() if not _is_kept(state, now[name])]
+        changed = [
+            name for name, state in self._before.items() if not _is_unchanged(state, now[name])
+        ]
         if _DRAWS in changed:
             self._state._draws[self._caller] = now[_DRAWS]
         elif _DRAWS in now:
             self._state._draws.pop(self._caller, None)
-        lost = [name for name in changed if not _restored(name, self._before[name])]
+        lost = [name for name in changed if not _restore(name, self._before[name])]
         self._state._say(self._caller, said + changed, lost)
 
 
 class _Descriptors:
-    """Files of the standard descriptors, with copies to put them back."""
+    """Files of the standard descriptors, with copies to restore them."""
 
     def __init__(self) -> None:
         self._files = _standard_files()
         self._copies = {number: dup(number) for number in self._files}
 
     def restore(self) -> bool:
-        """Puts back those that are closed or are other files; returns whether there are any."""
+        """Restores closed and changed descriptors; returns whether there are any."""
         now = _standard_files()
         changed = [number for number, file in self._files.items() if now.get(number) != file]
         for number, copy in self._copies.items():
-            with contextlib.suppress(OSError):  # the copy is closed too
+            with contextlib.suppress(OSError):  # the copy is also closed
                 if number in changed:
                     dup2(copy, number)
                     fcntl(number, F_SETFL, self._files[number][-1])
@@ -306,7 +313,7 @@ class _Descriptors:
 
 
 def _standard_files() -> dict[int, tuple[int, int, int]]:
-    """Returns the files of the standard descriptors, and flags such as whether a write waits."""
+    """Returns the files of the standard descriptors, with flags such as O_NONBLOCK."""
     found = {}
     for number, _ in _STREAMS.values():
         with contextlib.suppress(OSError):  # it is closed
@@ -315,8 +322,8 @@ def _standard_files() -> dict[int, tuple[int, int, int]]:
     return found
 
 
-def _is_kept(before: Any, now: Any) -> bool:
-    """Returns whether a state is as before; a mapping or list may have more."""
+def _is_unchanged(before: Any, now: Any) -> bool:
+    """Returns whether a state is unchanged, except for entries added to a mapping or list."""
     if isinstance(before, dict) and isinstance(now, dict):
         return all(now.get(key) == value for key, value in before.items())
     if isinstance(before, list) and isinstance(now, list):
@@ -326,23 +333,23 @@ def _is_kept(before: Any, now: Any) -> bool:
 
 
 def _read(name: str) -> Any:
-    """Returns the state of a kind; `None` where it has none, as a folder that is removed."""
+    """Returns the state of a kind; `None` if it cannot be read, as for a removed folder."""
     try:
         return _KINDS[name].read()
-    except Exception:  # of the operating system, or of a stream of the user's own
+    except Exception:  # from the operating system, or from the user's stream
         return None
 
 
-def _restored(name: str, before: Any) -> bool:
-    """Restores the state of a kind, and returns whether it is as before."""
+def _restore(name: str, before: Any) -> bool:
+    """Restores the state of a kind; returns whether this succeeded."""
     try:
         _KINDS[name].restore(before)
-    except Exception:  # of whatever class, of the operating system or JAX
+    except Exception:  # of any class, from the operating system or JAX
         return False
     return True
 
 
 def warn(text: str) -> None:
-    """Prints a warning, unless nobody reads it."""
+    """Prints a warning, unless standard error is closed."""
     with contextlib.suppress(OSError, ValueError):
         print_clean(f"warning: {text}", file=sys.stderr)

@@ -22,43 +22,45 @@ from grpo_eqx.common.errors import FileError, UserError, first_line, without_rep
 from grpo_eqx.common.plain_data import DEEPEST, brief, why_not_plain
 
 _MOST_BYTES = 500_000_000
-"""Size of a file that is read into memory as a whole, unless a user names it."""
+"""Most bytes of a file that is read as a whole, unless the user names the file."""
 _MOST_YAML = 200_000
-"""Characters of a YAML file, of which thousands take a second."""
+"""Most characters of a YAML file, because parsing thousands takes a second."""
 _MOST_NODES = 100_000
-"""Values of a YAML file, each as often as it is named."""
+"""Most values of a YAML file, aliases included."""
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 """Half of a character, or the start of a pair, in JSON."""
 
 
 class _UnreadableError(ValueError):
-    """A clause on what is wrong with a file."""
+    """A fault of a file, as a clause with the fix."""
 
 
 @contextlib.contextmanager
 def reading(called: str, again: str = "correct it, or copy it again") -> Iterator[None]:
-    """Turns whatever reading a file raises into a `FileError`.
+    """Turns every error of reading a file into a `FileError`.
 
-    **Arguments:** what to call the file: its path, perhaps after the setting that names it; what to
-    do with one that is damaged.
+    **Arguments:**
+
+    - `called`: what to call the file: its path, perhaps after the setting that names it.
+    - `again`: the fix for a damaged file.
     """
     try:
         yield
     except FileError:
         raise
-    except UserError as error:  # such as of a name that is set twice
+    except UserError as error:  # such as for a name that is set twice
         raise FileError(f"{called}: {error}") from error
     except Exception as error:
         raise FileError(f"{called} {what_is_wrong(error, again)}.") from error
-    except BaseException as error:  # libraries written in Rust panic with one
+    except BaseException as error:  # panics of libraries written in Rust
         if type(error).__name__ != "PanicException":
             raise
         raise FileError(f"{called} is damaged ({brief(str(error))}): {again}.") from error
 
 
 def what_is_wrong(error: Exception, again: str) -> str:
-    """Returns what an error says of a file that was read, as a clause with the fix."""
+    """Describes an error of reading a file, as a clause with the fix."""
     match error:
         case _UnreadableError():
             return str(error)
@@ -84,19 +86,23 @@ def what_is_wrong(error: Exception, again: str) -> str:
 
 
 def expanded(path: str | Path) -> Path:
-    """Returns a path in which a leading `~` is the home folder, as in a shell.
+    """Returns a path with the home folder in place of a leading `~`, as in a shell.
 
-    That of a user who has none stays, of whom `Path.expanduser` would raise a `RuntimeError`.
+    Keeps the `~` of a user without a home folder, for which `Path.expanduser` would raise.
     """
     return Path(os.path.expanduser(path))
 
 
 def read_bytes(path: Path, called: str = "", *, pipe: bool = False) -> bytes:
-    """Reads a file as it is.
+    """Reads the bytes of a file.
 
-    **Arguments:** the path; what to call the file in messages, by default its path; whether it may
-    be a pipe, and large, as a file that a user names. Raises `FileError` for what is no file, or
-    too large.
+    **Arguments:**
+
+    - `path`: the path.
+    - `called`: what to call the file in messages, by default its path.
+    - `pipe`: whether the user names the file, so that it may be a pipe, or large.
+
+    Raises `FileError` for anything but a file, and for a file that is too large.
     """
     with reading(called or str(path)), opened(path, pipe=pipe) as file:
         content = file.read(-1 if pipe else _MOST_BYTES + 1)
@@ -106,9 +112,9 @@ def read_bytes(path: Path, called: str = "", *, pipe: bool = False) -> bytes:
 
 
 def opened(path: Path, *, pipe: bool = False) -> io.BufferedReader:
-    """Opens a file; raises an error, for `reading`, for what has no end, such as /dev/zero.
+    """Opens a file; raises an error, for `reading`, for endless files such as /dev/zero.
 
-    A pipe may wait forever: `pipe` says that the user named it.
+    A pipe, which may wait forever, is opened only with `pipe`.
     """
     mode = os.stat(path).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or (pipe and stat.S_ISFIFO(mode))):
@@ -117,50 +123,53 @@ def opened(path: Path, *, pipe: bool = False) -> io.BufferedReader:
 
 
 def read_text(path: Path, called: str = "", *, pipe: bool = False) -> str:
-    """Reads a file of text, as `read_bytes` does; raises `FileError` for other than UTF-8 too."""
+    """Reads a text file like `read_bytes`; raises `FileError` for encodings other than UTF-8."""
     content = read_bytes(path, called, pipe=pipe)
     with reading(called or str(path)):
         return decoded(content)
 
 
 def decoded(content: bytes) -> str:
-    """Returns the text of bytes in UTF-8; within `reading`, which names the file."""
+    """Decodes UTF-8; call it within `reading`, which names the file."""
     if content.startswith(_UTF16):
         raise _UnreadableError("is encoded in UTF-16: save it in UTF-8")
     return content.removeprefix(codecs.BOM_UTF8).decode()
 
 
 def parsed(text: str, *, unique: bool = False) -> Any:
-    """Returns the plain data of a JSON text; within `reading`, which names the file.
+    """Returns the plain data of a JSON text; call it within `reading`, which names the file.
 
-    **Arguments:** the text; whether to refuse names that occur twice in an object, of which JSON's
-    readers take the last.
+    **Arguments:** `text`: the text. `unique`: whether to reject names that occur twice in an
+    object, of which the last would count.
     """
     found = json.loads(text, object_pairs_hook=without_repetition if unique else None)
-    # Few texts need the slow look at every value: these have brackets or halves of characters.
+    # Only deep nesting and halves of characters are valid JSON and not plain data, so few texts
+    # need the slow look at every value.
     if text.count("[") + text.count("{") > DEEPEST or _HALF.search(text):
-        refuse_others(found)
+        _check_plain(found)
     return found
 
 
-def refuse_others(found: Any) -> None:
-    """Raises an error, for `reading`, where what a file holds is not plain data."""
+def _check_plain(found: Any) -> None:
+    """Raises an error, for `reading`, for contents that are not plain data."""
     if (fault := why_not_plain(found)) is not None:
         raise _UnreadableError(fault)
 
 
 def read_json(path: Path, called: str = "") -> Any:
-    """Reads a file of JSON; raises `FileError`, as `read_text` does."""
+    """Reads a JSON file; raises `FileError` like `read_text`, and for invalid JSON."""
     text = read_text(path, called)
     with reading(called or str(path)):
         return parsed(text)
 
 
 def read_object(path: Path, called: str = "", *, optional: bool = False) -> dict[str, Any]:
-    """Reads a file of one JSON object; raises `FileError`, as `read_json` does.
+    """Reads a file with one JSON object; raises `FileError` like `read_json`.
 
-    **Arguments:** the path; what to call the file; whether a file that does not exist is as one
-    without fields.
+    **Arguments:**
+
+    - `path`, `called`: the path, and what to call the file.
+    - `optional`: whether a missing file counts as an object without fields.
     """
     if optional and not os.path.lexists(path):
         return {}
@@ -168,29 +177,29 @@ def read_object(path: Path, called: str = "", *, optional: bool = False) -> dict
 
 
 def object_of(line: str | bytes, called: str) -> dict[str, Any]:
-    """Returns the object that a line of a JSONL file holds; raises `FileError` as `read_object`."""
+    """Returns the object in a line of a JSONL file; raises `FileError` like `read_object`."""
     return as_object(value_of(line, called), called)
 
 
 def value_of(
     line: str | bytes, called: str, again: str = "correct it", *, unique: bool = False
 ) -> Any:
-    """Returns what a line of a JSONL file holds; raises `FileError`, as `read_json` does."""
+    """Returns the data in a line of a JSONL file; raises `FileError` like `read_json`."""
     with reading(called, again):
         return parsed(line if isinstance(line, str) else decoded(line), unique=unique)
 
 
 def as_object(found: Any, called: str) -> dict[str, Any]:
-    """Returns what a file holds; raises `FileError` where it is no JSON object."""
+    """Returns the contents of a file; raises `FileError` unless they are an object."""
     if not isinstance(found, dict):
         raise FileError(f"{called} holds {brief(found)}: expected a JSON object.")
     return found
 
 
 def read_yaml(path: Path | None, called: str) -> Any:
-    """Reads a file of JSON, or else YAML; raises `FileError` for one with a name twice too.
+    """Reads a file of JSON or else YAML; raises `FileError`, also for a name that occurs twice.
 
-    **Arguments:** the path, `None` for standard input; what to call the file.
+    **Arguments:** `path`: the path; `None` for standard input. `called`: what to call the file.
     """
     with reading(called):
         text = sys.stdin.read() if path is None else read_text(path, called, pipe=True)
@@ -198,12 +207,12 @@ def read_yaml(path: Path | None, called: str) -> Any:
             raise _UnreadableError("is empty: write settings into it, as in `steps: 100`")
         try:
             return parsed(text, unique=True)
-        except json.JSONDecodeError as error:  # of JSON, YAML lacks tabs and surrogate pairs
+        except json.JSONDecodeError as error:  # JSON comes first: YAML lacks tabs and surrogates
             try:
                 found = _from_yaml(text)
             except yaml.YAMLError as of_yaml:
                 raise (error if text.lstrip().startswith("{") else of_yaml) from None
-        refuse_others(found)
+        _check_plain(found)
         return found
 
 
@@ -222,13 +231,14 @@ def _from_yaml(text: str) -> Any:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Counts the values below a node of YAML, those of an alias at each of its places.
+    """Counts the values below a YAML node, where an alias counts at each of its places.
 
-    A few aliases of aliases can name billions, and one of itself names endless ones.
+    A few aliases of aliases can stand for billions of values, and an alias that contains itself for
+    endless ones.
     """
     if (size := known.get(id(node))) is not None:
         return size
-    known[id(node)] = _MOST_NODES  # until it is known: where it contains itself
+    known[id(node)] = _MOST_NODES  # for a node that contains itself
     parts = node.value if isinstance(node, yaml.CollectionNode) else []
     size = 1
     for part in parts:
@@ -242,7 +252,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe loader, which would take the last of equal names."""
+    """YAML's safe loader, changed below to reject repeated names."""
 
 
 def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
@@ -275,8 +285,7 @@ def _yaml_fault(error: yaml.YAMLError) -> str:
 def open_tensors(path: Path, called: str = "") -> Any:
     """Opens a safetensors file, to be read in parts, in a `with`.
 
-    Raises `FileError` for a file that cannot be read, and for one that something else was
-    downloaded in place of.
+    Raises `FileError` for an unreadable file, and for a failed download in its place.
     """
     from safetensors import safe_open
 

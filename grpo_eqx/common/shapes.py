@@ -1,4 +1,4 @@
-"""Shape aliases, used in signatures throughout the package.
+"""Shape aliases for signatures throughout the package.
 
 A dim's name means the same everywhere:
 
@@ -7,7 +7,7 @@ A dim's name means the same everywhere:
 - `N`, `K`: query heads and key/value heads, `D`: head size;
 - `L`: layers, `H`: hidden size, `V`: vocabulary size.
 
-A `Number` is a setting that compiled programs take as data: another one compiles nothing again.
+A `Number` is a setting that compiled programs take as data: changing it compiles nothing again.
 """
 
 import jax

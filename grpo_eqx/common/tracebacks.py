@@ -24,21 +24,21 @@ _FULL = "GRPO_EQX_FULL_TRACEBACKS"
 
 
 def users_frames(error: BaseException) -> str:
-    """Formats the frames of an error's traceback up to the last of the user's own; may be empty."""
+    """Formats the frames of an error's traceback up to the user's last frame; may be empty."""
     frames = _frames(error)
     own = [i for i, frame in enumerate(frames) if _is_users(frame)]
     return _formatted(frames[: own[-1] + 1] if own else [])
 
 
 def frames_of_cause(error: BaseException) -> str:
-    """Formats the frames of an error in the user's code, and in what that calls; may be empty."""
+    """Formats the frames of an error from the user's first frame on; may be empty."""
     frames = _frames(error)
     own = [i for i, frame in enumerate(frames) if _is_users(frame)]
     return _formatted(frames[own[0] :] if own else [])
 
 
 def _frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Lists the frames that are not of this package."""
+    """Lists the frames outside this package."""
     return [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
@@ -51,30 +51,33 @@ def _formatted(frames: list[traceback.FrameSummary]) -> str:
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    """Returns whether a frame is neither of Python's library nor of an installed package."""
+    """Returns whether a frame is outside Python's library and installed packages."""
     return not any(folder in Path(frame.filename).parents for folder in _INSTALLED)
 
 
 def print_traceback(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
-    """Prints an error's whole traceback as Python does; what it quotes steers no terminal."""
+    """Prints an error's whole traceback, whose quotes cannot steer a terminal."""
     text = "".join(traceback.format_exception(kind, error, trace))
     print_clean(text, end="", file=sys.stderr)
 
 
 def shortened(earlier: Hook, answer: Callable[[BaseException], str | None]) -> Hook:
-    """Returns an excepthook that shows `UserError` and `RunError` by the user's own frames.
+    """Returns an excepthook that shows `UserError` and `RunError` with only the user's frames.
 
-    Other errors go to the earlier hook; so do all with GRPO_EQX_FULL_TRACEBACKS=1.
+    Other errors go to the earlier hook, and with GRPO_EQX_FULL_TRACEBACKS=1, all errors do.
 
-    **Arguments:** the earlier hook; returns what to add to another error's message, or `None`.
+    **Arguments:**
+
+    - `earlier`: the earlier hook.
+    - `answer`: returns a text to add to another error's message, or `None`.
     """
     return functools.partial(_show, earlier, answer)
 
 
 def is_pythons(hook: Hook) -> bool:
-    """Returns whether an excepthook is Python's own, `shortened` or not."""
+    """Returns whether an excepthook is Python's own, perhaps `shortened`."""
     if isinstance(hook, functools.partial) and hook.func is _show:
         return is_pythons(hook.args[0])
     return hook is sys.__excepthook__

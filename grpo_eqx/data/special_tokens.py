@@ -71,15 +71,16 @@ class SpecialTokens:
         - `ends`: ids that end a completion.
         - `is_plain`: tells prompts that are texts, without a chat template.
         """
-        decode = self._tokenizer.decode
         texts = [prompt.text for prompt in prompts if is_plain(prompt)]
         if texts:
             before, after = self._added_to(texts)
-            start = decode(before)
-            if before and any(text.startswith(start) for text in texts):
-                yield f"texts begin with {start!r}, which is not put before them again"
+            if before:
+                start = self._tokenizer.decode(before)
+                if any(text.startswith(start) for text in texts):
+                    yield f"texts begin with {start!r}, which is not put before them again"
             if after:
-                yield f"the tokenizer appends {decode(after)!r} to texts, and prompts go without it"
+                end = self._tokenizer.decode(after)
+                yield f"the tokenizer appends {end!r} to texts, and prompts go without it"
         elif written := self._in_question(prompts):
             yield (
                 f"questions contain the special token {written!r}, as texts do that a chat "

@@ -33,7 +33,7 @@ class TokenFiles:
 
     @classmethod
     def read(cls, folder: str | Path) -> "TokenFiles":
-        """Reads a model's folder; for an adapter without `generation_config.json`, also its model's.
+        """Reads a model's folder; of an adapter without `generation_config.json`, also its model's.
 
         Raises `UserError` for an unreadable file, or an end that is not an id.
         """

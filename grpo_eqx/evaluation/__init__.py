@@ -1,1 +1,1 @@
-"""Evaluations on held-out problems: during training, by a call, and by the command `eval`."""
+"""Evaluations on held-out problems: during training, from Python, and by the command `eval`."""

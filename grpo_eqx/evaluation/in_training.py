@@ -13,24 +13,24 @@ from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.tracking.stages import track_on_terminal
 
 SECONDS = "time/eval_s"
-"""Metric of an evaluation in training: the seconds that it took."""
+"""Metric of an evaluation in training: its seconds."""
 
 
 class Evaluated(NamedTuple):
     """Evaluations of the model after one step."""
 
     evaluations: tuple[Evaluation, ...]
-    """Evaluation of greedy completions, then that of sampled ones if the settings ask for it."""
+    """Evaluation of greedy completions, then of sampled completions if the settings ask for it."""
     metrics: dict[str, float]
 
 
 class TrainingEvaluations:
-    """Evaluations as the settings plan them: before, during and at the end of training."""
+    """Evaluations that the settings plan: before, during and at the end of training."""
 
     def __init__(self, cfg: GRPOConfig, evaluator: Evaluator):
-        """**Arguments:** the resolved settings; what evaluates.
+        """**Arguments:** `cfg`: the resolved settings. `evaluator`: makes the evaluations.
 
-        Raises `UserError` where the held-out problems cannot be scored, or completed.
+        Raises `UserError` if the held-out problems cannot be scored, or completed.
         """
         self.cfg = cfg
         self.evaluator = evaluator
@@ -48,7 +48,7 @@ class TrainingEvaluations:
 
     @property
     def metric_names(self) -> list[str]:
-        """Names of the metrics that the evaluations record, time aside; none if there are none."""
+        """Names of the metrics that the evaluations record, except for their time."""
         if self.cfg.eval_steps is None:
             return []
         names = [name for draws in self.draws for name in self.evaluator.metric_names(draws)]
@@ -57,7 +57,7 @@ class TrainingEvaluations:
     def are_due(self, step: int, *, ends: bool = False) -> bool:
         """Returns whether to evaluate the model after a step.
 
-        **Arguments:** the step, 0 before the first; whether the run ends there in any case.
+        **Arguments:** `step`: the step, 0 before the first. `ends`: whether the run ends after it.
         """
         every = self.cfg.eval_steps
         if every is None:
@@ -78,10 +78,13 @@ class TrainingEvaluations:
         on_progress: Callable[[str], None],
         interrupted: Callable[[], bool],
     ) -> Evaluated | None:
-        """Evaluates a model; `None` where that was interrupted.
+        """Evaluates a model; returns `None` if the evaluation was interrupted.
 
-        **Arguments:** the model; the step that it is of; called with how far it is; says, on all
-        processes alike, whether to give up.
+        **Arguments:**
+
+        - `model`, `step`: the model, and the step after which it is evaluated.
+        - `on_progress`: called with the progress, in words.
+        - `interrupted`: returns whether to give up, with the same result in all processes.
         """
         began, evaluations = time.perf_counter(), list[Evaluation]()
         for number, draws in enumerate(self.draws):

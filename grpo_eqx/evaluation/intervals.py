@@ -1,7 +1,7 @@
 """Confidence intervals of an evaluation's figures.
 
-The held-out problems are taken as a random sample of all problems of their kind, so that the number
-of problems, and not of completions, decides how wide an interval is.
+The held-out problems count as a random sample of all problems of their kind. So the width of an
+interval depends on the number of problems rather than of completions.
 """
 
 import math
@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 _Z = 1.959963984540054
-"""Quantile of the normal distribution that two-sided intervals of 95 % have."""
+"""Quantile of the normal distribution for two-sided intervals of 95 %."""
 
 
 class Estimate(NamedTuple):
-    """A figure, with the ends of its interval of 95 %."""
+    """A figure with the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -23,23 +23,24 @@ class Estimate(NamedTuple):
 
 
 def share_of(solved: Bool[np.ndarray, " N"]) -> Estimate:
-    """Estimates a probability from the share of problems that are solved.
+    """Estimates a probability from the share of solved problems.
 
-    The interval is Wilson's score interval (JASA 22, 1927), which unlike the normal one holds for
-    few problems and for shares near 0 and 1 (Brown, Cai and DasGupta, Statistical Science 16,
+    The interval is Wilson's score interval (JASA 22, 1927). Unlike the normal interval, it holds
+    for few problems and for shares near 0 and 1 (Brown, Cai and DasGupta, Statistical Science 16,
     2001).
     """
     return _wilson(float(solved.mean()), len(solved))
 
 
 def mean_share_of(shares: Float[np.ndarray, " N"], samples: int) -> Estimate:
-    """Estimates a probability from each problem's own, as `samples` completions estimate it.
+    """Estimates a probability as the mean over problems, each estimated by `samples` completions.
 
-    The interval is Wilson's, as that of `share_of`, for as many independent completions as give the
-    mean `p` the variance that it has between problems: `n = p (1 - p) / var(p)` (the effective
-    sample size of surveys: Korn and Graubard, Survey Methodology 24, 1998). They are at least the
-    problems and at most all completions, and the problems where no two of these differ. So it is
-    not empty where no completion is right, and never leaves 0 to 1, as the normal one does.
+    The interval is Wilson's, as in `share_of`, for the number of independent completions that would
+    give the mean `p` its variance between problems: `n = p (1 - p) / var(p)`, the effective sample
+    size of surveys (Korn and Graubard, Survey Methodology 24, 1998). This number is at least the
+    number of problems, which is used if all shares are equal, and at most the number of
+    completions. Unlike the normal interval, the interval is not empty if no completion is correct,
+    and never exceeds 0 to 1.
     """
     problems, p = len(shares), float(shares.mean())
     variance = float(shares.var(ddof=1)) / problems if problems > 1 else 0.0
@@ -54,11 +55,11 @@ def _wilson(share: float, n: float | int) -> Estimate:
 
 
 def mean_of(values: Float[np.ndarray, " N"]) -> Estimate:
-    """Estimates a mean from each problem's own, as the mean over its completions.
+    """Estimates a mean from the problems' means over their completions.
 
-    The interval is the normal one over problems, by the central limit theorem: the completions of
-    one problem are not independent, and their mean is one value (Miller, "Adding Error Bars to
-    Evals", arXiv 2411.00640). NaN values are left out, and a single value has no interval.
+    The interval is the normal interval over problems, by the central limit theorem: completions of
+    a problem are not independent, so their mean counts as one value (Miller, "Adding Error Bars to
+    Evals", arXiv 2411.00640). NaN values are left out. A single value has no interval.
     """
     values = values[~np.isnan(values)]
     if len(values) == 0:

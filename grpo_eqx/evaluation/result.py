@@ -10,7 +10,7 @@ from grpo_eqx.common.errors import UserError
 from grpo_eqx.evaluation.intervals import Estimate, mean_of, mean_share_of, share_of
 
 PREFIX = "eval/"
-"""Start of the names of an evaluation's metrics."""
+"""Prefix of the names of an evaluation's metrics."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +19,13 @@ class Evaluation:
 
     solved: Bool[np.ndarray, "N S"]
     strict: Bool[np.ndarray, "N S"] | None = None
-    """Correctness where the answer must be marked; `None`: `eval_func` has no strict form."""
+    """Correctness if answers must be marked; `None` if `eval_func` has no strict form."""
     voted: Bool[np.ndarray, " N"] | None = None
-    """Whether the answer that most completions give is right; `None`: answers are not read."""
+    """Whether the most frequent answer is correct; `None` if answers cannot be compared."""
     scores: Mapping[str, Float[np.ndarray, "N S"]] = dataclasses.field(default_factory=dict)
-    """Values of each of `eval_metrics`, NaN where it does not apply."""
+    """Values of each of `eval_metrics`, NaN for completions that it does not apply to."""
     temperature: float = 0.0
-    """Temperature that the completions were sampled at, 0 for greedy ones."""
+    """Sampling temperature of the completions; 0 for greedy completions."""
 
     def __str__(self) -> str:
         problems, samples = self.solved.shape
@@ -40,15 +40,15 @@ class Evaluation:
 
     @property
     def how(self) -> str:
-        """Part of the metrics' names that says how completions were drawn."""
+        """Part of the metrics' names for the sampling: `greedy`, or the temperature."""
         return f"temperature_{self.temperature:g}" if self.temperature else "greedy"
 
     def estimates(self) -> dict[str, Estimate]:
-        """Returns the figures with their intervals of 95 %.
+        """Returns the figures with their 95 % intervals.
 
-        pass@k and maj@k have Wilson's interval, for as many independent completions as the variance
-        between problems amounts to; values of `eval_metrics`, which may be any numbers, have the
-        normal one over problems. `intervals` has the sources.
+        pass@k and maj@k have Wilson's interval, with an effective number of completions from the
+        variance between problems. Values of `eval_metrics`, which may be any numbers, have the
+        normal interval over problems. `evaluation/intervals.py` has the sources.
         """
         samples = self.solved.shape[1]
         found = {f"pass@{k}": _pass_estimate(self.solved, k) for k in sorted({1, samples})}
@@ -60,7 +60,7 @@ class Evaluation:
         return found | {name: mean_of(_mean(own)) for name, own in self.scores.items()}
 
     def metrics(self) -> dict[str, float]:
-        """Returns the figures under the names that they are recorded by."""
+        """Returns the figures under their recorded names."""
         found = dict[str, float]()
         for name, estimate in self.estimates().items():
             full = f"{PREFIX}{self.how}/{name}"
@@ -70,14 +70,14 @@ class Evaluation:
 
     @property
     def accuracy(self) -> float:
-        """Fraction of completions that are correct: pass@1."""
+        """Share of correct completions: pass@1."""
         return self.pass_at(1)
 
     def pass_at(self, k: int) -> float:
         """Estimates pass@k without bias (arXiv 2107.03374, eq. 1).
 
         pass@k is the probability that at least one of `k` completions is correct. Raises
-        `UserError` for a `k` below 1, or above the completions per problem.
+        `UserError` for a `k` below 1, or above the number of completions per problem.
         """
         samples = self.solved.shape[1]
         if k != int(k) or not 1 <= k <= samples:
@@ -85,7 +85,7 @@ class Evaluation:
         return float(_pass_at(self.solved, k).mean())
 
     def joined(self, other: "Evaluation") -> "Evaluation":
-        """Returns the evaluation of these problems, followed by those of `other`."""
+        """Returns the evaluation of these problems, followed by the problems of `other`."""
         pairs = {name: (own, other.scores[name]) for name, own in self.scores.items()}
         return dataclasses.replace(
             self,
@@ -113,7 +113,7 @@ def _pass_estimate(solved: Bool[np.ndarray, "N S"], k: int) -> Estimate:
 
 
 def _mean(scores: Float[np.ndarray, "N S"]) -> Float[np.ndarray, " N"]:
-    """Averages over the completions of each problem that have a score; NaN where none has."""
+    """Averages each problem's scores; NaN for problems without scores."""
     counts = (~np.isnan(scores)).sum(axis=1)
     sums = np.nansum(scores, axis=1)
     return np.divide(sums, counts, out=np.full(len(scores), np.nan), where=counts > 0)

@@ -1,4 +1,4 @@
-"""Results of an evaluation by itself, written as it goes on, so that it can be continued."""
+"""Results of the command `eval`, written during the evaluation, so that it can be continued."""
 
 import contextlib
 import fcntl
@@ -23,33 +23,33 @@ _FIX = "delete it and the lines after it, and the same command makes them again"
 
 
 def saved_time(path: Path) -> str | None:
-    """Returns the time in the prompts of the results in a file, if it has results with one."""
+    """Returns the time in the prompts of saved results, if any."""
     try:
         settings = field(read_object(path), "settings", dict, "")
         return datetime.fromisoformat(field(settings, "time", str, "")).isoformat()
-    except (FileError, ValueError):  # `ResultsFile` says what is wrong with it
+    except (FileError, ValueError):  # `ResultsFile` reports what is wrong
         return None
 
 
 class ResultsFile:
-    """A JSON file with settings and metrics, and beside it one with a line per problem.
+    """A JSON file with settings and metrics, and beside it a JSONL file with a line per problem.
 
-    Both depend on the settings alone, not on whether the evaluation was made in one piece.
+    Both depend only on the settings, not on whether the evaluation was interrupted.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]):
-        """**Arguments:** the file, whose name ends in .json; all that decides the results."""
+        """**Arguments:** `path`: the file, `*.json`. `settings`: all that decides the results."""
         if path.suffix != ".json":
             raise UserError(f"output is {str(path)!r}: give a file whose name ends in .json.")
         self.path = path
         self.rows_path = path.with_suffix(".jsonl")
-        self.settings = json.loads(json.dumps(settings))  # as it is read back
+        self.settings = json.loads(json.dumps(settings))  # as read from a file
         self._rows: IO[str] | None = None
 
     def __enter__(self) -> "ResultsFile":
-        """Begins the files, or opens those of the same evaluation.
+        """Creates the files, or opens the files of the same evaluation.
 
-        Raises `UserError` where they are of another one, or in use, or cannot be written.
+        Raises `UserError` if they belong to another evaluation, are in use, or cannot be written.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,11 +110,14 @@ class ResultsFile:
             )
 
     def resume(self, plan: Sequence[tuple[Draws, int]], num_problems: int) -> list[int]:
-        """Keeps the lines of whole batches, and returns how many problems of each draws are done.
+        """Keeps the lines of whole batches; returns the number of finished problems of each part.
 
-        **Arguments:** how completions are drawn, and the problems of a batch, in the order in which
-        they are made; the number of problems. Raises `FileError`, and changes nothing, where a line
-        is not as it was written.
+        **Arguments:**
+
+        - `plan`: the parts of the evaluation in their order: their draws, and problems per batch.
+        - `num_problems`: the number of problems.
+
+        Raises `FileError`, and changes nothing, if a line is not as it was written.
         """
         assert self._rows is not None  # entered
         self._rows.seek(0)
@@ -134,9 +137,10 @@ class ResultsFile:
     def _rows_of(
         self, lines: Sequence[str], plan: Sequence[Draws], num_problems: int
     ) -> list[dict[str, Any]]:
-        """Returns what lines hold; raises `FileError` for the first that is not as it was written.
+        """Returns the data of lines; raises `FileError` for the first line that has changed.
 
-        Some are not where they should be, if others are missing, or are there twice.
+        A line also counts as changed if it is at another place, because lines before it are missing
+        or repeated.
         """
         rows = list[dict[str, Any]]()
         for i, line in enumerate(lines):
@@ -150,7 +154,7 @@ class ResultsFile:
         return rows
 
     def add(self, batch: Batch) -> None:
-        """Writes the lines of a batch, after those that are there."""
+        """Appends the lines of a batch."""
         assert self._rows is not None  # entered
         lines = [json.dumps(row, allow_nan=False) + "\n" for row in _rows_of(batch)]
         with self._writing():
@@ -159,7 +163,7 @@ class ResultsFile:
             os.fsync(self._rows.fileno())
 
     def finish(self, plan: Sequence[Draws]) -> list[Evaluation]:
-        """Writes the metrics of all lines, now that none is missing, and returns them."""
+        """Writes the metrics of all lines, and returns the evaluations."""
         assert self._rows is not None  # entered
         self._rows.seek(0)
         with reading(str(self.rows_path), _FIX):
@@ -181,7 +185,7 @@ class ResultsFile:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Turns the error of a file that cannot be written into a `RunError`."""
+        """Turns the `OSError` of a failed write into a `RunError`."""
         try:
             yield
         except OSError as error:
@@ -192,7 +196,7 @@ class ResultsFile:
 
 
 def _rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
-    """Yields what is known of each problem of a batch, as JSON has it."""
+    """Yields the line of each problem of a batch, as JSON data."""
     evaluation, completions = batch.evaluation, batch.completions
     for i, prompt in enumerate(batch.prompts):
         strict, voted = evaluation.strict, evaluation.voted
@@ -213,10 +217,13 @@ def _rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
 
 
 def _is_row(row: Any, problem: int, num_samples: int, like: Any) -> bool:
-    """Returns whether a line can be that of a problem.
+    """Returns whether a line can belong to a problem.
 
-    **Arguments:** what it holds; the problem, and how many completions it has; a line of the same
-    draws.
+    **Arguments:**
+
+    - `row`: the data of the line.
+    - `problem`, `num_samples`: the problem's number, and its number of completions.
+    - `like`: the data of another line of the same part.
     """
     if not (isinstance(row, dict) and isinstance(like.get("scores"), dict)):
         return False
@@ -237,7 +244,7 @@ def _is_row(row: Any, problem: int, num_samples: int, like: Any) -> bool:
 
 
 def _kinds(value: Any) -> Any:
-    """Returns what kinds of values there are in a value of JSON; null is a number."""
+    """Returns the structure of a JSON value, with types in place of values; null is a number."""
     match value:
         case dict():
             return {name: _kinds(x) for name, x in value.items()}
@@ -249,7 +256,7 @@ def _kinds(value: Any) -> Any:
 
 
 def _evaluation(rows: Sequence[Mapping[str, Any]], temperature: float) -> Evaluation:
-    """Returns the evaluation that lines are of."""
+    """Returns the evaluation that the lines record."""
     first = rows[0]
     scores = {
         name: np.array([row["scores"][name] for row in rows], float) for name in first["scores"]

@@ -23,32 +23,35 @@ HELDOUT = "held-out problem"
 """Name of an evaluation's problem in messages."""
 
 EvalMetrics = Mapping[str, RewardFunc | str] | Sequence[RewardFunc | str]
-"""Functions whose means an evaluation reports, or names of built-in ones; by name, or a list."""
+"""Functions, or names of built-in functions, whose means are reported; a list, or by name."""
 
 _READERS = (
     (gsm8k.correct, gsm8k.answer_number),
     (gsm8k.correct_strict, gsm8k.marked_number),
 )
-"""Functions that compare answers, and how they read them from a completion."""
+"""Functions that compare answers, with the functions that read an answer."""
 
 
 class Scorer:
     """Functions that score the completions of held-out problems.
 
-    It owns what the functions run in, as a `RewardRunner` does: enter it as a context.
+    Like a `RewardRunner`, it owns worker processes: enter it as a context.
     """
 
     def __init__(self, cfg: GRPOConfig, eval_func: RewardFunc | str, metrics: EvalMetrics = ()):
-        """**Arguments:** the settings, for the limits on functions; the function by which 1.0 means
-        solved; functions whose means are reported besides.
+        """**Arguments:**
 
-        With `correct`, the strict form is scored too. Raises `UserError` for what is no function,
-        and for names that cannot be those of metrics.
+        - `cfg`: the settings, for the limits on functions.
+        - `eval_func`: the function that returns 1.0 for solved problems. With `correct`, the strict
+          form is scored, too.
+        - `metrics`: more functions, whose means are reported.
+
+        Raises `UserError` for anything that is not a function, and for invalid names of metrics.
         """
         self._solved = make_eval_reward(cfg, eval_func)
         (self.func,) = self._solved.funcs.values()
         self.is_flexible = self.func is gsm8k.correct
-        """Whether there is a stricter form of the function."""
+        """Whether the function has a strict form."""
         self._strict = make_eval_reward(cfg, gsm8k.correct_strict) if self.is_flexible else None
         self._read = next((read for func, read in _READERS if func is self.func), None)
         named = named_funcs(metrics, "eval_metrics")
@@ -58,7 +61,7 @@ class Scorer:
             )
         self._metrics = {name: make_eval_reward(cfg, func) for name, func in named.items()}
         self.highest = -math.inf
-        """Highest value that the function of `solved` has returned in this evaluation."""
+        """Highest value of `eval_func` in this evaluation."""
 
     def __enter__(self) -> "Scorer":
         self.highest = -math.inf
@@ -70,12 +73,12 @@ class Scorer:
 
     @property
     def reads_answers(self) -> bool:
-        """Whether completions give answers that can be compared, for majority votes."""
+        """Whether completions have answers that can be compared, for majority votes."""
         return self._read is not None
 
     @property
     def funcs(self) -> dict[str, RewardFunc]:
-        """The functions, by what they give: `eval_func`, or a name in `eval_metrics`."""
+        """The functions by their roles: `eval_func`, or a name in `eval_metrics`."""
         found = {"eval_func": self.func}
         for name, runner in self._metrics.items():
             (found[f"{name} of eval_metrics"],) = runner.funcs.values()
@@ -87,23 +90,24 @@ class Scorer:
         return list(self._metrics)
 
     def check_signatures(self, columns: Collection[str]) -> None:
-        """Raises `UserError` for a function that the problems' columns do not suit."""
-        if self.func is not gsm8k.correct:  # which says itself what it needs, when it is used
+        """Raises `UserError` for a function that cannot be called with the problems' columns."""
+        if self.func is not gsm8k.correct:  # checks its columns when it is used
             check_signatures(self._solved.funcs, columns)
         for name, runner in self._metrics.items():
             check_signatures(dict.fromkeys([name], *runner.funcs.values()), columns)
 
     def check_answers(self, prompts: Sequence[Prompt]) -> None:
-        """Raises `UserError` where the function of `solved` finds no answers to compare with."""
+        """Raises `UserError` for problems without the answers that `eval_func` compares with."""
         if self._read is not None:
             gsm8k.check_answers(prompts, "eval_func", HELDOUT)
 
     def __call__(
         self, prompts: list[Prompt], completions: Completions, temperature: float
     ) -> Evaluation:
-        """Scores the completions of problems, on all processes together.
+        """Scores the completions of problems, in all processes together.
 
-        **Arguments:** the problems; their completions; the temperature that these were sampled at.
+        **Arguments:** `prompts`, `completions`: problems and completions. `temperature`: of
+        sampling.
         """
         scores = rewarded(self._solved, prompts, completions).total
         self.highest = float(np.max(scores, initial=self.highest, where=~np.isnan(scores)))
@@ -127,16 +131,16 @@ class Scorer:
         )
 
     def _votes(self, solved: Bool[np.ndarray, "P S"]) -> bool:
-        """Returns whether there are several answers of each problem to compare."""
+        """Returns whether each problem has several answers to compare."""
         return self.reads_answers and solved.shape[1] > 1
 
     def _majority(
         self, texts: Sequence[Sequence[str]], solved: Bool[np.ndarray, "P S"]
     ) -> Bool[np.ndarray, " P"]:
-        """Returns whether the answer that most completions of a problem give is right.
+        """Returns whether the most frequent answer to each problem is correct.
 
-        Completions without an answer have no vote. Of answers with equally many, the one that was
-        drawn first counts (self-consistency, arXiv 2203.11171).
+        Completions without an answer have no vote. Of equally frequent answers, the answer that was
+        sampled first counts (self-consistency, arXiv 2203.11171).
         """
         return np.array(
             [self._is_right(own, right) for own, right in zip(texts, solved, strict=True)], bool
@@ -148,5 +152,5 @@ class Scorer:
         votes = Counter[Fraction](answer for answer in answers if answer is not None)
         if not votes:
             return False
-        chosen = votes.most_common(1)[0][0]  # of equals, the first that was counted
+        chosen = votes.most_common(1)[0][0]  # ties go to the first answer
         return bool(solved[answers.index(chosen)])

@@ -1,4 +1,4 @@
-"""Evaluations by themselves: of a model, a folder, a run or a checkpoint, without a trainer."""
+"""Evaluation of a model, a folder, a run or a checkpoint, without a trainer."""
 
 import contextlib
 import dataclasses
@@ -44,30 +44,31 @@ _PACKAGES = ("grpo_eqx", "jax", "jaxlib", "equinox", "transformers")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-    """Model and problems of an evaluation, and how completions are drawn and scored."""
+    """Model and problems of an evaluation, and the sampling and scoring of completions."""
 
     model: str
     data: str | None = None
-    """`None`: the problems that the model's run held out, or the embedded ones."""
+    """Name of the data; `None` for the held-out problems of the model's run, or embedded
+    problems."""
     eval_problems: int | None = None
-    """`None`: all of `data`; as many as the run's; or 512 embedded ones."""
+    """Number of problems; `None` for all of `data`, as many as the run's, or 512 embedded ones."""
     num_samples: int | None = None
-    """Completions of each problem that are sampled, besides a greedy one; `None`: none are."""
+    """Sampled completions of each problem, besides a greedy completion; `None` for none."""
     temperature: float | None = None
-    """`None`: 1."""
+    """Temperature of sampled completions; `None` for 1."""
     eval_func: str = "correct"
     eval_metrics: tuple[str, ...] = ()
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    """Fields of a config in place of those of the model's run."""
+    """Settings in place of the settings of the model's run."""
 
     def check(self) -> None:
-        """Raises `UserError` for a model, data or a number of problems that no run can have."""
+        """Raises `UserError` for an invalid model, data or number of problems."""
         given = {name: getattr(self, name) for name in ("model", "data", "eval_problems")}
         GRPOConfig(**{name: value for name, value in given.items() if value is not None})
 
     @property
     def draws(self) -> list[Draws]:
-        """Draws of completions, as in training: greedily, then with a temperature."""
+        """Draws of completions, as in training: greedy, then sampled."""
         if self.num_samples is None:
             if self.temperature is not None:
                 raise UserError(
@@ -88,10 +89,13 @@ class StandaloneEvaluation:
     """A model on the devices, and the problems to evaluate it on."""
 
     def __init__(self, question: Question, output: Path, say: Callable[[str], None]):
-        """**Arguments:** what to evaluate; the file of results, which may be that of a part of this
-        evaluation; shows the user a line on what begins.
+        """**Arguments:**
 
-        Raises `UserError`, in all processes, where something is missing or does not fit.
+        - `question`: what to evaluate.
+        - `output`: the file of results, which may have a part of this evaluation's results.
+        - `say`: shows the user a line on what begins.
+
+        Raises `UserError`, in all processes, if anything is missing or does not fit.
         """
         self.draws = question.draws
         question.check()
@@ -125,16 +129,20 @@ class StandaloneEvaluation:
         self.settings = _settings(question, cfg, self.draws, inputs, programs, self.model)
 
     def make(self, track: Track, on_progress: Callable[[str], None]) -> list[Evaluation]:
-        """Makes what is left of the evaluation, and writes it.
+        """Makes the rest of the evaluation, and writes its results.
 
-        **Arguments:** iterates over batches; called after each with how far it is.
+        **Arguments:**
 
-        **Returns:** the evaluations, on process 0. Raises `UserError` where the file has results of
-        other settings.
+        - `track`: iterates over batches, and shows the progress.
+        - `on_progress`: called after each batch with the progress, in words.
+
+        **Returns:** the evaluations, on process 0.
+
+        Raises `UserError` if the file has results of other settings.
         """
         plan = [(draws, self.evaluator.batch_size(draws)) for draws in self.draws]
         total = len(self.problems)
-        # Process 0 writes; what fails there ends all.
+        # Process 0 writes. A failure there ends all processes.
         file = raise_on_all_hosts(
             lambda: ResultsFile(self.output, self.settings) if is_main() else None
         )
@@ -159,7 +167,7 @@ def _add(file: ResultsFile | None, batch: Batch) -> None:
 
 
 def _moment(output: Path, subject: Subject) -> datetime:
-    """Returns the time in the prompts: of the part that is done, of the model's run, or now."""
+    """Returns the time in the prompts: from saved results, from the model's run, or now."""
     of_run = None if subject.facts is None else subject.facts.time
     time = saved_time(output) or of_run
     return datetime.now() if time is None else datetime.fromisoformat(time)
@@ -192,7 +200,7 @@ def _settings(
     programs: Programs,
     model: CausalLM,
 ) -> dict[str, Any]:
-    """Returns all that decides the results, as a file of results has it."""
+    """Returns all that decides the results, for the file of results."""
     arrays = {parameter_name(path): x for path, x in jax.tree.leaves_with_path(model)}
     sums = json.dumps(checksums(arrays), sort_keys=True)
     mesh = programs.mesh

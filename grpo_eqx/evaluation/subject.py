@@ -1,4 +1,4 @@
-"""The model that the command `eval` evaluates, with the settings that belong to it."""
+"""The model that the command `eval` evaluates, with its settings."""
 
 import dataclasses
 import os
@@ -30,28 +30,28 @@ _OF_A_RUN = (
     "rollout_dtype", "kv_cache_dtype", "max_num_seqs", "seed", "lora_rank", "lora_alpha",
     "lora_target", "use_rslora", "load_in_8bit",
 )  # fmt: skip
-"""Settings of a run that decide what its model answers."""
+"""Settings of a run that decide the answers of its model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """A model to evaluate: a name or folder, or that of a run or one of its checkpoints."""
+    """A model to evaluate: by name or folder, or the model of a run or a checkpoint."""
 
     name: str
     settings: Mapping[str, Any]
-    """Settings that belong to it: those of its run, or of its adapters."""
+    """Settings of the model's run, or of its adapters."""
     checkpoint: SavedStep | None = None
-    """Checkpoint with the trained parameters; `None`: the model of the settings has them."""
+    """Checkpoint with the trained parameters; `None` if the model in the settings has them."""
     facts: RunFacts | None = None
-    """Facts of its run, if a checkpoint has them."""
+    """Facts of the model's run, from a checkpoint."""
     of_run: bool = False
 
     @classmethod
     def find(cls, name: str) -> "Subject":
-        """Finds a model by its name or path; downloads it where it is on the hub.
+        """Finds a model by name or path; downloads models of the hub.
 
-        Of a run's folder, it is the final model, or if there is none yet, that of the newest
-        checkpoint. Raises `UserError` where there is none.
+        For a run's folder, this is the final model, or before the run's end, the model of the
+        newest checkpoint. Raises `UserError` if there is no model.
         """
         path = expanded(name)
         run = RunFolder(path)
@@ -97,7 +97,7 @@ class Subject:
             return cls._of_checkpoint(name, run.checkpoints, steps[0])
         settings = _of_a_run(_config_of(run))
         template = settings.get("chat_template")
-        # The tokenizer in the model's folder has the template already.
+        # The tokenizer in the model's folder already has the template.
         own = {"model": str(run.model), "chat_template": template if template == PLAIN else None}
         facts = _facts(SavedStep(run.checkpoints, steps[0])) if steps else None
         return cls(name, {**settings, **own}, None, facts, of_run=True)
@@ -112,11 +112,11 @@ class Subject:
         return cls(name, settings, checkpoint, facts, of_run=True)
 
     def check_tokenizer(self, fingerprint: str) -> None:
-        """Raises `UserError` for another tokenizer than that of the run."""
+        """Raises `UserError` for a tokenizer that differs from the run's."""
         self._check("the tokenizer", fingerprint, "export the model with --model of the right one")
 
     def check_problems(self, fingerprint: str) -> None:
-        """Raises `UserError` for other problems than those that the run held out."""
+        """Raises `UserError` for problems that differ from the run's held-out problems."""
         fix = (
             "give them as --data, or evaluate in Python, with a function of your own too: "
             "GRPOTrainer(cfg, model=..., eval_data=..., eval_func=...).evaluate()"
@@ -134,7 +134,7 @@ class Subject:
     def load(self, run: RunSpec, programs: Programs) -> CausalLM:
         """Places the model on the devices, as the trainer holds it.
 
-        Raises `UserError` where it cannot be read, or is of another architecture than its run says.
+        Raises `UserError` if it cannot be read, or has another architecture than the run's model.
         """
         if self.checkpoint is None:
             return run.initial_model(programs)
@@ -149,7 +149,7 @@ class Subject:
             ) from error
         except UserError:
             raise
-        except Exception as error:  # whatever Orbax and TensorStore find wrong with it
+        except Exception as error:  # from Orbax or TensorStore, of any class
             raise UserError(
                 f"cannot read the checkpoint {self.checkpoint.path}: {first_line(error)}; give "
                 f"another, as in RUN/checkpoints/step_100."
@@ -168,7 +168,7 @@ def _facts(checkpoint: SavedStep) -> RunFacts:
 
 
 def _goes_on(run: RunFolder) -> bool:
-    """Returns whether a run that had ended was continued, so that its final model is an old one."""
+    """Returns whether an ended run was continued, so that its final model is outdated."""
     if run.stopped.exists():
         return False
     made = max((int(row["step"]) for row in Metrics.read(run.metrics).steps), default=0)
@@ -176,7 +176,7 @@ def _goes_on(run: RunFolder) -> bool:
 
 
 def _config_of(run: RunFolder) -> dict[str, Any]:
-    """Reads the settings of a run; raises `UserError` where they cannot be read."""
+    """Reads the settings of a run; raises `UserError` if they cannot be read."""
     try:
         return read_settings(run)
     except FileError as error:
@@ -187,6 +187,6 @@ def _config_of(run: RunFolder) -> dict[str, Any]:
 
 
 def _of_a_run(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings of a run that its model needs; older runs may lack some."""
+    """Returns the settings that a run's model needs; runs of older versions may lack some."""
     found = {name: config[name] for name in _OF_A_RUN if name in config}
     return {name: tuple(x) if isinstance(x, list) else x for name, x in found.items()}

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, SupportsFloat, get_args
 
 from grpo_eqx.common.clean_text import is_name
 from grpo_eqx.common.errors import CallbackError, UserError, first_line, shown
-from grpo_eqx.common.process_state import KeptState
+from grpo_eqx.common.process_state import StateGuard
 from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.loop.callbacks import Callback, Event, Response
 from grpo_eqx.run.passed import check_method
@@ -34,7 +34,7 @@ class CallbackCalls:
 
     def __init__(self, callbacks: Sequence[Callback]):
         self.callbacks = callbacks
-        self._state = KeptState()
+        self._state = StateGuard()
 
     def wants(self, name: EventName) -> bool:
         """Returns whether a callback does something at an event."""
@@ -126,7 +126,7 @@ def _refuse_other_events(callback: Callback) -> None:
 
 
 def _response(
-    callback: Callback, name: EventName, event: Event, state: KeptState
+    callback: Callback, name: EventName, event: Event, state: StateGuard
 ) -> Response | None:
     called, method = _name(callback), getattr(callback, name)
     try:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.common.errors import RewardError, RewardFailureError, UserError, first_line
-from grpo_eqx.common.process_state import KeptState, warn
+from grpo_eqx.common.process_state import StateGuard, warn
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.rewards.async_calls import AsyncCalls
 from grpo_eqx.rewards.contract import read_rewards
@@ -135,7 +135,7 @@ class RewardRunner:
         self._in_workers = plain if limits.workers else {}
         self._workers = WorkerPool(self._in_workers, limits.workers)
         self._awaited = AsyncCalls(limits)
-        self._state = KeptState()
+        self._guard = StateGuard()
 
     def with_penalty(self, name: str, func: RewardFunc) -> "RewardRunner":
         """Returns a runner with a penalty, of weight 1, on completions that have a reward."""
@@ -225,7 +225,7 @@ class RewardRunner:
         awaited = [name for name, func in self.funcs.items() if is_async(func)]
         theirs = [x for x, func in self.funcs.items() if not is_built_in(func)]
         here = [x for x in theirs if x not in self._in_workers]
-        with self._kept(*here) if awaited else contextlib.nullcontext():
+        with self._guarded(*here) if awaited else contextlib.nullcontext():
             started = {
                 name: self._awaited.start(name, self.funcs[name], samples)  # type: ignore[arg-type]
                 for name in awaited
@@ -249,22 +249,22 @@ class RewardRunner:
         """Calls a function that is not async, in workers or here."""
         func, stop = self.funcs[name], self.limits.failures == "stop"
         if name in self._in_workers:
-            with self._kept(name, elsewhere=True):
+            with self._guarded(name, elsewhere=True):
                 return self._workers.run(name, samples, self.limits, stop_at_failure=stop)
         if not is_plain(func):
             return _call(name, func, samples, stop_at_failure=stop, is_ours=True)
 
-        def kept(**arguments: Any) -> Any:
-            with self._kept(name):
+        def guarded(**arguments: Any) -> Any:
+            with self._guarded(name):
                 return func(**arguments)
 
-        return _call(name, kept, samples, stop_at_failure=stop)
+        return _call(name, guarded, samples, stop_at_failure=stop)
 
-    def _kept(
+    def _guarded(
         self, *names: str, elsewhere: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """Restores the state of this process after calls of functions, here or in workers."""
-        return self._state.around(f"reward function {' or '.join(names)}", elsewhere=elsewhere)
+        return self._guard.around(f"reward function {' or '.join(names)}", elsewhere=elsewhere)
 
     def _note_failures(self, name: str, outcomes: Sequence[Outcome], samples: Samples) -> None:
         """Raises the first failure as an error, or warns of it, according to the policy."""

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 import pytest
 
-from grpo_eqx.common.process_state import _DRAWS, _KINDS, KeptState, _read
+from grpo_eqx.common.process_state import _DRAWS, _KINDS, StateGuard, _read
 
 
 def lower_limit() -> None:
@@ -71,7 +71,7 @@ def run_alone(program: str) -> subprocess.CompletedProcess[str]:
 def test_what_is_changed_is_put_back_and_said_once(
     kind: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    state, before = KeptState(), states()
+    state, before = StateGuard(), states()
     for _ in range(2):
         with state.around("reward function f"):
             CHANGES[kind]()
@@ -90,8 +90,8 @@ def test_there_is_a_test_for_every_kind() -> None:
 def test_all_of_pythons_own_names_may_be_replaced() -> None:
     program = (
         "import builtins, os\n"
-        "from grpo_eqx.common.process_state import KeptState\n"
-        "with KeptState().around('f'):\n"
+        "from grpo_eqx.common.process_state import StateGuard\n"
+        "with StateGuard().around('f'):\n"
         "    os.chdir('/')\n"
         "    names = vars(builtins)\n"
         "    for name in [x for x in names if x.islower()]:\n"
@@ -111,7 +111,7 @@ def test_it_is_put_back_after_an_exception_too(capfd: pytest.CaptureFixture[str]
         os.chdir("/")
         sys.exit(3)
 
-    with pytest.raises(SystemExit), KeptState().around("f"):
+    with pytest.raises(SystemExit), StateGuard().around("f"):
         leave()
     assert Path.cwd() == before
 
@@ -122,7 +122,7 @@ def test_a_folder_that_is_removed_cannot_be_put_back(
     folder = tmp_path / "folder"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    with KeptState().around("f"):
+    with StateGuard().around("f"):
         os.chdir("/")
         folder.rmdir()
     os.chdir(tmp_path)
@@ -133,11 +133,11 @@ def test_a_folder_that_is_removed_cannot_be_put_back(
 def test_streams_that_are_closed_are_opened_again() -> None:
     program = (
         "import os, sys\n"
-        "from grpo_eqx.common.process_state import KeptState\n"
-        "with KeptState().around('f'):\n"
+        "from grpo_eqx.common.process_state import StateGuard\n"
+        "with StateGuard().around('f'):\n"
         "    sys.stdout.close(); sys.stderr.close(); os.close(2); os.close(1)\n"
         "print('still here')\n"
-        "with KeptState().around('f'):\n"
+        "with StateGuard().around('f'):\n"
         "    child = os.fork()\n"
         "print('once', os.waitpid(child, 0)[1], flush=True)\n"
     )
@@ -155,7 +155,7 @@ def test_what_is_added_to_the_environment_and_the_path_stays_for_all(
     monkeypatch.setenv("ADDED", "")
     monkeypatch.delenv("ADDED")
     monkeypatch.setattr(sys, "path", path := list(sys.path))
-    state, before = KeptState(), list(path)
+    state, before = StateGuard(), list(path)
     with state.around("imports a library"):
         os.environ["ADDED"] = "1"
         sys.path.insert(0, "first")
@@ -177,7 +177,7 @@ def test_what_is_changed_in_them_is_put_back_beside_what_is_added(
     monkeypatch.delenv("ADDED")
     monkeypatch.setattr(sys, "path", path := list(sys.path))
     before = list(path)
-    with KeptState().around("f"):
+    with StateGuard().around("f"):
         os.environ.update(CHANGED="2", ADDED="2")
         del os.environ["DELETED"]
         sys.path[:2] = ["added"]
@@ -191,14 +191,14 @@ def test_an_option_that_a_library_adds_to_jax_is_no_change(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     values = {**jax.config.values, "of_a_library": 1}
-    with KeptState().around("f"):
+    with StateGuard().around("f"):
         monkeypatch.setattr(type(jax.config), "values", values)
     assert capfd.readouterr().err == ""
 
 
 def test_a_stream_that_is_deleted_is_put_back(capfd: pytest.CaptureFixture[str]) -> None:
     before = sys.stdout
-    with KeptState().around("f"):
+    with StateGuard().around("f"):
         del sys.stdout
     assert sys.stdout is before
     said = capfd.readouterr().err
@@ -220,10 +220,10 @@ trace_of_an_ide.__module__ = "_pydevd_bundle.pydevd_trace_dispatch"
 def test_a_debugger_goes_on(trace: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
     before = sys.gettrace()
     try:
-        with KeptState().around("f"):
+        with StateGuard().around("f"):
             sys.settrace(trace)
         assert sys.gettrace() == trace
-        with KeptState().around("f"):
+        with StateGuard().around("f"):
             pass
         assert sys.gettrace() == trace
     finally:
@@ -234,11 +234,11 @@ def test_a_debugger_goes_on(trace: Callable[..., Any], capfd: pytest.CaptureFixt
 def test_a_breakpoint_can_be_left_by_steps(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from grpo_eqx.common.process_state import KeptState\n"
+        "from grpo_eqx.common.process_state import StateGuard\n"
         "def f():\n"
         "    breakpoint()\n"
         "    return 1\n"
-        "with KeptState().around('f'):\n"
+        "with StateGuard().around('f'):\n"
         "    f()\n"
         "after = 'here'\n"
         "end = 0\n"
@@ -254,7 +254,7 @@ def test_an_inner_block_leaves_what_others_change_for_a_while_to_the_outer(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OF_THE_RUN", "1")
-    state, before = KeptState(), subprocess.Popen
+    state, before = StateGuard(), subprocess.Popen
     with state.around("a or b"):
         monkeypatch.setattr(subprocess, "Popen", None)
         monkeypatch.setenv("OF_THE_RUN", "2")
@@ -282,7 +282,7 @@ def test_around_calls_in_other_processes_the_settings_of_this_one_are_the_runs(
 ) -> None:
     monkeypatch.setenv("OF_THE_RUN", "1")
     drawn = np.random.get_state()
-    with KeptState().around("f", elsewhere=True):
+    with StateGuard().around("f", elsewhere=True):
         os.environ["OF_THE_RUN"] = "2"
         np.random.random()
         os.set_blocking(1, False)
@@ -295,7 +295,7 @@ def test_around_calls_in_other_processes_the_settings_of_this_one_are_the_runs(
 
 def test_names_of_modules_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     before = states()
-    with KeptState().around("f"):
+    with StateGuard().around("f"):
         os.chdir("/")
         for module in (signal, locale, resource, socket):
             for name in ("getsignal", "signal", "setlocale", "getrlimit", "getdefaulttimeout"):
@@ -305,7 +305,7 @@ def test_names_of_modules_may_be_replaced(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_each_caller_has_random_numbers_of_its_own() -> None:
-    state, seen = KeptState(), dict[str, list[float]](seeds=[], draws=[])
+    state, seen = StateGuard(), dict[str, list[float]](seeds=[], draws=[])
     alone = np.random.RandomState()
     alone.set_state(np.random.get_state())
     for _ in range(3):

@@ -151,7 +151,7 @@ def test_a_prompt_is_as_in_trl() -> None:
     [
         (datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS)), "is a DatasetDict of train"),
         ({"question": ["x"]}, "is a dict of question: pass datasets.Dataset.from_dict"),
-        ([], "train_data is empty"),
+        ([], "train_data has no problems"),
         (["1 + 1?"], "train_data, problem 1 is of type str: give an object"),
         ([{"text": "x"}], "problem 1 has no column question or prompt, only text"),
         ([ROWS[0], {"question": "x"}], "problem 2 has the columns question, but the first"),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from grpo_eqx.common.errors import RewardFailureError
-from grpo_eqx.common.process_state import _DRAWS, _KINDS, KeptState, _read
+from grpo_eqx.common.process_state import _DRAWS, _KINDS, StateGuard, _read
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.rewards import RewardRunner
 from grpo_eqx.rewards.limits import RewardLimits
@@ -74,7 +74,7 @@ def test_a_hostile_function_costs_its_own_completion_at_most(
     if text == "close stdout" and place != WORKERS:  # not pytest's own
         monkeypatch.setattr(sys, "stdout", io.StringIO())
     case, runner = CASES[text], runners[place, policy]
-    runner._state = KeptState()  # which has said nothing yet
+    runner._guard = StateGuard()  # which has said nothing yet
     columns = {"tests": [["1"], {"a": [2]}]}
     prompts, ids = [Prompt("?", columns)], [[[1], [2, 3], [4]]]
     other = {_DRAWS} | ({"the standard streams"} if text == "close stdout" else set())

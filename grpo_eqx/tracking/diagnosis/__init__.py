@@ -1,4 +1,4 @@
-"""A doctor for runs: rules that read the metrics, and say in words what is wrong and what to do."""
+"""A doctor for runs: rules that read metrics, and say what is wrong and what to do."""
 
 from grpo_eqx.tracking.diagnosis.diagnose import RULES as RULES
 from grpo_eqx.tracking.diagnosis.diagnose import Doctor as Doctor

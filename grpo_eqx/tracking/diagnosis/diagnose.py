@@ -1,4 +1,4 @@
-"""The rules over a run, while it goes on and after."""
+"""Application of all rules to a run, during the run or after it."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,18 +25,21 @@ RULES: tuple[Rule, ...] = (
     gradients.SPIKES, gradients.IS_ZERO, gradients.SKIPPED, gradients.LOSS_NEAR_0, machine.PADDING,
     machine.IDLE_SLOTS, machine.IMBALANCE, machine.COMPILES,
 )  # fmt: skip
-"""All rules, in the order in which their findings are told where they come from one step."""
+"""All rules, in the order in which findings of the same step are told."""
 
 _Key = tuple[str, str]
 
 
 class Doctor:
-    """Rules over a run that goes on, each of which tells what it finds once."""
+    """Rules over a run that goes on. Each finding is told once."""
 
     def __init__(self, settings: Mapping[str, Any], past: Iterable[Row] = (), *, num_devices: int):
-        """**Arguments:** the fields of the run's config; the metrics of its earlier steps and
-        evaluations, with their step's number as `step`, if it is resumed; the number of the run's
-        devices, over all hosts.
+        """**Arguments:**
+
+        - `settings`: the fields of the run's config.
+        - `past`: for a resumed run, metrics of earlier steps and evaluations, with the number of
+          their step as `step`.
+        - `num_devices`: devices of the run, over all hosts.
         """
         self._history = History(settings, num_devices)
         for metrics in past:
@@ -47,12 +50,12 @@ class Doctor:
         self._told: set[_Key] = set()
 
     def step(self, metrics: Row) -> list[Finding]:
-        """Returns what is new after a step, whose number is among its metrics as `step`."""
+        """Returns new findings after a step; its metrics have its number as `step`."""
         self._history.append(metrics)
         return self._new()
 
     def evaluation(self, metrics: Row) -> list[Finding]:
-        """Returns what is new after an evaluation, with the step before it as `step`."""
+        """Returns new findings after an evaluation; `step` in its metrics is the step before it."""
         self._history.evaluations.append(metrics)
         return self._new()
 
@@ -69,11 +72,14 @@ def diagnose(
     *,
     num_devices: int | None = None,
 ) -> list[Finding]:
-    """Finds what is wrong with a run, in the order in which it was first seen.
+    """Finds what is wrong with a run, in the order of the first steps that show it.
 
-    **Arguments:** the fields of its config; the metrics of its steps, and of its evaluations, each
-    oldest first and with its step's number as `step`; the number of the run's devices, over all
-    hosts, without which some rules are silent. Metrics may be missing or NaN.
+    **Arguments:**
+
+    - `settings`: the fields of the run's config.
+    - `steps`, `evaluations`: their metrics, oldest first, with the step's number as `step`. Metrics
+      may be missing or NaN.
+    - `num_devices`: devices of the run, over all hosts; without it, some rules are silent.
     """
     history, found = History(settings, num_devices), dict[_Key, Finding]()
     waiting = list(evaluations)[::-1]
@@ -97,7 +103,7 @@ def diagnose(
 
 
 def _look(history: History, told: Iterable[_Key] = ()) -> Iterator[tuple[_Key, Finding]]:
-    """Yields what the rules see now, and have not told."""
+    """Yields findings of the rules that are not told yet."""
     if not history.steps:
         return
     for rule in RULES:

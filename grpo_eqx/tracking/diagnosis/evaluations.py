@@ -9,14 +9,14 @@ from grpo_eqx.tracking.diagnosis.history import History, finite
 from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
 _NOISE = 3.0
-"""Fall in standard errors of the difference of two evaluations. They are counted as if of other
-problems each: of the same ones, chance explains less, also for the best of twenty."""
+"""Fall in standard errors of the difference of two evaluations, computed as if they had different
+problems. On the same problems, chance explains less, even for the best of twenty evaluations."""
 _LEAST_FALL = 0.05
-"""Fall that matters, on however many problems."""
+"""Smallest fall that matters, for any number of problems."""
 _FEW_PROBLEMS = 100
-"""Problems of an evaluation that does not say how many it had."""
+"""Assumed problems of an evaluation that does not record their number."""
 _LEAST_PROBLEMS = 8
-"""Problems without which an evaluation says nothing: three of three are all right by luck."""
+"""Fewest problems of a meaningful evaluation: three of three may be correct by chance."""
 _WINDOW = 5
 _OF_BOTH = (
     "Go back to the checkpoint of the best evaluation, and lower learning_rate: the reward fell as "
@@ -29,10 +29,10 @@ def falls(history: History) -> Iterator[Seen]:
         return
     newest = history.evaluations[-1]
     if newest["step"] != history.step:
-        return  # a step came after it
+        return  # it is older than the newest step
     names = [name for name in newest if name.startswith("eval/") and name.endswith("pass@1")]
     falls = [seen for name in names if (seen := _fall(history, name)) is not None]
-    yield from falls[:1]  # others, such as the strict score, say the same
+    yield from falls[:1]  # other metrics, such as the strict score, say the same
 
 
 class _Accuracy(NamedTuple):
@@ -42,7 +42,7 @@ class _Accuracy(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Variance of the share, with one more right and one more wrong: few may be all right."""
+        """Variance of the share, with one more correct and one more wrong problem (Laplace)."""
         share = (self.value * self.problems + 1) / (self.problems + 2)
         return share * (1 - share) / (self.problems + 2)
 
@@ -77,7 +77,7 @@ def _fall(history: History, name: str) -> Seen | None:
 
 
 def _reward_until(history: History, step: int) -> float | None:
-    """Returns the mean reward of the steps up to one, or of the first where these are none."""
+    """Returns the mean reward of the last steps up to `step`, or else of the first steps."""
     before = [row for row in history.steps if float(row["step"]) <= step][-_WINDOW:]
     rewards = finite("reward", before or history.steps[:_WINDOW])
     return fmean(rewards) if rewards else None

@@ -8,22 +8,22 @@ from grpo_eqx.tracking.diagnosis.history import History
 from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
 _SPIKE = 10.0
-"""Norm over the median of the window. Healthy norms vary by a factor of 3 here; one that is ten
-times the usual moves Adam's second moment for a hundred updates even after it is clipped."""
+"""Norm over the median of the window. Healthy norms vary by a factor of 3. A norm of ten times the
+median, even after clipping, changes Adam's second moment for a hundred updates."""
 _SPIKES = 3
-"""Spikes in a window: a single one is clipped, and does no harm."""
+"""Spikes in a window. A single spike is clipped, and does no harm."""
 _WINDOW = 20
 _LEAST_STEPS = 8
-"""Steps before a median says what is usual."""
+"""Fewest steps for a meaningful median."""
 _NEAR_0 = 0.2
-"""Loss that is near 0, beside advantages of about 1."""
+"""Largest loss that counts as near 0, as advantages are about 1."""
 _AFTER = 3
-"""Steps that show something which is not chance: a loss near 0, a gradient of exactly 0."""
+"""Steps after which a loss near 0, or a gradient of exactly 0, is not due to chance."""
 _WITH_ZERO_MEAN = "grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"
 """Estimators whose advantages have mean 0, in each group or, without a baseline, in the batch."""
 _OF_GROUPS = "grpo", "rloo", "reinforce_plus_plus_baseline"
 _MEANS_OF_TOKENS = "dapo", "bnpo"
-"""Losses that are a mean over all tokens, with a gradient of A grad log p where ratios are 1."""
+"""Losses that are a mean over all tokens; their gradient is A grad log p if ratios are 1."""
 
 
 def spikes(history: History) -> Iterator[Seen]:

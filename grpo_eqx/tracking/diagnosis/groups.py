@@ -10,18 +10,18 @@ from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
 _MOST = 0.9
 """Share of groups without variance. DAPO (arXiv 2503.14476, section 3.2) replaces such groups,
-because only the others have a gradient: above this share, a step learns from less than a tenth of
-its batch. Healthy runs on problems that are half solved have 0.3 to 0.6."""
+because they have no gradient. Above this share, a step learns from less than a tenth of its batch.
+Healthy runs on problems that are half solved have 0.3 to 0.6."""
 _GROUPS = 80
-"""Groups that the share is of, at least."""
+"""Fewest groups for a meaningful share."""
 _NOISE = 1.5
-"""Standard errors above it: pairs of completions may well be equal in 0.8 of all groups."""
+"""Standard errors above `_MOST`: pairs of completions may well be equal in 0.8 of all groups."""
 _STEPS = 5
-"""Fewest steps that these groups are from."""
+"""Fewest steps of these groups."""
 _AT_START = 3
-"""Steps that say what the reward was, and as many that say what it is."""
+"""Steps for the reward at the start, and for the reward now."""
 _FALL = 0.5
-"""Fall of the reward, in standard deviations of single rewards, that is a collapse."""
+"""Fall of the reward that counts as a collapse, in standard deviations of single rewards."""
 _COLLAPSED = (
     "Lower learning_rate, and start again or from a checkpoint before the fall: the policy has "
     "collapsed."
@@ -39,7 +39,7 @@ def without_variance(history: History) -> Iterator[Seen]:
     if len(shares) < count or (share := fmean(shares)) < _MOST + noise:
         return
     if constant(history, "reward", min(count, len(history.steps))) is not None:
-        return  # a reward that never or always fires says more
+        return  # the rules on constant rewards say more
     reward = fmean(history.last("reward", count) or [0.0])
     if history.is_solved(count):
         yield Seen(
@@ -64,7 +64,7 @@ def _steps(history: History) -> int:
 
 
 def _before(history: History) -> str:
-    """Returns words on the reward at the start if it was far higher than now."""
+    """Returns words on the reward at the start, if it was far higher."""
     now = fmean(history.last("reward", _AT_START) or [0.0])
     early = max(history.first("reward", _AT_START), default=now)
     deviation = max(history.first("reward_std", _AT_START), default=0.0)

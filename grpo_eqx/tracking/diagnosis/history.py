@@ -9,26 +9,28 @@ from typing import Any, SupportsFloat
 from grpo_eqx.common.choices import SOFT_OVERLONG
 
 EQUAL = 1e-6
-"""Standard deviation over mean, up to which rewards are equal but for rounding."""
+"""Largest standard deviation over mean of rewards that count as equal up to rounding."""
 Row = Mapping[str, SupportsFloat]
 """Metrics of a step or an evaluation by name, with the step's number as `step`."""
 _OF_FUNCTION, _MEAN = "rewards/", "/mean"
 _PEAK_WINDOW = 10
-"""Steps over which the reward is averaged, to know its best."""
+"""Steps in the windows whose best reward is remembered."""
 _AT_START = 3
 _NEAR_BEST = 0.1
 """Distance from the best reward, in standard deviations of single rewards at the start."""
 _SOLVED = 0.5
-"""Standard deviation of single rewards over that at the start. Of right and wrong answers that half
-are right of at the start, 93 % are then."""
+"""Standard deviation of single rewards of solved problems, relative to the start. If half of the
+answers were right at the start, this means that 93 % are right."""
 
 
 class History:
-    """Settings of a run, and its metrics so far, of which rules read the first and the last."""
+    """Settings of a run and its metrics so far. Rules read the first and the last of them."""
 
     def __init__(self, settings: Mapping[str, Any], num_devices: int | None = None):
-        """**Arguments:** the fields of the run's resolved config, of which all may be missing; the
-        number of the run's devices, over all hosts, `None` where that is unknown.
+        """**Arguments:**
+
+        - `settings`: the fields of the run's resolved config; any may be missing.
+        - `num_devices`: devices of the run, over all hosts; `None` if unknown.
         """
         self.settings = settings
         self.num_devices = num_devices
@@ -37,9 +39,9 @@ class History:
         self.best_reward = -math.inf
         """Highest median of the mean rewards of ten consecutive steps."""
         self.best_reward_step = 0
-        """The last of these steps."""
+        """Last of these ten steps."""
         self.best_reward_std = 0.0
-        """Standard deviation of single rewards, within these steps and between them."""
+        """Standard deviation of single rewards over these ten steps."""
 
     def append(self, metrics: Row) -> None:
         """Adds a step, with its number as `step`."""
@@ -47,18 +49,18 @@ class History:
         rewards = self.last("reward", _PEAK_WINDOW)
         if len(rewards) == _PEAK_WINDOW and (middle := median(rewards)) > self.best_reward:
             self.best_reward, self.best_reward_step = middle, self.step
-            # The few groups of a step may be as good or as bad, which says nothing of the others.
+            # A step has few groups, which may happen to be alike, so steps' means count, too.
             within = fmean(x * x for x in self.last("reward_std", _PEAK_WINDOW) or [0.0])
             self.best_reward_std = math.sqrt(within + variance(rewards))
 
     @property
     def step(self) -> int:
-        """Number of the newest step, or evaluation if that is later."""
+        """Number of the newest step or evaluation."""
         newest = [rows[-1] for rows in (self.steps, self.evaluations) if rows]
         return max((int(float(row["step"])) for row in newest), default=0)
 
     def newest(self, name: str) -> float:
-        """Returns a metric of the newest step, NaN where it has none."""
+        """Returns a metric of the newest step, NaN if it has none."""
         return float(self.steps[-1].get(name, math.nan))
 
     def last(self, name: str, count: int) -> list[float]:
@@ -70,19 +72,19 @@ class History:
         return finite(name, self.steps[:count])
 
     def recorded(self, name: str, count: int) -> list[float]:
-        """Returns the values in the last `count` steps that have the metric, NaN included."""
+        """Returns the values of a metric in the last `count` steps that have it, NaN included."""
         return [float(row[name]) for row in self.steps[-count:] if name in row]
 
     def window(self, count: int) -> int:
-        """Returns `count`, or the number of steps that the run is to have if those are fewer."""
+        """Returns `count`, or the planned number of steps if it is smaller."""
         return max(1, min(count, int(self.setting("steps", count))))
 
     def window_of(self, samples: int, per_step: int, least: int) -> int:
-        """Returns how many steps have so many samples: at least `least`, at most all of the run."""
+        """Returns the number of steps with `samples` samples: at least `least`, at most all."""
         return self.window(max(least, math.ceil(samples / max(per_step, 1))))
 
     def setting(self, name: str, default: Any) -> Any:
-        """Returns a setting, or a default where it is missing or `None`."""
+        """Returns a setting, or a default if it is missing or `None`."""
         value = self.settings.get(name)
         return default if value is None else value
 
@@ -104,7 +106,7 @@ class History:
 
     @cached_property
     def reward_funcs(self) -> Sequence[str]:
-        """Names of the reward functions, without the length penalty, which may well be 0."""
+        """Names of the reward functions, without the length penalty, which may rightly be 0."""
         names = [
             name.removeprefix(_OF_FUNCTION).removesuffix(_MEAN)
             for name in self.steps[0]
@@ -113,10 +115,10 @@ class History:
         return [name for name in names if name != SOFT_OVERLONG]
 
     def is_solved(self, count: int) -> bool:
-        """Returns whether the last `count` steps have all that there is to gain.
+        """Returns whether nothing is left to gain in the last `count` steps.
 
-        The reward is near its best and above that at the start, and most single rewards are near
-        it. The largest reward that there can be is not known.
+        The mean reward is near its best and higher than at the start, and most single rewards are
+        near the mean. (The largest possible reward is unknown.)
         """
         early, now = self.first("reward", _AT_START), self.last("reward", count)
         early_stds = self.first("reward_std", _AT_START)

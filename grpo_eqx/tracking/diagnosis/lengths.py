@@ -8,20 +8,19 @@ from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
 _LENGTH, _CLIPPED = "completions/mean_length", "completions/clipped_ratio"
 _WINDOW = 3
-"""Steps of a mean. A step has tens of completions or more, so that its mean length varies
-little."""
+"""Steps that are averaged. A step has tens of completions, so its mean length varies little."""
 _MANY = 0.5
-"""Share of completions cut off. With most of them cut off, the reward says whether a completion was
-short, not whether it was right; DAPO (arXiv 2503.14476, section 3.4) calls that reward noise."""
+"""Share of completions cut off. If most are cut off, the reward tells whether a completion was
+short rather than right; DAPO (arXiv 2503.14476, section 3.4) calls this reward noise."""
 _MANY_WITHOUT_REWARD = 0.25
-"""Share that is many where no completion has a reward: it then suffices as the cause."""
+"""Share that counts as many if no completion has a reward, because it explains that."""
 _FEW = 0.1
-"""Share cut off at a run's start, up to which the limit was long enough."""
+"""Largest share cut off at a run's start with a limit that is long enough."""
 _GROWTH = 2.0
-"""Growth of the mean length. Reasoning may well grow as it is learned (arXiv 2501.12948, figure 3),
-over hundreds of steps, and with the reward."""
+"""Growth of the mean length. Healthy reasoning also grows (arXiv 2501.12948, figure 3), but over
+hundreds of steps, and with the reward."""
 _SOME = 0.25
-"""Share cut off that shows growth to be of completions that do not end."""
+"""Share cut off that shows that completions grow because they do not end."""
 _REWARD_WINDOW = 10
 _SEE_ENDS = (
     "; as none ended by itself, see that the tokens at which completions end, in the run's first "
@@ -74,7 +73,7 @@ def exploded(history: History) -> Iterator[Seen]:
 
 
 def _recent_clipped(history: History) -> tuple[int, float]:
-    """Returns the steps of the window, and the share cut off in them."""
+    """Returns the number of steps in the window, and the share cut off in them."""
     count = history.window(_WINDOW)
     clipped = history.last(_CLIPPED, count)
     return count, fmean(clipped) if len(clipped) == count else 0.0
@@ -85,7 +84,7 @@ def _was_long_enough(history: History) -> bool:
 
 
 def _without_gain(history: History) -> str | None:
-    """Returns words on the reward if it is no higher than at the start."""
+    """Returns words on the reward, unless it is higher than at the start."""
     early, late = (read("reward", _REWARD_WINDOW) for read in (history.first, history.last))
     if len(history.steps) < 2 * _REWARD_WINDOW or not early or not late:
         return None

@@ -7,21 +7,21 @@ from grpo_eqx.tracking.diagnosis.history import History
 from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
 _MOST_IDLE = 1 / 3
-"""Share of padding, of idle slots, or of a device's waiting, which is a third of the time lost."""
+"""Largest healthy share of padding, of idle slots, or of waiting devices: of lost time."""
 _WINDOW = 10
 _REMAINDER = 8192
-"""Positions of a row's width at most and of a micro-batch by default: rows are filled up to the
-last micro-batch, so that fewer positions are the remainder that any small batch has."""
+"""Most positions in a row, and positions of a micro-batch by default. Rows fill up to the last
+micro-batch, so fewer wasted positions are the normal remainder of a small batch."""
 _FEW_SLOTS = 32
-"""Slots for each device up to which a decoding step takes as long for idle ones as without them, as
-it reads all weights for any number. Where devices share the weights, they may well be more."""
+"""Slots per device up to which idle slots cost no time, because a decoding step reads all weights
+for any number of slots. The number is larger if devices share the weights."""
 _STARTED = 3
-"""Steps that may compile: two widths of prompts, and what an evaluation or dynamic sampling
-needs."""
+"""First steps, which may compile: two widths of prompts, and programs of evaluations and dynamic
+sampling."""
 _COMPILES = 0.8
-"""Share of steps that compile. A run has a fixed few programs (`compile/num_shapes/*`)."""
+"""Share of steps that compile. A healthy run has few programs (`compile/num_shapes/*`)."""
 _COMPILE_TIME = 0.1
-"""Share of the time that compilation takes, for it to matter."""
+"""Smallest share of the time at which compilation matters."""
 
 
 def padding(history: History) -> Iterator[Seen]:
@@ -51,7 +51,7 @@ def idle_slots(history: History) -> Iterator[Seen]:
     if devices is None or slots <= _FEW_SLOTS * devices:
         return
     number = f"all {slots}" if slots == completions else f"{slots} of {completions}"
-    if history.prompts % devices:  # each device refills slots from prompts of its own
+    if history.prompts % devices:  # each device refills slots from its own prompts
         advice = "Lower max_completion_length, or make prompts_per_step a multiple of the devices "
         advice += "and set max_num_seqs to a quarter of the completions."
     else:
@@ -93,16 +93,16 @@ def compiles(history: History) -> Iterator[Seen]:
 
 
 def _median(history: History, name: str) -> float | None:
-    """Returns a metric's median in the window, once the run has had the steps for it.
+    """Returns a metric's median in the window; `None` if the run is shorter than the window.
 
-    A run that has fewer in all, as a rehearsal, loses no time that matters.
+    Such a short run loses no time that matters.
     """
     values = history.last(name, _WINDOW)
     return median(values) if len(values) == _WINDOW else None
 
 
 def _wasted(history: History, share: float) -> float:
-    """Returns the positions of an update that do no work; infinitely many where that is unknown."""
+    """Returns the positions of an update that do no work; infinity if this is unknown."""
     rates = history.last("perf/tokens_per_second/update", 1)
     seconds = history.last("time/train/update_s", 1)
     if not rates or not seconds:

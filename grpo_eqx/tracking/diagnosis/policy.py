@@ -9,34 +9,34 @@ from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
 _ENTROPY = "entropy"
 _ENTROPY_LEFT = 0.1
-"""Share of the entropy at the start that is left. Reward costs entropy (arXiv 2505.22617): runs
-that learn well here keep a fifth. It is a collapse when the completions of a group become nearly
-the same (DAPO, arXiv 2503.14476, section 3.1)."""
+"""Remaining share of the entropy at the start. Reward costs entropy (arXiv 2505.22617): healthy
+runs keep a fifth. In a collapse, the completions of a group become nearly the same (DAPO, arXiv
+2503.14476, section 3.1)."""
 _ENTROPY_WINDOW = 10
 _AT_START = 3
-"""Steps that say what was normal at the start of a run."""
+"""Steps that define the start of a run."""
 _ENTROPY_GROWTH = 1.5
-"""Growth of the entropy that, with a lower reward, is of a policy that becomes random. Clip-higher
-and an entropy bonus make it grow a little, and the reward with it."""
+"""Growth of the entropy that, together with a lower reward, shows a policy becoming random.
+Clip-higher and an entropy bonus let entropy and reward grow a little together."""
 _FALL = 1 / 3
 """Fall of the reward, in standard deviations of single rewards at the start."""
 _GAP = "sampling/sampling_logp_difference/mean"
 _MOST_GAP = 0.03
 """Mean difference of log-probs. NeMo RL investigates 0.05 between two engines, and expects 0.01 to
-0.04 (docs/adding-new-models.md); here both are one model: float32 has 4e-7, int8 weights have 1e-3,
-and top_p 0.5 has 0.04."""
+0.04 (docs/adding-new-models.md). Here, both sides run the same model: the difference is 4e-7 with
+float32, 1e-3 with int8 weights, and 0.04 with top_p 0.5."""
 _MOST_GAP_CORRECTED = 0.1
-"""Gap that is much with importance_sampling_mode, which corrects for the difference: from here on,
-weights of single tokens vary so much that they are capped, or noise."""
+"""Limit with importance_sampling_mode, which corrects for the difference. Above it, weights of
+single tokens vary so much that they are capped, or noise."""
 _GAP_WINDOW = 3
 _MOST_KL = 0.5
 """KL divergence in nats per token, as if the reference gave each token 0.6 times the probability.
-Healthy runs with beta 0.04 have at most 0.05 here."""
+Healthy runs with beta 0.04 have at most 0.05."""
 _KL_WINDOW = 5
 _CLIPPED_RATIOS = "clip_ratio/region_mean"
 _MOST_CLIPPED = 0.5
-"""Share of tokens whose gradient was clipped. GSPO clips 0.15 of them, and GRPO a hundredth of that
-(arXiv 2507.18071, figure 2)."""
+"""Share of tokens whose gradient is clipped. GSPO clips 0.15 of all tokens, and GRPO a hundredth of
+this (arXiv 2507.18071, figure 2)."""
 
 _WITHOUT_TOKEN = "completions/num_ids_without_token"
 _ID_WINDOW = 2
@@ -62,7 +62,7 @@ def entropy_collapsed(history: History) -> Iterator[Seen]:
     enough = len(values) == _ENTROPY_WINDOW <= len(history.steps) - _AT_START
     if enough and (now := median(values)) < _ENTROPY_LEFT * before:
         if history.is_solved(_ENTROPY_WINDOW):
-            return  # sure, and right
+            return  # the policy is certain, and right
         yield Seen(
             f"The entropy fell from {before:.3g} nats per token at the start to {now:.3g} "
             f"({history.span(_ENTROPY_WINDOW)}): the completions of a group are nearly the same, "
@@ -79,7 +79,7 @@ def entropy_exploded(history: History) -> Iterator[Seen]:
     values = history.last(_ENTROPY, _KL_WINDOW)
     if len(values) < _KL_WINDOW or not 0 < _ENTROPY_GROWTH * before < (now := median(values)):
         return
-    # The first step alone: steps that are far too large destroy the policy in one.
+    # Only the first step, because a step that is far too large destroys the policy at once.
     early, late = history.first("reward", 1), history.last("reward", _KL_WINDOW)
     deviation = max(history.first("reward_std", 1), default=0.0)
     if early and late and early[0] - fmean(late) > _FALL * deviation > 0:
@@ -108,7 +108,7 @@ def sampler_gap(history: History) -> Iterator[Seen]:
 
 
 def _cause_of_gap(history: History) -> tuple[str, str | None]:
-    """Returns settings that explain a gap in words, and advice on them."""
+    """Returns words on settings that explain a gap, and advice on them."""
     full = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
     cut = [
         f"{name} {value}"
@@ -146,7 +146,7 @@ def ratios_clipped(history: History) -> Iterator[Seen]:
     if not history.newest(_CLIPPED_RATIOS) >= _MOST_CLIPPED:
         return
     if history.setting("importance_sampling_level", "token") != "token":
-        return  # GSPO's range is so narrow that it clips far more
+        return  # GSPO's narrow range clips far more
     count = history.window(_KL_WINDOW)
     values = history.last(_CLIPPED_RATIOS, count)
     if len(values) == count and (share := fmean(values)) >= _MOST_CLIPPED:

@@ -8,18 +8,18 @@ from grpo_eqx.tracking.diagnosis.history import EQUAL, History
 from grpo_eqx.tracking.diagnosis.rule import Rule, Seen
 
 _EVIDENCE = 256
-"""Completions that must have been scored alike: of problems that one completion in fifty solves, so
-many are all wrong in 1 of 200 cases."""
+"""Equally scored completions that count as evidence. If one completion in fifty were right, this
+many would all be wrong in 1 of 200 cases."""
 _EVIDENCE_OF_SHORT_RUNS = 32
-"""Completions that are enough in runs that are to have fewer than that."""
+"""Completions that are enough in runs with fewer completions."""
 _IN_A_ROW = 2
-"""Steps before a state of all completions is no accident of one batch."""
+"""Steps after which a state of all completions is not due to a single batch."""
 _FALL = 0.5
-"""Fall of the mean reward, in standard deviations of single rewards. Of right and wrong answers,
-that is from 70 % to 47 % right."""
+"""Fall of the mean reward, in standard deviations of single rewards, such as from 70 % to 47 % of
+right answers."""
 _NOISE = 7.0
-"""Fall in standard errors of a window's mean, counting each prompt's group as one reward: enough
-for medians, and for the best of many windows, which is above the mean by luck."""
+"""Fall in standard errors of a window's mean, where each group counts as one reward. Large enough
+for medians, and for the best of many windows, which exceeds the mean by chance."""
 _WINDOW = 10
 
 
@@ -68,7 +68,7 @@ def _steps_of_evidence(history: History) -> int:
 
 
 def constant(history: History, name: str, count: int) -> float | None:
-    """Returns the value that all rewards had in the first and the last `count` steps, if one."""
+    """Returns the common value of all rewards in the first and last `count` steps, if any."""
     mean, std = (name, f"{name}_std") if name == "reward" else (f"{name}/mean", f"{name}/std")
     if not history.newest(std) <= EQUAL * max(1.0, abs(history.newest(mean))):
         return None

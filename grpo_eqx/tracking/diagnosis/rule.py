@@ -7,27 +7,27 @@ from typing import Literal
 from grpo_eqx.tracking.diagnosis.history import History
 
 Kind = Literal["sickness", "note"]
-"""Whether something is wrong, or looks wrong and is right."""
+"""`sickness`: something is wrong. `note`: it looks wrong, but is right."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """Something that the metrics of a run say, in words and numbers."""
+    """A finding in the metrics of a run, in words and numbers."""
 
     rule: str
-    """Name of the rule that found it."""
+    """Name of the rule."""
     step: int
-    """First step at which it was seen."""
+    """First step that shows it."""
     text: str
     """Sentence on what is wrong, with the numbers of that step."""
     advice: str
     """Sentence on what to do."""
     kind: Kind = "sickness"
     last_step: int | None = None
-    """Last step at which it was seen. `None` while the run goes on."""
+    """Last step that shows it; `None` while the run goes on."""
 
     def span(self, last: int) -> str:
-        """Names the steps at which it was seen, of a run whose last step is `last`."""
+        """Names the steps that show it, in a run whose last step is `last`."""
         if self.kind == "note" or self.last_step == self.step == last:
             return f"step {self.step}"
         if self.last_step in (None, last):
@@ -45,9 +45,9 @@ class Seen:
     advice: str | None = None
     """Advice that fits better than the rule's."""
     subject: str = ""
-    """Name of the one that it is about, of several such as reward functions. Each is found once."""
+    """Name of its subject, such as a reward function. There is one finding per subject."""
     kind: Kind | None = None
-    """Kind of this observation, where it is not the rule's."""
+    """Kind of this observation, if it differs from the rule's."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Rule:
 
     name: str
     metric: str
-    """Name of the metric that it reads first, with `{...}` for any part."""
+    """Name of the metric that the rule reads first; `{...}` stands for any part."""
     symptom: str
     """Condition under which the rule fires, with its threshold, in Markdown."""
     cause: str
@@ -64,8 +64,8 @@ class Rule:
     advice: str
     """Sentence on what to do."""
     look: Callable[[History], Iterator[Seen]]
-    """Yields what is seen after the newest step or evaluation. It is called after every step: it
-    reads a few values from the start and the end of the history, and returns early."""
+    """Yields observations after the newest step or evaluation. It is called after every step, so it
+    reads only a few values from the start and the end of the history, and returns early."""
     kind: Kind = "sickness"
     steps: Callable[[History], int] = lambda history: 1
-    """Returns how many steps of a run the rule looks at together: with fewer it finds nothing."""
+    """Returns the number of steps that the rule needs; with fewer, it finds nothing."""
