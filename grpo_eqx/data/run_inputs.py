@@ -108,7 +108,7 @@ def load_inputs(
     sources = (train, heldout)
     if cfg.chat_template is not None and all(map(_is_plain, sources)):
         raise UserError(
-            f"chat_template is {cfg.chat_template!r}, and the problems of {train.name} are texts "
+            f"chat_template is {cfg.chat_template!r}, and the problems of {train} are texts "
             f"that the model continues as they are: it would do nothing; leave it unset."
         )
     tokenizer = _tokenizer_for(sources, cfg, tokenizer, model_passed=model_passed).at(moment)
@@ -119,7 +119,7 @@ def load_inputs(
     )
     if cfg.system_prompt is not None and all(map(_has_system_message, inputs.train.prompts)):
         raise UserError(
-            f"system_prompt is set, and all problems of {train.name} have a system message of "
+            f"system_prompt is set, and all problems of {train} have a system message of "
             f"their own: it would do nothing; leave it unset."
         )
     return inputs

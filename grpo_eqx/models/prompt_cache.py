@@ -1,4 +1,4 @@
-"""What a group's completions need of their prompt."""
+"""Values of a prompt that its group's completions share."""
 
 import functools
 from collections.abc import Callable
