@@ -26,6 +26,7 @@ from grpo_eqx.distributed.cluster import declared_by, find_cluster
 from grpo_eqx.distributed.program_facts import check_xla_flags, installed_version
 from grpo_eqx.distributed.tpu_runtime import has_tpu
 from grpo_eqx.models.config import ModelConfig
+from grpo_eqx.models.cost import num_parameters
 from grpo_eqx.models.pretrained import hub_model, is_local, model_folder
 from grpo_eqx.models.registry import published_config, read_config
 from grpo_eqx.settings.types import refuse_address
@@ -256,9 +257,7 @@ def disk(folder: Path, model: str) -> Check:
     if config is None:
         unknown = f"the size of a checkpoint of {model} is not known without a download"
         return Check("ok", f"{has}; {unknown}")
-    tables = 1 if config.tie_word_embeddings else 2
-    parameters = config.num_layer_parameters + tables * config.num_head_parameters
-    size = _CHECKPOINT_BYTES * parameters
+    size = _CHECKPOINT_BYTES * num_parameters(config)
     text = f"{has}; a checkpoint of {model} takes {_memory(size)}"
     fix = "make room, or choose an --output-dir on a larger disk"
     if free < size:

@@ -1,6 +1,6 @@
 """FLOPs and bytes of a model's arithmetic: the one place that counts them from its sizes.
 
-Metrics, the choice of a rollout's layout and the planner's advice read them. What a program does on
+Metrics, the choice of a rollout's layout and the planner read them. What a program does on
 a device, padding and recomputation included, the planner reads from the compiled program instead.
 """
 
@@ -11,6 +11,12 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from grpo_eqx.models.config import ModelConfig
+
+
+def num_parameters(config: ModelConfig) -> int:
+    """Counts the parameters of all matrices, the embedding included, once if the head shares it."""
+    tables = 1 if config.tie_word_embeddings else 2
+    return config.num_layer_parameters + tables * config.num_head_parameters
 
 
 def rollout_flops(

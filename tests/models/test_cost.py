@@ -1,6 +1,8 @@
 """A model's counts: by hand, and against XLA's own."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -8,10 +10,12 @@ import numpy as np
 import pytest
 from jaxtyping import Array, Float
 
+import grpo_eqx
 from grpo_eqx.models.causal_attention import Visible
 from grpo_eqx.models.cost import (
     cache_bytes,
     decode_bytes,
+    num_parameters,
     projected_bytes,
     rollout_flops,
     update_flops,
@@ -38,6 +42,16 @@ def test_parameters_are_those_of_the_models_matrices(key: jax.Array) -> None:
     stacked = [x.size for x in jax.tree.leaves(model.layers) if x.ndim == 3]
     assert TINY.num_layer_parameters == sum(stacked) == 168
     assert TINY.num_head_parameters == model.head.size == 20
+    assert num_parameters(TINY) == 168 + (1 if TINY.tie_word_embeddings else 2) * 20
+
+
+def test_nothing_else_counts_from_numbers_of_parameters() -> None:
+    package = Path(grpo_eqx.__file__).parent
+    counts = re.compile(r"num_(layer|active|head)_parameters")
+    readers = {
+        path.parent.name for path in package.rglob("*.py") if counts.search(path.read_text())
+    }
+    assert readers == {"models"}
 
 
 # As above, but for three experts in place of each MLP, of which a token uses two, and a router.
