@@ -1,5 +1,6 @@
 """A model's counts: by hand, and against XLA's own."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -42,7 +43,8 @@ def test_parameters_are_those_of_the_models_matrices(key: jax.Array) -> None:
     stacked = [x.size for x in jax.tree.leaves(model.layers) if x.ndim == 3]
     assert TINY.num_layer_parameters == sum(stacked) == 168
     assert TINY.num_head_parameters == model.head.size == 20
-    assert num_parameters(TINY) == 168 + (1 if TINY.tie_word_embeddings else 2) * 20
+    for tied, number in ((True, 168 + 20), (False, 168 + 2 * 20)):
+        assert num_parameters(dataclasses.replace(TINY, tie_word_embeddings=tied)) == number
 
 
 def test_nothing_else_counts_from_numbers_of_parameters() -> None:
