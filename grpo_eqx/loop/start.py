@@ -1,13 +1,19 @@
 """Start of a run: its processes meet, and check their folder and code before they load anything."""
 
+import secrets
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import jax
 
 from grpo_eqx.checkpoint.same_run import code_hash
-from grpo_eqx.checkpoint.shared_folder import check_shared
-from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, raise_on_all_hosts
-from grpo_eqx.distributed.startup import join_processes
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.distributed.exchange import (
+    assert_same_on_all_hosts,
+    from_main,
+    raise_on_all_hosts,
+)
+from grpo_eqx.distributed.startup import is_main, join_processes
 from grpo_eqx.loop.callbacks import Callback
 from grpo_eqx.rewards import RewardFunc
 from grpo_eqx.settings.config import GRPOConfig
@@ -39,6 +45,37 @@ def folder_lock(cfg: GRPOConfig) -> RunLock:
     raise_on_all_hosts(lock.check_free)
     check_shared(folder.path)
     return lock
+
+
+def check_shared(folder: Path) -> None:
+    """Raises `UserError`, on all hosts, if one does not see what process 0 writes to a folder.
+
+    Each host writes its own part of a checkpoint: with separate folders, no host would hold a
+    complete one.
+    """
+    if jax.process_count() == 1:
+        return
+    probe = folder / f".shared-{from_main(secrets.token_hex(4))}"
+
+    def write() -> None:
+        if is_main():
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+
+    def read() -> None:
+        if not probe.exists():
+            raise UserError(
+                f"output_dir {str(folder)!r} is not the same folder on the host of process "
+                f"{jax.process_index()} as on that of process 0: checkpoints need storage that all "
+                f"hosts share. Set output_dir to a folder there."
+            )
+
+    raise_on_all_hosts(write)
+    try:
+        raise_on_all_hosts(read)
+    finally:
+        if is_main():
+            probe.unlink()
 
 
 def check_same_code(funcs: Mapping[str, RewardFunc]) -> None:

@@ -6,9 +6,9 @@ python shared_folder_worker.py FOLDER
 import sys
 from pathlib import Path
 
-from grpo_eqx.checkpoint.shared_folder import check_shared
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.startup import initialize
+from grpo_eqx.loop.start import check_shared
 
 if __name__ == "__main__":
     initialize()
