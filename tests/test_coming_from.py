@@ -51,7 +51,7 @@ def test_an_old_file_is_answered_in_every_setting(tmp_path: Path) -> None:
     assert "--help-all" not in str(caught.value)  # what an unknown setting is answered with
     ours = {*GRPOConfig.__dataclass_fields__, "rollout", "train"}  # and sections
     others = set(re.findall(r"^ *(\w+): ", old, re.M)) - ours
-    assert others <= set(re.findall(r"(?:\w+\.)?(\w+) is no setting: ", str(caught.value)))
+    assert others <= set(re.findall(r"(?:\w+\.)?(\w+) is an unknown setting: ", str(caught.value)))
     (tmp_path / "new.yaml").write_text(new)
     GRPOConfig(**read_settings(tmp_path / "new.yaml"))
 

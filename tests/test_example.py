@@ -132,7 +132,7 @@ def test_bad_input_gives_one_line_and_exit_code_2(
 def test_an_unknown_flag_is_refused(run: Run) -> None:
     code, _, err = run("--num-generation", "4")
     assert code == 2
-    assert err == "error: num_generation is no setting: did you mean num_generations?\n"
+    assert err == "error: num_generation is an unknown setting: did you mean num_generations?\n"
 
 
 @pytest.mark.slow

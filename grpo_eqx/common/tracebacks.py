@@ -70,8 +70,8 @@ def shortened(earlier: Hook, answer: Callable[[BaseException], str | None]) -> H
 
     **Arguments:**
 
-    - `earlier`: the earlier hook.
-    - `answer`: returns a text to add to another error's message, or `None`.
+    - `earlier`: the excepthook that shows other errors.
+    - `answer`: returns a line to print below the message of another error, or `None`.
     """
     return functools.partial(_show, earlier, answer)
 

@@ -94,7 +94,7 @@ class CallbackCalls:
 def check_callbacks(callbacks: Any) -> None:
     """Raises `UserError` for callbacks that no run could use.
 
-    So too for callbacks with methods for events that there are not.
+    Methods for events that do not exist are refused too, as no run would call them.
     """
     if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
         raise UserError(f"callbacks is {callbacks!r}: pass a list of grpo_eqx.Callback objects.")

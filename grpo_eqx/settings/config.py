@@ -430,8 +430,9 @@ class GRPOConfig:
     def resolved(self, architecture: Mapping[str, Any] | None = None) -> "GRPOConfig":
         """Returns a copy in which defaults replace `None` in the fields that this config uses.
 
-        **Arguments:** the fields of the model's `config.json`, where an object is passed in place
-        of `model`.
+        **Arguments:**
+
+        - `architecture`: fields of the `config.json` of a model that was passed as an object.
         """
         embedded = is_embedded(self.model, architecture)
         filled = self._filled(embedded)

@@ -23,10 +23,12 @@ _SHAPE = (
 
 
 def is_embedded(model: str, architecture: Mapping[str, Any] | None = None) -> bool:
-    """Returns whether a model is the embedded one, or of its shape, as what it becomes.
+    """Returns whether a model is the embedded one or has its shape, as what was trained from it.
 
-    **Arguments:** its name or folder; where it was passed as an object, the fields of its
-    `config.json`.
+    **Arguments:**
+
+    - `model`: name or folder of the model.
+    - `architecture`: fields of the `config.json` of a model that was passed as an object.
     """
     if architecture is None and model == EMBEDDED_MODEL:
         return True

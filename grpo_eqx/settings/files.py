@@ -22,9 +22,14 @@ def read_settings(
 ) -> dict[str, Any]:
     """Reads settings from a YAML or JSON file, such as the `config.json` of a run.
 
-    **Arguments:** the file, `-` for standard input; names that it may have besides settings; the
-    config whose settings they are. Raises `UserError` for a file that cannot be read, for unknown
-    settings and for values of other types. Whether the settings go together is not checked.
+    **Arguments:**
+
+    - `path`: the file; `-` for standard input.
+    - `others`: names that the file may have besides settings.
+    - `kind`: class of the config whose settings they are.
+
+    Raises `UserError` for a file that cannot be read, for unknown settings and for values of other
+    types. Whether the settings go together is not checked.
     """
     called = f"config {str(path)!r}"
     if os.path.isdir(path):

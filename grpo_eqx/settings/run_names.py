@@ -1,4 +1,4 @@
-"""Which settings make a run another one, and the name that follows from them."""
+"""Settings that distinguish one run from another, and the name that follows from them."""
 
 import hashlib
 import json
@@ -36,7 +36,10 @@ MAY_CHANGE = frozenset(
 def run_name(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
     """Names a run after its model, data and seed, with a hash of what else makes it another run.
 
-    **Arguments:** all its settings; those of a run of the same model that sets nothing else.
+    **Arguments:**
+
+    - `settings`: all settings of the run.
+    - `defaults`: all settings of a run of the same model that sets nothing else.
     """
     others = {
         name: settings[name]

@@ -58,7 +58,7 @@ def _unknown(name: str, known: Collection[str]) -> str:
     answer = advice(name) or _guess(name, known)
     if answer is None:
         answer = "grpo-eqx train --help-all lists all settings"
-    return f"{name} is no setting: {answer}" + ("" if answer[-1] == "?" else ".")
+    return f"{name} is an unknown setting: {answer}" + ("" if answer[-1] == "?" else ".")
 
 
 def _guess(name: str, known: Collection[str]) -> str | None:

@@ -136,8 +136,8 @@ def test_a_flag_of_another_library_is_answered_by_ours(
         config_of(monkeypatch, "--steps", "7", "--max-completion_tokens=3", "--max_steps=3")
     assert stop.value.code == 2
     assert capsys.readouterr().err == (
-        "error: max_completion_tokens is no setting: did you mean max_completion_length? "
-        "max_steps is no setting: use steps, which counts rollouts.\n"
+        "error: max_completion_tokens is an unknown setting: did you mean max_completion_length? "
+        "max_steps is an unknown setting: use steps, which counts rollouts.\n"
     )
 
 

@@ -45,4 +45,4 @@ def test_an_argument_that_python_refuses_is_answered(script: Path) -> None:
     script.write_text("import grpo_eqx\ngrpo_eqx.GRPOConfig(max_steps=3)\n")
     *_, refused, answer = run(script).splitlines()
     assert refused.startswith("TypeError: GRPOConfig.__init__() got an unexpected keyword argument")
-    assert answer == "max_steps is no setting: use steps, which counts rollouts."
+    assert answer == "max_steps is an unknown setting: use steps, which counts rollouts."

@@ -183,7 +183,7 @@ def test_prompts_that_are_too_long_are_refused_unless_some_may_be_dropped(refuse
         ({"prompts_per_step": 3, "steps_per_generation": 2}, "prompts_per_step"),
         ({"mesh": "3,1,1"}, "mesh 3,1,1"),
         ({"mesh": "8,1,1", "prompts_per_step": 3}, "3 prompts with 8 completions each cannot"),
-        ({"learning_rat": 1e-3}, "learning_rat is no setting: did you mean learning_rate?"),
+        ({"learning_rat": 1e-3}, "learning_rat is an unknown setting: did you mean learning_rate?"),
         ({"per_device_train_batch_size": 4}, "use prompts_per_step"),
     ],
 )

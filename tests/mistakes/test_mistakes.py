@@ -99,7 +99,7 @@ CONFIGS = {
     "model_init_kwargs={'dtype': 'auto'}": "use model and dtype; parameters are float32",
     "gradient_checkpointing_kwargs={'x': 1}": "use remat (none, dots, full)",
     "optimizer={'kind': 'sgd'}": "use adamw or lion; pass an optax transformation to GRPOTrainer",
-    "**{'actor_rollout_ref.rollout.n': 8}": "rollout.n is no setting: use num_generations.",
+    "**{'actor_rollout_ref.rollout.n': 8}": "rollout.n is an unknown setting: use num_generations.",
     "loss_type='gspo'": "gspo is grpo with importance_sampling_level sequence, as in recipe gspo.",
     "loss_type='luspo'": "luspo is dr_grpo with importance_sampling_level sequence, up to a const",
     "loss_type='vespo'": "cispo or sapo; vespo is not offered.",
@@ -164,9 +164,9 @@ OF_OTHERS = {
 
 # Lines as they are typed after grpo-eqx.
 COMMANDS = {
-    "train --max_steps 3": "max_steps is no setting: use steps, which counts rollouts.",
+    "train --max_steps 3": "max_steps is an unknown setting: use steps, which counts rollouts.",
     "train --per-device-train-batch-size=4": "use prompts_per_step",
-    "train --learning-rat 1": "learning_rat is no setting: did you mean learning_rate?",
+    "train --learning-rat 1": "learning_rat is an unknown setting: did you mean learning_rate?",
     "train --steps x": "steps is 'x': use a whole number (at least 1); leave it out beside num",
     "train --steps 1.5": "steps is '1.5': use a whole number",
     "train --steps": "--steps has no value",
@@ -198,19 +198,19 @@ COMMANDS = {
     "eval --model {HERE}": "has no config.json: give a folder",
     "exprt --help": "there is no subcommand 'exprt': use one of train",
     "train --lr 1 --dynamic-sampling true": (
-        "lr is no setting: use learning_rate. --dynamic-sampling takes no value: leave out 'true'."
+        "lr is an unknown setting: use learning_rate. --dynamic-sampling takes no value: leave out"
     ),
     "train --help losses": "--help has no group 'losses'",
     "train --dynamic-sampling false": "takes no value: leave it out, or use --no-dynamic-sampling",
     "train --config a.yaml --config b.yaml": "--config is given twice",
-    "train --train-data x.jsonl": "train_data is no setting: use data",
+    "train --train-data x.jsonl": "train_data is an unknown setting: use data",
     "train --eval-data no.jsonl": "eval_data 'no.jsonl' is neither a file",
     "train algorithm.adv_estimator=grpo data.train_batch_size=4": (
         "'algorithm.adv_estimator=grpo' is no flag: use advantage_estimator. "
         "'data.train_batch_size=4' is no flag: use prompts_per_step."
     ),
     "train learning_rate=1e-6": "'learning_rate=1e-6' is no flag: write --learning-rate 1e-6.",
-    "train --topology v6e-8": "topology is no setting: it belongs to grpo-eqx plan: leave it out",
+    "train --topology v6e-8": "topology is an unknown setting: it belongs to grpo-eqx plan: leave",
     "train --config run.toml": "config 'run.toml' is TOML, which is not read: write YAML or JSON",
     "train extra": "'extra' is no flag: flags start with --.",
     "train -- python train.py": "this subcommand takes no COMMAND",
@@ -254,7 +254,7 @@ COMMANDS = {
     "train --model {RUN}": "is the folder of a run: use",
     "plan --topology cpu": "or local, the devices of this machine",
     "plan --topology v9-8": "unknown TPU type 'v9-8'",
-    "plan --serch steps": "serch is no setting: did you mean search?",
+    "plan --serch steps": "serch is an unknown setting: did you mean search?",
     "export": "CHECKPOINT",
     "export {HERE} --output {HERE}/out": "has no checkpoints",
     "export nowhere --output {HERE}/out": "does not exist",

@@ -38,30 +38,30 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("max_steps: 3", "max_steps is no setting: use steps, which counts rollouts"),
+        ("max_steps: 3", "max_steps is an unknown setting: use steps, which counts rollouts"),
         ("steps: x", "steps is 'x': use a whole number"),
         ("steps: x\nseed: -1", "steps is 'x': use .*seed is -1: it must be"),
         ("training:\n  max_steps: 3", "write what is in training at the top level. max_steps is"),
         (
             "model:\n  path: m\n  lr: 1",
-            "write what is in model at the top level. path is no setting: use model. lr is no",
+            "write what is in model at the top level. path is an unknown setting: use ",
         ),
         (
             "actor:\n  optim:\n    lr: 1\n  checkpoint:\n    save_contents: []",
-            "in actor, optim at the top level. checkpoint is no setting: .* lr is no setting: ",
+            "in actor, optim at the top level. checkpoint is an unknown .* lr is an unknown set",
         ),
         (
             "rollout:\n  name: vllm\n  temperature: 1.0",
-            "what is in rollout at the top level. rollout.name is no setting: there is no second",
+            "what is in rollout at the top level. rollout.name is an unknown setting: there is no",
         ),
         (
             "scale_reward: group\nbeta: x",
-            r"scale_reward is no setting: did you mean scale_rewards\? beta is 'x': use a number",
+            r"scale_reward is an unknown setting: did you mean scale_rewards\? beta is 'x': use a",
         ),
         ("steps: [", "is no valid YAML .* at line 1, column 9"),
         ("- 3", "has no settings by name"),
         ("3: 4", "has the name 3: use names that are texts"),
-        ("recipe: dapo", "recipe is no setting"),
+        ("recipe: dapo", "recipe is an unknown setting"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_file(tmp_path: Path, text: str, message: str) -> None:

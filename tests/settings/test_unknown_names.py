@@ -63,7 +63,7 @@ def test_the_start_of_one_name_is_answered_by_it() -> None:
 
 def test_advice_for_a_name_that_is_only_alike_is_not_given() -> None:
     for name in ("half_precision", "kl_losses", "prompt_lengths_of_eval"):
-        with pytest.raises(UserError, match=f"{name} is no setting: grpo-eqx train --help-all"):
+        with pytest.raises(UserError, match=f"{name} is an unknown setting: grpo-eqx train --hel"):
             refuse_unknown([name], ["steps"])
 
 
@@ -82,24 +82,24 @@ UNEXPECTED = "got an unexpected keyword argument"
     [
         (
             f"GRPOConfig.__init__() {UNEXPECTED} 'max_steps'. Did you mean 'steps'?",
-            "max_steps is no setting: use steps, which counts rollouts.",
+            "max_steps is an unknown setting: use steps, which counts rollouts.",
         ),
         (
             f"GRPOConfig.__init__() {UNEXPECTED} 'vllm_mode'",
-            "vllm_mode is no setting: there is no second engine: the trainer's own weights sample, "
-            "in the same process.",
+            "vllm_mode is an unknown setting: there is no second engine: the trainer's own weights "
+            "sample, in the same process.",
         ),
         (
             f"GRPOConfig.__init__() {UNEXPECTED} 'learning_rat'",
-            "learning_rat is no setting: did you mean learning_rate?",
+            "learning_rat is an unknown setting: did you mean learning_rate?",
         ),
         (
             f"GRPOConfig.__init__() {UNEXPECTED} 'xyz'",
-            "xyz is no setting: grpo-eqx train --help-all lists all settings.",
+            "xyz is an unknown setting: grpo-eqx train --help-all lists all settings.",
         ),
         (
             f"Own.__init__() {UNEXPECTED} 'penalti'",
-            "penalti is no setting: did you mean penalty?",
+            "penalti is an unknown setting: did you mean penalty?",
         ),
         (
             f"GRPOTrainer.__init__() {UNEXPECTED} 'tools'",
