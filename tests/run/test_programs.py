@@ -10,7 +10,10 @@ from grpo_eqx import GRPOConfig
 from grpo_eqx.run.programs import in_order_of_use, run_programs
 from grpo_eqx.run.spec import RunSpec
 
-SMALL: dict[str, Any] = {"prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8}
+SMALL: dict[str, Any] = {
+    "data": str(Path(__file__).parents[1] / "problems.jsonl"),
+    "prompts_per_step": 8, "num_generations": 2, "max_completion_length": 8,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -119,7 +122,6 @@ def test_other_numbers_make_no_other_program(
 
 
 def texts(**settings: Any) -> dict[str, str]:
-    problems = str(Path(__file__).parents[1] / "problems.jsonl")
-    run = RunSpec.describe(GRPOConfig(**SMALL | {"data": problems, **settings}))
+    run = RunSpec.describe(GRPOConfig(**SMALL | settings))
     programs = run.programs(run.mesh(jax.devices()[:1]))
     return {x.name: x.lower().as_text() for x in run_programs(run, programs)}

@@ -19,6 +19,8 @@ from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import ExplicitMesh
 from grpo_eqx.training.row_shape import RowShape
 
+PROBLEMS = str(Path(__file__).parents[1] / "problems.jsonl")
+
 
 def test_a_qwen_by_its_name_needs_no_network() -> None:
     assert find_config("Qwen/Qwen2.5-72B-Instruct").num_hidden_layers == 80
@@ -42,9 +44,9 @@ def test_a_model_that_is_nowhere_is_one_line(name) -> None:
 
 def test_cpus_keep_few_logits_and_an_object_is_taken_as_it_is() -> None:
     mesh = ExplicitMesh(dp=1, fsdp=1, tp=1).build(jax.devices()[:1])
-    run = RunSpec.describe(GRPOConfig())
+    run = RunSpec.describe(GRPOConfig(data=PROBLEMS))
     assert run.programs(mesh).backend == ChunkedLoss(max_kept_logits=2**24)
-    passed = RunSpec.describe(GRPOConfig(), Passed(loss_backend=ChunkedLoss()))
+    passed = RunSpec.describe(GRPOConfig(data=PROBLEMS), Passed(loss_backend=ChunkedLoss()))
     assert passed.programs(mesh).backend == ChunkedLoss()
 
 
@@ -57,7 +59,7 @@ def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
 
 def test_router_replay_without_experts_is_refused() -> None:
     with pytest.raises(UserError, match="router_replay is on, and the model has no experts"):
-        RunSpec.describe(GRPOConfig(router_replay=True))
+        RunSpec.describe(GRPOConfig(data=PROBLEMS, router_replay=True))
 
 
 def test_prompts_at_hand_are_as_long_as_they_are() -> None:
@@ -81,14 +83,15 @@ def test_a_models_tokenizer_is_used_where_it_is(tmp_path) -> None:
     for path in model_folder("tiny_qwen2").iterdir():
         if path.suffix != ".safetensors":
             (tmp_path / path.name).write_bytes(path.read_bytes())
-    assert RunSpec.describe(GRPOConfig(model=str(tmp_path))).prompts.known
+    assert RunSpec.describe(GRPOConfig(model=str(tmp_path), data=PROBLEMS)).prompts.known
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("mesh_name", ["1,1,1", "1,4,2"])
 def test_sizes_of_micro_batches_are_the_smallest_for_their_number(mesh_name: str) -> None:
     cfg = GRPOConfig(
-        mesh=mesh_name, prompts_per_step=8, steps_per_generation=2, num_generations=6,
-        max_completion_length=40, max_prompt_length=64, eval_problems=8,
+        data=PROBLEMS, mesh=mesh_name, prompts_per_step=8, steps_per_generation=2,
+        num_generations=6, max_completion_length=40, max_prompt_length=64, eval_problems=8,
     )  # fmt: skip
     run = RunSpec.describe(cfg)
     mesh = run.build_mesh(jax.devices()[: math.prod(map(int, mesh_name.split(",")))])
@@ -113,7 +116,7 @@ def test_sizes_of_micro_batches_are_the_smallest_for_their_number(mesh_name: str
 
 
 def objective_of(**settings: Any) -> Objective:
-    run = RunSpec.describe(GRPOConfig(eval_problems=8, **settings))
+    run = RunSpec.describe(GRPOConfig(data=PROBLEMS, eval_problems=8, **settings))
     return run.programs(run.build_mesh(jax.devices()[:1])).options.objective
 
 
