@@ -40,6 +40,7 @@ SMALL = {
     r"openai/gsm8k(@\w+)?(:\w+)?": "word_problems",
     r"/shared/": "shared/",
     r"(--expected-completion-length) \d+": r"\1 4",
+    r"(--processes|--devices-per-process) \d+": r"\1 2",
 }
 SIZES = {
     "prompts-per-step": 16, "num-generations": 2, "max-prompt-length": 96,
@@ -80,12 +81,6 @@ def as_run(command: Command) -> str:
     return small(command.line, None if goes_on else 2)
 
 
-@pytest.fixture(scope="module")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled programs, for all pages: they have the same shapes."""
-    return tmp_path_factory.mktemp("programs")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A reader's checkout, as far as the commands use it."""
@@ -93,7 +88,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def runs(page: Path, folder: Path, programs: Path, *, for_tpus: bool) -> None:
+def runs(page: Path, folder: Path, *, for_tpus: bool) -> None:
     """Writes a page's files, and runs its commands without a mark, each of which must succeed."""
     unmarked = [block for block in blocks(page) if block.mark is None]
     for block in unmarked:
@@ -102,7 +97,7 @@ def runs(page: Path, folder: Path, programs: Path, *, for_tpus: bool) -> None:
     found = [c for block in unmarked if block.language == "console" for c in commands(block)]
     lines = [as_run(c) for c in found if (_FOR_TPUS.search(c.line) is not None) == for_tpus]
     before = [] if for_tpus else [small(line) for line in BEFORE.get(page.name, [])]
-    done = shell(["set -evo pipefail", *before, *lines], folder, programs)
+    done = shell(["set -evo pipefail", *before, *lines], folder)
     assert done.returncode == 0, done.stdout
 
 
@@ -115,16 +110,16 @@ def runs(page: Path, folder: Path, programs: Path, *, for_tpus: bool) -> None:
     ],
     ids=lambda page: page.stem,
 )
-def test_commands_succeed_one_after_the_other(page: Path, folder: Path, programs: Path) -> None:
-    runs(page, folder, programs, for_tpus=False)
+def test_commands_succeed_one_after_the_other(page: Path, folder: Path) -> None:
+    runs(page, folder, for_tpus=False)
 
 
 @pytest.mark.long
 @pytest.mark.topology
 @pytest.mark.parametrize("page", PAGES_WITH_PLANS, ids=lambda page: page.stem)
-def test_plans_for_described_tpus_succeed(page: Path, folder: Path, programs: Path) -> None:
+def test_plans_for_described_tpus_succeed(page: Path, folder: Path) -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
-    runs(page, folder, programs, for_tpus=True)
+    runs(page, folder, for_tpus=True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -25,11 +25,11 @@ def blocks(name: str) -> list[Block]:
     return found
 
 
-def work_through(name: str, folder: Path, cache: Path, marks: set[str | None]) -> None:
+def work_through(name: str, folder: Path, marks: set[str | None]) -> None:
     """Writes the files of a page, and runs its commands in one shell.
 
-    **Arguments:** the page; an empty folder; where compiled programs are kept; the marks of the
-    blocks that are run, `None` for those without.
+    **Arguments:** the page; an empty folder; the marks of the blocks that are run, `None` for those
+    without.
     """
     chosen = [block for block in blocks(name) if block.mark in marks]
     for block in blocks(name):
@@ -37,22 +37,22 @@ def work_through(name: str, folder: Path, cache: Path, marks: set[str | None]) -
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text)
     listed = [c for b in chosen if b.language == "console" for c in commands(b)]
-    outputs = run([command.line for command in listed], folder, cache)
+    outputs = run([command.line for command in listed], folder)
     for command, output in zip(listed, outputs, strict=True):
         shown = "\n".join(command.shown)
         message = f"$ {command.line}\nprinted\n{output}\nwhere the page has\n{shown}"
         assert as_shown(command.shown, output), message
 
 
-def run(lines: list[str], folder: Path, cache: Path) -> list[str]:
+def run(lines: list[str], folder: Path) -> list[str]:
     """Returns what each command prints, one after the other in one shell."""
     # So that `echo $?` is the exit code of the command before, as in a terminal.
     script = [f"echo '{_NEXT}'\n(exit $code)\n{line}\ncode=$?" for line in lines]
-    _, *outputs = shell(["code=0", *script], folder, cache).stdout.split(f"{_NEXT}\n")
+    _, *outputs = shell(["code=0", *script], folder).stdout.split(f"{_NEXT}\n")
     return outputs
 
 
-def shell(lines: list[str], folder: Path, cache: Path) -> "subprocess.CompletedProcess[str]":
+def shell(lines: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
     """Runs lines in a shell, as a reader does: a CPU device, and programs compiled before."""
     flags = [x for x in os.environ.get("XLA_FLAGS", "").split() if "device_count" not in x]
     return subprocess.run(
@@ -62,9 +62,7 @@ def shell(lines: list[str], folder: Path, cache: Path) -> "subprocess.CompletedP
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "XLA_FLAGS": " ".join(flags),
             "JAX_ENABLE_COMPILATION_CACHE": "true",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "XDG_CACHE_HOME": str(cache),  # where plans are kept
+            "XDG_CACHE_HOME": os.environ["JAX_COMPILATION_CACHE_DIR"],  # where plans are kept
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "100",
         },

@@ -18,19 +18,13 @@ def pages_with(mark: str) -> list[str]:
     return [page for page in PAGES if any(block.mark == mark for block in blocks(page))]
 
 
-@pytest.fixture(scope="session")
-def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Compiled programs, for all pages: they have the same shapes."""
-    return tmp_path_factory.mktemp("programs")
-
-
 @pytest.fixture
-def folder(tmp_path: Path, programs: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """The files that the first of these pages leaves."""
     for block in blocks(FIRST_FILES):
         if block.file is not None:
             (tmp_path / block.file).write_text(block.text)
-    run(["python make_problems.py"], tmp_path, programs)
+    run(["python make_problems.py"], tmp_path)
     assert (tmp_path / "problems.jsonl").exists()
     return tmp_path
 
@@ -38,29 +32,29 @@ def folder(tmp_path: Path, programs: Path) -> Path:
 @pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
-def test_its_commands_print_what_it_shows(page: str, folder: Path, programs: Path) -> None:
-    work_through(page, folder, programs, {None})
+def test_its_commands_print_what_it_shows(page: str, folder: Path) -> None:
+    work_through(page, folder, {None})
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", pages_with("long"))
-def test_so_do_those_that_take_minutes(page: str, folder: Path, programs: Path) -> None:
-    work_through(page, folder, programs, {None, "long"})
+def test_so_do_those_that_take_minutes(page: str, folder: Path) -> None:
+    work_through(page, folder, {None, "long"})
 
 
 @pytest.mark.topology
 @pytest.mark.parametrize("page", pages_with("topology"))
-def test_so_do_plans_for_described_tpus(page: str, folder: Path, programs: Path) -> None:
+def test_so_do_plans_for_described_tpus(page: str, folder: Path) -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
-    work_through(page, folder, programs, {"topology"})
+    work_through(page, folder, {"topology"})
 
 
 @pytest.mark.long
 @pytest.mark.topology
 @pytest.mark.parametrize("page", pages_with("long topology"))
-def test_so_do_those_that_take_minutes_to_compile(page: str, folder: Path, programs: Path) -> None:
+def test_so_do_those_that_take_minutes_to_compile(page: str, folder: Path) -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
-    work_through(page, folder, programs, {"long topology"})
+    work_through(page, folder, {"long topology"})
 
 
 @pytest.mark.parametrize("page", PAGES)
