@@ -1,4 +1,4 @@
-"""Seven sick and six healthy runs of the embedded model, in one process: `real_runs.py FOLDER`.
+"""Seven sick and six healthy runs of the embedded model: `real_runs.py FOLDER`, which has its name.
 
 They have the same shapes, and many the same settings but for the rewards or the seed, so that many
 programs come from the cache. With a constant learning rate, a program is the same for any steps.
@@ -74,22 +74,22 @@ HEALTHY = {
 
 
 def main(folder: Path) -> None:
-    for name, run in {**SICK, **HEALTHY}.items():
-        make = GRPOConfig if run.recipe is None else RECIPES[run.recipe]
-        cfg = make(
-            **{
-                "steps": 14, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 64,
-                "log_completions_steps": 0, "save_minutes": None, "lr_scheduler_type": "constant",
-                "output_dir": folder / name,
-                **run.settings,
-            }
-        )  # fmt: skip
-        trainer = GRPOTrainer(cfg, reward_funcs=run.reward, loss_backend=run.loss_backend)
-        if run.evaluates:
-            trainer.evaluate()
-        trainer.fit()
-        if run.evaluates:
-            trainer.evaluate()
+    run = {**SICK, **HEALTHY}[folder.name]
+    make = GRPOConfig if run.recipe is None else RECIPES[run.recipe]
+    cfg = make(
+        **{
+            "steps": 14, "prompts_per_step": 8, "num_generations": 4, "eval_problems": 64,
+            "log_completions_steps": 0, "save_minutes": None, "lr_scheduler_type": "constant",
+            "output_dir": folder,
+            **run.settings,
+        }
+    )  # fmt: skip
+    trainer = GRPOTrainer(cfg, reward_funcs=run.reward, loss_backend=run.loss_backend)
+    if run.evaluates:
+        trainer.evaluate()
+    trainer.fit()
+    if run.evaluates:
+        trainer.evaluate()
 
 
 if __name__ == "__main__":
