@@ -116,6 +116,7 @@ def compile_kernels(
     assert text.count('custom_call_target="tpu_custom_call"') == 2
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("tpu", "model"),
     [
@@ -133,12 +134,14 @@ def test_kernels_compile_for_every_head(model: str, tpu: str) -> None:
     compile_kernels(PallasLoss(), tpu, *HEADS[model])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("tpu", ["v4-16", "v6e-8"])
 def test_kernels_compile_with_a_soft_cap(tpu: str) -> None:
     """In the vector memory that they need without: for Gemma 2's head of 2B."""
     compile_kernels(PallasLoss(), tpu, 256_000, 2304, softcap=30.0)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("tpu", "blocks"),
     [
@@ -168,6 +171,7 @@ def test_others_are_refused_with_the_valid_ones() -> None:
             compiled(backend, mesh, 151_936, 896)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("backend", [ChunkedLoss(), PallasLoss()], ids=repr)
 @pytest.mark.parametrize(
     ("vocabulary", "hidden_size"),

@@ -39,6 +39,7 @@ def test_on_a_simulated_pod(pod: Any, tmp_path: Path, mesh: str, mode: str, divi
     assert printed == [1, 0, 0, 0]
 
 
+@pytest.mark.grid
 @pytest.mark.topology
 @pytest.mark.parametrize(
     ("mesh", "mode", "divisor"),

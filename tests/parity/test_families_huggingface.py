@@ -187,6 +187,7 @@ def their_completions(model: Any, max_length: int) -> np.ndarray:
     return result[:, WIDTH:].numpy()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("side", "unrolled"),
     [

@@ -191,12 +191,14 @@ def test_the_sizes_are_as_odd_as_they_should_be():
     assert any(s["hidden_size"] < s["num_attention_heads"] * s["head_dim"] for s in of_their_own)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 def test_logits_agree(pair: Pair, padding: str):
     ids, mask = padded_rows(pair.ours.config.vocab_size, padding)
     assert_close(logits(pair.ours, ids, mask)[mask], their_logits(pair.theirs, ids, mask)[mask])
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_packed_rows_agree_with_theirs_over_prompt_and_completion(few: Pair, side: str):
     vocab_size = few.ours.config.vocab_size
@@ -245,6 +247,7 @@ def their_completions(model: Any, eos_id: int | None, max_length: int) -> np.nda
     return np.pad(completions, ((0, 0), (0, short)), constant_values=PAD)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_greedy_completions_are_theirs(few: Pair, side: str):
     theirs = their_completions(few.theirs, None, max_length=12)
@@ -264,6 +267,7 @@ def test_greedy_completions_are_theirs(few: Pair, side: str):
     assert not rollout.finished.any()
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_greedy_completions_end_where_theirs_do(few: Pair, side: str):
     # A token that one completion draws early on, and some other never.
@@ -369,6 +373,7 @@ def write_their_config(folder: Path, config: Any, how: str) -> dict[str, Any]:
     return json.loads((folder / "config.json").read_text())
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("how", ["full", "diff", "saved", "model"])
 @pytest.mark.parametrize("sizes", [A_TIED, AN_UNTIED], ids=["tied", "untied"])
 def test_every_field_that_they_write_is_known(tmp_path: Path, sizes: dict[str, Any], how: str):
@@ -384,6 +389,7 @@ def test_every_attribute_of_theirs_is_known(tmp_path: Path):
     assert Qwen2Config.from_json(tmp_path / "config.json") == Qwen2Config(**AN_UNTIED)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("how", ["full", "diff", "saved"])
 @pytest.mark.parametrize("rope", [YARN, LINEAR], ids=["yarn", "linear"])
 @pytest.mark.parametrize("argument", ["rope_parameters", "rope_scaling"])

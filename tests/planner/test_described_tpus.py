@@ -16,6 +16,7 @@ def _needs_the_compiler() -> None:
     pytest.importorskip("libtpu", reason="needs the plan extra")
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("topology", "hosts", "loss_backend", "rollout_sharding"),
     [

@@ -182,6 +182,7 @@ def test_maxtext_leaves_the_weights_where_they_are_while_it_decodes() -> None:
     assert matrix <= gathered["legacy"] <= 3 * matrix
 
 
+@pytest.mark.grid
 @pytest.mark.topology
 @pytest.mark.parametrize(
     ("mesh", "rollout_dtype", "itemsize"),

@@ -54,6 +54,7 @@ def compiled(
     )
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize(
     ("tpu", "model"),
     [
@@ -82,6 +83,7 @@ def test_and_with_a_soft_cap() -> None:
     compiled("v4-16", (4, 2, 256), jnp.bfloat16, softcap=50.0)
 
 
+@pytest.mark.grid
 @pytest.mark.parametrize("shape", ["1,4,2", "1,2,4"])
 def test_each_device_attends_for_its_own_part(shape: str) -> None:
     """By what it holds for it; two heads of keys are whole on each of four devices."""
