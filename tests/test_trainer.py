@@ -387,6 +387,7 @@ def test_what_is_compiled_ahead_is_what_steps_call(
     assert trainer.programs.num_shapes == expected
 
 
+@pytest.mark.slow
 def test_what_steps_call_first_is_compiled_while_weights_load(
     small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,7 @@ def interrupt(trainer: GRPOTrainer, step: int) -> None:
         trainer.fit()
 
 
+@pytest.mark.slow
 def test_they_are_made_when_they_are_due_and_change_nothing(
     make: Callable[..., GRPOTrainer],
 ) -> None:

@@ -128,6 +128,7 @@ def test_the_range_is_in_the_run() -> None:
         epochs.for_problems(10)
 
 
+@pytest.mark.slow
 def test_a_run_traces_its_phases(small_model: Path, tmp_path: Path) -> None:
     cfg = GRPOConfig(
         model=str(small_model), steps=3, prompts_per_step=8, num_generations=2,

@@ -231,6 +231,7 @@ def test_blocks_may_have_any_size(block: int) -> None:
     check(BlockedAttention(block), case(50), random_rows(50))
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 10**6), T=st.integers(1, 70), size=st.integers(1, 9), wide=st.integers(1, 5)
@@ -332,6 +333,7 @@ def test_blocks_that_no_query_sees_are_not_computed(
     assert len(counted) == products * pairs
 
 
+@pytest.mark.slow
 @settings(max_examples=30)
 @given(seed=st.integers(0, 10**6), T=st.integers(1, 70), size=st.integers(1, 40))
 def test_rows_are_cut_where_sequences_begin(seed: int, T: int, size: int) -> None:
