@@ -95,7 +95,7 @@ GOOD = '{"question": "1+1?", "answer": "#### 2"}'
         (["--model", "no/such-model"], r"model 'no/such-model' .*could not be downloaded"),
         (["--model", "./nowhere"], r"model './nowhere' does not exist here"),
         (["--data", "nowhere.jsonl"], r"data 'nowhere.jsonl' is neither a file"),
-        (["--data", "{tmp}/bad.jsonl"], r"bad\.jsonl, line 2 is no valid JSON"),
+        (["--data", "{tmp}/bad.jsonl"], r"bad\.jsonl, line 2 is not valid JSON"),
         (["--data", "{tmp}/empty.jsonl"], r"empty\.jsonl' is empty"),
         (["--data", "{tmp}/few.jsonl"], r"has 2 problems to train on, and prompts_per_step is 16"),
         (

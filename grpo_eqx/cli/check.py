@@ -18,7 +18,7 @@ class Check(Subcommand):
     grpo-eqx check RUN
 
     Reads the metrics in the folder of a run that goes on, has ended, or was copied from another
-    machine. Exits with 1 if the run is sick, and with 0 if it is healthy; a note is no sickness.
+    machine. Exits with 1 if the run is sick, and with 0 if it is healthy; notes do not count.
     """
 
     run_folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="RUN")]

@@ -17,7 +17,7 @@ class Doctor(Subcommand):
 
     Prints a line per check: packages, devices, caches, the Hugging Face hub, Weights & Biases, the
     output folder and its disk, open files, and the processes of a run, without joining them. Exits
-    with 1 if a check failed; a warning is no failure.
+    with 1 if a check failed; warnings do not count.
     """
 
     model: str = EMBEDDED_MODEL

@@ -89,7 +89,7 @@ def refuse_assignments(arguments: Sequence[str], known: Collection[str]) -> None
         answer = advice(name) or "flags start with --"
         if flag in known:
             answer = f"write --{flag} {value}"
-        answers.append(f"{argument!r} is no flag: {answer}.")
+        answers.append(f"{argument!r} is not a flag: {answer}.")
     if answers:
         raise UserError(" ".join(answers))
 
@@ -136,7 +136,7 @@ def check_complete(
 def _about_stray(value: str, flag: str | None, placeholders: Mapping[str, str]) -> str:
     if flag is None:
         use = f", or use --config {value}" if value.endswith((".yaml", ".yml", ".json")) else ""
-        return f"{value!r} is no flag: flags start with --{use}."
+        return f"{value!r} is not a flag: flags start with --{use}."
     if placeholders.get(flag, "").endswith("..."):  # a single value after an equals sign
         return f"--{flag}=... takes one value: for several, write --{flag} A B, without the =."
     if flag in ("data", "eval-data"):

@@ -184,7 +184,7 @@ def _own_fields(config: type[GRPOConfig]) -> list[dataclasses.Field[Any]]:
     """
     if inspect.get_annotations(config) and "__dataclass_params__" not in vars(config):
         raise UserError(
-            f"{config.__name__} has fields, and is no dataclass: put "
+            f"{config.__name__} has fields, but is not a dataclass: put "
             f"@dataclasses.dataclass(frozen=True, kw_only=True) above it."
         )
     inherited = GRPOConfig.__dataclass_fields__

@@ -223,7 +223,7 @@ def _pattern_of(text: str | None) -> re.Pattern[str] | None:
         return None if text is None else re.compile(text)
     except re.error as error:
         raise UserError(
-            f"--text {text!r} is no regular expression ({error}): put a backslash before "
+            f"--text {text!r} is not a regular expression ({error}): put a backslash before "
             f"characters such as ( or *."
         ) from error
 

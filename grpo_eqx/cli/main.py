@@ -205,7 +205,7 @@ def _unknown_flag(flag: str, command: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(flag, known, n=1)
     guess = f"did you mean {near[0]}?" if near else f"{command} --help lists all."
     fix = _OF_LAUNCHERS.get(flag.lstrip("-").replace("-", "_"), guess)
-    return f"{flag} is no flag of {command}: {fix}"
+    return f"{flag} is not a flag of {command}: {fix}"
 
 
 def _about_no_subcommand(word: str, subcommands: Collection[str]) -> str:

@@ -1,9 +1,11 @@
-"""Writes that survive a power cut: contents reach the disk before names do."""
+"""Writes that survive a power cut, because contents reach the disk before names, and locks."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 _UNSUPPORTED = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EACCES, errno.EBADF
 
@@ -59,3 +61,14 @@ def sync(path: Path) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
+
+
+def try_lock(file: IO[str]) -> bool:
+    """Locks a file, if the file system has locks; returns `False` if another process holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        pass
+    return True

@@ -71,9 +71,9 @@ def what_is_wrong(error: Exception, again: str) -> str:
         case UnicodeDecodeError():
             return "is not encoded in UTF-8, perhaps in Latin-1: save it in UTF-8"
         case json.JSONDecodeError():
-            return f"is no valid JSON ({_json_fault(error)}): {again}"
+            return f"is not valid JSON ({_json_fault(error)}): {again}"
         case yaml.YAMLError():
-            return f"is no valid YAML ({_yaml_fault(error)}): {again}"
+            return f"is not valid YAML ({_yaml_fault(error)}): {again}"
         case RecursionError():
             return f"is nested too deeply: use at most {DEEPEST} levels"
         case MemoryError():

@@ -26,7 +26,7 @@ def read_jsonl(path: str | Path, setting: str = "data") -> Records:
     given = f"{setting} {str(path)!r}"
     if (builder := _OTHER_FORMATS.get(path.suffix)) is not None:
         raise UserError(
-            f"{given} is no JSONL file: load it in a script, and pass it on as "
+            f"{given} is not a JSONL file: load it in a script, and pass it on as "
             f"GRPOTrainer({ARGUMENTS[setting]}=datasets.load_dataset({builder!r}, data_files=..., "
             f"split='train'))."
         )

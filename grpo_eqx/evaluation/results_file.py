@@ -1,7 +1,6 @@
 """Results of the command `eval`, written during the evaluation, so that it can be continued."""
 
 import contextlib
-import fcntl
 import json
 import math
 import os
@@ -12,7 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from grpo_eqx.common.durable import write_durably
+from grpo_eqx.common.durable import try_lock, write_durably
 from grpo_eqx.common.errors import FileError, RunError, UserError
 from grpo_eqx.common.plain_data import field
 from grpo_eqx.common.read_files import read_object, reading, value_of
@@ -60,16 +59,12 @@ class ResultsFile:
                 f"output is {str(self.path)!r}, which cannot be written "
                 f"({error.strerror or error}): choose another file."
             ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file):
             file.close()
             raise UserError(
                 f"output is {str(self.path)!r}, which another evaluation is writing: wait for it, "
                 f"or choose another file."
-            ) from error
-        except OSError:  # a file system without locks
-            pass
+            )
         self._rows = file
         return self
 
@@ -91,7 +86,7 @@ class ResultsFile:
             found = field(read_object(self.path), "settings", dict, str(self.path))
         except FileError as error:
             raise UserError(
-                f"output is {str(self.path)!r}, which is no file of results: choose another."
+                f"output is {str(self.path)!r}, which is not a file of results: choose another."
             ) from error
         differs = [
             f"{name}: {found.get(name)} -> {self.settings.get(name)}"

@@ -150,10 +150,7 @@ class Subject:
         except UserError:
             raise
         except Exception as error:  # from Orbax or TensorStore, of any class
-            raise UserError(
-                f"cannot read the checkpoint {self.checkpoint.path}: {first_line(error)}; give "
-                f"another, as in RUN/checkpoints/step_100."
-            ) from error
+            raise _unreadable(self.checkpoint, error) from error
         return trained if run.lora is None else eqx.combine(trained, run.initial_model(programs))
 
 
@@ -161,10 +158,14 @@ def _facts(checkpoint: SavedStep) -> RunFacts:
     try:
         return RunFacts.saved(checkpoint)
     except Exception as error:  # such as a file that is missing or damaged
-        raise UserError(
-            f"cannot read the checkpoint {checkpoint.path}: {first_line(error)}; give another, as "
-            f"in RUN/checkpoints/step_100."
-        ) from error
+        raise _unreadable(checkpoint, error) from error
+
+
+def _unreadable(checkpoint: SavedStep, error: Exception) -> UserError:
+    return UserError(
+        f"cannot read the checkpoint {checkpoint.path}: {first_line(error)}; give another, as in "
+        f"RUN/checkpoints/step_100."
+    )
 
 
 def _goes_on(run: RunFolder) -> bool:

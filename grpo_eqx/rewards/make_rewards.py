@@ -72,7 +72,7 @@ def _named(func: Any, argument: str) -> tuple[str, RewardFunc]:
         return func, reward_func(func)
     if not callable(func):
         raise UserError(
-            f"{argument} has {shown(func)}, which is no function: pass functions, or names of "
+            f"{argument} has {shown(func)}, which is not a function: pass functions, or names of "
             f"built-in ones."
         )
     return func_name(func), func

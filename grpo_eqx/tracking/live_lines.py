@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
 from typing import IO, Any
 
 from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderHook
@@ -59,12 +58,7 @@ class LiveLines(RenderHook):
         threading.Thread(target=self._keep_refreshing, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leaves the last lines on the terminal, with the cursor below them."""
         with self._lock:
             self._is_over.set()

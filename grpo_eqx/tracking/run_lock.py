@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from grpo_eqx.common.clean_text import print_clean
+from grpo_eqx.common.durable import try_lock
 from grpo_eqx.common.errors import FileError, RunError, UserError
 from grpo_eqx.common.read_files import read_object
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
@@ -93,13 +94,9 @@ class RunLock:
                 f"{self.path} cannot be written ({error.strerror or error}): choose another "
                 f"output_dir."
             ) from error
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+        if not try_lock(file):
             file.close()
-            raise UserError(self._in_use(self._holder())) from error
-        except OSError:  # a file system without locks
-            pass
+            raise UserError(self._in_use(self._holder()))
         if os.fstat(file.fileno()).st_nlink == 0:  # its run has just ended and removed the file
             file.close()
             raise UserError(self._in_use(None))

@@ -7,7 +7,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from grpo_eqx.common.durable import sync, write_durably
@@ -113,15 +112,10 @@ class RunRecord:
             replaced=self.passed, step=step, started=started,
         )  # fmt: skip
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self.only_history:
             return
-        self._display.__exit__(kind, error, trace)
+        self._display.__exit__()
         self._table_writer.shutdown()  # Python must not exit during an import, or within a table
         # A failed write must not hide the error that ends the run.
         try:

@@ -111,7 +111,7 @@ class GuardedTracker(Tracker):
     """Tracker around another, whose first error is a warning and whose later errors are ignored.
 
     The other tracker is called again at every step: networks come back, and disks are emptied.
-    Exceptions that are no errors, such as `KeyboardInterrupt`, pass.
+    Exceptions that are not errors, such as `KeyboardInterrupt`, pass.
     """
 
     def __init__(self, tracker: Tracker, warn: Callable[[str], None]):

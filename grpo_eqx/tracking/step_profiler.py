@@ -4,7 +4,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 import jax
@@ -60,12 +59,7 @@ class StepProfiler:
     def __enter__(self) -> "StepProfiler":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._end_step(failed=kind is not None)
         self._stop()
 

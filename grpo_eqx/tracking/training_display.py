@@ -4,7 +4,6 @@ import contextlib
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from rich.console import Console
@@ -57,15 +56,10 @@ class TrainingDisplay:
                 self._entered = entered.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lines = None
         self._dashboard.stopped = True
-        self._entered.__exit__(kind, error, trace)
+        self._entered.close()
 
     def note(self, text: str) -> None:
         """Prints a separate line; above live lines it is wrapped between words."""

@@ -68,7 +68,7 @@ def test_complete_lines_pass(line: str) -> None:
         ("--number=1 2", "--number takes one value: leave out '2'"),
         ("--switch on", "--switch takes no value: leave out 'on'"),
         ("--no-switch on", "--no-switch takes no value"),
-        ("-n 1", "'-n' is no flag"),
+        ("-n 1", "'-n' is not a flag"),
     ],
 )
 def test_what_is_missing_or_left_over_is_named(line: str, said: str) -> None:

@@ -211,7 +211,7 @@ def test_a_subclass_that_is_no_dataclass_is_refused(
     monkeypatch.setattr(sys, "argv", ["script.py", "--penalty", "1"])
     with pytest.raises(SystemExit):
         cli.run(main)
-    assert "Undecorated has fields, and is no dataclass: put @" in capsys.readouterr().err
+    assert "Undecorated has fields, but is not a dataclass: put @" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

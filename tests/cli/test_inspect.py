@@ -175,7 +175,7 @@ def test_json_has_a_line_for_each_completion(inspect: Inspect) -> None:
         (["--steps", "7:9"], "the run has those of steps 1 to 4"),
         (["--steps", "9:7"], "use 7:9"),
         (["--steps", "ten"], "use 10:50, 10: (from 10 on), :50 or 50"),
-        (["--text", "("], "is no regular expression (missing ), unterminated subpattern"),
+        (["--text", "("], "is not a regular expression (missing ), unterminated subpattern"),
         (["--prompt", "How"], "is in 2 prompts: give more of the text, or an id ("),
         (["--prompt", "How", "--logps"], "is in 2 prompts: give more of the text, or an id ("),
         (["--prompt", "How", "--json"], "is in 2 prompts: give more of the text, or an id ("),
@@ -183,7 +183,7 @@ def test_json_has_a_line_for_each_completion(inspect: Inspect) -> None:
         (["--best", "1", "--worst", "1"], "ask for one at a time"),
         (["--best", "0"], "--best is 0: give a number of completions"),
         (["--limit", "-1"], "--limit is -1"),
-        (["--rewards", "1"], "--rewards is no flag of grpo-eqx inspect"),
+        (["--rewards", "1"], "--rewards is not a flag of grpo-eqx inspect"),
     ],
 )
 def test_what_cannot_be_shown_is_said(inspect: Inspect, flags: list[str], message: str) -> None:

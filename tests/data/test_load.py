@@ -51,8 +51,8 @@ def test_blank_lines_do_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([row(1), "{oops"], r"p\.jsonl, line 2 is no valid JSON .* write one object on each line"),
-        ([row(1), row(2)[:-3]], r"line 2 is no valid JSON .* as it ends too early"),
+        ([row(1), "{oops"], r"p\.jsonl, line 2 is not valid JSON .* write one object on each line"),
+        ([row(1), row(2)[:-3]], r"line 2 is not valid JSON .* as it ends too early"),
         ([row(1), "", "[1]"], r"line 3 is of type list: give an object"),
         (['{"query": "x", "label": 3}'], r"line 1 has no column question or prompt, only label, q"),
         (["{}"], r"line 1 has no column question or prompt, none at all"),

@@ -219,7 +219,7 @@ def test_ends_that_are_no_ids_are_refused(tmp_path: Path, file: str, named: Any)
 
 @pytest.mark.parametrize(
     ("content", "complaint"),
-    [("{", "is no valid JSON"), ("[2]", r"holds \[2\]: expected a JSON object")],
+    [("{", "is not valid JSON"), ("[2]", r"holds \[2\]: expected a JSON object")],
 )
 def test_a_file_that_is_no_generation_config_is_named(
     tmp_path: Path, content: str, complaint: str

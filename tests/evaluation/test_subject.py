@@ -14,5 +14,5 @@ def test_a_run_whose_settings_are_damaged_is_refused_with_what_to_give(tmp_path:
     run.metrics.touch()
     run.model.mkdir()
     run.config.write_text('{"steps": 2')
-    with pytest.raises(UserError, match=r"config\.json is no valid JSON .*give its folder model"):
+    with pytest.raises(UserError, match=r"config\.json is not valid JSON .*give its folder model"):
         Subject.find(str(tmp_path))

@@ -179,9 +179,9 @@ COMMANDS = {
     "train --reward-weights heavy": "reward_weights is ('heavy',): use a list, each a number",
     "train --loss-type grop": "loss_type is 'grop': use grpo, ",
     "train --recipe ppo": "recipe is 'ppo': use grpo, ",
-    "train -n 3": "'-n' is no flag: flags start with --.",
+    "train -n 3": "'-n' is not a flag: flags start with --.",
     "train --config nowhere.yaml": "config 'nowhere.yaml' cannot be read",
-    "train --config {DATA}": "is no valid JSON (Extra data at line 2, column 1)",
+    "train --config {DATA}": "is not valid JSON (Extra data at line 2, column 1)",
     "train --config {HERE}": "is a folder: give a file, such as the config.json of a run.",
     "train --stop-strings ---": "'---' starts with dashes: write --stop-strings='---'",
     "train --temperature 0.7x --learning-rate nan": (
@@ -191,9 +191,9 @@ COMMANDS = {
     "evaluate --help": "there is no subcommand 'evaluate': use one of train, plan, compile, eval",
     "eval": "--model is missing; grpo-eqx eval --help says more",
     "eval --model tiny_qwen2 --temperature 0.5": "temperature is 0.5 without num_samples",
-    "eval --model tiny_qwen2 --steps 3": "--steps is no flag of grpo-eqx eval",
+    "eval --model tiny_qwen2 --steps 3": "--steps is not a flag of grpo-eqx eval",
     "launch tpu-vm create --name a --zone us-east5-b --type v6e-16": (
-        "--zone is no flag of grpo-eqx launch tpu-vm create: did you mean --zones?"
+        "--zone is not a flag of grpo-eqx launch tpu-vm create: did you mean --zones?"
     ),
     "eval --model {HERE}": "has no config.json: give a folder",
     "exprt --help": "there is no subcommand 'exprt': use one of train",
@@ -206,13 +206,13 @@ COMMANDS = {
     "train --train-data x.jsonl": "train_data is an unknown setting: use data",
     "train --eval-data no.jsonl": "eval_data 'no.jsonl' is neither a file",
     "train algorithm.adv_estimator=grpo data.train_batch_size=4": (
-        "'algorithm.adv_estimator=grpo' is no flag: use advantage_estimator. "
-        "'data.train_batch_size=4' is no flag: use prompts_per_step."
+        "'algorithm.adv_estimator=grpo' is not a flag: use advantage_estimator. "
+        "'data.train_batch_size=4' is not a flag: use prompts_per_step."
     ),
-    "train learning_rate=1e-6": "'learning_rate=1e-6' is no flag: write --learning-rate 1e-6.",
+    "train learning_rate=1e-6": "'learning_rate=1e-6' is not a flag: write --learning-rate 1e-6.",
     "train --topology v6e-8": "topology is an unknown setting: it belongs to grpo-eqx plan: leave",
     "train --config run.toml": "config 'run.toml' is TOML, which is not read: write YAML or JSON",
-    "train extra": "'extra' is no flag: flags start with --.",
+    "train extra": "'extra' is not a flag: flags start with --.",
     "train -- python train.py": "this subcommand takes no COMMAND",
     "train --data nowhere.jsonl": "data 'nowhere.jsonl' is neither a file",
     "train --data {HERE}": "is a folder: give a JSONL file",
@@ -232,7 +232,7 @@ COMMANDS = {
     "launch (did you mean train?)",
     "": "a subcommand is missing: use one of train",
     "--steps 2 train": "--steps comes before the subcommand (train",
-    "train config.yaml": "'config.yaml' is no flag: flags start with --, or use --config",
+    "train config.yaml": "'config.yaml' is not a flag: flags start with --, or use --config",
     "train --dynamic-sampling=true": "--dynamic-sampling takes no value: leave out 'true'.",
     "train --reward-funcs correct --reward-funcs tags": "--reward-funcs is given twice",
     "train --reward-funcs correct,tags": "separate names with spaces in a command, and write a",
@@ -269,17 +269,18 @@ COMMANDS = {
     "launch local --processes 0 -- python x.py": "processes",
     "doctor --outputdir x": "--outputdir",
     "launch local --max-restarts=3 -- python x.py": (  # which two other launchers have
-        "--max-restarts is no flag of grpo-eqx launch local: use --restarts."
+        "--max-restarts is not a flag of grpo-eqx launch local: use --restarts."
     ),
     "launch local --nproc_per_node 2 -- python x.py": (
-        "--nproc_per_node is no flag of grpo-eqx launch local: use --processes."
+        "--nproc_per_node is not a flag of grpo-eqx launch local: use --processes."
     ),
     "export {RUN} --format hf": (
-        "--format is no flag of grpo-eqx export: grpo-eqx export --help lists all."
+        "--format is not a flag of grpo-eqx export: grpo-eqx export --help lists all."
     ),
     "export {RUN} model": "--output is missing, and model belongs to no flag; grpo-eqx export",
     "export --checkpoint {RUN} --output-dir x": "checkpoint has no flag: give it by itself, as in "
-    "grpo-eqx export CHECKPOINT. --output-dir is no flag of grpo-eqx export: did you mean --output",
+    "grpo-eqx export CHECKPOINT. --output-dir is not a flag of grpo-eqx export: did you mean "
+    "--output",
     "launch local -- 'grpo-eqx train'": "leave out the quotes around the command",
 }
 
@@ -372,7 +373,7 @@ SCRIPTS = {
     "trainer(train_data=file('b.jsonl', '{\"question\": \"é\"}'.encode('latin-1')))": "Latin-1",
     "trainer(train_data=file('c.jsonl', '[{}]'))": "is a JSON list: write one object per line",
     "trainer(train_data=file('d.csv', 'question,answer'))": "load_dataset('csv'",
-    "trainer(train_data=file('e.jsonl', '{oops'))": "line 1 is no valid JSON",
+    "trainer(train_data=file('e.jsonl', '{oops'))": "line 1 is not valid JSON",
     "trainer(train_data=file('f.jsonl', ''))": "is empty: it needs one JSON object per line",
     "trainer(train_data=file('g.json', json.dumps({'version': 1, 'data': ROWS})))": (
         "is one JSON object with the problems under 'data': write one object per line, as "
@@ -447,8 +448,8 @@ SCRIPTS = {
     "def f(gold, **columns): return []\ntrainer(reward_funcs=f)": (
         "reward function f asks for the column gold, which the problems do not have: they have"
     ),
-    "trainer(reward_funcs=3)": "reward_funcs has 3, which is no function",
-    "trainer(reward_funcs=[3])": "reward_funcs has 3, which is no function",
+    "trainer(reward_funcs=3)": "reward_funcs has 3, which is not a function",
+    "trainer(reward_funcs=[3])": "reward_funcs has 3, which is not a function",
     "trainer(reward_funcs='right')": "no reward function named 'right'",
     "trainer(reward_funcs=['format', 'format'])": "two reward functions have the same name",
     "trainer(reward_funcs=[])": "give at least one function",
@@ -480,8 +481,8 @@ SCRIPTS = {
     "rewards.gsm8k.format(['6 * 7?'], '<think>')": "completions is '<think>': pass a list with one",
     "trainer(reward_funcs=lambda question, **columns: [])": "the questions are its prompts",
     "trainer(reward_funcs=lambda **columns: [10**400]).fit()": "for completion 0: return a float",
-    "trainer(eval_func=3)": "eval_func has 3, which is no function",
-    "trainer(eval_metrics=[3])": "eval_metrics has 3, which is no function",
+    "trainer(eval_func=3)": "eval_func has 3, which is not a function",
+    "trainer(eval_metrics=[3])": "eval_metrics has 3, which is not a function",
     "trainer(eval_metrics={'gold': lambda gold, **columns: []})": "asks for the column gold",
     "trainer(eval_func=lambda gold, **columns: [])": "asks for the column gold",
     "trainer(eval_data=[{**x, 'answer': 'a'} for x in ROWS], reward_funcs='format').evaluate()": (

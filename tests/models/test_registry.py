@@ -34,7 +34,7 @@ def test_a_config_is_read_by_its_model_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "config.json is no valid JSON"),
+        ("{", "config.json is not valid JSON"),
         ("[]", r"config.json holds \[\]: expected a JSON object"),
         ("{}", "model_type=None is not supported, only qwen2, qwen3"),
         ('{"model_type": "gpt2"}', "model_type='gpt2' is not supported, only qwen2, qwen3"),

@@ -58,7 +58,7 @@ def test_what_is_printed_and_what_a_run_records_is_read_back(
             "scale_reward: group\nbeta: x",
             r"scale_reward is an unknown setting: did you mean scale_rewards\? beta is 'x': use a",
         ),
-        ("steps: [", "is no valid YAML .* at line 1, column 9"),
+        ("steps: [", "is not valid YAML .* at line 1, column 9"),
         ("- 3", "has no settings by name"),
         ("3: 4", "has the name 3: use names that are texts"),
         ("recipe: dapo", "recipe is an unknown setting"),

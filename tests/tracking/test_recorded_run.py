@@ -161,7 +161,7 @@ def test_another_folder_is_refused_by_what_it_lacks(tmp_path: Path) -> None:
 
 def test_settings_that_cannot_be_read_are_refused(folder: Path) -> None:
     (folder / "config.json").write_text("{")
-    with pytest.raises(UserError, match=r"cannot be read: config\.json is no valid JSON \(Exp"):
+    with pytest.raises(UserError, match=r"cannot be read: config\.json is not valid JSON \(Exp"):
         RecordedRun.read(folder)
 
 

@@ -197,7 +197,7 @@ SAMPLER_GAP = Rule(
     symptom="The log-probs of sampler and trainer differ by 0.03 per token on average "
     "(`sampling/sampling_logp_difference/mean`) over three steps; by 0.1 with "
     "`importance_sampling_mode`.",
-    cause="The sampler draws from another distribution than the one that is trained: rounded "
+    cause="The sampler draws from another distribution than the trained one: rounded "
     "weights or cache, `top_p`, `top_k` or `min_p`, or a bug, as in a loss backend of your own.",
     advice="Sample with the trained weights (rollout_dtype and kv_cache_dtype auto), or correct "
     "with importance_sampling_mode; compare a loss backend of your own with DenseLoss.",
@@ -218,7 +218,7 @@ RATIOS_CLIPPED = Rule(
     metric="clip_ratio/region_mean",
     symptom="The gradients of half of the tokens are clipped (`clip_ratio/region_mean`) over "
     "five steps, with ratios per token.",
-    cause="The policy has moved far from the one that sampled: too many or too large updates on "
+    cause="The policy has moved far from the sampling policy: too many or too large updates on "
     "each rollout.",
     advice="Lower learning_rate, num_iterations or steps_per_generation.",
     look=ratios_clipped,

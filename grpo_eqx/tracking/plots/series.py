@@ -31,6 +31,12 @@ class Course:
         steps, from_end = np.unique(self.steps[::-1], return_index=True)
         return Course(steps, self.values[::-1][from_end])
 
+    def ends(self) -> tuple[float, float, int]:
+        """Returns the means over the first and last few steps, and the number of these steps."""
+        values = self.values[np.isfinite(self.values)]
+        count = min(10, max(1, len(values) // 3))
+        return float(values[:count].mean()), float(values[-count:].mean()), count
+
     def smooth(self) -> "Course":
         """Returns the running means."""
         return Course(self.steps, running_mean(self.values, window(len(self.values))))

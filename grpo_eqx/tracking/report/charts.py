@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import itertools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -111,22 +111,25 @@ def _last_step(groups: Sequence[Group]) -> float:
     return float(max(run.last_step for group in groups for run in group.runs))
 
 
-def _plot(chart: _Chart, groups: Sequence[Group]) -> Iterator[Plot]:
-    """Draws a metric of steps, unless no run has it."""
-    lines = []
-    for group in groups:
-        courses = [run.course(chart.metric) for run in group.runs]
-        courses = [course for course in courses if not course.is_empty]
-        if courses:
-            drawn = courses[0] if len(courses) == 1 else Band.of(courses)
-            lines.append(Line(group.name, group.index, drawn))
-    lines = [line for line in lines if not _is_empty(line)]
+def _line(group: Group, name: str) -> Line | None:
+    """Returns the line of a metric of steps, unless the runs lack it."""
+    courses = [run.course(name) for run in group.runs]
+    courses = [course for course in courses if not course.is_empty]
+    if not courses:
+        return None
+    return Line(group.name, group.index, courses[0] if len(courses) == 1 else Band.of(courses))
+
+
+def _plot(
+    chart: _Chart,
+    groups: Sequence[Group],
+    line_of: Callable[[Group, str], Line | None] = _line,
+    levels: Mapping[str, float] | None = None,
+) -> Iterator[Plot]:
+    """Draws a metric, unless no run has it."""
+    lines = [line for group in groups if (line := line_of(group, chart.metric)) is not None]
     if lines:
-        yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
-
-
-def _is_empty(line: Line) -> bool:
-    return (line.course.mean if isinstance(line.course, Band) else line.course).is_empty
+        yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups), levels))
 
 
 def _evaluations(groups: Sequence[Group]) -> Iterator[Plot]:
@@ -135,17 +138,11 @@ def _evaluations(groups: Sequence[Group]) -> Iterator[Plot]:
             continue
         figure = name.removeprefix("eval/")
         title = f"Held out: {figure.replace('/', ' ').replace('_', ' ')}"
-        yield from _plot_evaluations(_Chart.of(name, title), groups)
-
-
-def _plot_evaluations(chart: _Chart, groups: Sequence[Group]) -> Iterator[Plot]:
-    """Draws a metric of evaluations, unless no run has it."""
-    lines = [line for group in groups if (line := _evaluation(group, chart.metric)) is not None]
-    if lines:
-        yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups)))
+        yield from _plot(_Chart.of(name, title), groups, _evaluation)
 
 
 def _evaluation(group: Group, name: str) -> Line | None:
+    """Returns the line of a metric of evaluations, unless the runs lack it."""
     found = [(run, run.evaluations(name)) for run in group.runs]
     found = [(run, course) for run, course in found if not course.is_empty]
     if not found:
@@ -165,11 +162,11 @@ def _of_callbacks(groups: Sequence[Group]) -> Iterator[Plot]:
     for name in _names(groups):
         if find_metric(name) is None and not name.startswith("eval/"):
             shown = literal(name, newlines=False).plain
-            for title, plot in ((shown, _plot), (f"{shown}, evaluations", _plot_evaluations)):
+            for title, line_of in ((shown, _line), (f"{shown}, evaluations", _evaluation)):
                 chart = _Chart.of(name, title)
                 file = _unused(chart.file, taken)
                 chart = dataclasses.replace(chart, about="Logged by a callback.", file=file)
-                for drawn in plot(chart, groups):
+                for drawn in _plot(chart, groups, line_of):
                     taken.add(file)
                     yield drawn
 
@@ -233,17 +230,15 @@ def _memory(groups: Sequence[Group]) -> Iterator[Plot]:
         if name.startswith(_MEMORY) and find_metric(name) is not None
     ]
     for name in names:
-        lines = [
-            Line(group.name, group.index, course)
-            for group in groups
-            if not (course := group.runs[0].course(name)).is_empty
-        ]
         short = name.removeprefix(_MEMORY).removesuffix("_gib").replace("_", " ")
-        of_host = "host" in name
         chart = _Chart.of(name, f"Memory: {short}", from_zero=True)
-        if lines:
-            levels = {} if of_host else planned_levels(groups)
-            yield _drawn(chart, lines, draw_lines(lines, chart.scale, _last_step(groups), levels))
+        levels = {} if "host" in name else planned_levels(groups)
+        yield from _plot(chart, groups, _of_first_run, levels)
+
+
+def _of_first_run(group: Group, name: str) -> Line | None:
+    course = group.runs[0].course(name)
+    return None if course.is_empty else Line(group.name, group.index, course)
 
 
 def planned_levels(groups: Sequence[Group]) -> dict[str, float]:
@@ -254,10 +249,9 @@ def planned_levels(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _drawn(chart: _Chart, lines: Sequence[Line], figure: Figure) -> Plot:
-    described = " ".join(_described(line, chart.scale) for line in lines)
-    about = f"{chart.about} {_course_in_words(lines[0], chart.scale)}" if len(lines) == 1 else (
-        chart.about
-    )  # fmt: skip
+    described = " ".join(f"{x.label}: {_course_in_words(x, chart.scale)}" for x in lines)
+    words = f" {_course_in_words(lines[0], chart.scale)}" if len(lines) == 1 else ""
+    about = chart.about + words
     return _finished(chart.file, chart.title, about, f"{chart.about} {described}", figure)
 
 
@@ -268,10 +262,6 @@ def _finished(name: str, title: str, about: str, description: str, figure: Figur
     figure.savefig(file, format="png", dpi=_PNG_DPI, facecolor="white")
     text.set_visible(False)
     return Plot(name, title, about, inline_svg(figure, name, title, description), file.getvalue())
-
-
-def _described(line: Line, scale: Scale) -> str:
-    return f"{line.label}: {_course_in_words(line, scale)}"
 
 
 def _course_in_words(line: Line, scale: Scale) -> str:
@@ -289,8 +279,7 @@ def _course_in_words(line: Line, scale: Scale) -> str:
             f"{number(values[0], scale)} after step {steps[0]:,.0f}, {number(values[-1], scale)} "
             f"after step {steps[-1]:,.0f}."
         )
-    count = min(10, max(1, len(values) // 3))
-    first, last = values[:count].mean(), values[-count:].mean()
+    first, last, count = course.ends()
     over = "the first and last step" if count == 1 else f"the first and last {count} steps"
     return (
         f"{number(first, scale)} to {number(last, scale)} (means of {over}); lowest "

@@ -34,9 +34,9 @@ def _progress(run: ReportedRun) -> Iterator[Fact]:
 
 
 def _learning(run: ReportedRun) -> Iterator[Fact]:
-    reward = _first_and_last(run.course("reward"))
-    if reward is not None:
-        first, last, count = reward
+    reward = run.course("reward")
+    if not reward.is_empty:
+        first, last, count = reward.ends()
         steps = "step" if count == 1 else f"{count} steps"
         yield Fact("Reward", f"{last:.3g}", f"last {steps}; first {steps}: {first:.3g}")
     for name, course in _main_evaluations(run):
@@ -45,11 +45,11 @@ def _learning(run: ReportedRun) -> Iterator[Fact]:
         if len(course.steps) > 1:
             when += f"; {course.values[0]:.1%} after step {course.steps[0]:,.0f}"
         yield Fact(f"Held out, {name}", f"{last:.1%}", when + _interval(run, name))
-    length = _first_and_last(run.course("completions/mean_length"))
-    if length is not None:
-        cut = _first_and_last(run.course("completions/clipped_ratio"))
-        note = f"{cut[1]:.1%} truncated" if cut is not None else ""
-        yield Fact("Completion length", f"{length[1]:.3g} tokens", note)
+    length = run.course("completions/mean_length")
+    if not length.is_empty:
+        cut = run.course("completions/clipped_ratio")
+        note = "" if cut.is_empty else f"{cut.ends()[1]:.1%} truncated"
+        yield Fact("Completion length", f"{length.ends()[1]:.3g} tokens", note)
 
 
 def _main_evaluations(run: ReportedRun) -> list[tuple[str, Course]]:
@@ -84,15 +84,6 @@ def _cost(run: ReportedRun) -> Iterator[Fact]:
         hosts = layout.get("hosts", 1)
         where = "" if hosts == 1 else f"on {hosts} hosts"
         yield Fact("Devices", f"{layout['devices']} × {layout['device_kind']}", where)
-
-
-def _first_and_last(course: Course) -> tuple[float, float, int] | None:
-    """Returns the means over the first and the last few steps, and the number of these steps."""
-    values = course.values[np.isfinite(course.values)]
-    if not len(values):
-        return None
-    count = min(10, max(1, len(values) // 3))
-    return float(values[:count].mean()), float(values[-count:].mean()), count
 
 
 def memory_facts(runs: Sequence[ReportedRun]) -> list[tuple[str, list[str]]]:

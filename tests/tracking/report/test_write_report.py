@@ -225,7 +225,7 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_shown(tmp_path: Path) -> N
     (run / "metrics.jsonl").write_text("\n".join(lines))
     page = report(tmp_path, run, rules=diagnose)
     for gap in (
-        "config.json is no valid JSON",
+        "config.json is not valid JSON",
         "layout.json cannot be read: No such file or directory",
         "metrics.jsonl has 1 line that is damaged or repeated (5)",
         "step_000030.parquet cannot be read (",
