@@ -10,7 +10,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.loss_backends import DenseLoss
-from grpo_eqx.models.cost import update_flops
+from grpo_eqx.models.cost import token_flops, update_flops
 from grpo_eqx.planner import plan_config
 from grpo_eqx.planner.devices import local_target
 from grpo_eqx.planner.make_plan import make_plan
@@ -228,3 +228,15 @@ def test_an_update_does_the_flops_of_the_model(tiny_run, one_device, remat, pass
     assert sum(counted.values()) == pytest.approx(passes * layers + 3 * head, rel=0.04)
     whole = update_flops(run.model, prompts, completions)
     assert attention > whole - 3 * (layers + head)
+
+
+@pytest.mark.slow
+def test_decoding_does_the_flops_of_the_model(tiny_run, one_device) -> None:
+    """And those of attention to the whole prompt, and to a whole block of the completion."""
+    run = tiny_run()
+    plan = make_plan(run, one_device, quiet, only=["generate"])
+    parts = plan.programs["generate"].time(128, RATES).parts
+    (token,) = (part for part in parts if part.where == "each token")
+    model, keys = run.model, 16 + 128
+    attention = 4 * model.num_hidden_layers * model.num_attention_heads * model.head_size * keys
+    assert token.work.flops == pytest.approx(16 * (token_flops(model) + attention), rel=0.02)
