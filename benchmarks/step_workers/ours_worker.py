@@ -22,8 +22,8 @@ from grpo_eqx.tracking.device_peaks import device_peaks
 
 @dataclasses.dataclass(frozen=True)
 class Texts(PromptSource):
-    name: str
     texts: list[str]
+    name: str = "random text"
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -63,7 +63,7 @@ class Watch(Tracker):
 def main(work: Work, folder: Path) -> None:
     model = Qwen2.init(Qwen2Config(**work.model_config()), make_key(0))
     model = eqx.tree_at(lambda m: m.embed_tokens, model, model.embed_tokens.at[EOS_ID].set(0.0))
-    data = Texts("random text", work.texts())
+    data = Texts(work.texts())
     takes_all = work.micro_batch == work.prompts * work.group
     cfg = GRPOConfig(
         steps=work.warmup_steps + work.steps,
