@@ -10,7 +10,7 @@ from grpo_eqx.common.tracebacks import shortened
 from grpo_eqx.distributed.tpu_runtime import leave_out_libtpu
 from grpo_eqx.settings import recipes as recipes
 from grpo_eqx.settings.config import GRPOConfig as GRPOConfig
-from grpo_eqx.settings.unknown_names import answer
+from grpo_eqx.settings.unknown_names import advice_on_call
 
 if TYPE_CHECKING:
     from grpo_eqx import cli as cli
@@ -28,7 +28,7 @@ __all__ = [
     "Response", "UserError", "errors", "grpo_loss", "recipes",
 ]  # fmt: skip
 __version__ = "0.1.0"
-sys.excepthook = shortened(sys.excepthook, answer)
+sys.excepthook = shortened(sys.excepthook, advice_on_call)
 leave_out_libtpu()
 __getattr__ = lazy_names(
     __name__,

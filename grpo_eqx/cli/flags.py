@@ -41,7 +41,7 @@ from grpo_eqx.settings.files import read_settings, to_yaml
 from grpo_eqx.settings.hints import HINTS
 from grpo_eqx.settings.recipes import RECIPES, RecipeName
 from grpo_eqx.settings.types import converted, values_of
-from grpo_eqx.settings.unknown_names import answer, refuse_unknown
+from grpo_eqx.settings.unknown_names import advice_on_call, refuse_unknown
 
 Flags = TypeVar("Flags", bound="ConfigFlags")
 Config = TypeVar("Config", bound=GRPOConfig)
@@ -241,7 +241,7 @@ def ends_with_a_line() -> Iterator[None]:
         print_clean(f"error: {near(str(error))}", file=sys.stderr)
         _end(exit_code(error))
     except TypeError as error:
-        if (text := answer(error)) is None:
+        if (text := advice_on_call(error)) is None:
             raise
         print_clean(f"error: {text}", file=sys.stderr)
         _end(EXIT_USER_ERROR)

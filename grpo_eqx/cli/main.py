@@ -42,7 +42,7 @@ from grpo_eqx.common.errors import (
 from grpo_eqx.common.tracebacks import is_pythons, print_traceback, shortened
 from grpo_eqx.launch import Launch
 from grpo_eqx.launch.subcommand import CommandError, Group, Subcommand
-from grpo_eqx.settings.unknown_names import answer
+from grpo_eqx.settings.unknown_names import advice_on_call
 
 _SUBCOMMANDS: Mapping[str, type[Subcommand | Group]] = {
     "train": Train, "plan": Plan, "compile": Compile, "eval": Eval, "report": Report,
@@ -69,7 +69,7 @@ def main() -> None:
     Everything after the first `--` is a command for the subcommand to run, left unchanged.
     """
     if is_pythons(sys.excepthook):  # a hook that someone else set stays
-        sys.excepthook = shortened(print_traceback, answer)
+        sys.excepthook = shortened(print_traceback, advice_on_call)
     try:
         with standard_output(), clean_messages():
             code = run(sys.argv[1:])

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import yaml
 
-from grpo_eqx.common.errors import UserError
+from grpo_eqx.common.errors import UserError, first_line
 from grpo_eqx.settings.config import GRPOConfig
 
 Table = Literal[
@@ -21,6 +21,7 @@ _REFUSED = re.compile(
 )
 """Python's error on an argument that a function does not have."""
 _SAME_IN_TRANSFORMERS = "from_pretrained", "save_pretrained"
+"""Functions of `grpo_eqx.models` that transformers has as methods, with more arguments."""
 
 
 @functools.cache
@@ -55,10 +56,14 @@ def refuse_unknown(names: Iterable[str], known: Collection[str]) -> None:
 
 
 def _unknown(name: str, known: Collection[str]) -> str:
-    answer = advice(name) or _guess(name, known)
-    if answer is None:
-        answer = "grpo-eqx train --help-all lists all settings"
-    return f"{name} is an unknown setting: {answer}" + ("" if answer[-1] == "?" else ".")
+    instead = advice(name) or _guess(name, known)
+    if instead is None:
+        instead = "grpo-eqx train --help-all lists all settings"
+    return f"{name} is an unknown setting: {_as_sentence(instead)}"
+
+
+def _as_sentence(text: str) -> str:
+    return text if text[-1] == "?" else f"{text}."
 
 
 def _guess(name: str, known: Collection[str]) -> str | None:
@@ -76,13 +81,13 @@ def _guess(name: str, known: Collection[str]) -> str | None:
     return f"did you mean {near[0]}?" + ("" if near[0] in known else f" {others[near[0]]}")
 
 
-def answer(error: BaseException) -> str | None:
+def advice_on_call(error: BaseException) -> str | None:
     """Returns what to write instead of an argument that a call of this package has refused.
 
     `GRPOConfig`, `GRPOTrainer` and its methods are plain: they refuse unknown arguments with
     Python's `TypeError`. Returns `None` for other errors.
     """
-    refused = _REFUSED.match(str(error)) if isinstance(error, TypeError) else None
+    refused = _REFUSED.match(first_line(error)) if isinstance(error, TypeError) else None
     if refused is None:
         return None
     called, name, guess = refused.groups()
@@ -90,14 +95,15 @@ def answer(error: BaseException) -> str | None:
     configs = {kind.__qualname__: kind for kind in _configs(GRPOConfig)}
     if function == "__init__" and owner in configs:
         return _unknown(name, configs[owner].__dataclass_fields__)
-    otherwise = f"did you mean {guess}?" if guess else "its docstring lists all."
     if called == "GRPOTrainer.__init__":
-        known = _instead_of_argument(name)
-        return f"GRPOTrainer has no argument {name}: {f'{known}.' if known else otherwise}"
-    if owner == "GRPOTrainer" or called in _SAME_IN_TRANSFORMERS:
-        known = names_of_others("arguments of functions").get(name)
-        return f"{function} has no argument {name}: {f'{known}.' if known else otherwise}"
-    return None
+        function, instead = "GRPOTrainer", _instead_of_argument(name)
+    elif owner == "GRPOTrainer" or called in _SAME_IN_TRANSFORMERS:
+        instead = names_of_others("arguments of functions").get(name)
+    else:
+        return None
+    if instead is None:
+        instead = "its docstring lists all" if guess is None else f"did you mean {guess}?"
+    return f"{function} has no argument {name}: {_as_sentence(instead)}"
 
 
 def _configs(kind: type[GRPOConfig]) -> list[type[GRPOConfig]]:

@@ -11,7 +11,7 @@ import yaml
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.settings import unknown_names
-from grpo_eqx.settings.unknown_names import answer, names_of_others, refuse_unknown
+from grpo_eqx.settings.unknown_names import advice_on_call, names_of_others, refuse_unknown
 
 OURS = {field.name for field in dataclasses.fields(GRPOConfig)}
 
@@ -136,7 +136,7 @@ UNEXPECTED = "got an unexpected keyword argument"
 )
 def test_what_a_call_refuses_is_answered(refused: str, said: str) -> None:
     assert Own().penalty == 0.5
-    assert answer(TypeError(refused)) == said
+    assert advice_on_call(TypeError(refused)) == said
 
 
 @pytest.mark.parametrize(
@@ -146,12 +146,13 @@ def test_what_a_call_refuses_is_answered(refused: str, said: str) -> None:
         TypeError(f"PreTrainedModel.from_pretrained() {UNEXPECTED} 'torch_dtype'"),
         TypeError(f"TRL.GRPOConfig.__init__() {UNEXPECTED} 'lr'"),
         TypeError(f"reward() {UNEXPECTED} 'answer'"),
+        TypeError(),
         TypeError("GRPOConfig.__init__() takes 1 positional argument but 2 were given"),
     ],
     ids=str,
 )
 def test_other_errors_are_as_they_are(error: Exception) -> None:
-    assert answer(error) is None
+    assert advice_on_call(error) is None
 
 
 def test_the_config_is_a_plain_dataclass() -> None:
