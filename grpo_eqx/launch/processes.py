@@ -248,7 +248,11 @@ def _wait(hosts: Sequence[subprocess.Popen[bytes]], events: _Events) -> tuple[_E
 def _end(hosts: Sequence[subprocess.Popen[bytes]], events: _Events, grace: float) -> None:
     """Ends what is left of every process group; at once if this process is told to end again.
 
-    **Arguments:** the processes; the events; the seconds that they have to exit by themselves.
+    **Arguments:**
+
+    - `hosts`: the processes.
+    - `events`: the queue of events.
+    - `grace`: the seconds that the processes have to exit by themselves.
     """
     for number, seconds in ((signal.SIGTERM, grace), (signal.SIGKILL, _KILL_SECONDS)):
         for host in hosts:

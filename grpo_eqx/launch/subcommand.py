@@ -22,7 +22,12 @@ class Subcommand(abc.ABC):
 
     @abc.abstractmethod
     def run(self, command: tuple[str, ...]) -> int:
-        """Executes it; returns the exit code. **Arguments:** COMMAND, empty if none is taken."""
+        """Executes the subcommand; returns the exit code.
+
+        **Arguments:**
+
+        - `command`: COMMAND, the words after `--`; empty if the subcommand takes none.
+        """
 
 
 class Group(abc.ABC):

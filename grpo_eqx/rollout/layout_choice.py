@@ -188,7 +188,7 @@ def _num_bytes(tree: Any) -> int:
 class AutoSharding(RolloutSharding):
     """The fastest strategy that fits the devices, by an estimate of time and memory.
 
-    Where none fits, the one that takes the least memory.
+    Where no strategy fits, it is the strategy that takes the least memory.
     """
 
     work: DecodingWork | None = None

@@ -46,7 +46,7 @@ class Visible(NamedTuple):
         """Returns what is visible of the last `window` positions of each query's own sequence.
 
         The query itself is one of them: a sliding window as in Mistral (arXiv 2310.06825), counted
-        as in Hugging Face. The largest int32 is no limit.
+        as in Hugging Face. The largest int32 sets no limit.
         """
         queries = jnp.arange(self.own_start.shape[1], dtype=jnp.int32)
         # Positions of the sequence from the end of its prompt on, for those of the row.
@@ -183,7 +183,11 @@ def on_each_device(
 ) -> Float[Array, "R K r T D"]:
     """Runs `attend` on each device, for its own rows and heads.
 
-    **Arguments:** the mesh of training, or the layout of a rollout whose prompts are the rows.
+    **Arguments:**
+
+    - `devices`: the mesh of training, or the layout of a rollout whose prompts are the rows.
+    - `attend`: computes attention on one device, for its own rows and heads.
+    - `inputs`, `visible`: those of all rows.
     """
     R, K, repeats = inputs.queries.shape[:3]
     rows: str | tuple[str, ...] | None
