@@ -276,7 +276,7 @@ class _Guarded(contextlib.AbstractContextManager[None]):
             for name, value in before.items():  # first of all, without calling any of them
                 if names.get(name) is not value:
                     said, names[name] = ["names of Python's own"], value
-        if getpid() != self._process:
+        if getpid() != self._process:  # in a process that the function forked
             _exit(0)
         self._state._is_open = self._is_inner
         said += ["the standard descriptors"] * self._descriptors.restore()

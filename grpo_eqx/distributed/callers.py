@@ -130,6 +130,7 @@ class Callers(Generic[Message]):
         except OSError:
             chunk = b""
         caller.received += chunk
+        # A message is one line and nothing more. After it, a caller may only hang up.
         line, end, rest = bytes(caller.received).partition(b"\n")
         if end and not rest and caller.message is None:
             caller.message = self._understood(line)

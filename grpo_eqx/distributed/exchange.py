@@ -78,6 +78,7 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
         failure = error
     said = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_LONGEST_MESSAGE]
     of_input = isinstance(failure, UserError) and not isinstance(failure, RunError)
+    # Every process learns whether any failed, so that none goes on to wait for the failed one.
     own = json.dumps([said, of_input]).encode()
     everyone = [json.loads(each) for each in gather_bytes(own)]
     if failure is not None:

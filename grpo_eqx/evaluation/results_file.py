@@ -119,6 +119,8 @@ class ResultsFile:
         with reading(str(self.rows_path), _FIX):
             lines = [line for line in self._rows if line.endswith("\n")]
         left, done = len(lines), list[int]()
+        # The lines of each part follow the previous part's. An incomplete part keeps whole batches
+        # only, because its next batch begins at a multiple of the batch size.
         for _, batch in plan:
             own = min(left, num_problems)
             done.append(own if own == num_problems else own // batch * batch)

@@ -223,6 +223,8 @@ class _Worker:
 
     def _ask(self, *message: Any, seconds: float | None) -> None:
         """Sends a message with a new token, by which its reply is recognized."""
+        # Framing: a message is its length in 8 bytes, and then (token, ...) pickled. A reply is the
+        # token, its length in 4 bytes, and then a literal of Python.
         self._token = secrets.token_bytes(_TOKEN_BYTES)
         body = pickle.dumps((self._token, *message))
         self._unsent = memoryview(len(body).to_bytes(8, "big") + body)
@@ -243,6 +245,7 @@ class _Worker:
         ended = self._exchange()
         head, body = self._received[:_HEAD_BYTES], self._received[_HEAD_BYTES:]
         length = int.from_bytes(head[_TOKEN_BYTES:], "big")
+        # The head may be incomplete. Bytes that differ from the token were written by the function.
         if not self._token.startswith(head[:_TOKEN_BYTES]) or length > _LONGEST_REPLY:
             raise _LostError("wrote to the descriptor through which its worker replies")
         if len(head) < _HEAD_BYTES or len(body) < length:

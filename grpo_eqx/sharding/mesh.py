@@ -60,6 +60,7 @@ class Mesh(eqx.Module):
 def _grid(shape: tuple[int, int, int], devices: Sequence[jax.Device]) -> np.ndarray:
     ordered = sorted(devices, key=lambda device: (device.process_index, device.id))
     num_hosts = len({device.process_index for device in devices})
+    # With a host per part of dp, the order by process keeps the other axes within hosts.
     if devices[0].platform == "tpu" and len(devices) > 1 and not 1 < shape[0] == num_hosts:
         with suppress(AssertionError, NotImplementedError, ValueError):  # not a whole grid
             return mesh_utils.create_device_mesh(shape, ordered, allow_split_physical_axes=True)

@@ -259,6 +259,7 @@ def _split(
     if num_slots is not None and num_slots >= num_prompts * num_generations:
         num_slots = None  # one for each completion
         batch = num_prompts, num_generations, None
+    # Prompts take as many axes as possible, because a prompt's completions share its cache.
     fewest = 0 if num_slots is None else len(axes)
     for cut in range(len(axes), fewest - 1, -1):
         prompts, groups = axes[:cut], axes[cut:]
@@ -305,7 +306,7 @@ class DeviceGroups(NamedTuple):
         """
         names, shape, within = list[str](), list[int](), list[str]()
         for axis in reversed(AXES):
-            inside = math.gcd(size, mesh.shape[axis])
+            inside = math.gcd(size, mesh.shape[axis])  # the part of the axis within a group
             size //= inside
             factors = _prime_factors(inside)
             inner = [f"{axis}_{i}" for i in range(1, len(factors) + 1)]

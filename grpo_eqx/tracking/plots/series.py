@@ -47,6 +47,7 @@ class Course:
         if count <= _MOST_POINTS:
             return self
         chosen = set[int]()
+        # The lowest and the highest value of each stretch keep all visible peaks.
         for stretch in np.array_split(np.arange(count), _MOST_POINTS // 2):
             finite = stretch[np.isfinite(self.values[stretch])]
             if len(finite):
