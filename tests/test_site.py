@@ -118,8 +118,7 @@ def test_the_copy_button_copies_the_command_only(browser: Any, address: str) -> 
     page.locator(
         ".language-console .md-clipboard, .language-console .md-code__button"
     ).first.click()
-    page.wait_for_timeout(200)
-    copied = page.evaluate("navigator.clipboard.readText()")
+    copied = page.wait_for_function("navigator.clipboard.readText()").json_value()
     assert copied.strip() == "pip install -e . && python examples/gsm8k.py --mesh auto"
     context.close()
 
