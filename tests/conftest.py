@@ -72,15 +72,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps a quarter of each grid, a different one for each commit, and marks the rest `long`.
 
-    At least one case of each test stays, and one that is not slow if there is any. A test's name
-    and the commit decide, so that all workers agree and a failure can be repeated.
+    A grid is a test with parameters, or tests whose marks have one name. At least one case stays,
+    and one that is not slow if there is any. A test's name and the commit decide, so that all
+    workers agree and a failure can be repeated.
     """
     commit = _commit()
     grids = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("grid") and not item.get_closest_marker("long"):
-            function = item.nodeid.partition("[")[0]
-            grids[function, item.get_closest_marker("slow") is None].append(item)
+        mark = item.get_closest_marker("grid")
+        if mark is not None and item.get_closest_marker("long") is None:
+            name = mark.args or item.nodeid.partition("[")[0]
+            grids[name, item.get_closest_marker("slow") is None].append(item)
     for cases in grids.values():
         cases.sort(key=lambda item: zlib.crc32(f"{commit} {item.nodeid}".encode()))
         for item in cases[math.ceil(len(cases) / 4) :]:

@@ -9,6 +9,7 @@ from ..scripts import load_script
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.grid("kills")
 def test_kills_of_one_process_of_all_and_of_the_launcher_lose_nothing_and_leave_nothing(
     small_model: Path,
     programs: Path,

@@ -16,6 +16,7 @@ from .conftest import Command, wait_for_step
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.grid("kills")
 def test_killed_at_random_moments_it_ends_as_the_unbroken_run(
     command: Command, unbroken: Command
 ) -> None:
