@@ -56,7 +56,7 @@ _REWARDS = (
     ),
     Metric(
         "frac_reward_zero_std", "share",
-        "Share of groups of two or more rewards that are all equal, and so teach nothing.",
+        "Share of groups of two or more rewards whose rewards are all equal: they teach nothing.",
         "well below 1",
     ),
     Metric(
@@ -124,7 +124,7 @@ _UPDATES = (
     Metric(
         "loss", "",
         "Loss whose gradient the update follows, a mean over the step's updates.",
-        "near 0 with one update per rollout, and right so: it does not tell whether a run "
+        "near 0 with one update per rollout, as it should be: it does not tell whether a run "
         "learns",
     ),
     Metric("policy_loss", "", "With `entropy_coef`: the loss without the entropy bonus."),
@@ -159,21 +159,21 @@ _UPDATES = (
     ),
     Metric(
         "policy_ratio/mean", "",
-        "Mean ratio of a token's probability to that under the policy that sampled it; of "
-        "sequences, where `importance_sampling_level` says so.",
+        "Mean ratio of a token's probability to its probability under the sampling policy; of "
+        "sequences, if `importance_sampling_level` says so.",
         "1 with one update per rollout, close to 1 with several",
     ),
     Metric(
         "policy_ratio/min", "",
-        "Smallest ratio of a token's probability to that under the policy that sampled it.",
+        "Smallest ratio of a token's probability to its probability under the sampling policy.",
     ),
     Metric(
         "policy_ratio/max", "",
-        "Largest ratio of a token's probability to that under the policy that sampled it.",
+        "Largest ratio of a token's probability to its probability under the sampling policy.",
     ),
     Metric(
         "clip_ratio/low_mean", "share",
-        "Share of tokens without gradient, as their ratio is below the clip range.",
+        "Share of tokens without gradient, because their ratio is below the clip range.",
         "small; 0 with one update per rollout",
     ),
     Metric(
@@ -182,7 +182,7 @@ _UPDATES = (
     ),
     Metric(
         "clip_ratio/high_mean", "share",
-        "Share of tokens without gradient, as their ratio is above the clip range.",
+        "Share of tokens without gradient, because their ratio is above the clip range.",
         "small; 0 with one update per rollout",
     ),
     Metric(
@@ -191,7 +191,7 @@ _UPDATES = (
     ),
     Metric(
         "clip_ratio/region_mean", "share",
-        "Share of tokens without gradient, as their ratio is outside of the clip range.",
+        "Share of tokens without gradient, because their ratio is outside of the clip range.",
         "small; 0 with one update per rollout",
     ),
     Metric(
@@ -236,7 +236,7 @@ _UPDATES = (
 _EXPERTS = (
     Metric(
         "moe/max_vio", "",
-        "Uses of the most used expert over those of the average one, less 1; mean over layers.",
+        "Uses of the most used expert over the average expert's uses, minus 1; mean over layers.",
         "does not grow during a run",
     ),
     Metric(
@@ -266,9 +266,8 @@ _EVALUATIONS = (
     ),
     Metric(
         "eval/{sampling}/strict/pass@{k}", "share",
-        "The same as pass@k where an answer counts only if it is marked as GSM8K's are, "
-        "after `####`.",
-        "close to pass@k: else answers are right, and not in the form that was asked for",
+        "Like pass@k, but an answer counts only if it is marked, as after `####` in GSM8K.",
+        "close to pass@k; otherwise, answers are right, but not in the requested form",
     ),
     Metric(
         "eval/{sampling}/{metric}", "",
@@ -276,11 +275,11 @@ _EVALUATIONS = (
     ),
     Metric(
         "eval/{sampling}/{figure}/ci_low", "",
-        "Lower end of a figure's interval of 95 %.",
+        "Lower end of a figure's 95 % interval.",
     ),
     Metric(
         "eval/{sampling}/{figure}/ci_high", "",
-        "Upper end of a figure's interval of 95 %.",
+        "Upper end of a figure's 95 % interval.",
     ),
     Metric("time/eval_s", "s", "Seconds of an evaluation during training."),
     Metric("eval/num_problems", "problems", "Held-out problems that the evaluation is made of."),
@@ -322,7 +321,7 @@ _SPEED = (
     ),
     Metric(
         "perf/tokens_per_second/rollout", "tokens/s",
-        "Generated tokens, of groups that were replaced too, per second of rollout time.",
+        "Generated tokens, including replaced groups, per second of rollout time.",
     ),
     Metric(
         "perf/tokens_per_second/update", "tokens/s",
@@ -331,13 +330,13 @@ _SPEED = (
     ),
     Metric(
         "perf/mfu/update", "share",
-        "FLOPs that the updates require, divided by those that the devices can do in their "
-        "time; absent where the peak is not known.",
+        "FLOPs that the updates require, divided by the devices' peak in the same time; absent "
+        "if the peak is unknown.",
     ),
     Metric(
         "perf/bandwidth_utilization/rollout", "share",
-        "Bytes that decoding must read, divided by those that the devices can read in its time; "
-        "absent where the peak is not known.",
+        "Bytes that decoding must read, divided by the devices' peak in the same time; absent if "
+        "the peak is unknown.",
     ),
     Metric(
         "perf/slot_utilization", "share",
@@ -369,12 +368,12 @@ _MEMORY = (
     ),
     Metric(
         "memory/train/peak_bytes_in_use_max_gib", "GiB",
-        "Most memory that was ever in use on a device since its process began; absent on CPUs.",
+        "Peak memory in use on the fullest device since its process began; absent on CPUs.",
         "below the device's memory, and steady after the first steps",
     ),
     Metric(
         "memory/train/host_peak_gib", "GiB",
-        "Most memory of the host that the largest process had so far; on CPUs with the model's.",
+        "Peak host memory of the largest process so far; on CPUs, this includes the model.",
         "steady after the first steps",
     ),
 )  # fmt: skip
