@@ -19,13 +19,14 @@ if TYPE_CHECKING:
     from grpo_eqx.loop.callbacks import EarlyStop as EarlyStop
     from grpo_eqx.loop.callbacks import Event as Event
     from grpo_eqx.loop.callbacks import Response as Response
+    from grpo_eqx.loop.callbacks import RunView as RunView
     from grpo_eqx.loop.fit_result import FitResult as FitResult
     from grpo_eqx.loss_backends.logits_loss import grpo_loss as grpo_loss
     from grpo_eqx.trainer import GRPOTrainer as GRPOTrainer
 
 __all__ = [
     "Callback", "EarlyStop", "Evaluation", "Event", "FitResult", "GRPOConfig", "GRPOTrainer",
-    "Response", "UserError", "errors", "grpo_loss", "recipes",
+    "Response", "RunView", "UserError", "errors", "grpo_loss", "recipes",
 ]  # fmt: skip
 __version__ = "0.1.0"
 sys.excepthook = shortened(sys.excepthook, advice_on_call)
@@ -37,6 +38,7 @@ __getattr__ = lazy_names(
         "EarlyStop": "grpo_eqx.loop.callbacks",
         "Event": "grpo_eqx.loop.callbacks",
         "Response": "grpo_eqx.loop.callbacks",
+        "RunView": "grpo_eqx.loop.callbacks",
         "Evaluation": "grpo_eqx.evaluation.result",
         "FitResult": "grpo_eqx.loop.fit_result",
         "GRPOTrainer": "grpo_eqx.trainer",

@@ -11,9 +11,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
@@ -35,8 +35,9 @@ from grpo_eqx.evaluation.in_training import TrainingEvaluations
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
 from grpo_eqx.loop.callback_calls import check_callbacks
-from grpo_eqx.loop.callbacks import Callback
+from grpo_eqx.loop.callbacks import Callback, RunView
 from grpo_eqx.loop.fit_result import FitResult
+from grpo_eqx.loop.learner import Learner
 from grpo_eqx.loop.metric_names import check_best_metric
 from grpo_eqx.loop.resumption import (
     ResumeSource,
@@ -61,9 +62,10 @@ from grpo_eqx.planner.search import fitting
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
-from grpo_eqx.rollout.experience import Experience, ExperienceCollector, StartedRollout
+from grpo_eqx.rollout.collector import RolloutCollector
+from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.run.passed import Passed, as_config, check_trackers, note_on_replaced, one_of
-from grpo_eqx.run.programs import in_order_of_use
+from grpo_eqx.run.programs import evaluation_rows, in_order_of_use
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.settings.embedded import EMBEDDED_MODEL
@@ -82,7 +84,7 @@ from grpo_eqx.tracking.step_profiler import StepProfiler, phase
 from grpo_eqx.tracking.trackers import Tracker
 from grpo_eqx.training.compilation import CompilationCounter, use_compilation_cache
 from grpo_eqx.training.optimizer import learning_rate
-from grpo_eqx.training.reference import sync_is_due
+from grpo_eqx.training.reference import mixed, sync_is_due
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.update_guard import count_skipped
 
@@ -229,7 +231,6 @@ class GRPOTrainer:
         self.prompts = PromptBatches(
             data,
             batch_size=cfg.prompts_per_step,
-            pad_id=self.tokenizer.pad_id,
             seed=cfg.seed,
         )
         self._check_problems(scorer)
@@ -246,9 +247,16 @@ class GRPOTrainer:
         rate = None if passed.optimizer is not None else functools.partial(learning_rate, cfg)
         compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
         self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
-        self._step_metrics = StepMetrics(cfg, self.programs, rate)
+        self.sampler = self.programs.sampler
+        self._learner = Learner(
+            self.programs.scorer, self.programs.updater, self.programs.row_shape,
+            self.programs.share_shape, cfg, self._run.passes,
+        )  # fmt: skip
+        self._step_metrics = StepMetrics(
+            cfg, self.sampler, self._learner, self.programs.compiler.num_shapes, rate
+        )
         self._evaluator = Evaluator(
-            self.programs, self.tokenizer, self.heldout, scorer,
+            self.sampler, self.tokenizer, self.heldout, scorer,
             max_prompt_length=cfg.max_prompt_length,
         )  # fmt: skip
         self._evaluations = TrainingEvaluations(cfg, self._evaluator)
@@ -256,24 +264,23 @@ class GRPOTrainer:
         without_token = self.tokenizer.ids_without_token(vocab_size)
         self._notes += (_note_on_ids(len(without_token), vocab_size),)
         check_best_metric(
-            cfg, self.rewards, self.programs.options, self._run.passes, self._run.model,
-            self.evaluation_names, without_token,
+            cfg, self.rewards, self.programs.updater.options.objective, self._run.passes,
+            self._run.model, self.evaluation_names, without_token,
         )  # fmt: skip
         is_loaded = passed.model is None and cfg.model != EMBEDDED_MODEL
         if is_loaded and will_train(cfg, self._facts(cfg)):
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
-            self.programs.ahead.start(itertools.islice(self._in_order_of_use(), 1))
+            self.programs.compiler.start(itertools.islice(self._in_order_of_use(), 1))
         devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
         loading = self._stages.lasting(f"loading the model onto {devices}")
         with self._stages.silent_after_errors(), loading:
             self.state = self._initial_state()
         self._base_model = self._run.base_model
         self._run = self._run.without_passed_model()
-        self.experiences = ExperienceCollector(
-            self.programs, self.prompts, self.tokenizer, self.rewards, cfg, self._run.passes,
-            without_token,
-        )  # fmt: skip
+        self.rollouts = RolloutCollector(
+            self.sampler, self.prompts, self.tokenizer, self.rewards, cfg, self.mesh, without_token
+        )
 
     def _check_problems(self, scorer: Scorer) -> None:
         """Raises `UserError` where the problems lack what the reward functions need of them."""
@@ -331,7 +338,7 @@ class GRPOTrainer:
                     cfg.profile_steps if is_main() else None, record.folder.profile, record.note,
                     of_memory=cfg.profile_memory,
                 )  # fmt: skip
-                with record, checkpoints, self.programs.ahead, profiler:
+                with record, checkpoints, self.programs.compiler, profiler:
                     stopped = self._train(record, checkpoints, profiler)
             write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
@@ -353,37 +360,50 @@ class GRPOTrainer:
                 record.note(text)
         for step, metrics in self._early_evaluations:
             record.evaluation(step, metrics)
-        events = TrainingEvents(
-            self, self._evaluations, record, checkpoints, self._stages, self._watchdog.progress
+        view = RunView(
+            cfg=cfg,
+            tokenizer=self.tokenizer,
+            generate=self.generate,
+            evaluate=self.evaluate,
+            save_pretrained=self.save_pretrained,
+            evaluation_names=self.evaluation_names,
+            num_callbacks=len(self.callbacks),
         )
+        events = TrainingEvents(
+            view, lambda: self.state, self.callbacks, self._evaluations, record, checkpoints,
+            self._stages, self._watchdog.progress,
+        )  # fmt: skip
         if not events.ends:
-            self.programs.ahead.start(self._in_order_of_use(self.state.next_batch))
+            self.programs.compiler.start(self._in_order_of_use(self.state.next_batch))
         events.begin()
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
         memory = MemoryGauge(self.mesh.local_devices)
-        started: StartedRollout | None = None
         began = self._stages.seconds
+        self.rollouts.forget()  # of a fit that was interrupted
         while not events.ends:
             clock.skip(profiler.begin(self.state.step + 1))
-            started = started or self.experiences.start(self.state)
-            experience = self.experiences.collect(started, self.state, clock)
-            groups = experience.groups
+            kept, made = self.rollouts.next(
+                self.state, clock, lambda rollout: self._learner.begin(self.state, rollout)
+            )
+            assert kept.rewards is not None
             advantages = compute_advantages(
-                groups.rewards.total,
-                groups.rewards.each,
-                groups.rewards.weights,
+                kept.rewards.total,
+                kept.rewards.each,
+                kept.rewards.weights,
                 estimator=cfg.advantage_estimator,
                 scale_rewards=cfg.scale_rewards or "none",
                 aggregation=cfg.multi_objective_aggregation,
             )
-            updates = self._update(experience, advantages)
+            self.state, updates = self._learner.learn(self.state, kept, advantages)
+            self._count_step(made)
             # Before the update's end, so that devices need not wait for the host; but a checkpoint
             # and an evaluation would have to wait for the rollout.
             is_evaluated = self._evaluations.are_due(self.state.step)
             saves = checkpoints.are_due(self.state.step, is_evaluated=is_evaluated)
             memory.meet()  # here, as processes have just met, and the next rollout takes long
-            started = None if saves or is_evaluated else self.experiences.start(self.state)
-            metrics = self._metrics(experience, updates, clock, checkpoints)
+            if not (saves or is_evaluated):
+                self.rollouts.start(self.state)
+            metrics = self._metrics(kept, made, updates, clock, checkpoints)
             metrics |= compiled.metrics() | memory.metrics()
             if self._starts_up:
                 metrics |= self._startup(began)
@@ -393,14 +413,11 @@ class GRPOTrainer:
             if record.wants_completions(self.state.step):
                 record.completions(
                     completion_columns(
-                        self.state.step,
-                        groups.prompts,
-                        groups.completions,
-                        groups.rewards,
+                        self.state.step, kept.prompts, kept.texts, kept.groups, kept.rewards,
                         advantages,
                     ),
-                    token_columns(groups.completions),
-                )
+                    token_columns(kept.groups, self.tokenizer),
+                )  # fmt: skip
             clock.skip(profiler.end())
             # Last, so that a checkpoint's step has all of its records.
             clock.skip(events.evaluate_and_save(metrics))
@@ -423,7 +440,7 @@ class GRPOTrainer:
         doing = f"evaluating on {len(self.heldout):,} problems {when}"
         with self._stages.lasting(doing), self._watchdog:
             evaluation = self._evaluator.evaluate(
-                self.state.model, draws,
+                self.state.model, step, draws,
                 on_progress=self._watchdog.progress,
                 track=_TRACK,
             )  # fmt: skip
@@ -456,11 +473,14 @@ class GRPOTrainer:
         if not tokens:
             return []
         with self._watchdog:
-            completions = completed(
-                self.programs, self.state.model, tokens, self.tokenizer, Draws(float(temperature)),
+            self.sampler.set_weights(self.state.model, self.state.step)
+            groups = completed(
+                self.sampler, tokens, Draws(float(temperature)),
+                batch_size=evaluation_rows(len(tokens), 1, self.mesh.size),
                 max_prompt_length=self.cfg.max_prompt_length, track=_TRACK,
             )  # fmt: skip
-            return [texts[0] for part in completions for texts in part.texts]
+            ids = [group[0].ids.tolist() for part in groups for group in part]
+            return self.tokenizer.decode_completions(ids)
 
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
         """Plans whether this run fits a described TPU slice, or the devices at hand.
@@ -527,7 +547,7 @@ class GRPOTrainer:
     def layout(self) -> LayoutReport:
         """Reports how the run is laid out on its devices."""
         cfg, state = self.cfg, self.state
-        rollout = self.programs.rollout_layout(cfg.prompts_per_step, cfg.num_generations)
+        rollout = self.sampler.layout(cfg.prompts_per_step, cfg.num_generations)
         return LayoutReport.of(self.mesh, rollout, state.model, state.opt_state, state.reference)
 
     def describe(self) -> str:
@@ -569,7 +589,7 @@ class GRPOTrainer:
 
     def _saved_shapes(self) -> TrainState:
         """Returns the shapes of what a checkpoint of the run holds."""
-        return self._run.state_shapes(self.programs).saved()
+        return self._run.state_shapes(self.programs.updater).saved()
 
     def _restore(self, checkpoints: Checkpoints, found: Resumable) -> None:
         """Replaces the state by that of a checkpoint."""
@@ -582,8 +602,9 @@ class GRPOTrainer:
             array.delete()
         try:
             self.state = checkpoints.restore(found, self._saved_shapes()).with_frozen(before.model)
+            self.sampler.set_weights(self.state.model, self.state.step)  # it lets the others go
         except BaseException:
-            new = self._run.untrained_state(self.programs, before.model)
+            new = self._run.untrained_state(self.programs.updater, before.model)
             self.state = dataclasses.replace(
                 before, opt_state=new.opt_state, reference=new.reference
             )
@@ -595,8 +616,8 @@ class GRPOTrainer:
     def _in_order_of_use(
         self, next_batch: int = 0
     ) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
-        """Returns the programs of steps, for `Programs.ahead`."""
-        width = self.prompts.batch(next_batch).ids.shape[1]
+        """Returns the programs of steps, for `Compiler.start`."""
+        width = self.prompts.width(self.prompts.indices(next_batch))
         widths = sorted(self.prompts.widths, key=lambda x: x != width)
         return in_order_of_use(self._run, self.programs, widths)
 
@@ -608,53 +629,35 @@ class GRPOTrainer:
 
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:
-        return self._run.initial_state(self.programs)
+        return self._run.initial_state(self.programs.updater)
 
-    @phase("update")
-    def _update(
-        self, experience: Experience, advantages: Float[np.ndarray, "P G"]
-    ) -> list[dict[str, Array]]:
-        """Makes all updates of a step, and counts it as done.
+    def _count_step(self, made: Rollout) -> None:
+        """Counts a step as done, and moves the reference where that is due.
 
-        **Returns:** the metrics of each update, which the devices may still be computing.
+        **Arguments:** everything that was sampled for the step.
         """
-        cfg, programs, batch = self.cfg, self.programs, experience.batch(advantages)
-        num_shares, tokens = cfg.steps_per_generation, None
-        if num_shares > 1:
-            completions = experience.groups.completions
-            tokens = programs.tokens_per_update(
-                completions.num_written, completions.finished, num_shares
-            )
-        metrics = []
-        for index in list(range(num_shares)) * cfg.num_iterations:
-            packing = experience.prepared.packings[index]
-            part = batch if num_shares == 1 else programs.share(batch, index, num_shares)
-            if self._run.passes.entropies:
-                entropies = programs.score(self.state.model, part.rollout, packing).entropies
-                part = dataclasses.replace(part, entropies=entropies)
-            self.state, update_metrics = programs.update(self.state, part, packing, tokens)
-            metrics.append(update_metrics)
+        state = self.state
         self.state = dataclasses.replace(
-            self.state,
-            step=self.state.step + 1,
-            next_batch=self.state.next_batch + experience.num_batches,
-            num_tokens=self.state.num_tokens + experience.generated.num_tokens,
+            state,
+            step=state.step + 1,
+            next_batch=state.next_batch + self.rollouts.num_batches(made),
+            num_tokens=state.num_tokens + made.num_tokens,
         )
         self._sync_reference()
-        return metrics
 
     def _sync_reference(self) -> None:
         """Moves the reference model towards the policy, where that is due after this step."""
         state, alpha = self.state, self.cfg.ref_model_mixup_alpha
         if state.reference is None or alpha is None or not sync_is_due(self.cfg, state.step):
             return
-        reference = self.programs.mix_reference(state.reference, state.model, alpha)
+        reference = mixed(state.reference, state.model, jnp.float32(alpha), self.mesh)
         self.state = dataclasses.replace(state, reference=reference)
 
     @phase("update")
     def _metrics(
         self,
-        experience: Experience,
+        kept: Rollout,
+        made: Rollout,
         updates: list[dict[str, Array]],
         clock: StepClock,
         checkpoints: Checkpoints,
@@ -665,8 +668,10 @@ class GRPOTrainer:
         before, most = self.state.skipped_in_a_row, self.cfg.max_skipped_updates
         skipped, in_a_row = count_skipped(fetched, before, most, checkpoints.describe_last)
         self.state = dataclasses.replace(self.state, skipped_in_a_row=in_a_row)
-        metrics = self._step_metrics.after(self.state, experience, fetched, skipped, clock)
-        return metrics
+        return {
+            **self.rollouts.metrics(kept, made),
+            **self._step_metrics.after(self.state, kept, made, fetched, skipped, clock),
+        }
 
     def _startup(self, first_rollout_s: float) -> dict[str, float]:
         """Says how long the start took, now that it is over, and returns it as metrics."""

@@ -58,7 +58,7 @@ def test_a_run_says_how_many_there_are_and_counts_those_drawn(
     assert "note: the tokenizer has no token for 64 of the model's 512 ids" in printed
     assert f"{drawn:.0f} ids for which the tokenizer has no token" in printed
     known = metric_names(
-        trainer.cfg, trainer.rewards, trainer.programs.options, trainer._run.passes,
-        trainer._run.model, trainer.tokenizer.ids_without_token(512),
+        trainer.cfg, trainer.rewards, trainer.programs.updater.options.objective,
+        trainer._run.passes, trainer._run.model, trainer.tokenizer.ids_without_token(512),
     )  # fmt: skip
     assert {name for name in metrics if not name.startswith(OF_THE_MACHINE)} == {"step", *known}

@@ -86,12 +86,11 @@ def test_what_does_not_fit_the_model_is_refused_before_it_is_loaded(
 
 def test_one_program_evaluates_adapters(small_model: Path, tmp_path: Path) -> None:
     made = trainer(small_model, tmp_path / "run")
-    made.programs.ahead.wait(
-        made.programs.key_of_generate(8, 2, made.prompts.batch(0).ids.shape[1])
-    )
-    before = made.programs.num_shapes["generate"]  # the rollout's, while the weights loaded
+    width, compiler = made.prompts.width(made.prompts.indices(0)), made.programs.compiler
+    compiler.wait(made.sampler.key(8, 2, width))
+    before = compiler.num_shapes["generate"]  # the rollout's, while the weights loaded
     made.evaluate()
-    assert made.programs.num_shapes["generate"] == before + 1
+    assert compiler.num_shapes["generate"] == before + 1
 
 
 def test_a_passed_model_with_adapters_is_refused(small_model: Path, tmp_path: Path) -> None:

@@ -65,7 +65,10 @@ def test_choices_are_replayed_in_all_that_a_step_does(
 
     trainer = GRPOTrainer(cfg, reward_funcs=[of_its_turn])
     run, programs = trainer._run, trainer.programs
-    known = metric_names(trainer.cfg, trainer.rewards, programs.options, run.passes, run.model)
+    shapes = programs.compiler.num_shapes
+    known = metric_names(
+        trainer.cfg, trainer.rewards, programs.updater.options.objective, run.passes, run.model
+    )
     (logged,) = trainer.fit().history
     of_the_step = {name for name in logged if not name.startswith(OF_THE_MACHINE)}
     assert of_the_step == {"step", *known}
@@ -75,7 +78,7 @@ def test_choices_are_replayed_in_all_that_a_step_does(
     assert 0.5 < logged["moe/routing_agreement"] <= 1
     # Compiled ahead for what they are called with: the policy's pass, that of the reference, that
     # of a share, and one update for all shares.
-    assert (programs.num_shapes["score"], programs.num_shapes["update"]) == (3, 1)
+    assert (shapes["score"], shapes["update"]) == (3, 1)
 
 
 def test_a_model_without_experts_is_refused_before_it_is_loaded(

@@ -3,6 +3,7 @@
 import dataclasses
 import gc
 import json
+import types
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.common.errors import RewardFailureError
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import Prompts, Rollout, SlotCounts
+from grpo_eqx.generation import LocalSampler, Sampled, SamplingCounts
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, shard_model
@@ -27,8 +28,9 @@ from grpo_eqx.run.spec import Passes, RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.recorded_run import RecordedRun
-from grpo_eqx.training.programs import Programs, TokenScores
+from grpo_eqx.training.scorer import Scorer, TokenScores
 from grpo_eqx.training.state import TrainState
+from grpo_eqx.training.updater import Updater
 
 PROBLEMS = Path(__file__).with_name("problems.jsonl")
 SMALL = {
@@ -205,30 +207,42 @@ def test_a_passed_model_can_be_freed() -> None:
 
 
 class Calls:
-    """Stands in for the programs of an update, and keeps what they were called with."""
+    """Stands in for the device programs of a step, and keeps what they were called with."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.scored: list[Any] = []
-        self.shares: list[tuple[int, int]] = []
-        self.tokens_per_update: list[float | None] = []
+        self.first_prompts: list[int] = []
+        self.tokens_per_update: list[float] = []
         self.prompt_tokens = 0
-        for name in ("score", "share", "update"):
-            monkeypatch.setattr(Programs, name, getattr(self, f"_{name}"))
+        monkeypatch.setattr(Scorer, "__call__", self._score)
+        monkeypatch.setattr(Updater, "__call__", self._update)
+        monkeypatch.setattr(LocalSampler, "submit", self._submit)
+
+    def _submit(self, trajectories: Any, sampling: Any = None, **_: Any) -> Any:
+        self.prompt_tokens = sum(len(each.prompt_ids) for each in trajectories)
+        length = 16
+        done = [
+            dataclasses.replace(
+                each, ids=np.full(length, each.address.prompt + 3, np.int32),
+                written=np.ones(length, bool), sampler_logps=np.zeros(length, np.float32),
+                versions=np.zeros(length, np.int32),
+                finish_reason="stop",
+            )
+            for each in trajectories
+        ]  # fmt: skip
+        counts = SamplingCounts(16, 16 * 32, 16.0 * 32)
+        return types.SimpleNamespace(result=lambda: Sampled(done, counts))
 
     def _score(
-        self, model: Any, rollout: Any, packing: Any, *, is_reference: bool = False
+        self, model: Any, rows: Any, routes: Any = None, *, is_reference: bool = False
     ) -> TokenScores:
         self.scored.append(model)
-        return TokenScores(rollout.sampler_logps, rollout.sampler_logps)
+        return TokenScores(rows.sampler_logps, rows.sampler_logps)
 
-    def _share(self, batch: Any, index: int, count: int) -> Any:
-        self.shares.append((index, count))
-        return batch
-
-    def _update(
-        self, state: Any, batch: Any, packing: Any, tokens_per_update: float | None
-    ) -> tuple[Any, dict[str, jax.Array]]:
-        self.tokens_per_update.append(tokens_per_update)
+    def _update(self, state: Any, rows: Any, routes: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.tokens_per_update.append(float(rows.counts.tokens_per_update))
+        rewarded = np.asarray(rows.targets)[np.asarray(rows.counted)]
+        self.first_prompts.append(int(rewarded.min()) - 3)
         return state, {"loss": jnp.zeros(()), "skipped_updates": jnp.zeros(())}
 
 
@@ -237,15 +251,7 @@ def calls_of_a_step(
 ) -> tuple[Calls, dict[str, float]]:
     cfg = GRPOConfig(**{**SMALL, "steps": 2, "prompts_per_step": 16, **fields}, output_dir=path)
     trainer = GRPOTrainer(cfg, train_data=Sums(), eval_data=Sums())
-    rollout = Rollout(
-        Prompts(jnp.ones((16, 4), jnp.int32), jnp.ones((16, 4), bool)),
-        jnp.ones((16, 2, 16), jnp.int32),
-        jnp.ones((16, 2, 16), bool), jnp.zeros((16, 2, 16)), jnp.ones((16, 2), bool),
-    )  # fmt: skip
-    counts = SlotCounts(jnp.int32(16), jnp.int32(16 * 32), jnp.float32(16 * 32))
-    monkeypatch.setattr(Programs, "generate", lambda *_, **__: (rollout, counts))
     calls = Calls(monkeypatch)
-    calls.prompt_tokens = int(trainer.prompts.batch(0).lengths.sum())
     trainer.cfg = dataclasses.replace(trainer.cfg, steps=1)
     return calls, dict(trainer.fit().history[0])
 
@@ -268,7 +274,7 @@ def test_no_forward_pass_is_made_that_is_not_needed(
     assert len(calls.scored) == scores
     cfg = GRPOConfig(**fields)
     assert sum(Passes.of(cfg).num_scores(cfg).values()) == scores  # as a plan counts them
-    assert calls.tokens_per_update == [None] * updates
+    assert calls.tokens_per_update == [16 * 2 * 16] * updates
 
 
 def test_every_pass_updates_on_every_share_of_the_rollout(
@@ -276,12 +282,12 @@ def test_every_pass_updates_on_every_share_of_the_rollout(
 ) -> None:
     fields = {"steps_per_generation": 2, "num_iterations": 2, "learning_rate": 1.0}
     calls, metrics = calls_of_a_step(monkeypatch, tmp_path, **fields)
-    assert calls.shares == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert calls.first_prompts == [0, 1, 0, 1]
     assert len(calls.scored) == 1
     assert calls.tokens_per_update == [16 * 2 * 16 / 2] * 4
     # Of the fourth of the run's eight updates, on a line from 1 to 0.
     assert metrics["learning_rate"] == pytest.approx(1 - 3 / 8)
-    assert metrics["num_tokens"] == 2 * calls.prompt_tokens + 16 * 2 * 16
+    assert metrics["num_tokens"] == calls.prompt_tokens + 16 * 2 * 16
 
 
 def test_no_reference_model_is_kept_without_a_kl_term() -> None:
@@ -384,7 +390,7 @@ def test_what_is_compiled_ahead_is_what_steps_call(
     trainer = GRPOTrainer(GRPOConfig(**{**SMALL, "steps": 1}, **settings, output_dir=tmp_path))
     trainer.fit()
     expected = {"generate": 1, "update": 1} | ({"score": num_scores} if num_scores else {})
-    assert trainer.programs.num_shapes == expected
+    assert trainer.programs.compiler.num_shapes == expected
 
 
 @pytest.mark.slow
@@ -394,7 +400,7 @@ def test_what_steps_call_first_is_compiled_while_weights_load(
     load, begun = GRPOTrainer._initial_state, list[int]()
 
     def spied(trainer: GRPOTrainer) -> TrainState:
-        begun.append(len(trainer.programs.ahead._compiling))
+        begun.append(len(trainer.programs.compiler._compiling))
         return load(trainer)
 
     monkeypatch.setattr(GRPOTrainer, "_initial_state", spied)
@@ -403,7 +409,7 @@ def test_what_steps_call_first_is_compiled_while_weights_load(
     )
     assert begun == [1]
     trainer.fit()
-    assert trainer.programs.num_shapes == {"generate": 1, "update": 1}
+    assert trainer.programs.compiler.num_shapes == {"generate": 1, "update": 1}
 
 
 @pytest.mark.slow
@@ -467,7 +473,7 @@ def test_a_reward_function_that_fails_ends_a_run_before_its_first_rollout(tmp_pa
     trainer = GRPOTrainer(GRPOConfig(**SMALL, output_dir=tmp_path), reward_funcs=broken)
     with pytest.raises(RewardFailureError, match="broken raised IndexError: list index out of"):
         trainer.fit()
-    assert trainer.programs.num_shapes == {}
+    assert trainer.programs.compiler.num_shapes == {}
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

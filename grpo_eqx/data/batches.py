@@ -1,6 +1,5 @@
 """Batches of tokenized prompts, in an order that is a pure function of (seed, step)."""
 
-import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
@@ -10,7 +9,6 @@ import numpy as np
 from jaxtyping import Int
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.common.shapes import PromptIds, PromptMask
 from grpo_eqx.data.prompts import Prompt, quoted
 from grpo_eqx.data.tokenizer import ChatTokenizer
 
@@ -18,21 +16,6 @@ OverlongPrompts = Literal["error", "drop", "truncate_left"]
 
 _SHORTEST_BUCKET = 32
 _WORTH_A_PROGRAM = 0.9
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptBatch:
-    """`P` prompts and their tokens, padded on the right to one of the run's widths."""
-
-    prompts: list[Prompt]
-    indices: Int[np.ndarray, " P"]
-    """Positions of the problems in the data."""
-    ids: PromptIds
-    mask: PromptMask
-
-    @property
-    def lengths(self) -> Int[np.ndarray, " P"]:
-        return np.asarray(self.mask).sum(axis=1)
 
 
 class TokenizedPrompts:
@@ -108,13 +91,14 @@ class PromptBatches:
     Raises `UserError` where there are fewer prompts than one batch.
     """
 
-    def __init__(self, data: TokenizedPrompts, *, batch_size: int, pad_id: int, seed: int):
-        """**Arguments:** `batch_size` prompts per step, padded with `pad_id`; the seed of the
-        order.
+    def __init__(self, data: TokenizedPrompts, *, batch_size: int, seed: int):
+        """**Arguments:**
+
+        - `batch_size`: prompts in a batch.
+        - `seed`: that of their order.
         """
         self.data = data
         self.batch_size = batch_size
-        self.pad_id = pad_id
         self.seed = seed
         self.widths = prompt_widths([len(tokens) for tokens in data.tokens], batch_size)
         self._epoch, self._order = 0, self._shuffled(0)
@@ -125,16 +109,16 @@ class PromptBatches:
                 f"is {batch_size}: lower it or add problems."
             )
 
-    def batch(self, step: int) -> PromptBatch:
-        """Returns the prompts of a step: each once per epoch, epochs joined without gaps."""
+    def indices(self, number: int) -> Int[np.ndarray, " P"]:
+        """Returns the prompts of a batch: each once per epoch, epochs joined without gaps."""
         size = len(self.data)
-        draws = range(step * self.batch_size, (step + 1) * self.batch_size)
-        indices = np.array([self._order_of(i // size)[i % size] for i in draws])
-        tokens = [self.data.tokens[i] for i in indices]
-        longest = max(map(len, tokens))
-        width = next(width for width in self.widths if width >= longest)
-        ids, mask = pad_prompts(tokens, self.pad_id, width)
-        return PromptBatch([self.data.prompts[i] for i in indices], indices, ids, mask)
+        draws = range(number * self.batch_size, (number + 1) * self.batch_size)
+        return np.array([self._order_of(i // size)[i % size] for i in draws])
+
+    def width(self, indices: Sequence[int] | Int[np.ndarray, " P"]) -> int:
+        """Returns the one of the run's widths to which these prompts are padded."""
+        longest = max(len(self.data.tokens[i]) for i in indices)
+        return next(width for width in self.widths if width >= longest)
 
     def _order_of(self, epoch: int) -> Int[np.ndarray, " problems"]:
         """Returns an epoch's order: shuffled, without repeats in a batch that spans two epochs."""
@@ -182,15 +166,3 @@ def prompt_widths(lengths: Sequence[int], batch_size: int) -> tuple[int, ...]:
     best = int(np.argmin(means))
     narrow = int(widths[best])
     return (narrow, longest) if means[best] <= _WORTH_A_PROGRAM * longest else (longest,)
-
-
-def pad_prompts(
-    tokens: Sequence[Sequence[int]], pad_id: int, width: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns ids and mask of prompts, padded on the right."""
-    ids = np.full((len(tokens), width), pad_id, np.int32)
-    mask = np.zeros((len(tokens), width), bool)
-    for i, row in enumerate(tokens):
-        ids[i, : len(row)] = row
-        mask[i, : len(row)] = True
-    return ids, mask

@@ -9,17 +9,16 @@ import numpy as np
 
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.data.batches import TokenizedPrompts, pad_prompts, padded_length
-from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.batches import TokenizedPrompts, padded_length
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.scoring import Scorer
-from grpo_eqx.generation import Completions, Prompts, Sampling
+from grpo_eqx.generation import LocalSampler, PendingSamples, Sampler, Sampling
 from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.run.programs import evaluation_rows
-from grpo_eqx.training.lowering import lower_generate, shapes_of
-from grpo_eqx.training.programs import Programs
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 
@@ -47,45 +46,56 @@ class Draws(NamedTuple):
 
 
 def completed(
-    programs: Programs,
-    model: CausalLM,
+    sampler: Sampler,
     tokens: Sequence[Sequence[int]],
-    tokenizer: ChatTokenizer,
     draws: Draws,
     *,
+    batch_size: int,
     max_prompt_length: int,
     first: int = 0,
     track: Track = iter,
-) -> Iterator[Completions]:
-    """Completes tokenized prompts in batches of one shape, and yields those of each batch.
+) -> Iterator[list[Group]]:
+    """Completes tokenized prompts in batches of one shape, and yields the groups of each batch.
 
-    **Arguments:** the programs, the model, the prompts, the tokenizer, how completions are drawn;
-    the tokens that a prompt may have; the prompt to begin with, where a batch begins; iterates over
-    batches. The draws of a prompt depend on its position alone.
+    The sampler works on a batch while the caller does with the one before. The draws of a prompt
+    depend on its position alone.
 
-    The devices work on a batch while the caller does with the one before.
+    **Arguments:**
+
+    - `sampler`: what completes them, with its weights.
+    - `tokens`: the prompts.
+    - `draws`: how completions are drawn.
+    - `batch_size`: prompts of a batch.
+    - `max_prompt_length`: the tokens that a prompt may have.
+    - `first`: the prompt to begin with, where a batch begins.
+    - `track`: iterates over batches.
     """
-    sampling = Sampling(temperature=draws.temperature)
-    rows = evaluation_rows(len(tokens), draws.num_samples, programs.mesh.size)
+    sampling, n = Sampling(temperature=draws.temperature), draws.num_samples
     width = padded_length(max(map(len, tokens)), max_prompt_length)
-    # An update writes the shardings of its results in other words, with which a call would compile
-    # the same program again after training, unknown to the cache and to grpo-eqx compile.
-    shapes = shapes_of(model, programs.mesh)
-    lower_generate(programs, shapes, rows, draws.num_samples, width, sampling).compile()
-    ahead = None
-    for start in track(range(first, len(tokens), rows)):
-        chosen = tokens[start : start + rows]
-        padded = [*chosen, *[chosen[0]] * (rows - len(chosen))]
-        rollout, _ = programs.generate(
-            model, Prompts(*pad_prompts(padded, tokenizer.pad_id, width)), _EVAL_STEP,
-            num_generations=draws.num_samples, first_row=start, sampling=sampling,
-        )  # fmt: skip
+
+    def submit(start: int) -> PendingSamples:
+        chosen = tokens[start : start + batch_size]
+        padded = [*chosen, *[chosen[0]] * (batch_size - len(chosen))]
+        trajectories = [
+            Trajectory(ids, Address(_EVAL_STEP, start + row, sample))
+            for row, ids in enumerate(padded)
+            for sample in range(n)
+        ]
+        return sampler.submit(trajectories, sampling, prompt_width=width)
+
+    def groups(start: int, pending: PendingSamples) -> list[Group]:
+        made = pending.result().trajectories
+        number = min(batch_size, len(tokens) - start)  # the last batch was filled up
+        return [made[p * n : (p + 1) * n] for p in range(number)]
+
+    ahead: tuple[int, PendingSamples] | None = None
+    for start in track(range(first, len(tokens), batch_size)):
+        pending = submit(start)
         if ahead is not None:
-            yield Completions.of(ahead, tokenizer)
-        ahead = rollout
+            yield groups(*ahead)
+        ahead = start, pending
     if ahead is not None:
-        last = np.arange(len(chosen))  # the last batch was filled up
-        yield Completions.of(ahead, tokenizer).of_prompts(last)
+        yield groups(*ahead)
 
 
 class Batch(NamedTuple):
@@ -93,8 +103,7 @@ class Batch(NamedTuple):
 
     first: int
     """Position of the first problem."""
-    prompts: list[Prompt]
-    completions: Completions
+    rollout: Rollout
     evaluation: Evaluation
 
 
@@ -103,14 +112,14 @@ class Evaluator:
 
     def __init__(
         self,
-        programs: Programs,
+        sampler: LocalSampler,
         tokenizer: ChatTokenizer,
         problems: TokenizedPrompts,
         scorer: Scorer,
         *,
         max_prompt_length: int,
     ):
-        self.programs = programs
+        self.sampler = sampler
         self.tokenizer = tokenizer
         self.problems = problems
         self.scorer = scorer
@@ -118,43 +127,56 @@ class Evaluator:
 
     def batch_size(self, draws: Draws) -> int:
         """Returns the number of problems that are completed at a time."""
-        return evaluation_rows(len(self.problems), draws.num_samples, self.programs.mesh.size)
+        return evaluation_rows(len(self.problems), draws.num_samples, self.sampler.mesh.size)
 
     def check_layout(self, draws: Draws) -> None:
         """Raises `UserError` where the rollout sharding cannot lay such an evaluation out."""
         rows = self.batch_size(draws)
         try:
-            self.programs.rollout_layout(rows, draws.num_samples)
+            self.sampler.layout(rows, draws.num_samples)
         except UserError as error:
             raise UserError(
                 f"an evaluation of {rows} problems at a time cannot be laid out: {error}"
             ) from error
 
     def batches(
-        self, model: CausalLM, draws: Draws, *, first: int = 0, track: Track = iter
+        self,
+        model: CausalLM,
+        version: int,
+        draws: Draws,
+        *,
+        first: int = 0,
+        track: Track = iter,
     ) -> Iterator[Batch]:
         """Yields scored batches of problems, one after the other.
 
-        **Arguments:** the model; how completions are drawn; the problem to begin with, where a
-        batch begins; iterates over the batches. Raises `UserError` for problems without an answer
-        to compare with.
+        Raises `UserError` for problems without an answer to compare with.
+
+        **Arguments:**
+
+        - `model`, `version`: the weights, and their number.
+        - `draws`: how completions are drawn.
+        - `first`: the problem to begin with, where a batch begins.
+        - `track`: iterates over the batches.
         """
         prompts = self.problems.prompts
         self.scorer.check_answers(prompts)
+        self.sampler.set_weights(model, version)
         parts = completed(
-            self.programs, model, self.problems.tokens, self.tokenizer, draws,
+            self.sampler, self.problems.tokens, draws, batch_size=self.batch_size(draws),
             max_prompt_length=self.max_prompt_length, first=first, track=track,
         )  # fmt: skip
         with self.scorer:
-            for completions in parts:
-                chosen = prompts[first : first + len(completions.ids)]
-                scores = self.scorer(chosen, completions, draws.temperature)
-                yield Batch(first, chosen, completions, scores)
+            for groups in parts:
+                chosen = prompts[first : first + len(groups)]
+                rollout = Rollout(chosen, groups, self.tokenizer)
+                yield Batch(first, rollout, self.scorer(rollout, draws.temperature))
                 first += len(chosen)
 
     def evaluate(
         self,
         model: CausalLM,
+        version: int,
         draws: Draws,
         *,
         on_progress: Callable[[str], None] = lambda done: None,
@@ -163,16 +185,20 @@ class Evaluator:
     ) -> Evaluation | None:
         """Evaluates a model on all problems.
 
-        **Arguments:** the model; how completions are drawn; called after each batch with how far it
-        is; says, after each batch and on all processes alike, whether to give up; iterates over the
-        batches.
+        **Arguments:**
+
+        - `model`, `version`: the weights, and their number.
+        - `draws`: how completions are drawn.
+        - `on_progress`: called after each batch with how far the evaluation is.
+        - `interrupted`: says, after each batch and on all processes alike, whether to give up.
+        - `track`: iterates over the batches.
 
         **Returns:** the evaluation; `None` where it was given up.
         """
         parts = []
-        for batch in self.batches(model, draws, track=track):
+        for batch in self.batches(model, version, draws, track=track):
             parts.append(batch.evaluation)
-            done = batch.first + len(batch.prompts)
+            done = batch.first + len(batch.rollout.prompts)
             on_progress(f"{done} of {len(self.problems)} prompts")
             if done < len(self.problems) and interrupted():
                 return None

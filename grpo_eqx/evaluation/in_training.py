@@ -93,7 +93,7 @@ class TrainingEvaluations:
             how = f"{draws.num_samples} samples each" if number > 0 else "greedy"
             doing = f"evaluating {'after' if step else 'before'} step {step or 1:,} ({how})"
             evaluation = self.evaluator.evaluate(
-                model, draws, on_progress=on_progress, interrupted=interrupted,
+                model, step, draws, on_progress=on_progress, interrupted=interrupted,
                 track=functools.partial(track_on_terminal, description=doing),
             )  # fmt: skip
             if evaluation is None:

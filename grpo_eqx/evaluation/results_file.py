@@ -194,15 +194,15 @@ class ResultsFile:
 
 def _rows_of(batch: Batch) -> Iterator[dict[str, Any]]:
     """Yields the line of each problem of a batch, as JSON data."""
-    evaluation, completions = batch.evaluation, batch.completions
-    for i, prompt in enumerate(batch.prompts):
+    evaluation, rollout = batch.evaluation, batch.rollout
+    for i, prompt in enumerate(rollout.prompts):
         strict, voted = evaluation.strict, evaluation.voted
         yield {
             "draws": evaluation.how,
             "problem": batch.first + i,
             "prompt": prompt.text,
-            "completions": completions.texts[i],
-            "truncated": (~completions.finished[i]).tolist(),
+            "completions": rollout.texts[i],
+            "truncated": (~rollout.finished[i]).tolist(),
             "solved": evaluation.solved[i].tolist(),
             "strict": None if strict is None else strict[i].tolist(),
             "voted": None if voted is None else bool(voted[i]),

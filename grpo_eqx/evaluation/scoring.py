@@ -12,11 +12,10 @@ from jaxtyping import Bool
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.evaluation.result import Evaluation
-from grpo_eqx.generation import Completions
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import make_eval_reward, named_funcs
 from grpo_eqx.rewards.signatures import check_signatures
-from grpo_eqx.rollout.experience import rewarded
+from grpo_eqx.rollout.rollout import Rollout, rewarded
 from grpo_eqx.settings.config import GRPOConfig
 
 HELDOUT = "held-out problem"
@@ -101,32 +100,25 @@ class Scorer:
         if self._read is not None:
             gsm8k.check_answers(prompts, "eval_func", HELDOUT)
 
-    def __call__(
-        self, prompts: list[Prompt], completions: Completions, temperature: float
-    ) -> Evaluation:
+    def __call__(self, rollout: Rollout, temperature: float) -> Evaluation:
         """Scores the completions of problems, in all processes together.
 
-        **Arguments:** `prompts`, `completions`: problems and completions. `temperature`: of
-        sampling.
+        **Arguments:**
+
+        - `rollout`: problems and completions.
+        - `temperature`: the temperature of sampling.
         """
-        scores = rewarded(self._solved, prompts, completions).total
+        scores = rewarded(self._solved, rollout).total
         self.highest = float(np.max(scores, initial=self.highest, where=~np.isnan(scores)))
         solved = scores == 1.0
         strict = None
         if self._strict is not None:
-            strict = rewarded(self._strict, prompts, completions).total == 1.0
+            strict = rewarded(self._strict, rollout).total == 1.0
         return Evaluation(
             solved,
             strict,
-            (
-                self._majority(completions.tagged_texts(prompts), solved)
-                if self._votes(solved)
-                else None
-            ),
-            {
-                name: rewarded(runner, prompts, completions).total
-                for name, runner in self._metrics.items()
-            },
+            self._majority(rollout.tagged_texts, solved) if self._votes(solved) else None,
+            {name: rewarded(runner, rollout).total for name, runner in self._metrics.items()},
             temperature,
         )
 

@@ -32,7 +32,6 @@ from grpo_eqx.run.spec import PromptLengths, RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.settings.embedded import EMBEDDED_DATA
 from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
-from grpo_eqx.training.programs import Programs
 
 _EMBEDDED_PROBLEMS = 512
 _OF_RESULTS = (
@@ -122,11 +121,15 @@ class StandaloneEvaluation:
         run = RunSpec(cfg, config, lengths)
         programs = run.programs(mesh, tokenizer, lambda name: say(f"compiling {name}"))
         say(f"loading the model onto {mesh.size} device{'s' if mesh.size > 1 else ''}")
-        self.model = raise_on_all_hosts(lambda: subject.load(run, programs))
+        self.model = raise_on_all_hosts(lambda: subject.load(run, programs.updater))
         self.evaluator = Evaluator(
-            programs, tokenizer, self.problems, scorer, max_prompt_length=cfg.max_prompt_length
+            programs.sampler,
+            tokenizer,
+            self.problems,
+            scorer,
+            max_prompt_length=cfg.max_prompt_length,
         )
-        self.settings = _settings(question, cfg, self.draws, inputs, programs, self.model)
+        self.settings = _settings(question, cfg, self.draws, inputs, mesh, self.model)
 
     def make(self, track: Track, on_progress: Callable[[str], None]) -> list[Evaluation]:
         """Makes the rest of the evaluation, and writes its results.
@@ -154,9 +157,10 @@ class StandaloneEvaluation:
             for (draws, _), first in zip(plan, done, strict=True):
                 if first == total:
                     continue
-                for batch in self.evaluator.batches(self.model, draws, first=first, track=track):
+                parts = self.evaluator.batches(self.model, 0, draws, first=first, track=track)
+                for batch in parts:
                     raise_on_all_hosts(functools.partial(_add, file, batch))
-                    now = batch.first + len(batch.prompts)
+                    now = batch.first + len(batch.rollout.prompts)
                     on_progress(f"{batch.evaluation.how}: {now:,} of {total:,} problems")
             return raise_on_all_hosts(lambda: [] if file is None else file.finish(self.draws))
 
@@ -197,13 +201,12 @@ def _settings(
     cfg: GRPOConfig,
     draws: list[Draws],
     inputs: Inputs,
-    programs: Programs,
+    mesh: jax.sharding.Mesh,
     model: CausalLM,
 ) -> dict[str, Any]:
     """Returns all that decides the results, for the file of results."""
     arrays = {parameter_name(path): x for path, x in jax.tree.leaves_with_path(model)}
     sums = json.dumps(checksums(arrays), sort_keys=True)
-    mesh = programs.mesh
     return {
         "model": question.model,
         "weights": hashlib.sha256(sums.encode()).hexdigest()[:12],

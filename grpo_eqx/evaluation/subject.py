@@ -22,7 +22,7 @@ from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 from grpo_eqx.tracking.metrics_file import Metrics
 from grpo_eqx.tracking.recorded_run import read_settings
 from grpo_eqx.tracking.run_folder import RunFolder
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.training.updater import Updater
 
 _OF_A_RUN = (
     "model", "data", "eval_data", "eval_problems", "system_prompt", "chat_template",
@@ -131,14 +131,14 @@ class Subject:
                 f"something else was passed to GRPOTrainer, or a file has changed; {fix}."
             )
 
-    def load(self, run: RunSpec, programs: Programs) -> CausalLM:
+    def load(self, run: RunSpec, updater: Updater) -> CausalLM:
         """Places the model on the devices, as the trainer holds it.
 
         Raises `UserError` if it cannot be read, or has another architecture than the run's model.
         """
         if self.checkpoint is None:
-            return run.initial_model(programs)
-        shapes = run.state_shapes(programs).model
+            return run.initial_model(updater.forward)
+        shapes = run.state_shapes(updater).model
         try:
             trained = self.checkpoint.model(eqx.filter(shapes, shapes.trainable))
         except OtherArraysError as error:
@@ -151,7 +151,9 @@ class Subject:
             raise
         except Exception as error:  # from Orbax or TensorStore, of any class
             raise _unreadable(self.checkpoint, error) from error
-        return trained if run.lora is None else eqx.combine(trained, run.initial_model(programs))
+        if run.lora is None:
+            return trained
+        return eqx.combine(trained, run.initial_model(updater.forward))
 
 
 def _facts(checkpoint: SavedStep) -> RunFacts:

@@ -5,18 +5,17 @@ refilled from a queue; once nothing waits and most slots are idle, the live ones
 fewer slots. So no completion waits for the longest one, and only a few shapes are compiled.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Key
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from grpo_eqx.common.prng import token_keys
-from grpo_eqx.generation.prompts import Prompts
-from grpo_eqx.generation.rollout import Rollout
+from grpo_eqx.generation.routes import Routes
 from grpo_eqx.generation.sampling import Sampling, sample_tokens
 from grpo_eqx.generation.slots import (
     DecodeState,
@@ -43,15 +42,31 @@ TOKENS, REFILLS = "decode_tokens", "refill_slots"
 """Scopes of the loops, by which the planner finds them in a compiled program."""
 
 
+class Generated(NamedTuple):
+    """Completions of `P` prompts, `G` of each. What follows the tokens of one means nothing."""
+
+    ids: Int[Array, "P G Tc"]
+    """Tokens, the end-of-sequence token included."""
+    logps: Float[Array, "P G Tc"]
+    """Log-prob of each token under the distribution it was drawn from."""
+    lengths: Int[Array, "P G"]
+    """Number of tokens."""
+    finished: Bool[Array, "P G"]
+    """True where the completion ended by itself, false where the length limit cut it."""
+    routes: Routes | None
+    """Experts that the model's routers chose, if they are recorded."""
+    counts: SlotCounts
+
+
 def generate(
     model: CausalLM,
-    prompts: Prompts,
+    prompt_ids: Int[Array | np.ndarray, "P Tp"],
+    prompt_mask: Bool[Array | np.ndarray, "P Tp"],
     keys: Key[Array, "P G"],
     *,
     sampling: Sampling,
     max_length: int,
     stopping: Stopping,
-    pad_id: int,
     num_slots: int | None = None,
     refill_at: int | None = None,
     layout: RolloutLayout | None = None,
@@ -60,20 +75,30 @@ def generate(
     attention: CausalAttention = BlockedAttention(),
     unrolled: bool = False,
     records_routes: bool = False,
-) -> tuple[Rollout, SlotCounts]:
+) -> Generated:
     """Completes every prompt `G` times; stops early once every completion has ended.
 
     Apart from rounding, a completion depends neither on the number of slots nor on what its slot
     decoded before.
 
-    **Arguments:** the prompts; one key per completion, from which token `t` is
-    drawn with `fold_in(key, t)`; the number of completions to decode at a time (`None`: all); the
-    number of idle slots in a shard that triggers a refill (`None`: a sixteenth of its slots); the
-    layout over devices (`None`: a single one), where each shard refills its slots from its own
-    prompts; the dtype of keys and values (`None`: the model's); the multiple up to which zeros
-    follow each stored head; the attention of the prefill; whether the layers are unrolled, the
-    slots' caches cut and keys stored with positions last, which CPUs decode faster, and which takes
-    longer to compile; whether the rollout holds the experts that the model's routers chose.
+    **Arguments:**
+
+    - `model`: the weights that sampling reads.
+    - `prompt_ids`, `prompt_mask`: the prompts, padded on either side.
+    - `keys`: one key per completion, from which token `t` is drawn with `fold_in(key, t)`.
+    - `sampling`: how tokens are drawn.
+    - `max_length`: limit of a completion's tokens.
+    - `stopping`: what ends a completion before that.
+    - `num_slots`: completions to decode at a time; by default all.
+    - `refill_at`: idle slots in a shard that trigger a refill; by default a sixteenth of its slots.
+    - `layout`: the layout over devices, where each shard refills its slots from its own prompts; by
+      default a single device.
+    - `kv_cache_dtype`: dtype of keys and values; by default the model's.
+    - `kv_head_multiple`: multiple up to which zeros follow each stored head.
+    - `attention`: attention of the prefill.
+    - `unrolled`: whether the layers are unrolled, the slots' caches cut and keys stored with
+      positions last, which CPUs decode faster, and which takes longer to compile.
+    - `records_routes`: whether the experts that the model's routers choose are recorded.
 
     Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
     `num_slots` or `refill_at` is below 1.
@@ -86,10 +111,9 @@ def generate(
     if num_slots < 1 or uneven or (refill_at is not None and refill_at < 1):
         raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
     cache = model.prefill(
-        jnp.asarray(prompts.ids), jnp.asarray(prompts.mask), attention=attention, layout=layout
+        jnp.asarray(prompt_ids), jnp.asarray(prompt_mask), attention=attention, layout=layout
     )
-    if records_routes:
-        prompts = dataclasses.replace(prompts, routes=cache.routes)
+    of_prompts = cache.routes
     routes = model.config.routes if records_routes else None
     cache = cache.stored(kv_cache_dtype, kv_head_multiple)
     if layout is not None:
@@ -120,7 +144,12 @@ def generate(
             order = jnp.argsort(~state.slots.live.reshape(-1), stable=True)[:size]
             state = state._replace(slots=state.slots.packed(order), made=state.saved())
         state = _run(state, step, smaller)
-    return _rollout(prompts, state.saved(), (P, G), pad_id), state.counts
+    made = jax.tree.map(lambda x: x.reshape(P, G, *x.shape[1:]), state.saved())
+    chosen = made.routes
+    if chosen is not None:
+        assert of_prompts is not None
+        chosen = Routes(of_prompts, chosen)
+    return Generated(made.ids, made.logps, made.lengths, made.finished, chosen, state.counts)
 
 
 def refill_at_least(num_slots: int) -> int:
@@ -215,20 +244,3 @@ def _by_slot(tree: _Tree, layout: RolloutLayout | None) -> _Tree:
     if layout is None:
         return tree
     return jax.lax.with_sharding_constraint(tree, layout.sharding(layout.prompts, layout.groups))
-
-
-def _rollout(
-    prompts: Prompts, made: MadeCompletions, shape: tuple[int, int], pad_id: int
-) -> Rollout:
-    ids, logps, lengths, finished, routes = jax.tree.map(
-        lambda x: x.reshape(*shape, *x.shape[1:]), made
-    )
-    mask = jnp.arange(ids.shape[-1]) < lengths[..., None]
-    return Rollout(
-        prompts,
-        jnp.where(mask, ids, pad_id),
-        mask,
-        jnp.where(mask, logps, 0.0),
-        finished,
-        routes=None if routes is None else jnp.where(mask[..., None], routes, 0),
-    )

@@ -2,16 +2,34 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, SupportsFloat
+from typing import SupportsFloat
 
 from grpo_eqx.common.errors import UserError
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.loop.unknown_metric import unknown_metric
+from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.settings.config import GRPOConfig
 
-if TYPE_CHECKING:
-    import grpo_eqx.models.interface
-    import grpo_eqx.trainer
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunView:
+    """View of a run for its callbacks: settings, and functions of the trainer."""
+
+    cfg: GRPOConfig
+    tokenizer: ChatTokenizer
+    generate: Callable[..., list[str]]
+    """Completes prompts with the model as it is now (`GRPOTrainer.generate`)."""
+    evaluate: Callable[..., Evaluation]
+    """Evaluates the model as it is now (`GRPOTrainer.evaluate`)."""
+    save_pretrained: Callable[[str | Path], None]
+    """Writes model and tokenizer as a folder (`GRPOTrainer.save_pretrained`)."""
+    evaluation_names: Sequence[str]
+    """Names of the metrics of the evaluations that `eval_steps` plans."""
+    num_callbacks: int
+    """Callbacks of the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,15 +45,12 @@ class Event:
     """Metrics of the steps that are recorded, also of those before the run was resumed."""
     evaluations: Sequence[Mapping[str, float]]
     """Metrics of the evaluations that are recorded, each with its `step`."""
-    trainer: "grpo_eqx.trainer.GRPOTrainer"
-    """The trainer, to be read: its `cfg`, `state`, `generate`, `evaluate` and `save_pretrained`."""
+    run: RunView
+    """The run: its settings, and functions that complete prompts, evaluate and save."""
+    model: CausalLM
+    """The model after the step. The next step's update frees its arrays: copy what is kept."""
     checkpoint: Path | None = None
     """Folder of the checkpoint in `on_save`."""
-
-    @property
-    def model(self) -> "grpo_eqx.models.interface.CausalLM":
-        """The model after the step. The next step's update frees its arrays: copy what is kept."""
-        return self.trainer.state.model
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,7 +125,7 @@ class EarlyStop(Callback):
 
     def on_train_begin(self, event: Event) -> Response | None:
         if self.metric.startswith("eval/") and not self._may_be_of_evaluations(event):
-            why, names = "which no evaluation of this run logs", event.trainer.evaluation_names
+            why, names = "which no evaluation of this run logs", event.run.evaluation_names
             raise unknown_metric("metric", self.metric, why, names)
         return self._response(event)
 
@@ -118,7 +133,7 @@ class EarlyStop(Callback):
         if self.metric in event.metrics:
             return self._response(event)
         if not self._may_be_of_evaluations(event):
-            known = [*event.metrics, *event.trainer.evaluation_names]
+            known = [*event.metrics, *event.run.evaluation_names]
             raise unknown_metric("metric", self.metric, "which steps do not log", known)
         return None
 
@@ -134,8 +149,8 @@ class EarlyStop(Callback):
         return None
 
     def _may_be_of_evaluations(self, event: Event) -> bool:
-        names = event.trainer.evaluation_names
-        has_others = len(event.trainer.callbacks) > 1  # which may log it
+        names = event.run.evaluation_names
+        has_others = event.run.num_callbacks > 1  # which may log it
         return self.metric in names or (bool(names) and has_others)
 
     def _response(self, event: Event) -> Response | None:

@@ -9,6 +9,7 @@ import numpy as np
 from grpo_eqx.loop.unknown_metric import unknown_metric
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.objective import TokenBatch, Totals
+from grpo_eqx.objective.objective import Objective
 from grpo_eqx.rewards import RewardRunner
 from grpo_eqx.run.spec import Passes
 from grpo_eqx.settings.config import GRPOConfig
@@ -20,8 +21,7 @@ from grpo_eqx.tracking.metrics import (
     reward_metrics,
 )
 from grpo_eqx.training.expert_use import expert_metric_names
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import SKIPPED
+from grpo_eqx.training.updater import SKIPPED
 
 _OF_STEPS = "grad_norm", "update_norm", SKIPPED, "learning_rate", "num_tokens"
 _OF_DYNAMIC_SAMPLING = (
@@ -32,7 +32,7 @@ _OF_DYNAMIC_SAMPLING = (
 def check_best_metric(
     cfg: GRPOConfig,
     rewards: RewardRunner,
-    options: ProgramOptions,
+    objective: Objective,
     passes: Passes,
     model: ModelConfig,
     of_evaluations: Sequence[str],
@@ -46,7 +46,7 @@ def check_best_metric(
     name = cfg.metric_for_best_model
     if name is None or name.startswith(OF_THE_MACHINE):
         return
-    of_steps = metric_names(cfg, rewards, options, passes, model, without_token)
+    of_steps = metric_names(cfg, rewards, objective, passes, model, without_token)
     if name in of_steps or name in of_evaluations:
         return
     where = "no evaluation logs" if name.startswith("eval") else "training steps do not log"
@@ -59,7 +59,7 @@ def check_best_metric(
 def metric_names(
     cfg: GRPOConfig,
     rewards: RewardRunner,
-    options: ProgramOptions,
+    objective: Objective,
     passes: Passes,
     model: ModelConfig,
     without_token: Collection[int] = (),
@@ -78,12 +78,12 @@ def metric_names(
         **id_metrics((), without_token),
     }
     of_sampling = _OF_DYNAMIC_SAMPLING if cfg.dynamic_sampling else ()
-    of_experts = expert_metric_names(model, options.router_replay)
-    of_updates = _objective_names(options, passes)
+    of_experts = expert_metric_names(model, cfg.router_replay)
+    of_updates = _objective_names(objective, passes)
     return sorted({*names, *of_updates, *of_experts, *_OF_STEPS, *of_sampling})
 
 
-def _objective_names(options: ProgramOptions, passes: Passes) -> list[str]:
+def _objective_names(objective: Objective, passes: Passes) -> list[str]:
     def metrics() -> dict[str, jax.Array]:
         floats = jnp.zeros((1, 2, 1), jnp.float32)
         mask = jnp.ones(floats.shape, bool)
@@ -97,7 +97,7 @@ def _objective_names(options: ProgramOptions, passes: Passes) -> list[str]:
             old_logps=floats if passes.old_policy else None,
             ref_logps=floats if passes.reference else None,
         )
-        recorded = options.objective(batch, Totals.of(mask, mask))[1]
+        recorded = objective(batch, Totals.of(mask, mask))[1]
         return {name: x for part in recorded for name, x in part.items()}
 
     return list(jax.eval_shape(metrics))

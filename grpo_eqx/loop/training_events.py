@@ -1,19 +1,16 @@
 """The places of a run where evaluations are made, checkpoints saved and callbacks called."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from grpo_eqx.checkpoint.checkpoints import Checkpoints
 from grpo_eqx.distributed.exchange import from_main
 from grpo_eqx.evaluation.in_training import SECONDS, TrainingEvaluations
 from grpo_eqx.loop.callback_calls import CallbackCalls, EventName, Heard
-from grpo_eqx.loop.callbacks import Event
+from grpo_eqx.loop.callbacks import Callback, Event, RunView
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.stages import Stages
-
-if TYPE_CHECKING:
-    import grpo_eqx.trainer
+from grpo_eqx.training.state import TrainState
 
 
 class TrainingEvents:
@@ -25,32 +22,40 @@ class TrainingEvents:
 
     def __init__(
         self,
-        trainer: "grpo_eqx.trainer.GRPOTrainer",
+        run: RunView,
+        state: Callable[[], TrainState],
+        callbacks: Sequence[Callback],
         evaluations: TrainingEvaluations,
         record: RunRecord,
         checkpoints: Checkpoints,
         stages: Stages,
         on_progress: Callable[[str], None],
     ):
-        """**Arguments:** the trainer, for its state; its evaluations, record and checkpoints; says
-        what takes long; called with what has been done.
+        """**Arguments:**
+
+        - `run`: what callbacks may see of the run.
+        - `state`: returns the state as it is now.
+        - `callbacks`: the callbacks, in their order.
+        - `evaluations`, `record`, `checkpoints`: those of the run.
+        - `stages`: says what takes long.
+        - `on_progress`: called with what has been done.
         """
-        self._trainer = trainer
+        self._run, self._state = run, state
         self._evaluations = evaluations
         self._record = record
         self._checkpoints = checkpoints
         self._stages, self._on_progress = stages, on_progress
-        self._callbacks = CallbackCalls(trainer.callbacks)
+        self._callbacks = CallbackCalls(callbacks)
         self._stopped: str | None = None
 
     @property
     def _step(self) -> int:
-        return self._trainer.state.step
+        return self._state().step
 
     @property
     def ends(self) -> bool:
         """Whether no more steps are made: all are done, or a callback has ended the run."""
-        return self._step >= self._trainer.cfg.steps or self._stopped is not None
+        return self._step >= self._run.cfg.steps or self._stopped is not None
 
     def begin(self) -> None:
         """Tells callbacks that training begins, and makes an evaluation that is missing."""
@@ -80,7 +85,7 @@ class TrainingEvents:
             self._checkpoints.save_next()
         if self._checkpoints.saves:  # whose step has all of its records
             self._record.sync()
-        saved = self._checkpoints.after_step(self._trainer.state, {**metrics, **evaluated})
+        saved = self._checkpoints.after_step(self._state(), {**metrics, **evaluated})
         if saved is not None and self._callbacks.wants("on_save"):
             self._checkpoints.wait()
             self._tell("on_save", checkpoint=saved)
@@ -96,7 +101,7 @@ class TrainingEvents:
     def _evaluate(self) -> Mapping[str, float]:
         """Evaluates the model, and records that; returns nothing where it was interrupted."""
         step = self._step
-        model, interrupted = self._trainer.state.model, self._checkpoints.are_interrupted
+        model, interrupted = self._state().model, self._checkpoints.are_interrupted
         with self._stages.lasting(self._evaluations.describe(step)):
             made = self._evaluations.make(model, step, self._on_progress, interrupted)
         if made is None:
@@ -118,10 +123,11 @@ class TrainingEvents:
             metrics={} if metrics is None else metrics,
             history=tuple(self._record.history),
             evaluations=tuple(self._record.evaluations),
-            trainer=self._trainer,
+            run=self._run,
+            model=self._state().model,
             checkpoint=checkpoint,
         )
         heard = self._callbacks(name, event)
-        if self._step < self._trainer.cfg.steps:  # else it has ended by itself
+        if self._step < self._run.cfg.steps:  # else it has ended by itself
             self._stopped = self._stopped or heard.stop
         return heard

@@ -2,12 +2,13 @@
 
 import math
 
+from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.models.cost import WeightCost
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.step_time import Resource
 from grpo_eqx.planner.trips import MicroBatches
-from grpo_eqx.training.programs import GENERATE, UPDATE
+from grpo_eqx.training.updater import UPDATE
 
 _MOST_SIZES = 3
 """Most sizes of micro-batches to compare with: each takes minutes to plan."""

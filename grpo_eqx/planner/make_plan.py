@@ -5,16 +5,18 @@ from functools import partial
 from typing import Any
 
 from grpo_eqx.common.errors import UserError
+from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.models.kv_cache import num_parts
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips
 from grpo_eqx.run.programs import EVALUATE, run_programs
-from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.run.spec import Programs, RunSpec
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
-from grpo_eqx.training.programs import GENERATE, SCORE, SCORE_REFERENCE, UPDATE, Programs
+from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE
+from grpo_eqx.training.updater import UPDATE
 
 Say = Callable[[str], None]
 """Progress callback: receives what is being worked on, for users who wait."""
@@ -51,13 +53,13 @@ def make_plan(
     """
     mesh = run.mesh(target.devices)
     programs = run.programs(mesh)
-    state = run.state_shapes(programs)
+    state = run.state_shapes(programs.updater)
     resident = {
         "parameters": bytes_per_device(state.model),
         "optimizer_state": bytes_per_device(state.opt_state),
         "reference_model": bytes_per_device(state.reference),
     }
-    layout = programs.rollout_layout(run.cfg.prompts_per_step, run.cfg.num_generations)
+    layout = programs.sampler.layout(run.cfg.prompts_per_step, run.cfg.num_generations)
     scores = run.passes.num_scores(run.cfg)
     runs = {GENERATE: 1, **scores, UPDATE: run.cfg.updates_per_step}
     planned: dict[str, PlannedProgram] = {}
@@ -70,7 +72,7 @@ def make_plan(
         mesh=dict(mesh.shape),
         rollout_sharding=layout.why,
         micro_batch_size=run.micro_batch_size(mesh),
-        rows=programs.row_shape(*run.update_shape),
+        rows=programs.share_shape,
         settings=_settings(run),
         prompt_length=run.prompts.train,
         prompt_length_known=run.prompts.known,
@@ -115,21 +117,23 @@ def _settings(run: RunSpec) -> dict[str, Any]:
 
 def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     """Returns what is known of a program's loops; `None` for a program that steps do not run."""
-    cfg, options = run.cfg, programs.options
+    cfg, options = run.cfg, programs.sampler.options
     repeats = run.model.num_attention_heads // run.model.num_key_value_heads
     if name == EVALUATE:
         return None
     if name != GENERATE:
-        batch = run.update_shape if name == UPDATE else (cfg.prompts_per_step, cfg.num_generations)
-        rows = programs.row_shape(*batch)
+        batch, rows = run.rollout_shape, programs.row_shape
+        if name == UPDATE:
+            batch, rows = run.update_shape, programs.share_shape
+        attention = programs.updater.forward.attention
         return MicroBatches(
             rows=rows,
             num_prompts=batch[0],
             num_generations=batch[1],
             prompt_length=run.prompts.train,
-            attention_blocks=options.attention.block_sizes(rows.width, repeats),
+            attention_blocks=attention.block_sizes(rows.width, repeats),
         )
-    layout = programs.rollout_layout(cfg.prompts_per_step, cfg.num_generations)
+    layout = programs.sampler.layout(cfg.prompts_per_step, cfg.num_generations)
     number = cfg.prompts_per_step * cfg.num_generations
     return Decoding(
         num_completions=number,

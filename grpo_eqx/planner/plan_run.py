@@ -12,6 +12,7 @@ from grpo_eqx.common.choices import LOCAL, Searchable
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.tpu_slices import larger_slices
+from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.planner.devices import Target, described_slice, find_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
@@ -23,7 +24,6 @@ from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks, measured_peaks
-from grpo_eqx.training.programs import GENERATE
 
 _MOST_SLICES = 3
 """Number of larger slices that are tried."""

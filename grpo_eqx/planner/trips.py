@@ -19,8 +19,8 @@ from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, 
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
 from grpo_eqx.planner.work import ATTENTION, Level, Loop
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.programs import MICRO_BATCHES
 from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.scorer import MICRO_BATCHES
 
 
 class Range(NamedTuple):

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from grpo_eqx.checkpoint.run_moment import run_moment
+from grpo_eqx.common.choices import Remat
+from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.common.prng import make_key
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
@@ -19,7 +21,7 @@ from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_
 from grpo_eqx.data.token_files import vocabulary_files
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
-from grpo_eqx.generation import Sampling, Stopping
+from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
 from grpo_eqx.loss_backends import LOSS_BACKENDS, ChunkedLoss, LossBackend
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.config import ModelConfig
@@ -44,12 +46,15 @@ from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
 from grpo_eqx.sharding.rollout_sharding import RolloutSharding, lay_out, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
+from grpo_eqx.training.forward import Forward
 from grpo_eqx.training.lowering import model_shapes, optimizer_shapes, reference_shapes
 from grpo_eqx.training.optimizer import OptimizerNumbers, make_optimizer
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import SCORE, SCORE_REFERENCE, Programs
+from grpo_eqx.training.options import UpdateOptions
+from grpo_eqx.training.reference import copied
 from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE, Scorer
 from grpo_eqx.training.state import TrainState
+from grpo_eqx.training.updater import Updater
 
 _TOKENS = 8192
 """Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
@@ -114,8 +119,8 @@ class Passes(NamedTuple):
         )
 
     @property
-    def batch_fields(self) -> list[str]:
-        """Fields of an update's `Batch` that the passes fill."""
+    def row_fields(self) -> list[str]:
+        """Fields of an update's `Rows` that the passes fill."""
         filled = {
             "old_logps": self.old_policy,
             "ref_logps": self.reference,
@@ -130,6 +135,19 @@ class Passes(NamedTuple):
             SCORE: int(self.old_policy) + entropies,
             SCORE_REFERENCE: int(self.reference),
         }
+
+
+class Programs(NamedTuple):
+    """Objects that hold the programs of a run, and what these need besides arrays."""
+
+    sampler: LocalSampler
+    scorer: Scorer
+    updater: Updater
+    row_shape: RowShape
+    """Shape of a rollout's rows."""
+    share_shape: RowShape
+    """Shape of the rows that an update takes."""
+    compiler: Compiler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -240,30 +258,34 @@ class RunSpec:
         prompts, group = self.update_shape
         most = -(-prompts * group // num_batch_shards(mesh))
         sizes = {
-            self._row_shape(mesh, size).most_micro_batches: size for size in range(most, 0, -1)
+            self._row_shape(mesh, size, prompts, group).most_micro_batches: size
+            for size in range(most, 0, -1)
         }
         return sorted(sizes.values())
 
     def micro_batch_size(self, mesh: jax.sharding.Mesh) -> int:
         """Returns the completions of full length that a device processes at a time, in effect."""
-        size = self.cfg.micro_batch_size_per_device
-        assert size != "auto"  # replaced by what fits
-        shape = self._row_shape(mesh, size)
+        shape = self.row_shape(mesh, *self.update_shape)
         return shape.num_scored // self._length * shape.num_rows // shape.num_shards
+
+    @property
+    def rollout_shape(self) -> tuple[int, int]:
+        """Prompts of a rollout, and completions of each."""
+        return self.cfg.prompts_per_step, self.cfg.num_generations
 
     @property
     def update_shape(self) -> tuple[int, int]:
         """Prompts of an update's batch, and completions of each."""
         return self.cfg.prompts_per_step // self.cfg.steps_per_generation, self.cfg.num_generations
 
-    def _decoding_work(self, programs: Programs) -> DecodingWork:
+    def _decoding_work(self, sampler: LocalSampler, updater: Updater) -> DecodingWork:
         """Returns the sizes from which rollouts of each layout are estimated."""
-        options, mesh = programs.options, programs.mesh
-        state = self.state_shapes(programs)
+        options, mesh = sampler.options, sampler.mesh
+        state = self.state_shapes(updater)
         return DecodingWork(
             config=self.model,
-            weights=jax.eval_shape(programs.rollout_model, state.model),
-            itemsize=options.sampling_dtype.itemsize,
+            weights=jax.eval_shape(sampler.weights, state.model),
+            itemsize=options.compute_dtype.itemsize,
             kv_itemsize=options.kv_itemsize(self.model.head_size),
             prompt_length=self.prompts.train,
             completion_length=self._length,
@@ -277,10 +299,19 @@ class RunSpec:
         assert self.cfg.max_completion_length is not None  # resolved
         return self.cfg.max_completion_length
 
-    def _row_shape(self, mesh: jax.sharding.Mesh, size: int | None) -> RowShape:
-        """Returns the shape of an update's rows for a value of `micro_batch_size_per_device`."""
+    def row_shape(self, mesh: jax.sharding.Mesh, num_prompts: int, group: int) -> RowShape:
+        """Returns the shape of the rows of so many prompts, with `group` completions each."""
+        size = self.cfg.micro_batch_size_per_device
+        assert size != "auto"  # replaced by what fits
+        return self._row_shape(mesh, size, num_prompts, group)
+
+    def _row_shape(
+        self, mesh: jax.sharding.Mesh, size: int | None, num_prompts: int, group: int
+    ) -> RowShape:
+        """Returns the shape of rows for a value of `micro_batch_size_per_device`."""
         return RowShape.of(
-            *self.update_shape,
+            num_prompts,
+            group,
             prompt_length=self.prompts.train,
             completion_length=self._length,
             num_shards=num_batch_shards(mesh),
@@ -295,43 +326,53 @@ class RunSpec:
         tokenizer: ChatTokenizer | None = None,
         on_compile: Callable[[str], None] = lambda name: None,
     ) -> Programs:
-        """Makes the programs of a run whose micro-batches are not `auto`.
+        """Makes what runs on the devices, for a run whose micro-batches are not `auto`.
 
-        **Arguments:** the devices; the tokenizer, without which they are for planning, as shapes
-        depend on its vocabulary alone; called with a program's name before it is compiled.
+        **Arguments:**
+
+        - `mesh`: the devices.
+        - `tokenizer`: the tokenizer, without which programs are for planning, as shapes depend on
+          its vocabulary alone.
+        - `on_compile`: called with a program's name before it is compiled.
         """
-        if tokenizer is None:
-            no_text = [b""] * self.model.vocab_size
-            stopping, pad_id = Stopping.of_strings((), self.cfg.stop_strings, no_text), 0
-        else:
-            stopping = _stopping(self.cfg, tokenizer, self.model.vocab_size)
-            pad_id = tokenizer.pad_id
-        options = _program_options(self, mesh, stopping, pad_id)
+        compiler = Compiler(on_compile)
+        forward = Forward(
+            backend=self.passed.loss_backend or _loss_backend(self.cfg.loss_backend, mesh),
+            mesh=mesh,
+            dtype=_dtype(self.cfg, mesh),
+            remat=self.cfg.remat if self.cfg.remat != "auto" else _remat(mesh),
+            attention=best_attention(mesh),
+        )
+        updates = UpdateOptions(
+            temperature=self.cfg.temperature,
+            objective=_objective(self.cfg),
+            optimizer=OptimizerNumbers.of(self.cfg) if self.passed.optimizer is None else None,
+            top_entropy_quantile=self.cfg.top_entropy_quantile,
+        )
+        optimizer = self.passed.optimizer or make_optimizer(self.cfg)
+        updater = Updater(updates, forward, optimizer, compiler)
+        options = _sampler_options(self, mesh, tokenizer)
+        if isinstance(self.rollout_sharding, AutoSharding) and mesh.size > 1:
+            fastest = AutoSharding(self._decoding_work(LocalSampler(options, mesh), updater))
+            options = dataclasses.replace(options, rollout_sharding=fastest)
+        return Programs(
+            LocalSampler(options, mesh, compiler),
+            Scorer(forward, self.cfg.temperature, compiler),
+            updater,
+            self.row_shape(mesh, *self.rollout_shape),
+            self.row_shape(mesh, *self.update_shape),
+            compiler,
+        )
 
-        def make(options: ProgramOptions) -> Programs:
-            return Programs(
-                options,
-                mesh,
-                self.passed.loss_backend or _loss_backend(self.cfg.loss_backend, mesh),
-                self.passed.optimizer or make_optimizer(self.cfg),
-                on_compile,
-            )
-
-        programs = make(options)
-        if not isinstance(self.rollout_sharding, AutoSharding) or mesh.size == 1:
-            return programs
-        fastest = AutoSharding(self._decoding_work(programs))
-        return make(dataclasses.replace(options, rollout_sharding=fastest))
-
-    def initial_state(self, programs: Programs) -> TrainState:
+    def initial_state(self, updater: Updater) -> TrainState:
         """Places model, optimizer state and reference on the devices, before the first step."""
-        return self.untrained_state(programs, self.initial_model(programs))
+        return self.untrained_state(updater, self.initial_model(updater.forward))
 
-    def initial_model(self, programs: Programs) -> CausalLM:
+    def initial_model(self, forward: Forward) -> CausalLM:
         """Places the model on the devices, with the adapters that are to be trained."""
         source = self.cfg.model if self.passed.model is None else self.passed.model
-        lora, mesh = self.lora, programs.mesh
-        dtype = jnp.dtype(jnp.float32) if lora is None else programs.options.dtype
+        lora, mesh = self.lora, forward.mesh
+        dtype = jnp.dtype(jnp.float32) if lora is None else forward.dtype
         model = raise_on_all_hosts(lambda: shard_model(source, mesh, dtype))
         if lora is not None:
             key = make_key(self.cfg.seed)
@@ -341,13 +382,17 @@ class RunSpec:
             model = jax.tree.map(relabeled, model, shardings)
         return model
 
-    def untrained_state(self, programs: Programs, model: CausalLM) -> TrainState:
+    def untrained_state(self, updater: Updater, model: CausalLM) -> TrainState:
         """Places optimizer state and reference beside a model, as before its first update."""
-        state = programs.init(model)
+        state = updater.init(model)
         if not self._keeps_reference:
             return state
-        reference = programs.reference(model, frozen=not self.cfg.sync_ref_model)
+        reference = copied(model, self._reference_dtype(updater.forward), updater.forward.mesh)
         return dataclasses.replace(state, reference=reference)
+
+    def _reference_dtype(self, forward: Forward) -> jnp.dtype | None:
+        """Returns the dtype of the reference's layers; `None`: float32, to be mixed."""
+        return None if self.cfg.sync_ref_model else forward.dtype
 
     @property
     def lora(self) -> Lora | None:
@@ -364,15 +409,14 @@ class RunSpec:
         """Whether a reference model takes up memory: for a KL term, unless adapters have one."""
         return self.passes.reference and self.lora is None
 
-    def state_shapes(self, programs: Programs) -> TrainState:
+    def state_shapes(self, updater: Updater) -> TrainState:
         """Returns the shapes and shardings of the state, without anything on the devices."""
-        model = model_shapes(self.model, programs.mesh, self.lora, programs.options.dtype)
-        frozen = not self.cfg.sync_ref_model
-        return TrainState(
-            model,
-            optimizer_shapes(programs, model),
-            reference_shapes(programs, model, frozen=frozen) if self._keeps_reference else None,
-        )
+        forward = updater.forward
+        model = model_shapes(self.model, forward.mesh, self.lora, forward.dtype)
+        reference = None
+        if self._keeps_reference:
+            reference = reference_shapes(model, self._reference_dtype(forward), forward.mesh)
+        return TrainState(model, optimizer_shapes(updater, model), reference)
 
 
 def _device_bytes(mesh: jax.sharding.Mesh) -> int:
@@ -444,7 +488,10 @@ def _prompt_lengths(cfg: GRPOConfig, model: ModelConfig) -> PromptLengths:
     return PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
 
 
-def _stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Stopping:
+def _stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer | None, vocab_size: int) -> Stopping:
+    """Returns what ends completions; without a tokenizer, an automaton of the same shape."""
+    if tokenizer is None:
+        return Stopping.of_strings((), cfg.stop_strings, [b""] * vocab_size)
     if not cfg.stop_strings:
         return Stopping.of_ids(tokenizer.eos_ids, vocab_size)
     for string in cfg.stop_strings:
@@ -457,12 +504,34 @@ def _stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer, vocab_size: int) -> Sto
     return Stopping.of_strings(tokenizer.eos_ids, cfg.stop_strings, token_bytes)
 
 
-def _program_options(
-    run: RunSpec, mesh: jax.sharding.Mesh, stopping: Stopping, pad_id: int
-) -> ProgramOptions:
+def _sampler_options(
+    run: RunSpec, mesh: jax.sharding.Mesh, tokenizer: ChatTokenizer | None
+) -> SamplerOptions:
     cfg = run.cfg
     assert cfg.max_completion_length is not None  # resolved
-    assert cfg.micro_batch_size_per_device != "auto"  # replaced by what fits
+    return SamplerOptions(
+        sampling=Sampling(
+            temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
+        ),
+        max_prompt_length=run.prompts.train,
+        max_completion_length=cfg.max_completion_length,
+        stopping=_stopping(cfg, tokenizer, run.model.vocab_size),
+        pad_id=0 if tokenizer is None else tokenizer.pad_id,
+        seed=cfg.seed,
+        dtype=_dtype(cfg, mesh),
+        rollout_dtype=None if cfg.rollout_dtype == "auto" else jnp.dtype(cfg.rollout_dtype),
+        kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
+        kv_head_multiple=vector_size(mesh),
+        max_num_seqs=cfg.max_num_seqs,
+        decodes_on_cpu=_on_cpu(mesh),
+        records_routes=cfg.router_replay,
+        rollout_sharding=run.rollout_sharding,
+        attention=best_attention(mesh),
+    )
+
+
+def _dtype(cfg: GRPOConfig, mesh: jax.sharding.Mesh) -> jnp.dtype:
+    """Returns the dtype that layers compute in; raises `UserError` for one that devices lack."""
     on_cpu = _on_cpu(mesh)
     for name in ("dtype", "rollout_dtype"):
         if on_cpu and getattr(cfg, name) == "bfloat16":
@@ -470,34 +539,11 @@ def _program_options(
                 f"{name} is bfloat16, but the devices are CPUs, whose compiler lacks bfloat16 "
                 f"products with float32 results: use auto."
             )
-    dtype = cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16"
-    return ProgramOptions(
-        sampling=Sampling(
-            temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
-        ),
-        max_prompt_length=run.prompts.train,
-        max_completion_length=cfg.max_completion_length,
-        stopping=stopping,
-        pad_id=pad_id,
-        seed=cfg.seed,
-        dtype=jnp.dtype(dtype),
-        rollout_dtype=None if cfg.rollout_dtype == "auto" else jnp.dtype(cfg.rollout_dtype),
-        kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
-        kv_head_multiple=vector_size(mesh),
-        max_num_seqs=cfg.max_num_seqs,
-        decodes_on_cpu=on_cpu,
-        router_replay=cfg.router_replay,
-        remat=cfg.remat if cfg.remat != "auto" else "none" if on_cpu else "full",
-        rollout_sharding=run.rollout_sharding,
-        attention=best_attention(mesh),
-        objective=_objective(cfg),
-        optimizer=OptimizerNumbers.of(cfg) if run.passed.optimizer is None else None,
-        mask_truncated_completions=cfg.mask_truncated_completions,
-        top_entropy_quantile=cfg.top_entropy_quantile,
-        micro_batch_size_per_device=cfg.micro_batch_size_per_device,
-        tokens_per_micro_batch=_tokens_per_micro_batch(mesh),
-        row_multiple=vector_size(mesh),
-    )
+    return jnp.dtype(cfg.dtype if cfg.dtype != "auto" else "float32" if on_cpu else "bfloat16")
+
+
+def _remat(mesh: jax.sharding.Mesh) -> Remat:
+    return "none" if _on_cpu(mesh) else "full"
 
 
 def _on_cpu(mesh: jax.sharding.Mesh) -> bool:

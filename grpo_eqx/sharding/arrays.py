@@ -40,3 +40,14 @@ def relabeled(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
     """
     parts = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, sharding, parts)
+
+
+def shapes_of(tree: Any, shardings: Any) -> Any:
+    """Returns the shapes of arrays, or of their shapes, with their shardings."""
+
+    def of(
+        x: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding
+    ) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(of, tree, shardings)

@@ -82,7 +82,7 @@ class CompilePhases:
                 self._times.remember(program, phase.seconds)
 
         PHASES.begin(phase)
-        when_compiled(f"_{program}_program", done)  # as Programs names the function
+        when_compiled(f"{program}_program", done)  # as Compiler names the function
         if not PHASES.are_shown:
             took = "" if before is None else f" (took {readable_seconds(before)} before)"
             self._stages.say(f"{phase.text}{took}")

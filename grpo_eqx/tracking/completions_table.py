@@ -12,7 +12,8 @@ from jaxtyping import Float
 
 from grpo_eqx.common.durable import write_whole
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.generation import Completions
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Group
 from grpo_eqx.rewards import Rewards
 from grpo_eqx.tracking.checked_parquet import to_parquet
 
@@ -29,48 +30,53 @@ def prompt_id(text: str) -> str:
 def completion_columns(
     step: int,
     prompts: Sequence[Prompt],
-    completions: Completions,
+    texts: Sequence[Sequence[str]],
+    groups: Sequence[Group],
     rewards: Rewards,
     advantages: Float[np.ndarray, "P G"],
 ) -> dict[str, list[Any]]:
     """Returns the columns of a step's table, with an entry for each completion.
 
     Missing rewards of a function, and advantages of completions without a reward, are NaN.
+
+    **Arguments:**
+
+    - `step`: the step.
+    - `prompts`, `groups`, `texts`: the prompts, and their completions in tokens and in text.
+    - `rewards`, `advantages`: rewards and advantages of the completions.
     """
     group = advantages.shape[1]
-    texts = [prompt.text for prompt in prompts]
+    asked = [prompt.text for prompt in prompts]
+    completions = [each for group in groups for each in group]
     return {
         "step": [step] * advantages.size,
-        "prompt_id": [id_ for id_ in map(prompt_id, texts) for _ in range(group)],
-        "prompt": [text for text in texts for _ in range(group)],
-        "completion": [text for texts in completions.texts for text in texts],
+        "prompt_id": [id_ for id_ in map(prompt_id, asked) for _ in range(group)],
+        "prompt": [text for text in asked for _ in range(group)],
+        "completion": [text for of_prompt in texts for text in of_prompt],
         **{
             f"rewards/{name}": each.reshape(-1).tolist()
             for name, each in zip(rewards.names, rewards.each, strict=True)
         },
         "reward": rewards.total.reshape(-1).tolist(),
         "advantage": advantages.reshape(-1).tolist(),
-        "length": completions.lengths.reshape(-1).tolist(),
-        "truncated": (~completions.finished).reshape(-1).tolist(),
+        "length": [len(each) for each in completions],
+        "truncated": [not each.is_finished for each in completions],
     }
 
 
-def token_columns(completions: Completions) -> dict[str, list[Any]]:
+def token_columns(groups: Sequence[Group], tokenizer: ChatTokenizer) -> dict[str, list[Any]]:
     """Returns two more columns, with a list for each completion: its tokens and their log-probs.
 
     `tokens` has the text of each token, or the name of a special token. `token_logps` has log-probs
     under the distribution that was sampled from, in float32 rounded to float16's 11 bits.
     """
-    if completions.sampler_logps is None:
-        return {}
-    texts = completions.tokenizer.token_texts
+    completions = [each for group in groups for each in group]
     # One call for all tokens: a call per completion would cost more than its work.
-    ids = [ids for group in completions.ids for ids in group]
-    rows = [row for group in completions.sampler_logps for row in group]
-    words = texts([token for each in ids for token in each])
-    logps = np.concatenate(rows).astype(np.float16).astype(np.float32)
-    ends = list(itertools.accumulate(map(len, ids)))
-    parts = [slice(end - len(each), end) for end, each in zip(ends, ids, strict=True)]
+    words = tokenizer.token_texts([token for each in completions for token in each.ids.tolist()])
+    logps = np.concatenate([each.sampler_logps for each in completions])
+    logps = logps.astype(np.float16).astype(np.float32)
+    ends = list(itertools.accumulate(map(len, completions)))
+    parts = [slice(end - len(each), end) for end, each in zip(ends, completions, strict=True)]
     return {"tokens": [words[part] for part in parts], _LOGPS: [logps[part] for part in parts]}
 
 

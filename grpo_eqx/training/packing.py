@@ -3,14 +3,14 @@
 import dataclasses
 from collections.abc import Iterator
 
-import equinox as eqx
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Int
 
 from grpo_eqx.training.row_shape import RowShape
 
 
-class Packing(eqx.Module):
+@dataclasses.dataclass(frozen=True)
+class Packing:
     """Assignment of completions to the rows of micro-batches.
 
     A row holds a prompt, without its last token, and after it some of its completions, each of
@@ -19,19 +19,19 @@ class Packing(eqx.Module):
     completions in each of the `R` rows of a micro-batch.
     """
 
-    completions: Int[Array | np.ndarray, "M R C"]
+    completions: Int[np.ndarray, "M R C"]
     """Index of the completion in the batch, `prompt * G + sample`; -1 where there is none."""
-    lengths: Int[Array | np.ndarray, "M R C"]
+    lengths: Int[np.ndarray, "M R C"]
     """Tokens of the completion."""
-    starts: Int[Array | np.ndarray, "M R C"]
+    starts: Int[np.ndarray, "M R C"]
     """Column of its first input."""
-    prompt_starts: Int[Array | np.ndarray, "M R C"]
+    prompt_starts: Int[np.ndarray, "M R C"]
     """Column of the first token of its prompt."""
-    prompt_lengths: Int[Array | np.ndarray, "M R C"]
+    prompt_lengths: Int[np.ndarray, "M R C"]
     """Tokens of its prompt, the last included; 1 where there is no completion."""
-    number: Int[Array | np.ndarray, ""]
+    number: int
     """Micro-batches in use, the first ones: at most `M`."""
-    shape: RowShape = eqx.field(static=True)
+    shape: RowShape
 
     @classmethod
     def plan(
@@ -80,22 +80,27 @@ class Packing(eqx.Module):
         )
         return cls(
             completions, lengths, starts, prompt_starts, prompt_lengths,
-            np.asarray(number, np.int32), shape,
+            number, shape,
         )  # fmt: skip
+
+    @property
+    def scored_starts(self) -> Int[np.ndarray, "M R C"]:
+        """Start of each completion's tokens among those of its row that are scored."""
+        return np.cumsum(self.lengths, axis=-1, dtype=np.int32) - self.lengths
 
     def num_tokens(self) -> Int[np.ndarray, "M R"]:
         """Counts the tokens in each row, a prompt's once for each row that it is in."""
-        starts = np.where(np.asarray(self.completions) < 0, -1, np.asarray(self.prompt_starts))
+        starts = np.where(self.completions < 0, -1, self.prompt_starts)
         ordered = np.sort(starts, axis=-1)
         order = np.argsort(starts, axis=-1, kind="stable")
-        kept = np.take_along_axis(np.asarray(self.prompt_lengths) - 1, order, axis=-1)
+        kept = np.take_along_axis(self.prompt_lengths - 1, order, axis=-1)
         is_first = np.diff(ordered, axis=-1, prepend=-1) != 0
-        return np.asarray(self.lengths).sum(axis=-1) + (kept * is_first).sum(axis=-1)
+        return self.lengths.sum(axis=-1) + (kept * is_first).sum(axis=-1)
 
     @property
     def padding_share(self) -> float:
         """Share of the positions of all rows in use that hold no token."""
-        positions = int(self.number) * self.shape.num_rows * self.shape.width
+        positions = self.number * self.shape.num_rows * self.shape.width
         return float(1 - self.num_tokens().sum() / positions)
 
     @property

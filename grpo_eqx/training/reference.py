@@ -1,5 +1,7 @@
 """The reference model of the KL term: copied from the policy, and moved after it."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,6 +11,7 @@ from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.settings.config import GRPOConfig
 
 
+@partial(jax.jit, static_argnames=("dtype", "mesh"))
 def copied(model: CausalLM, dtype: jnp.dtype | None, mesh: jax.sharding.Mesh) -> CausalLM:
     """Copies a model for `score`: its layers in `dtype`, or in float32 to be mixed (`None`)."""
     copy = model
@@ -20,10 +23,11 @@ def copied(model: CausalLM, dtype: jnp.dtype | None, mesh: jax.sharding.Mesh) ->
     return jax.lax.with_sharding_constraint(copy, model.shardings(mesh))
 
 
+@partial(jax.jit, donate_argnames="reference", static_argnames="mesh")
 def mixed(
     reference: CausalLM, model: CausalLM, alpha: Float[Array, ""], mesh: jax.sharding.Mesh
 ) -> CausalLM:
-    """Returns alpha * model + (1 - alpha) * reference.
+    """Returns alpha * model + (1 - alpha) * reference, whose arrays are donated.
 
     This is the soft update of TR-DPO (arXiv 2404.09656, eq. 2).
     """

@@ -30,6 +30,10 @@ class RowShape:
     """Tokens of completions in a row, of which log-probs are computed."""
     places: int
     """Completions in a row."""
+    completion_length: int
+    """Tokens of the longest completion."""
+    num_completions: int
+    """Completions of the batch, those without tokens included."""
 
     @classmethod
     def of(
@@ -67,6 +71,8 @@ class RowShape:
             width=width,
             num_scored=full * completion_length,
             places=min(_PLACES * full, num_prompts * num_generations),
+            completion_length=completion_length,
+            num_completions=num_prompts * num_generations,
         )
 
     def least_micro_batches(self, *, num_tokens: int, num_scored: int, num_completions: int) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import SupportsFloat
 
 from grpo_eqx.common.errors import RunError
-from grpo_eqx.training.programs import SKIPPED
+from grpo_eqx.training.updater import SKIPPED
 
 
 def count_skipped(

@@ -16,11 +16,11 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import complete_steps
+from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.settings.run_names import MAY_CHANGE
 from grpo_eqx.sharding import ExplicitMesh, Mesh
-from grpo_eqx.training.compile_ahead import CompileAhead
 from grpo_eqx.training.state import TrainState
 
 pytestmark = pytest.mark.slow
@@ -57,14 +57,14 @@ def train(settings: dict[str, Any]) -> Callable[..., GRPOTrainer]:
     ) -> GRPOTrainer:
         cfg = GRPOConfig(**{**settings, **changes}, output_dir=folder)
         trainer = GRPOTrainer(cfg, reward_funcs=[distinct_words], mesh=mesh)
-        collect = trainer.experiences.collect
+        collect = trainer.rollouts.next
 
         def interrupted(*arguments: Any) -> Any:
             if trainer.state.step == until:
                 raise InterruptionError
             return collect(*arguments)
 
-        trainer.experiences.collect = interrupted  # type: ignore[method-assign]
+        trainer.rollouts.next = interrupted  # type: ignore[method-assign]
         if until is None:
             trainer.fit()
         else:
@@ -208,7 +208,7 @@ def test_nothing_is_compiled_beforehand_for_a_run_that_is_refused_or_finished(
     train(tmp_path / "done", steps=1)
     train(tmp_path / "part", until=1)
     begun = list[object]()
-    monkeypatch.setattr(CompileAhead, "start", lambda self, lowerings: begun.append(lowerings))
+    monkeypatch.setattr(Compiler, "start", lambda self, lowerings: begun.append(lowerings))
 
     def compiles(**changes: Any) -> bool:
         begun.clear()

@@ -21,7 +21,7 @@ SETTINGS = (
     "jax_enable_compilation_cache",
     "jax_persistent_cache_min_compile_time_secs",
 )
-OF_STEPS = ("jit__generate_program", "jit__score_program", "jit__update_program")
+OF_STEPS = ("jit_generate_program", "jit_score_program", "jit_update_program")
 SMALL = {
     "--prompts-per-step": 8, "--num-generations": 2, "--max-completion-length": 16, "--steps": 2,
     "--mesh": "auto", "--beta": 0.1, "--top-entropy-quantile": 0.5, "--steps-per-generation": 2,

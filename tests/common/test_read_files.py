@@ -31,8 +31,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "no valid JSON .Expecting value at column 1, as it ends too early"),
-        (b'{"a": 1', "no valid JSON .*at column 8, as it ends too early"),
+        (b"", "not valid JSON .Expecting value at column 1, as it ends too early"),
+        (b'{"a": 1', "not valid JSON .*at column 8, as it ends too early"),
         (b"[1]", r"holds \[1\]: expected a JSON object"),
         (b"null", "holds None: expected a JSON object"),
         (b"\xff\xfe{\0}\0", "encoded in UTF-16: save it in UTF-8"),
@@ -107,9 +107,9 @@ def test_devices_are_not_read_although_a_user_names_them(tmp_path: Path, device:
         ("a: 0x" + "f" * 10_000, "more than 4,200 digits"),
         ("a: " + "9" * 10_000, "more than 4,300 digits"),
         ("a: 2024-99-99", "cannot be read .ValueError: month must be"),
-        ("a: !!python/name:os.system x", "no valid YAML .* at line 1, column 4"),
-        ("a: b\0", "no valid YAML"),
-        ("? [a]\n: b", "no valid YAML"),
+        ("a: !!python/name:os.system x", "not valid YAML .* at line 1, column 4"),
+        ("a: b\0", "not valid YAML"),
+        ("? [a]\n: b", "not valid YAML"),
         ("a: 1\na: 2", "a is set twice"),
         ("- a\n" * 100_000, "more than 200,000 characters"),
     ],

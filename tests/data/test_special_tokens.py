@@ -1,5 +1,6 @@
 """Special tokens come once, prompts have no end, and built-in rewards find all tags."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +12,9 @@ from transformers import PreTrainedTokenizerFast
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.special_tokens import TAGS
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import Completions
+from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.rewards import RewardRunner, gsm8k
+from grpo_eqx.rollout.rollout import Rollout
 
 SPECIAL = ["<s>", "</s>", "[gMASK]", "<|user|>", "<|assistant|>"]
 
@@ -208,18 +210,16 @@ def test_what_a_prompt_opens_counts(tokenizer: ChatTokenizer, prompt: Prompt, op
 LAYOUT = "<think>1 + 1 is 2</think>\n<answer>2</answer>"
 
 
-def completed(tokenizer: ChatTokenizer, written: str) -> Completions:
+def completed(tokenizer: ChatTokenizer, written: str) -> Rollout:
     ids = tokenizer.tokenizer(written + "</s>", add_special_tokens=False)["input_ids"]
-    return Completions([[ids]], np.array([[True]]), np.array([[len(ids)]]), tokenizer)
+    return Rollout([QUESTION], [[Trajectory([1], Address(0, 0, 0), np.array(ids))]], tokenizer)
 
 
 def rewards(tokenizer: ChatTokenizer, prompt: Prompt, written: str) -> dict[str, float]:
     funcs = {"format": gsm8k.format, "tags": gsm8k.tags, "strict": gsm8k.correct_strict}
-    completions = completed(tokenizer, written)
     prompt = Prompt(prompt.content, {"answer": 2}, prompt.plain)
-    made = RewardRunner(funcs)(
-        [prompt], completions.texts, completions.ids, completions.tagged_texts([prompt])
-    )
+    rollout = dataclasses.replace(completed(tokenizer, written), prompts=[prompt])
+    made = RewardRunner(funcs)([prompt], rollout.texts, rollout.ids, rollout.tagged_texts)
     return dict(zip(made.names, made.each[:, 0, 0].tolist(), strict=True))
 
 
@@ -240,7 +240,7 @@ def test_built_in_rewards_read_tags_that_are_special_tokens(special: Sequence[st
     tokenizer = chat("$A", TEMPLATE, special)
     assert rewards(tokenizer, QUESTION, LAYOUT) == ALL
     completions = completed(tokenizer, LAYOUT)
-    assert completions.tagged_texts([QUESTION]) == [[LAYOUT]]  # without the end
+    assert completions.tagged_texts == [[LAYOUT]]  # without the end
     plain = LAYOUT
     for tag in special:
         plain = plain.replace(tag, "")
@@ -256,7 +256,7 @@ def test_a_users_function_gets_what_it_gets_from_trl() -> None:
 
     tokenizer = chat("$A", TEMPLATE, TAGS)
     completions = completed(tokenizer, LAYOUT)
-    tagged = completions.tagged_texts([QUESTION])
+    tagged = completions.tagged_texts
     RewardRunner({"own": own})([QUESTION], completions.texts, completions.ids, tagged)
     assert seen == ["1 + 1 is 2\n2"]
 
@@ -265,5 +265,5 @@ def test_added_tags_that_are_not_special_are_texts_as_any_other() -> None:
     tokenizer = chat("$A", TEMPLATE)
     tokenizer.tokenizer.add_tokens([AddedToken(tag, special=False) for tag in TAGS])
     completions = completed(tokenizer, LAYOUT)
-    assert completions.tagged_texts([QUESTION]) is completions.texts
+    assert completions.tagged_texts is completions.texts
     assert completions.texts == [[LAYOUT]]

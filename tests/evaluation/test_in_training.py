@@ -71,14 +71,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def interrupt(trainer: GRPOTrainer, step: int) -> None:
     """Ends the run after a step, when the next has begun."""
-    collect = trainer.experiences.collect
+    collect = trainer.rollouts.next
 
     def interrupted(*arguments: Any) -> Any:
         if trainer.state.step == step:
             raise InterruptionError
         return collect(*arguments)
 
-    trainer.experiences.collect = interrupted  # type: ignore[method-assign]
+    trainer.rollouts.next = interrupted  # type: ignore[method-assign]
     with pytest.raises(InterruptionError):
         trainer.fit()
 

@@ -9,10 +9,11 @@ import pytest
 from grpo_eqx import Evaluation, GRPOConfig, UserError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
-from grpo_eqx.generation import Completions
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.rewards import RewardFunc, gsm8k
+from grpo_eqx.rollout.rollout import Rollout
 
 ROWS = [
     {
@@ -41,13 +42,18 @@ def evaluated(
     **settings: Any,
 ) -> Evaluation:
     """The evaluation of completions with these texts."""
-    ids = [[tokenizer.tokenizer(text)["input_ids"] for text in group] for group in texts]
-    lengths = np.array([[len(each) for each in group] for group in ids])
-    completions = Completions(ids, np.ones(lengths.shape, bool), lengths, tokenizer)
-    vars(completions)["texts"] = [list(group) for group in texts]
+    groups = [
+        [
+            Trajectory([1], Address(0, p, s), np.array(tokenizer.tokenizer(text)["input_ids"], int))
+            for s, text in enumerate(group)
+        ]
+        for p, group in enumerate(texts)
+    ]
+    rollout = Rollout(PROBLEMS, groups, tokenizer)
+    vars(rollout)["texts"] = [list(group) for group in texts]
     with Scorer(GRPOConfig(**settings), func, metrics) as scorer:
         scorer.check_answers(PROBLEMS)
-        return scorer(PROBLEMS, completions, 1.0)
+        return scorer(rollout, 1.0)
 
 
 def test_gsm8k_is_scored_flexibly_and_strictly_by_its_reward_functions(

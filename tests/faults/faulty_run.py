@@ -10,7 +10,6 @@ from typing import Any
 import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, cli
-from grpo_eqx.rollout.experience import StartedRollout
 from grpo_eqx.training.state import TrainState
 
 
@@ -59,14 +58,14 @@ class Reward:
 
 def crash(trainer: GRPOTrainer) -> None:
     """Has the trainer meet a bug in its third step."""
-    start = trainer.experiences.start
+    start = trainer.rollouts.start
 
-    def crashing(state: TrainState, index: int = 0) -> StartedRollout:
+    def crashing(state: TrainState) -> None:
         if state.step == 2:
             raise ValueError("a bug")
-        return start(state, index)
+        start(state)
 
-    trainer.experiences.start = crashing  # type: ignore[method-assign]
+    trainer.rollouts.start = crashing  # type: ignore[method-assign]
 
 
 def train(cfg: GRPOConfig) -> None:

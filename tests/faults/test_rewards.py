@@ -108,27 +108,22 @@ def test_a_run_goes_on_without_the_completions_on_which_a_function_fails(
         reward_failures="drop", max_failed_rewards=0.5, **CASES[kind],
     )  # fmt: skip
     steps = []
-    collect = run.experiences.collect
+    learn = run._learner.learn
 
-    def listen(*args: Any) -> Any:
-        steps.append(collect(*args))
-        return steps[-1]
+    def listen(state: Any, rollout: Any, advantages: Any) -> Any:
+        learned = learn(state, rollout, advantages)
+        steps.append((rollout, run._learner.num_counted))
+        return learned
 
-    run.experiences.collect = listen  # type: ignore[method-assign]
+    run._learner.learn = listen  # type: ignore[method-assign]
     history = run.fit().history
     assert children() <= before
     assert len(history) == STEPS
-    for experience, metrics in zip(steps, history, strict=True):
-        ids = experience.groups.completions.ids
-        tenth = np.array([[sum(tokens) % 10 == 0 for tokens in group] for group in ids])
+    for (rollout, num_counted), metrics in zip(steps, history, strict=True):
+        tenth = np.array([[sum(tokens) % 10 == 0 for tokens in group] for group in rollout.ids])
         assert metrics[f"rewards/{func.__name__}/num_failed"] == tenth.sum() > 0
-        np.testing.assert_array_equal(experience.groups.rewards.dropped, tenth)
-        rollout = experience.groups.rollout
-        counted, tokens = np.asarray(rollout.loss_mask), np.asarray(rollout.completion_mask)
-        np.testing.assert_array_equal(counted, tokens & ~tenth[..., None])
-        np.testing.assert_array_equal(
-            experience.groups.completions.num_written, counted.sum(axis=-1)
-        )
+        np.testing.assert_array_equal(rollout.rewards.dropped, tenth)
+        assert num_counted == rollout.lengths[~tenth].sum()
         assert all(map(np.isfinite, metrics.values()))
     # Where a whole group failed there is nothing to learn, and nothing breaks.
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(run.state.model))

@@ -1,7 +1,7 @@
 """The rollout: what it returns, and that nothing about the batch changes it."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +9,8 @@ import numpy as np
 import pytest
 
 from grpo_eqx.common.prng import gumbel, sample_keys
-from grpo_eqx.generation import (
-    Prompts,
-    Rollout,
-    Sampling,
-    SlotCounts,
-    Stopping,
-    generate,
-)
-from grpo_eqx.generation.engine import _sizes
+from grpo_eqx.generation import Sampling, SlotCounts, Stopping, generate
+from grpo_eqx.generation.engine import Generated, _sizes
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.generation.slots import Slots
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
@@ -34,7 +27,7 @@ CONFIG = Qwen2Config(
     num_key_value_heads=2,
 )
 MODEL = Qwen2.init(CONFIG, jax.random.key(0), std=0.3)
-EOS, PAD = 3, 0
+EOS = 3
 STOPPING = Stopping.of_ids([EOS], CONFIG.vocab_size)
 LENGTHS = np.array([7, 4, 1])
 
@@ -60,12 +53,24 @@ def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
 def _run(
     model: Qwen2, ids: jax.Array, mask: jax.Array, stopping: Stopping, *, sampling: Sampling,
     group: int, max_length: int, **options: Any,
-) -> tuple[Rollout, SlotCounts]:  # fmt: skip
+) -> Generated:  # fmt: skip
     keys = sample_keys(0, jnp.int32(5), jnp.arange(len(ids)), group)
     return generate(
-        model, Prompts(ids, mask), keys,
-        sampling=sampling, max_length=max_length, stopping=stopping, pad_id=PAD, **options,
+        model, ids, mask, keys,
+        sampling=sampling, max_length=max_length, stopping=stopping, **options,
     )  # fmt: skip
+
+
+class Drawn(NamedTuple):
+    """Prompts, and completions without what follows their ends."""
+
+    prompt_ids: np.ndarray
+    prompt_mask: np.ndarray
+    ids: np.ndarray
+    mask: np.ndarray
+    logps: np.ndarray
+    finished: np.ndarray
+    lengths: np.ndarray
 
 
 def run_counted(
@@ -76,11 +81,17 @@ def run_counted(
     max_length: int = 12,
     stopping: Stopping = STOPPING,
     **options: Any,
-) -> tuple[Rollout, SlotCounts]:
+) -> tuple[Drawn, SlotCounts]:
     """Generates with a program that equal shapes and options share."""
-    return _run(
+    made = _run(
         MODEL, ids, mask, stopping, sampling=sampling, group=group, max_length=max_length, **options
     )
+    own = np.arange(max_length) < np.asarray(made.lengths)[..., None]
+    drawn = Drawn(
+        np.asarray(ids), np.asarray(mask), np.where(own, made.ids, 0), own,
+        np.where(own, made.logps, 0.0), np.asarray(made.finished), np.asarray(made.lengths),
+    )  # fmt: skip
+    return drawn, made.counts
 
 
 def shards(number: int) -> RolloutLayout:
@@ -88,24 +99,20 @@ def shards(number: int) -> RolloutLayout:
     return RolloutLayout(ExplicitMesh(dp=number).build(jax.devices()[:number]), ("dp",), (), "")
 
 
-def run(*args: Any, **kwargs: Any) -> Rollout:
+def run(*args: Any, **kwargs: Any) -> Drawn:
     return run_counted(*args, **kwargs)[0]
 
 
-def test_completions_end_with_their_eos_and_are_padded_after_it() -> None:
+def test_completions_end_with_their_eos() -> None:
     rollout = run(*prompts(), stopping=Stopping.of_ids([EOS, 5, 6], CONFIG.vocab_size))
-    ids, lengths = np.asarray(rollout.completion_ids), np.asarray(rollout.lengths)
+    ids, lengths = np.asarray(rollout.ids), np.asarray(rollout.lengths)
     finished = np.asarray(rollout.finished)
     assert finished.any()
     for p, g in np.ndindex(lengths.shape):
         row, length = ids[p, g], lengths[p, g]
         assert not np.isin(row[: length - 1], (EOS, 5, 6)).any()
         assert np.isin(row[length - 1], (EOS, 5, 6)) == finished[p, g]
-        assert (row[length:] == PAD).all()
         assert finished[p, g] or length == 12
-        assert np.asarray(rollout.completion_mask)[p, g].tolist() == [True] * length + [False] * (
-            12 - length
-        )
 
 
 def test_slots_that_cannot_be_are_refused() -> None:
@@ -135,11 +142,11 @@ def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None, unrolled
     check_logps(rollout, 1.0)
 
 
-def trainers_logps(rollout: Rollout, temperature: float = 1.0) -> np.ndarray:
+def trainers_logps(rollout: Drawn, temperature: float = 1.0) -> np.ndarray:
     """Log-probs of each prompt's completions, as sequences of their own."""
     found = []
-    for p, ids in enumerate(rollout.completion_ids):
-        prompt = rollout.prompts.ids[p][np.asarray(rollout.prompts.mask[p])]
+    for p, ids in enumerate(rollout.ids):
+        prompt = rollout.prompt_ids[p][rollout.prompt_mask[p]]
         both = jnp.concatenate([jnp.tile(prompt, (len(ids), 1)), ids], axis=1)
         logits = jax.jit(Qwen2.logits)(MODEL, both)[:, len(prompt) - 1 : -1]
         logprobs = jax.nn.log_softmax(logits / temperature, axis=-1)
@@ -147,26 +154,25 @@ def trainers_logps(rollout: Rollout, temperature: float = 1.0) -> np.ndarray:
     return np.stack(found)
 
 
-def check_logps(rollout: Rollout, temperature: float) -> None:
+def check_logps(rollout: Drawn, temperature: float) -> None:
     trainers = trainers_logps(rollout, temperature)
-    mask = np.asarray(rollout.completion_mask)
-    np.testing.assert_allclose(rollout.sampler_logps[mask], trainers[mask], atol=1e-4)
-    assert (np.asarray(rollout.sampler_logps)[~mask] == 0).all()
+    mask = np.asarray(rollout.mask)
+    np.testing.assert_allclose(rollout.logps[mask], trainers[mask], atol=1e-4)
 
 
 def test_padding_of_prompts_changes_nothing() -> None:
     first = run(*prompts())
     for width, side in [(16, "right"), (7, "left"), (20, "left")]:
         other = run(*prompts(width, side))
-        assert (first.completion_ids == other.completion_ids).all()
-        np.testing.assert_allclose(first.sampler_logps, other.sampler_logps, atol=1e-5)
+        assert (first.ids == other.ids).all()
+        np.testing.assert_allclose(first.logps, other.logps, atol=1e-5)
 
 
 def test_a_sample_is_the_same_alone_and_in_a_larger_group_or_batch() -> None:
     ids, mask = prompts()
     full = run(ids, mask, group=4)
-    assert (run(ids, mask, group=2).completion_ids == full.completion_ids[:, :2]).all()
-    assert (run(ids[:1], mask[:1]).completion_ids == full.completion_ids[:1]).all()
+    assert (run(ids, mask, group=2).ids == full.ids[:, :2]).all()
+    assert (run(ids[:1], mask[:1]).ids == full.ids[:1]).all()
 
 
 def test_samples_differ_between_prompts_samples_and_steps() -> None:
@@ -179,12 +185,12 @@ def test_samples_differ_between_prompts_samples_and_steps() -> None:
 
 def test_a_longer_limit_only_continues() -> None:
     short, long = run(*prompts(), max_length=6), run(*prompts(), max_length=12)
-    mask = np.asarray(short.completion_mask)
-    assert (short.completion_ids[mask] == long.completion_ids[..., :6][mask]).all()
+    mask = np.asarray(short.mask)
+    assert (short.ids[mask] == long.ids[..., :6][mask]).all()
 
 
 def test_greedy_needs_no_keys_and_repeats_within_a_group() -> None:
-    ids = np.asarray(run(*prompts(), GREEDY).completion_ids)
+    ids = np.asarray(run(*prompts(), GREEDY).ids)
     assert (ids == ids[:, :1]).all()
 
 
@@ -203,11 +209,11 @@ def test_slots_change_nothing(num_slots: int, refill_at: int | None, unrolled: b
     assert lengths.min() < 10
     slots = {"num_slots": num_slots, "refill_at": refill_at, "unrolled": unrolled}
     found = run(*prompts(), **every, **slots)
-    for name in ("completion_ids", "completion_mask", "finished"):
+    for name in ("ids", "mask", "finished"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     # Products of other shapes sum in another order: rounding, which a row's cache passes on.
-    difference = np.asarray(found.sampler_logps) - np.asarray(expected.sampler_logps)
-    assert np.sqrt(np.mean(difference[np.asarray(expected.completion_mask)] ** 2)) < 1e-5
+    difference = np.asarray(found.logps) - np.asarray(expected.logps)
+    assert np.sqrt(np.mean(difference[np.asarray(expected.mask)] ** 2)) < 1e-5
     assert np.abs(difference).max() < 1e-4
 
 
@@ -228,7 +234,7 @@ def test_each_shard_refills_its_slots_from_its_own_prompts(
     expected = run(*prompts(), **every)
     slots = {"num_slots": num_slots, "unrolled": unrolled}
     found = run(*prompts(), **every, **slots, layout=shards(num_shards))
-    np.testing.assert_array_equal(found.completion_ids, expected.completion_ids)
+    np.testing.assert_array_equal(found.ids, expected.ids)
 
 
 @pytest.mark.slow
@@ -282,7 +288,7 @@ def test_stop_strings_end_completions_and_stay_in_them() -> None:
     )  # fmt: skip
     stopped = 0
     for p, g in np.ndindex(3, 8):
-        ids = rollout.completion_ids[p, g, : rollout.lengths[p, g]].tolist()
+        ids = rollout.ids[p, g, : rollout.lengths[p, g]].tolist()
         text = b"".join(letters[i] for i in ids)
         assert b"abc" not in b"".join(letters[i] for i in ids[:-1])
         stopped += text.endswith(b"abc")
@@ -306,8 +312,8 @@ def test_a_rounded_cache_samples_nearly_the_same_distribution(
     rollout = run(
         *prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5, unrolled=unrolled
     )
-    mask = np.asarray(rollout.completion_mask)
-    gap = np.abs(np.asarray(rollout.sampler_logps) - trainers_logps(rollout))[mask]
+    mask = np.asarray(rollout.mask)
+    gap = np.abs(np.asarray(rollout.logps) - trainers_logps(rollout))[mask]
     assert 1e-4 < gap.max() < most
 
 
@@ -316,8 +322,8 @@ def test_a_rounded_cache_samples_nearly_the_same_distribution(
 def test_zeros_after_the_heads_of_a_cache_change_no_token(dtype: str) -> None:
     every = {"group": 8, "kv_cache_dtype": jnp.dtype(dtype), "num_slots": 5}
     expected, found = run(*prompts(), **every), run(*prompts(), **every, kv_head_multiple=16)
-    np.testing.assert_array_equal(found.completion_ids, expected.completion_ids)
-    np.testing.assert_allclose(found.sampler_logps, expected.sampler_logps, atol=1e-5)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    np.testing.assert_allclose(found.logps, expected.logps, atol=1e-5)
 
 
 def test_the_first_sampled_tokens_are_those_of_the_model() -> None:
@@ -329,4 +335,4 @@ def test_the_first_sampled_tokens_are_those_of_the_model() -> None:
     for p, length in enumerate(LENGTHS):
         logits = MODEL.logits(ids[p : p + 1, :length])[0, -1]
         for g in range(4):
-            assert rollout.completion_ids[p, g, 0] == jnp.argmax(logits + draw(keys[p, g]))
+            assert rollout.ids[p, g, 0] == jnp.argmax(logits + draw(keys[p, g]))

@@ -5,14 +5,25 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from grpo_eqx import Callback, EarlyStop, Event, GRPOConfig, GRPOTrainer, Response, UserError
+from grpo_eqx import (
+    Callback,
+    EarlyStop,
+    Event,
+    GRPOConfig,
+    GRPOTrainer,
+    Response,
+    RunView,
+    UserError,
+)
 from grpo_eqx.common.errors import CallbackError
+from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.loop.callback_calls import CallbackCalls
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.tracking import Tracker
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
@@ -51,7 +62,8 @@ class Told(Callback):
 
     def on_evaluate(self, event: Event) -> Response | None:
         assert "eval/greedy/pass@1" in event.metrics
-        assert event.model is event.trainer.state.model
+        assert event.run.cfg.eval_steps == 2
+        assert set(event.run.evaluation_names) <= set(event.metrics)
         return self.note("evaluate", event)
 
     def on_save(self, event: Event) -> None:
@@ -156,14 +168,14 @@ def test_a_resumed_run_is_stopped_at_the_same_step(
     whole = trainer(*callbacks(), folder="whole", **settings).fit()
     assert [row["step"] for row in whole.history] == [1, 2, 3]
     first = trainer(*callbacks(), **settings)
-    collect = first.experiences.collect
+    collect = first.rollouts.next
 
     def interrupted(*arguments: Any) -> Any:
         if first.state.step == 2:
             raise InterruptionError
         return collect(*arguments)
 
-    first.experiences.collect = interrupted  # type: ignore[method-assign]
+    first.rollouts.next = interrupted  # type: ignore[method-assign]
     with pytest.raises(InterruptionError):
         first.fit()
     for _ in range(2):  # what is stopped stays so
@@ -196,16 +208,18 @@ def test_an_error_ends_the_run_by_the_callbacks_name(
 
 
 def event(step: int = 1, **metrics: float) -> Event:
-    """An event of a run without a trainer."""
-    nobody: Any = SimpleNamespace(evaluation_names=["eval/greedy/pass@1"], callbacks=[None])
-    return object_event(step=step, metrics=metrics, history=(), evaluations=(), trainer=nobody)
+    """An event of no real run."""
+    return event_of(step=step, metrics=metrics)
 
 
-def object_event(**fields: Any) -> Event:
-    made = object.__new__(Event)  # the trainer's type is not checked
-    for name, value in {"checkpoint": None, **fields}.items():
-        object.__setattr__(made, name, value)
-    return made
+def event_of(num_callbacks: int = 1, **fields: Any) -> Event:
+    run = RunView(
+        cfg=GRPOConfig(), tokenizer=Mock(spec=ChatTokenizer), generate=Mock(), evaluate=Mock(),
+        save_pretrained=Mock(), evaluation_names=["eval/greedy/pass@1"],
+        num_callbacks=num_callbacks,
+    )  # fmt: skip
+    known = {"step": 1, "metrics": {}, "history": (), "evaluations": ()}
+    return Event(run=run, model=Mock(spec=CausalLM), **{**known, **fields})
 
 
 def told(callback: Callback, **metrics: float) -> Any:
@@ -267,10 +281,7 @@ def stops_at(stop: EarlyStop, values: Sequence[float]) -> int | None:
     """The step whose value ends the run, of the values of all steps."""
     rows = [{"step": float(i), "m": value} for i, value in enumerate(values, start=1)]
     for i, row in enumerate(rows, start=1):
-        now = object_event(
-            step=i, metrics={"m": row["m"]}, history=tuple(rows[: i - 1]), evaluations=(),
-            trainer=None,
-        )  # fmt: skip
+        now = event_of(step=i, metrics={"m": row["m"]}, history=tuple(rows[: i - 1]))
         if stop.on_step_end(now) is not None:
             return i
     return None
@@ -299,9 +310,7 @@ def test_early_stop_may_watch_what_another_callback_adds_to_evaluations() -> Non
     stop = EarlyStop("eval/judge", 1)
 
     def now(name: str, **fields: Any) -> Any:
-        trainer: Any = SimpleNamespace(evaluation_names=["eval/greedy/pass@1"], callbacks=[1, 2])
-        known = {"step": 1, "metrics": {}, "history": (), "evaluations": (), "trainer": trainer}
-        return getattr(stop, name)(object_event(**{**known, **fields}))
+        return getattr(stop, name)(event_of(num_callbacks=2, **fields))
 
     assert now("on_train_begin") is None
     assert now("on_step_end", metrics={"reward": 0.5}) is None

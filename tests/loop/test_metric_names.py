@@ -39,7 +39,11 @@ def test_they_are_what_a_step_logs(
     trainer = GRPOTrainer(cfg)
     passes = trainer._run.passes
     known = metric_names(
-        trainer.cfg, trainer.rewards, trainer.programs.options, passes, trainer._run.model
+        trainer.cfg,
+        trainer.rewards,
+        trainer.programs.updater.options.objective,
+        passes,
+        trainer._run.model,
     )
     (logged,) = trainer.fit().history
     of_the_step = {name for name in logged if not name.startswith(OF_THE_MACHINE)}

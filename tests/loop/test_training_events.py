@@ -2,22 +2,29 @@
 
 from unittest.mock import Mock
 
+from grpo_eqx import GRPOConfig
 from grpo_eqx.checkpoint.checkpoints import Checkpoints
 from grpo_eqx.evaluation.in_training import TrainingEvaluations
+from grpo_eqx.loop.callbacks import RunView
 from grpo_eqx.loop.training_events import TrainingEvents
+from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.tracking.run_record import RunRecord
 from grpo_eqx.tracking.stages import Stages
+from grpo_eqx.training.state import TrainState
 
 
 def events(calls: Mock, *, saves: bool) -> TrainingEvents:
-    trainer, evaluations = Mock(callbacks=()), Mock(spec=TrainingEvaluations)
+    run, evaluations = Mock(spec=RunView), Mock(spec=TrainingEvaluations)
     evaluations.are_due.return_value = False
     record, checkpoints = Mock(spec=RunRecord), Mock(spec=Checkpoints, saves=saves)
     checkpoints.after_step.return_value = None
     calls.attach_mock(record.sync, "sync")
     calls.attach_mock(checkpoints.after_step, "after_step")
-    trainer.state.step, trainer.cfg.steps = 1, 2
-    return TrainingEvents(trainer, evaluations, record, checkpoints, Mock(spec=Stages), Mock())
+    run.cfg = GRPOConfig(steps=2)
+    state = TrainState(Mock(spec=CausalLM), None, step=1)
+    return TrainingEvents(
+        run, lambda: state, (), evaluations, record, checkpoints, Mock(spec=Stages), Mock()
+    )
 
 
 def test_a_step_is_saved_once_its_records_are_on_the_disk() -> None:

@@ -83,7 +83,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 def trainer(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> GRPOTrainer:
     folder = tmp_path_factory.mktemp("run")
     trainer = GRPOTrainer(GRPOConfig(model=str(small_model), data=str(PROBLEMS), output_dir=folder))
-    with trainer.programs.ahead:  # leaves nothing that compiles during other tests
+    with trainer.programs.compiler:  # leaves nothing that compiles during other tests
         return trainer
 
 

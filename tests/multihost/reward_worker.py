@@ -10,11 +10,11 @@ import pytest
 from grpo_eqx.common.errors import RewardError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.distributed.startup import initialize
-from grpo_eqx.generation import Completions
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.rewards import RewardLimits, RewardRunner
-from grpo_eqx.rollout.experience import rewarded
+from grpo_eqx.rollout.rollout import Rollout, rewarded
 
 PROMPTS = [Prompt(str(p), {"number": p}) for p in range(6)]
 
@@ -27,10 +27,13 @@ def judge(*, prompts: list[str], number: list[int], **columns: object) -> list[f
 def share(most: float) -> np.ndarray:
     """Which completions are dropped, in every process."""
     tokenizer = ChatTokenizer.from_pretrained(model_folder("tiny_qwen2"))
-    ids = [[[1], [2]] for _ in PROMPTS]
-    completions = Completions(ids, np.ones((6, 2), bool), np.ones((6, 2), int), tokenizer)
+    groups = [
+        [Trajectory([4], Address(0, p, s), np.array([s + 1])) for s in range(2)]
+        for p in range(len(PROMPTS))
+    ]
+    rollout = Rollout(PROMPTS, groups, tokenizer)
     limits = RewardLimits(failures="drop", max_failed=most)
-    rewards = rewarded(RewardRunner({"judge": judge}, limits=limits), PROMPTS, completions)
+    rewards = rewarded(RewardRunner({"judge": judge}, limits=limits), rollout)
     np.testing.assert_array_equal(np.isnan(rewards.total), rewards.dropped)
     return rewards.dropped
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.rollout.experience import Experience
+from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.sharding import Mesh, parse_mesh
 from grpo_eqx.tracking import run_record
 
@@ -54,14 +54,14 @@ def run(
     chosen = FirstDevices(parse_mesh(mesh), int(devices)) if devices else None
     trainer = GRPOTrainer(cfg, mesh=chosen, reward_funcs=[distinct_words])
     tokens = []
-    collect = trainer.experiences.collect
+    collect = trainer.rollouts.next
 
-    def listen(*args: object) -> Experience:
-        experience = collect(*args)  # type: ignore[arg-type]
-        tokens.append(experience.groups.completions.ids)
-        return experience
+    def listen(*args: object) -> tuple[Rollout, Rollout]:
+        kept, made = collect(*args)  # type: ignore[arg-type]
+        tokens.append(kept.ids)
+        return kept, made
 
-    trainer.experiences.collect = listen  # type: ignore[method-assign]
+    trainer.rollouts.next = listen  # type: ignore[method-assign]
     if jax.process_count() != 2:  # saving is compilation for every tensor: once is enough
         trainer.save_pretrained = lambda path: Path(path).mkdir(exist_ok=True)  # type: ignore[method-assign]
     history = [dict(metrics) for metrics in trainer.fit().history]

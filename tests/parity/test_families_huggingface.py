@@ -10,14 +10,16 @@ import pytest
 from jaxtyping import Array
 
 from grpo_eqx.common.prng import sample_keys
-from grpo_eqx.generation import Prompts, Stopping, generate
+from grpo_eqx.generation import Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY, Sampling
 from grpo_eqx.models import Decoder, from_pretrained, save_pretrained
 from grpo_eqx.models.registry import FAMILIES, read_config
 from grpo_eqx.sharding import AutoMesh
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import Rows
+from grpo_eqx.training.rows import of_each, pack
+
+from ..training.runner import sample_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -90,7 +92,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 logits = jax.jit(Decoder.logits)
-_STATIC = "sampling", "max_length", "pad_id", "unrolled"
+_STATIC = "sampling", "max_length", "unrolled"
 jitted_generate = jax.jit(generate, static_argnames=_STATIC)
 
 
@@ -199,46 +201,51 @@ def their_completions(model: Any, max_length: int) -> np.ndarray:
 )
 def test_greedy_completions_are_theirs(pair: Pair, side: str, unrolled: bool):
     theirs = their_completions(pair.theirs, max_length=12)
-    rollout, _ = jitted_generate(
+    made = jitted_generate(
         pair.ours,
-        Prompts(*padded_rows(side)),
+        *padded_rows(side),
         sample_keys(0, jnp.asarray(0), jnp.arange(len(LENGTHS)), num_generations=2),
         sampling=GREEDY,
         max_length=12,
         stopping=Stopping.of_ids([], SIZES["vocab_size"]),
-        pad_id=PAD,
         unrolled=unrolled,
     )
     for sample in range(2):
-        np.testing.assert_array_equal(rollout.completion_ids[:, sample], theirs)
+        np.testing.assert_array_equal(made.ids[:, sample], theirs)
 
 
 def test_sampler_and_trainer_agree(pair: Pair):
-    prompts, P, G, T = Prompts(*padded_rows("left")), len(LENGTHS), 3, 14
-    rollout, _ = jitted_generate(
+    P, G, T = len(LENGTHS), 3, 14
+    ids, mask = padded_rows("left")
+    made = jitted_generate(
         pair.ours,
-        prompts,
+        ids,
+        mask,
         sample_keys(0, jnp.asarray(0), jnp.arange(P), num_generations=G),
         sampling=Sampling(),
         max_length=T,
         stopping=Stopping.of_ids([], SIZES["vocab_size"]),
-        pad_id=PAD,
     )
     shape = RowShape.of(
         P, G, prompt_length=max(LENGTHS), completion_length=T, num_shards=1, size=None,
         most_tokens=2**20,
     )  # fmt: skip
     plan = Packing.plan(np.array(LENGTHS), np.full((P, G), T), shape)
-    rows = Rows.of(plan, jnp.int32(0), G)
-    hidden = pair.ours.hidden(rows.inputs(rollout), rows.positions, rows.visible).states
-    hidden = jnp.take_along_axis(hidden, rows.scored[..., None], axis=1)
+    drawn, logps, lengths, finished = map(
+        np.asarray, (made.ids, made.logps, made.lengths, made.finished)
+    )
+    prompts = [
+        np.asarray(row)[own].tolist() for row, own in zip(ids, np.asarray(mask), strict=True)
+    ]
+    sample = sample_of(prompts, drawn, lengths, logps, finished)
+    rows = pack(sample.groups, plan, AutoMesh().build(jax.devices()[:1]))
+    own = rows.micro_batch(jnp.int32(0))
+    hidden = pair.ours.hidden(own.ids, own.positions, own.visible).states
+    hidden = jnp.take_along_axis(hidden, own.scored[..., None], axis=1)
     logprobs = jax.nn.log_softmax(pair.ours.project_logits(hidden))
-    for number in range(P * G):
-        here = np.asarray(rows.scored_completions) == number
-        p, g = divmod(number, G)
-        drawn = rollout.completion_ids[p, g]
-        trained = jnp.take_along_axis(logprobs[here], drawn[:, None], axis=1)[:, 0]
-        np.testing.assert_allclose(trained, rollout.sampler_logps[p, g], rtol=0, atol=1e-4)
+    trained = jnp.take_along_axis(logprobs, own.targets[..., None], axis=-1)[..., 0]
+    found = np.stack(of_each(np.asarray(trained)[None], plan)).reshape(P, G, T)
+    np.testing.assert_allclose(found, logps, rtol=0, atol=1e-4)
 
 
 def test_there_and_back_changes_no_tensor_and_no_field(pair: Pair, tmp_path: Path):

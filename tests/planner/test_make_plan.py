@@ -87,17 +87,18 @@ def test_an_update_is_that_of_the_trainer(tmp_path) -> None:
 
     def update(*arguments):
         ran.append(jitted.lower(*arguments).compile().memory_analysis())
-        micro_batches.append(int(arguments[3].number))
+        micro_batches.append(int(arguments[2].number))
         return jitted(*arguments)
 
-    jitted, trainer.programs.jitted_update = trainer.programs.jitted_update, update
+    updater = trainer.programs.updater
+    jitted, updater._jitted = updater._jitted, update
     update.lower = jitted.lower  # for compilation ahead
     trainer.fit()
     planned = plan.programs["update"].compiled
     assert plan.step_time is not None  # at rates that are measured, on a CPU
     assert max(micro_batches) < plan.rows.most_micro_batches
-    assert set(trainer.programs.num_shapes) == set(plan.training)
-    assert trainer.programs.num_shapes["update"] == 1
+    assert set(trainer.programs.compiler.num_shapes) == set(plan.training)
+    assert trainer.programs.compiler.num_shapes["update"] == 1
     assert len(ran) == 2
     for memory in ran:
         assert memory.temp_size_in_bytes == planned.temporary_bytes

@@ -14,10 +14,13 @@ from grpo_eqx.models.causal_attention.base import Inputs
 from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips, open_loops
 from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work, work_levels
+from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.programs import MICRO_BATCHES
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import Rows
+from grpo_eqx.training.rows import Rows, pack
+from grpo_eqx.training.scorer import MICRO_BATCHES
+
+from ..training.runner import sample_of
 
 
 def loop(name: str, scope: str) -> Loop:
@@ -106,6 +109,16 @@ def test_a_loop_that_nothing_is_known_of_counts_once() -> None:
     assert found.where == "loop at mine.py:3, counted once"
 
 
+def packed_rows(prompt_lengths: np.ndarray, lengths: np.ndarray, shape: RowShape) -> Rows:
+    """Rows of completions of these lengths, on one device."""
+    ids = np.zeros((*lengths.shape, lengths.max()), np.int32)
+    sample = sample_of(
+        [[1] * n for n in prompt_lengths], ids, lengths, np.zeros(ids.shape), lengths > 0
+    )
+    mesh = parse_mesh("auto").build(jax.devices()[:1])
+    return pack(sample.groups, Packing.plan(prompt_lengths, lengths, shape), mesh)
+
+
 @pytest.mark.parametrize("length", [5, 40, 128])
 def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(length) -> None:
     rows = RowShape.of(
@@ -120,11 +133,11 @@ def test_micro_batches_and_their_pairs_of_blocks_are_those_that_run(length) -> N
     queries = micro_batch, LAYERS, loop("q", QUERY_BLOCKS)
     pairs = *queries, loop("p", BLOCK_PAIRS)
     number, *found = repeats(trips, (micro_batch,), queries, pairs, length=length)
-    packing = Packing.plan(np.full(4, 90), np.full((4, 4), length), rows)
-    assert number.least == number.most == int(packing.number)
+    packed = packed_rows(np.full(4, 90), np.full((4, 4), length), rows)
+    assert number.least == number.most == int(packed.number)
     expected = np.zeros(2)
-    for index in range(int(packing.number)):
-        visible = Rows.of(packing, jnp.int32(index), 4).visible
+    for index in range(int(packed.number)):
+        visible = packed.micro_batch(jnp.int32(index)).visible
         (counts,) = BlockCounts.by_width(visible, blocks.queries)
         expected += counts
     assert found == [Range(times, times) for times in expected]
@@ -136,9 +149,9 @@ def test_pairs_of_wide_blocks_are_counted_as_such() -> None:
     rows = RowShape.of(
         1, 4, prompt_length=90, completion_length=40, num_shards=1, size=4, most_tokens=512
     )
-    packing = Packing.plan(np.full(1, 90), np.full((1, 4), 40), rows)
-    assert int(packing.number) == 1
-    R, visible = rows.num_rows, Rows.of(packing, jnp.int32(0), 4).visible
+    packed = packed_rows(np.full(1, 90), np.full((1, 4), 40), rows)
+    assert int(packed.number) == 1
+    R, visible = rows.num_rows, packed.micro_batch(jnp.int32(0)).visible
     attention = BlockedAttention(16, per_wide)
     size = attention.block_sizes(rows.width, repeats).queries
 

@@ -38,7 +38,7 @@ def test_a_step_begins_with_the_rollout_and_ends_with_the_update() -> None:
     programs = run.programs(run.mesh(jax.devices()[:1]))
     keys = [key for key, _ in in_order_of_use(run, programs, (16, 24))]
     first, second = (
-        programs.key_of_generate(run.cfg.prompts_per_step, run.cfg.num_generations, width)
+        programs.sampler.key(run.cfg.prompts_per_step, run.cfg.num_generations, width)
         for width in (16, 24)
     )
     assert keys == [first, "score", "score_reference", "update", second]

@@ -8,7 +8,7 @@ import pytest
 
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import Completions
+from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.rewards import Rewards
 from grpo_eqx.tracking.completions_table import (
     completion_columns,
@@ -21,13 +21,24 @@ LOGPS = [-1.5, -0.1, -3.0]
 
 
 @pytest.fixture
-def completions(small_model: Path) -> Completions:
+def tokenizer(small_model: Path) -> ChatTokenizer:
+    return ChatTokenizer.from_pretrained(small_model, None)
+
+
+@pytest.fixture
+def group(tokenizer: ChatTokenizer) -> Group:
     """Two completions of one prompt, of one token and of two, of which the last is special."""
-    tokenizer = ChatTokenizer.from_pretrained(small_model, None)
     (letter,) = tokenizer.tokenizer("a", add_special_tokens=False)["input_ids"]
-    ids = [[[letter], [letter, tokenizer.eos_ids[0]]]]
-    logps = [[np.array(LOGPS[:1], np.float32), np.array(LOGPS[1:], np.float32)]]
-    return Completions(ids, np.array([[False, True]]), np.array([[1, 2]]), tokenizer, logps)
+    ids = [letter], [letter, tokenizer.eos_ids[0]]
+    logps = LOGPS[:1], LOGPS[1:]
+    return [
+        Trajectory(
+            [letter], Address(0, 0, sample), np.array(own),
+            sampler_logps=np.array(rows, np.float32),
+            finish_reason="stop" if sample else "length",
+        )
+        for sample, (own, rows) in enumerate(zip(ids, logps, strict=True))
+    ]  # fmt: skip
 
 
 @pytest.fixture
@@ -35,15 +46,13 @@ def rewards() -> Rewards:
     return Rewards.of(["correct"], np.array([[[1.0, np.nan]]]), [1.0])
 
 
-def columns(completions: Completions, rewards: Rewards) -> dict[str, list]:
+def columns(group: Group, rewards: Rewards) -> dict[str, list]:
     advantages = np.array([[0.7, -0.7]])
-    return completion_columns(3, [Prompt("1 + 1?", {})], completions, rewards, advantages)
+    return completion_columns(3, [Prompt("1 + 1?", {})], [["a", "a"]], [group], rewards, advantages)
 
 
-def test_columns_have_an_entry_for_each_completion(
-    completions: Completions, rewards: Rewards
-) -> None:
-    table = columns(completions, rewards)
+def test_columns_have_an_entry_for_each_completion(group: Group, rewards: Rewards) -> None:
+    table = columns(group, rewards)
     assert table["step"] == [3, 3]
     assert table["prompt"] == ["1 + 1?"] * 2
     assert table["prompt_id"] == [prompt_id("1 + 1?")] * 2
@@ -56,9 +65,9 @@ def test_columns_have_an_entry_for_each_completion(
     assert all(type(x) is not np.ndarray for x in table.values())
 
 
-def test_tokens_have_their_texts_and_log_probs(completions: Completions) -> None:
-    table = token_columns(completions)
-    end = completions.tokenizer.tokenizer.convert_ids_to_tokens(completions.tokenizer.eos_ids[0])
+def test_tokens_have_their_texts_and_log_probs(group: Group, tokenizer: ChatTokenizer) -> None:
+    table = token_columns([group], tokenizer)
+    end = tokenizer.tokenizer.convert_ids_to_tokens(tokenizer.eos_ids[0])
     assert table["tokens"] == [["a"], ["a", end]]
     assert [len(row) for row in table["token_logps"]] == [1, 2]
     read = np.concatenate(table["token_logps"])
@@ -74,7 +83,8 @@ def test_the_id_of_a_prompt_is_the_same_in_every_run() -> None:
 @pytest.mark.parametrize("name", ["exp:1", "file:1", "é"])
 def test_a_table_is_read_as_it_was_written_in_a_folder_of_any_name(
     name: str,
-    completions: Completions,
+    group: Group,
+    tokenizer: ChatTokenizer,
     rewards: Rewards,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -82,7 +92,7 @@ def test_a_table_is_read_as_it_was_written_in_a_folder_of_any_name(
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
     path = Path(name) / "step_000003.parquet"
-    table = {**columns(completions, rewards), **token_columns(completions)}
+    table = {**columns(group, rewards), **token_columns([group], tokenizer)}
     write_completions(path, table)
     with path.open("rb") as file:
         rows = pq.read_table(file).to_pydict()
@@ -91,11 +101,3 @@ def test_a_table_is_read_as_it_was_written_in_a_folder_of_any_name(
         for read, written in zip(rows[column], values, strict=True):
             np.testing.assert_equal(np.asarray(read), np.asarray(written), column)
     assert [entry.name for entry in Path(name).iterdir()] == [path.name]
-
-
-def test_completions_keep_their_log_probs_through_selection(completions: Completions) -> None:
-    twice = completions.joined(completions)
-    assert twice.sampler_logps is not None
-    assert [len(group) for group in twice.sampler_logps] == [2, 2]
-    one = twice.of_prompts(np.array([1]))
-    assert token_columns(one)["token_logps"][1].tolist() == pytest.approx(LOGPS[1:], rel=1e-3)

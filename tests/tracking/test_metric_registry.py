@@ -51,8 +51,8 @@ OF_ACCELERATORS = {
 def names_of_steps(cfg: GRPOConfig) -> list[str]:
     """Names that the steps of a run log, without those of the machine."""
     run = RunSpec.describe(cfg)
-    options = run.programs(run.build_mesh()).options
-    return metric_names(run.cfg, make_rewards(run.cfg, None), options, run.passes, run.model)
+    objective = run.programs(run.build_mesh()).updater.options.objective
+    return metric_names(run.cfg, make_rewards(run.cfg, None), objective, run.passes, run.model)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.generation import Prompts, Sampling, Stopping
+from grpo_eqx.generation import SamplerOptions, Sampling, Stopping
 from grpo_eqx.generation.engine import TOKENS
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
@@ -23,10 +23,10 @@ from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.work import work_levels
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
-from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.training import UpdateOptions
+from grpo_eqx.training.lowering import model_shapes
+
+from .runner import Batch, Runner
 
 TINY = Qwen2Config(
     vocab_size=64,
@@ -47,83 +47,74 @@ OF_0_5B = Qwen2Config(
 """The layers of Qwen2.5-0.5B, four of them."""
 
 
-def programs(
+def runner_of(
     config: Qwen2Config,
     mesh: jax.sharding.Mesh,
     prompt_length: int,
     length: int,
     rollout_sharding: str = "legacy",
     **fields: Any,
-) -> Programs:
+) -> Runner:
     on_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = ProgramOptions(
+    micro, quantile = fields.pop("micro", None), fields.pop("top_entropy_quantile", 1.0)
+    options = SamplerOptions(
         sampling=Sampling(),
         max_prompt_length=prompt_length,
         max_completion_length=length,
-        stopping=Stopping.of_ids([3], config.vocab_size),
+        stopping=fields.pop("stopping", Stopping.of_ids([3], config.vocab_size)),
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
-        remat="full",
         rollout_sharding=parse_rollout_sharding(rollout_sharding),
         attention=best_attention(mesh),
-        objective=Objective(epsilon=0.2, epsilon_high=0.2, max_completion_length=length),
-        tokens_per_micro_batch=64 if on_cpu else 8192,
+        **fields,
     )
-    return Programs(dataclasses.replace(options, **fields), mesh, ChunkedLoss(), optax.adamw(1e-6))
+    objective = Objective(epsilon=0.2, epsilon_high=0.2, max_completion_length=length)
+    updates = UpdateOptions(temperature=1.0, objective=objective, top_entropy_quantile=quantile)
+    return Runner(
+        options, updates, mesh, ChunkedLoss(), optax.adamw(1e-6), remat="full", micro=micro,
+        tokens_per_micro_batch=64 if on_cpu else 8192,
+    )  # fmt: skip
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize("mesh_name", ["auto", pytest.param("2,2,2", marks=pytest.mark.slow)])
 def test_shapes_give_the_programs_that_arrays_do(mesh_name: str) -> None:
     mesh = parse_mesh(mesh_name).build()
-    runner, model = programs(TINY, mesh, 16, 8), model_shapes(TINY, mesh)
-    generated = lower_generate(runner, model, 8, 4, 16).compile()
-    rollout, _ = generated.out_info
-    assert rollout.completion_ids.shape == (8, 4, 8)
-    updated = lower_update(runner, model, 8, 4).compile()
+    runner, model = runner_of(TINY, mesh, 16, 8), model_shapes(TINY, mesh)
+    generated = runner.sampler.lower(model, 8, 4, 16).compile()
+    assert generated.out_info.ids.shape == (8, 4, 8)
+    updated = runner.lower_update(model, 8, 4).compile()
     state, argument = updated.out_info[:2], updated.args_info[0][:2]
     assert jax.tree.map(lambda x: x.shape, state) == jax.tree.map(lambda x: x.shape, argument)
 
 
 @pytest.mark.grid
-@pytest.mark.parametrize("num_shares", [1, 2])
 @pytest.mark.parametrize("mesh_name", ["2,4,1", pytest.param("2,2,2", marks=pytest.mark.slow)])
-def test_an_update_for_shapes_is_that_of_a_ragged_batch(mesh_name: str, num_shares: int) -> None:
-    """The same text, and so the same memory; scores and batches come to be as in training."""
+def test_an_update_for_shapes_is_that_of_a_ragged_batch(mesh_name: str) -> None:
+    """The same text, and so the same memory; scores and rows come to be as in training."""
     mesh = parse_mesh(mesh_name).build()
-    runner = programs(
+    runner = runner_of(
         TINY, mesh, 16, 8, stopping=Stopping.of_ids(range(3, 20), 64), top_entropy_quantile=0.5,
-        micro_batch_size_per_device=1,
+        micro=1,
     )  # fmt: skip
     model = init_model(TINY, jax.random.key(0))
     model = jax.device_put(model, model.shardings(mesh))
     rng = np.random.default_rng(0)
-    mask = np.arange(16) < rng.integers(1, 17, 16)[:, None]
-    prompts = Prompts(rng.integers(4, 64, (16, 16)).astype(np.int32), mask)
-    rollout, _ = runner.generate(model, prompts, 0, num_generations=4)
-    lengths, prompt_lengths = np.asarray(rollout.lengths), mask.sum(axis=1)
-    logps = runner.score(model, rollout, runner.packing(prompt_lengths, lengths)).logps
-    batch = Batch(rollout, rng.normal(size=(16, 4)).astype(np.float32), logps, logps)
-    if num_shares > 1:
-        batch = runner.share(batch, 0, num_shares)
-    packing = runner.packing(prompt_lengths[::num_shares], lengths[::num_shares])
+    prompts = [rng.integers(4, 64, n).tolist() for n in rng.integers(1, 17, 16)]
+    sample = runner.sample(model, prompts, 4)
+    packing = runner.packing(sample)
     assert packing.number < packing.shape.most_micro_batches
-    entropies = runner.score(model, batch.rollout, packing).entropies
-    batch = dataclasses.replace(batch, entropies=entropies)
-    scored = "old_logps", "ref_logps", "entropies"
-    planned = lower_update(
-        runner, model_shapes(TINY, mesh), 16 // num_shares, 4, scored, is_share=num_shares > 1
+    scores = runner.scorer(model, runner.rows(sample, packing))
+    rows = runner.rows_of(Batch(sample, rng.normal(size=(16, 4)).astype(np.float32)), packing)
+    rows = dataclasses.replace(
+        rows, old_logps=scores.logps, ref_logps=scores.logps, entropies=scores.entropies
     )
-    executed = []
-
-    def update(*arguments: Any) -> Any:
-        executed.append(jitted.lower(*arguments).as_text())
-        return jitted(*arguments)
-
-    jitted, runner.jitted_update = runner.jitted_update, update
-    runner.update(runner.init(model), batch, packing, 100.0 if num_shares > 1 else None)
-    assert executed == [planned.as_text()]
+    planned = runner.lower_update(
+        model_shapes(TINY, mesh), 16, 4, ("old_logps", "ref_logps", "entropies")
+    )
+    opt_state = runner.updater.init(model).opt_state
+    assert runner.updater.lower(model, opt_state, rows, None).as_text() == planned.as_text()
 
 
 def on_v6e_16(
@@ -135,19 +126,19 @@ def on_v6e_16(
 ) -> list[Collective]:
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh(mesh_name).build(described_devices("v6e-16"))
-    runner = programs(config, mesh, 128, 128, rollout_sharding, **fields)
+    runner = runner_of(config, mesh, 128, 128, rollout_sharding, **fields)
     model = model_shapes(config, mesh)
     if program == "generate":
-        lowered = lower_generate(runner, model, 16, 4, 128)
+        lowered = runner.sampler.lower(model, 16, 4, 128)
     else:
-        lowered = lower_update(runner, model, 16, 4)
+        lowered = runner.lower_update(model, 16, 4)
     return collectives(lowered.compile().as_text())
 
 
 @pytest.mark.slow
 def test_no_table_of_embeddings_nor_its_gradient_is_ever_whole() -> None:
     mesh, config = parse_mesh("2,4,1").build(), dataclasses.replace(TINY, vocab_size=2**14)
-    lowered = lower_update(programs(config, mesh, 16, 8), model_shapes(config, mesh), 8, 4)
+    lowered = runner_of(config, mesh, 16, 8).lower_update(model_shapes(config, mesh), 8, 4)
     exchanged = [x.shapes for x in collectives(lowered.compile().as_text())]
     assert any(f"[{2**14},{config.hidden_size // 4}]" in shapes for shapes in exchanged)
     assert not any(f"[{2**14},{config.hidden_size}]" in shapes for shapes in exchanged)
@@ -230,8 +221,8 @@ def test_int8_weights_halve_what_a_token_reads() -> None:
     shapes = model_shapes(config, mesh)
     read = []
     for dtype in (None, jnp.dtype("int8")):
-        runner = programs(config, mesh, 128, 128, "replicated", rollout_dtype=dtype)
-        lowered = lower_generate(runner, shapes, 1, 8, 128)
+        runner = runner_of(config, mesh, 128, 128, "replicated", rollout_dtype=dtype)
+        lowered = runner.sampler.lower(shapes, 1, 8, 128)
         token, layer = bytes_of_decoding(lowered.compile().as_text())
         read.append(token + config.num_hidden_layers * layer)
     weights = sum(x.size for x in jax.tree.leaves(shapes))
@@ -251,9 +242,9 @@ def decoding_program(**fields: Any) -> str:
     """The compiled program of 16 x 4 completions of up to 256 tokens on one described TPU."""
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh("auto").build(described_devices("v6e-1"))
-    multiple = RunSpec.describe(GRPOConfig()).programs(mesh).options.kv_head_multiple
-    runner = programs(OF_0_5B, mesh, 128, 256, kv_head_multiple=multiple, **fields)
-    lowered = lower_generate(runner, model_shapes(OF_0_5B, mesh), 16, 4, 128)
+    multiple = RunSpec.describe(GRPOConfig()).programs(mesh).sampler.options.kv_head_multiple
+    runner = runner_of(OF_0_5B, mesh, 128, 256, kv_head_multiple=multiple, **fields)
+    lowered = runner.sampler.lower(model_shapes(OF_0_5B, mesh), 16, 4, 128)
     return lowered.compile().as_text()
 
 
@@ -287,4 +278,4 @@ def test_rows_of_several_sizes_fill_whole_vectors_of_a_tpu() -> None:
     mesh = parse_mesh("auto").build(described_devices("v6e-1"))
     for length in (48, 333, 1000):
         run = RunSpec.describe(GRPOConfig(max_completion_length=length))
-        assert run.programs(mesh).row_shape(*run.update_shape).width % 128 == 0
+        assert run.programs(mesh).row_shape.width % 128 == 0

@@ -105,7 +105,14 @@ def test_little_is_padding(seed: int) -> None:
 def test_padding_and_balance_are_counted_by_hand() -> None:
     """Two devices with a row of 16 each: prompts of 3 tokens but one, completions of 10 and 4."""
     shape = RowShape(
-        most_micro_batches=1, num_rows=2, num_shards=2, width=16, num_scored=12, places=4
+        most_micro_batches=1,
+        num_rows=2,
+        num_shards=2,
+        width=16,
+        num_scored=12,
+        places=4,
+        completion_length=10,
+        num_completions=2,
     )
     packing = Packing.plan(np.array([3, 3]), np.array([[10], [4]]), shape)
     assert sorted(packing.num_tokens().reshape(-1)) == [6, 12]

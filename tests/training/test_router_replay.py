@@ -11,17 +11,13 @@ import optax
 import pytest
 from jaxtyping import Array, Float, Int, UInt8
 
-from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
-from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.generation.routes import Routes, replaced
 from grpo_eqx.models import Decoder, Qwen3MoeConfig
-from grpo_eqx.models.causal_attention import BlockedAttention
-from grpo_eqx.objective import Objective
-from grpo_eqx.sharding import ReplicatedSharding, TensorSharding, parse_mesh
-from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.lowering import lower_generate, lower_score, lower_update, model_shapes
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.sharding import ReplicatedSharding, TensorSharding
+from grpo_eqx.training.lowering import model_shapes
+from grpo_eqx.training.rows import of_each, pack
+
+from .runner import Batch, Runner, Sample, make_runner
 
 CONFIG = Qwen3MoeConfig(
     vocab_size=32,
@@ -37,32 +33,20 @@ CONFIG = Qwen3MoeConfig(
 L, K = CONFIG.num_hidden_layers, CONFIG.num_experts_per_tok
 P, G, TP, TC = 8, 4, 5, 8
 TEMPERATURE = 0.7
-OPTIONS = ProgramOptions(
-    sampling=Sampling(temperature=TEMPERATURE),
-    max_prompt_length=TP,
-    max_completion_length=TC,
-    stopping=Stopping.of_ids([3], CONFIG.vocab_size),
-    pad_id=0,
-    seed=0,
-    dtype=jnp.dtype("float32"),
-    remat="none",
-    router_replay=True,
-    attention=BlockedAttention(64),
-    objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
-    tokens_per_micro_batch=100,
-)
 LENGTHS = np.random.default_rng(1).integers(1, TP + 1, P)
-PROMPTS = Prompts(
-    np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32),
-    np.arange(TP) >= TP - LENGTHS[:, None],  # padded on the left
-)
+PROMPTS = [
+    ids[:length].tolist()
+    for ids, length in zip(np.random.default_rng(0).integers(4, 32, (P, TP)), LENGTHS, strict=True)
+]
 
 
 @functools.cache
-def programs(mesh: str = "auto", num_devices: int = 1, **options: Any) -> Programs:
-    built = parse_mesh(mesh).build(jax.devices()[:num_devices])
-    options = dataclasses.replace(OPTIONS, **options)
-    return Programs(options, built, ChunkedLoss(token_tile=64), optax.sgd(1.0))
+def runner_on(mesh: str = "auto", num_devices: int = 1, **options: Any) -> Runner:
+    options = {"records_routes": True, **options}
+    length = options.pop("length", TC)
+    return make_runner(
+        CONFIG.vocab_size, TP, length, mesh, num_devices, optimizer=optax.sgd(1.0), **options
+    )
 
 
 @functools.cache
@@ -81,24 +65,28 @@ def sampling_model() -> Decoder:
     return dataclasses.replace(trained(), layers=layers)
 
 
-def on(runner: Programs, model: Decoder) -> Decoder:
+def on(runner: Runner, model: Decoder) -> Decoder:
     return jax.device_put(jax.tree.map(np.asarray, model), model.shardings(runner.mesh))
 
 
 @functools.cache
-def rollout() -> Rollout:
-    one = programs()
-    made, _ = one.generate(on(one, sampling_model()), PROMPTS, 0, num_generations=G)
-    return jax.tree.map(np.asarray, made)
+def rollout() -> Sample:
+    one = runner_on()
+    return on_host(one.sample(on(one, sampling_model()), PROMPTS, G))
+
+
+def on_host(made: Sample) -> Sample:
+    """The sample with routes as numpy arrays, and none on padding."""
+    assert made.routes is not None
+    prompts, completions = (np.asarray(x).copy() for x in made.routes)
+    completions[~made.mask] = 0
+    prompts[np.arange(TP) >= LENGTHS[:, None]] = 0
+    return dataclasses.replace(made, routes=Routes(prompts, completions))
 
 
 @functools.cache
 def advantages() -> Float[np.ndarray, "P G"]:
     return np.random.default_rng(2).normal(size=(P, G)).astype(np.float32)
-
-
-def packed(runner: Programs, made: Rollout) -> Packing:
-    return runner.packing(LENGTHS, np.asarray(made.completion_mask).sum(axis=-1))
 
 
 class Sequences(NamedTuple):
@@ -110,17 +98,16 @@ class Sequences(NamedTuple):
     """First token of the completion."""
 
 
-def sequences(made: Rollout) -> Sequences:
+def sequences(made: Sample) -> Sequences:
     N, T = P * G, TP + TC
     ids, routes = np.zeros((N, T), np.int32), np.zeros((N, T, L, K), np.uint8)
     for n in range(N):
         p, g = divmod(n, G)
-        kept, length = LENGTHS[p], np.sum(made.completion_mask[p, g])
-        own = slice(TP - kept, TP - 1)
-        ids[n, :kept] = PROMPTS.ids[p, TP - kept :]
-        ids[n, kept : kept + length] = made.completion_ids[p, g, :length]
-        routes[n, : kept - 1] = made.prompts.routes[p, own].reshape(-1, L, K)
-        inputs = made.routes[p, g, :length].reshape(-1, L, K)
+        kept, length = LENGTHS[p], made.lengths[p, g]
+        ids[n, :kept] = PROMPTS[p]
+        ids[n, kept : kept + length] = made.ids[p, g, :length]
+        routes[n, : kept - 1] = made.routes.prompts[p, : kept - 1].reshape(-1, L, K)
+        inputs = made.routes.completions[p, g, :length].reshape(-1, L, K)
         routes[n, kept - 1 : kept - 1 + length] = inputs
     return Sequences(ids, routes, np.repeat(LENGTHS, G))
 
@@ -184,15 +171,13 @@ def of_completions(x: Float[Array, "N T"], first: Int[np.ndarray, " N"]) -> Floa
 
 def test_the_record_is_what_the_samplers_routers_choose() -> None:
     made, (ids, routes, first) = rollout(), sequences(rollout())
-    assert made.routes.dtype == made.prompts.routes.dtype == np.uint8
+    assert made.routes.completions.dtype == made.routes.prompts.dtype == np.uint8
     _, choices = jax.jit(jax.vmap(plain, in_axes=(None, 0, None)))(sampling_model(), ids, None)
-    lengths = np.asarray(made.completion_mask).sum(axis=-1).reshape(-1)
+    lengths = made.lengths.reshape(-1)
     assert lengths.min() < lengths.max()
     for mine, theirs, start, length in zip(routes, choices, first, lengths, strict=True):
         inputs = start - 1 + length  # the last token of a completion is no input
         np.testing.assert_array_equal(mine[:inputs], theirs[:inputs])
-    padding = ~np.asarray(made.completion_mask)
-    assert not np.asarray(made.routes)[padding].any()
 
 
 @pytest.mark.grid
@@ -210,41 +195,38 @@ def test_the_record_is_what_the_samplers_routers_choose() -> None:
 def test_the_record_is_the_same_in_any_slots_and_on_any_devices(
     mesh: str, num_devices: int, options: dict[str, Any]
 ) -> None:
-    runner = programs(mesh, num_devices, **options)
-    made, _ = runner.generate(on(runner, sampling_model()), PROMPTS, 0, num_generations=G)
-    np.testing.assert_array_equal(made.completion_ids, rollout().completion_ids)
-    np.testing.assert_array_equal(made.routes, rollout().routes)
-    own = PROMPTS.mask
-    np.testing.assert_array_equal(made.prompts.routes[own], rollout().prompts.routes[own])
+    runner = runner_on(mesh, num_devices, **options)
+    made = on_host(runner.sample(on(runner, sampling_model()), PROMPTS, G))
+    np.testing.assert_array_equal(made.ids, rollout().ids)
+    jax.tree.map(np.testing.assert_array_equal, made.routes, rollout().routes)
 
 
 def test_scores_are_those_of_the_recorded_experts() -> None:
     """And not of those that the trained router would choose, but with its weights."""
-    one, made, (ids, routes, first) = programs(), rollout(), sequences(rollout())
-    mask, model = made.completion_mask, on(programs(), trained())
-    made = jax.tree.map(jnp.asarray, made)
-    found = one.score(model, made, packed(one, made)).logps
+    one, made, (ids, routes, first) = runner_on(), rollout(), sequences(rollout())
+    mask, model = made.mask, on(runner_on(), trained())
+    found = one.score(model, made).logps
     expected = of_completions(plain_logps(trained(), ids, routes), first)
     np.testing.assert_allclose(found[mask], expected[mask], atol=2e-5)
     own = of_completions(plain_logps(trained(), ids, None), first)
     assert np.abs(own - expected)[mask].max() > 0.1
-    without = one.score(model, made.without_routes(), packed(one, made)).logps
+    without = one.score(model, dataclasses.replace(made, routes=None)).logps
     np.testing.assert_allclose(without[mask], own[mask], atol=2e-5)
-    reference = one.score(model, made, packed(one, made), is_reference=True).logps
+    reference = one.score(model, made, is_reference=True).logps
     np.testing.assert_array_equal(reference, without)
 
 
-def step_of(runner: Programs, batch: Batch) -> tuple[Decoder, dict[str, float]]:
+def step_of(runner: Runner, batch: Batch) -> tuple[Decoder, dict[str, float]]:
     """The change of every parameter in one update, and its metrics."""
-    state = runner.init(on(runner, trained()))
-    state, metrics = runner.update(state, batch, packed(runner, batch.rollout))
+    state = runner.updater.init(on(runner, trained()))
+    state, metrics = runner.update(state, batch)
     change = jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), trained(), state.model)
     return change, {name: float(x) for name, x in metrics.items()}
 
 
 @functools.cache
 def whole_step() -> tuple[Decoder, dict[str, float]]:
-    return step_of(programs(), Batch(rollout(), advantages()))
+    return step_of(runner_on(), Batch(rollout(), advantages()))
 
 
 def assert_same(found: Decoder, expected: Decoder) -> None:
@@ -256,12 +238,12 @@ def assert_same(found: Decoder, expected: Decoder) -> None:
 def test_gradients_are_those_of_the_recorded_experts() -> None:
     """The routers' too: they weight the experts that are replayed."""
     made, (ids, routes, first) = rollout(), sequences(rollout())
-    weights = made.completion_mask * advantages()[..., None] / made.completion_mask.sum()
+    weights = made.mask * advantages()[..., None] / made.mask.sum()
 
     @jax.grad
     def gradient(model: Decoder) -> Array:
         logps = of_completions(plain_logps(model, ids, routes), first)
-        return -jnp.sum(logps * weights, where=made.completion_mask)
+        return -jnp.sum(logps * weights, where=made.mask)
 
     assert_same(whole_step()[0], jax.tree.map(lambda x: -np.asarray(x), gradient(trained())))
 
@@ -270,8 +252,8 @@ def test_gradients_are_those_of_the_recorded_experts() -> None:
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "options"),
     [
-        ("auto", 1, dict(micro_batch_size_per_device=1, remat="full")),
-        ("2,2,2", 8, dict(micro_batch_size_per_device=4, remat="dots")),
+        ("auto", 1, dict(micro=1, remat="full")),
+        ("2,2,2", 8, dict(micro=4, remat="dots")),
         pytest.param("1,2,1", 2, {}, marks=pytest.mark.slow),
         pytest.param("1,1,4", 4, {}, marks=pytest.mark.slow),
     ],
@@ -280,7 +262,7 @@ def test_the_update_is_the_same_in_any_rows_and_on_any_devices(
     mesh: str, num_devices: int, options: dict[str, Any]
 ) -> None:
     change, metrics = step_of(
-        programs(mesh, num_devices, **options), Batch(rollout(), advantages())
+        runner_on(mesh, num_devices, **options), Batch(rollout(), advantages())
     )
     assert_same(change, whole_step()[0])
     for name, value in whole_step()[1].items():
@@ -292,7 +274,7 @@ def test_the_load_is_that_of_the_recorded_experts() -> None:
     ids, routes, first = sequences(made)
     _, choices = jax.jit(jax.vmap(plain, in_axes=(None, 0, 0)))(trained(), ids, routes)
     used, agreed = [], []
-    for n, length in enumerate(made.completion_mask.sum(axis=-1).reshape(-1)):
+    for n, length in enumerate(made.mask.sum(axis=-1).reshape(-1)):
         inputs = slice(first[n] - 1, first[n] - 1 + length)
         used.append(routes[n, inputs])
         both = routes[n, inputs, ..., None] == np.asarray(choices)[n, inputs, :, None]
@@ -309,75 +291,70 @@ def test_the_load_is_that_of_the_recorded_experts() -> None:
 
 
 def test_ratios_are_exactly_1_on_policy() -> None:
-    one = programs()
+    one = runner_on()
     model = on(one, trained())
-    made, _ = one.generate(model, PROMPTS, 0, num_generations=G)
-    old = one.score(model, made, packed(one, made)).logps
+    made = one.sample(model, PROMPTS, G)
+    old = one.score(model, made).logps
     _, metrics = step_of(one, Batch(made, advantages(), old))
     assert metrics["policy_ratio/min"] == metrics["policy_ratio/max"] == 1
     assert metrics["moe/routing_agreement"] == 1
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-5
 
 
-def test_routes_stay_with_their_tokens() -> None:
-    one, made = programs(), jax.tree.map(jnp.asarray, rollout())
-    fresh = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), made)
+def test_routes_stay_with_their_tokens_where_groups_are_replaced() -> None:
+    kept = jax.tree.map(jnp.asarray, rollout().routes)
+    fresh = jax.tree.map(lambda x: jnp.roll(x, 1, axis=0), kept)
     source = np.arange(P, dtype=np.int32) + np.where(np.arange(P) % 2, P, 0).astype(np.int32)
-    replaced = one.replace_groups(made, fresh, source)
-    share = one.share(Batch(replaced, advantages()), 1, 2).rollout
-    expected = jax.tree.map(lambda x: x[1::2], fresh)
-    jax.tree.map(np.testing.assert_array_equal, share, expected)
-    short = made.trimmed(3)
-    assert short.routes.shape == (P, G, 3, L * K)
+    both = replaced(kept, fresh, source, runner_on().mesh)
+    for found, old, new in zip(both, kept, fresh, strict=True):
+        np.testing.assert_array_equal(found[::2], old[::2])
+        np.testing.assert_array_equal(found[1::2], new[1::2])
+
+
+def test_rows_of_a_share_replay_the_routes_of_its_prompts() -> None:
+    """The routes stay those of the whole rollout."""
+    one, made, model = runner_on(), rollout(), on(runner_on(), trained())
+    whole = one.score(model, made).logps
+    own = range(1, P, 2)
+    share = made.picked(slice(1, None, 2))
+    packing = one.packing(share)
+    rows = pack(share.groups, packing, one.mesh, own)
+    logps = of_each(np.asarray(one.scorer(model, rows, made.routes).logps), packing)
+    for n, found in enumerate(logps):
+        p, g = own[n // G], n % G
+        np.testing.assert_allclose(found, whole[p, g, : len(found)], atol=2e-5)
 
 
 def test_without_replay_nothing_is_recorded() -> None:
-    off = programs(router_replay=False)
-    made, _ = off.generate(on(off, sampling_model()), PROMPTS, 0, num_generations=G)
+    off = runner_on(records_routes=False)
+    made = off.sample(on(off, sampling_model()), PROMPTS, G)
     assert made.routes is None
-    assert made.prompts.routes is None
-    np.testing.assert_array_equal(made.completion_ids, rollout().completion_ids)
-    np.testing.assert_array_equal(made.sampler_logps, rollout().sampler_logps)
+    np.testing.assert_array_equal(made.ids, rollout().ids)
+    np.testing.assert_array_equal(made.logps, rollout().logps)
     _, metrics = step_of(off, Batch(made, advantages()))
     assert {name for name in metrics if "moe" in name} == {"moe/max_vio", "moe/unused_experts"}
 
 
-@pytest.mark.grid
-@pytest.mark.parametrize("is_share", [False, True])
-def test_programs_are_compiled_ahead_for_rollouts_with_routes(is_share: bool) -> None:
-    runner = programs("2,2,2", 8)
-    model, shares = on(runner, trained()), 2 if is_share else 1
-    made, _ = runner.generate(model, PROMPTS, 0, num_generations=G)
-    batch = runner.share(Batch(made, advantages()), 0, shares) if is_share else None
-    batch = batch or Batch(made, advantages())
-    lengths = np.asarray(batch.rollout.lengths)
-    packing = runner.packing(LENGTHS[::shares], lengths)
-    packing = jax.tree.map(runner._on_devices, packing)
+def test_programs_are_compiled_ahead_for_rollouts_with_routes() -> None:
+    runner = runner_on("2,2,2", 8)
+    model = on(runner, trained())
+    made = runner.sample(model, PROMPTS, G)
     shapes = model_shapes(CONFIG, runner.mesh)
-    sizes, kind = (P // shares, G), dict(is_share=is_share)
-    tokens = np.float32(1) if is_share else None
-    score = functools.partial(runner.jitted_score.lower, model)
-    assert (
-        lower_score(runner, shapes, *sizes, **kind).as_text()
-        == score(batch.rollout, packing, np.float32(TEMPERATURE)).as_text()
-    )
-    assert (
-        lower_score(runner, shapes, *sizes, **kind, is_reference=True).as_text()
-        == score(batch.rollout.without_routes(), packing, np.float32(TEMPERATURE)).as_text()
-    )
-    batch, state = jax.tree.map(runner._on_devices, batch), runner.init(model)
-    update = runner.jitted_update.lower(
-        model, state.opt_state, batch, packing, tokens, runner.update_numbers
-    )
-    assert lower_update(runner, shapes, *sizes, **kind).as_text() == update.as_text()
+    scored = runner.scorer.lower(model, runner.rows(made), made.routes)
+    assert runner.lower_score(shapes, P, G).as_text() == scored.as_text()
+    alone = runner.scorer.lower(model, runner.rows(dataclasses.replace(made, routes=None)), None)
+    assert runner.lower_score(shapes, P, G, is_reference=True).as_text() == alone.as_text()
+    state, rows = runner.updater.init(model), runner.rows_of(Batch(made, advantages()))
+    updated = runner.updater.lower(model, state.opt_state, rows, made.routes)
+    assert runner.lower_update(shapes, P, G).as_text() == updated.as_text()
 
 
 def test_no_device_holds_all_routes() -> None:
     """Each has a part of every token's, wherever rows and slots take and put them."""
     length, size = 11, 4 * K
-    runner = programs("2,4,1", 8, max_num_seqs=16, max_completion_length=length)
+    runner = runner_on("2,4,1", 8, max_num_seqs=16, length=length)
     shapes = model_shapes(dataclasses.replace(CONFIG, num_hidden_layers=4), runner.mesh)
-    for lowered in (lower_generate(runner, shapes, P, G, TP), lower_update(runner, shapes, P, G)):
+    for lowered in (runner.sampler.lower(shapes, P, G, TP), runner.lower_update(shapes, P, G)):
         text = lowered.compile().as_text()
         assert f"u8[{P * G},{length},{size // 8}]" in text
         assert f"u8[{P * G},{length},{size}]" not in text

@@ -1,90 +1,112 @@
-"""Rows: spelled out, they hold the tokens that packing says, and scores come back."""
+"""Rows hold the tokens that packing says, and scores come back to their completions."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.generation import Prompts, Rollout
+from grpo_eqx.data.trajectory import Group
+from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import Rows
+from grpo_eqx.training.rows import by_completion, by_token, of_each, pack, with_loss
+
+from .runner import sample_of
 
 P, G, TP, TC = 4, 3, 5, 7
+MESH = parse_mesh("auto").build(jax.devices()[:1])
 
 
-def example(seed: int, padded_left: bool = False) -> tuple[Rollout, Packing]:
+def example(seed: int, num_shards: int = 1) -> tuple[list[Group], Packing]:
     """Tokens that say where they belong: 1000 times the prompt, or 100 times the completion."""
     rng = np.random.default_rng(seed)
     prompt_lengths = rng.integers(1, TP + 1, P)
     lengths = rng.integers(0, TC + 1, (P, G))
-    ids = 1000 * (1 + np.arange(P)[:, None]) + np.arange(TP)
-    mask = np.arange(TP) < prompt_lengths[:, None]
-    if padded_left:
-        mask = mask[:, ::-1]
-        ids = ids - (TP - prompt_lengths)[:, None]
-    completion_ids = 100 * (1 + np.arange(P * G).reshape(P, G, 1)) + np.arange(TC)
-    completion_mask = np.arange(TC) < lengths[..., None]
-    rollout = Rollout(
-        Prompts(jnp.asarray(ids), jnp.asarray(mask)), jnp.asarray(completion_ids),
-        jnp.asarray(completion_mask), jnp.zeros((P, G, TC)), jnp.ones((P, G), bool),
-    )  # fmt: skip
+    prompts = [[1000 * (1 + p) + t for t in range(n)] for p, n in enumerate(prompt_lengths)]
+    ids = 100 * (1 + np.arange(P * G).reshape(P, G, 1)) + np.arange(TC)
+    logps = -ids.astype(np.float32)
+    made = sample_of(prompts, ids, lengths, logps, np.ones((P, G), bool))
     shape = RowShape.of(
-        P, G, prompt_length=TP, completion_length=TC, num_shards=1, size=4, most_tokens=1
+        P, G, prompt_length=TP, completion_length=TC, num_shards=num_shards, size=4, most_tokens=1
     )
-    return rollout, Packing.plan(prompt_lengths, lengths, shape)
+    return made.groups, Packing.plan(prompt_lengths, lengths, shape)
 
 
-@pytest.mark.parametrize("padded_left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("seed", range(3))
-def test_inputs_positions_and_targets_are_those_of_each_sequence(
-    seed: int, padded_left: bool
-) -> None:
+def test_inputs_positions_and_targets_are_those_of_each_sequence(seed: int) -> None:
     """Read along what each position sees, a row gives the prompt and completion, one by one."""
-    rollout, packing = example(seed, padded_left)
-    lengths = np.asarray(rollout.lengths).reshape(-1)
-    prompt_lengths = np.asarray(rollout.prompts.mask).sum(axis=1)
+    groups, packing = example(seed)
+    rows = jax.tree.map(np.asarray, pack(groups, packing, MESH))
+    own, first, end = rows.visible
     scored = set()
-    for micro_batch in range(int(packing.number)):
-        rows = Rows.of(packing, jnp.int32(micro_batch), G)
-        inputs, targets = np.asarray(rows.inputs(rollout)), np.asarray(rows.targets(rollout))
-        own, first, end = map(np.asarray, rows.visible)
-        for r, s in np.argwhere(targets >= 0):
-            completion, offset = divmod(int(targets[r, s]) - 100, 100)
-            prompt, n = completion // G, prompt_lengths[completion // G]
-            column = int(rows.scored[r, s])
-            seen = [*range(first[r, column], end[r, column]), *range(own[r, column], column + 1)]
-            sequence = [1000 * (1 + prompt) + t for t in range(n)]
-            sequence += [100 * (1 + completion) + t for t in range(offset)]
-            assert inputs[r, seen].tolist() == sequence
-            assert np.asarray(rows.positions)[r, seen].tolist() == [*range(n + offset)]
-            scored.add((completion, offset))
+    for m, r, s in np.argwhere(rows.targets >= 0):
+        completion, offset = divmod(int(rows.targets[m, r, s]) - 100, 100)
+        prompt, column = groups[completion // G][0].prompt_ids, int(rows.scored[m, r, s])
+        prompt_part = range(first[m, r, column], end[m, r, column])
+        seen = [*prompt_part, *range(own[m, r, column], column + 1)]
+        sequence = [*prompt, *(100 * (1 + completion) + t for t in range(offset))]
+        assert rows.ids[m, r, seen].tolist() == sequence
+        assert rows.positions[m, r, seen].tolist() == [*range(len(sequence))]
+        assert rows.is_completion[m, r, column]
+        assert rows.sampler_logps[m, r, s] == -rows.targets[m, r, s]
+        scored.add((completion, offset))
+    lengths = [len(each) for group in groups for each in group]
     assert scored == {(c, t) for c, n in enumerate(lengths) for t in range(n)}
+    assert rows.is_completion.sum() == sum(lengths)
 
 
-def test_scores_come_back_to_their_completions() -> None:
-    rollout, packing = example(5)
-    found = jnp.full((P, G, TC), -1.0)
-    for micro_batch in range(int(packing.number)):
-        rows = Rows.of(packing, jnp.int32(micro_batch), G)
-        scores = rows.by_completion(rows.targets(rollout).astype(jnp.float32), TC)
-        found = rows.put(found, scores)
-    mask = np.asarray(rollout.completion_mask)
-    np.testing.assert_array_equal(found[mask], np.asarray(rollout.completion_ids)[mask])
+@pytest.mark.parametrize("seed", range(3))
+def test_values_of_tokens_come_back_to_their_completions(seed: int) -> None:
+    groups, packing = example(seed)
+    ids = [each.ids for group in groups for each in group]
+    there = np.asarray(by_token(ids, packing, MESH))
+    for found, expected in zip(of_each(there, packing), ids, strict=True):
+        np.testing.assert_array_equal(found, expected)
+    rows = pack(groups, packing, MESH)
+    for m in range(packing.number):
+        own = rows.micro_batch(jnp.int32(m))
+        laid_out = np.asarray(own.by_completion(jnp.asarray(there[m])))
+        for r, c in np.argwhere(packing.completions[m] >= 0):
+            expected = ids[packing.completions[m, r, c]]
+            assert np.asarray(own.is_token())[r, c].sum() == len(expected)
+            np.testing.assert_array_equal(laid_out[r, c, : len(expected)], expected)
 
 
-def test_values_are_picked_for_the_completions_of_each_place() -> None:
+def test_a_value_of_a_completion_is_at_its_place() -> None:
     _, packing = example(6)
-    rows = Rows.of(packing, jnp.int32(0), G)
-    picked = rows.pick(jnp.arange(P * G).reshape(P, G))
-    there = np.asarray(rows.completions) >= 0
-    np.testing.assert_array_equal(picked[there], rows.completions[there])
+    numbers = np.asarray(by_completion(np.arange(1, P * G + 1), packing, MESH))
+    np.testing.assert_array_equal(numbers, packing.completions + 1)
+
+
+def test_counts_are_of_what_the_loss_counts() -> None:
+    groups, packing = example(8)
+    rng = np.random.default_rng(8)
+    counted = [rng.random(len(each)) < 0.3 for group in groups for each in group]
+    rows = with_loss(
+        pack(groups, packing, MESH), packing, MESH, counted, np.zeros(P * G), tokens_per_update=2.5
+    )
+    assert rows.counts is not None
+    assert rows.counts.tokens == sum(mask.sum() for mask in counted)
+    assert rows.counts.filled_sequences == sum(mask.any() for mask in counted)
+    assert rows.counts.tokens_per_update == 2.5
+    for found, expected in zip(of_each(np.asarray(rows.counted), packing), counted, strict=True):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_positions_that_hold_nothing_see_themselves_alone() -> None:
-    _, packing = example(7)
-    rows = Rows.of(packing, jnp.int32(0), G)
-    own, first, end = map(np.asarray, rows.visible)
+    groups, packing = example(7)
+    rows = jax.tree.map(np.asarray, pack(groups, packing, MESH))
+    own, first, end = (x[0, 0] for x in rows.visible)
     last = int((packing.starts + packing.lengths)[0, 0].max())
     assert last < packing.shape.width
-    assert own[0, last:].tolist() == [*range(last, packing.shape.width)]
-    assert (first[0, last:] >= end[0, last:]).all()
+    assert own[last:].tolist() == [*range(last, packing.shape.width)]
+    assert (first[last:] >= end[last:]).all()
+
+
+@pytest.mark.parametrize("mesh", ["auto", "2,2,2", "1,2,4"])
+def test_rows_are_the_same_on_any_devices(mesh: str) -> None:
+    many = parse_mesh(mesh).build()
+    groups, packing = example(9, num_shards=many.shape["dp"] * many.shape["fsdp"])
+    jax.tree.map(
+        np.testing.assert_array_equal, pack(groups, packing, many), pack(groups, packing, MESH)
+    )

@@ -1,8 +1,7 @@
-"""The three programs: one step is one step, however its batch is cut and spread."""
+"""Sampling, scores and updates: one step is one step, however its batch is cut and spread."""
 
 import dataclasses
 import functools
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,10 +11,7 @@ import optax
 import pytest
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
-from grpo_eqx.generation.prompts import map_prompts_and_completions
-from grpo_eqx.loss_backends import ChunkedLoss, DenseLoss, LossBackend, PallasLoss
-from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.loss_backends import DenseLoss, LossBackend, PallasLoss
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.layers import Linear
 from grpo_eqx.models.lora import Lora, with_adapters
@@ -28,12 +24,11 @@ from grpo_eqx.sharding import (
     ReplicatedSharding,
     RolloutSharding,
     TensorSharding,
-    parse_mesh,
 )
-from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.programs import Programs, TokenScores
+from grpo_eqx.training import Packing, TokenScores
+from grpo_eqx.training.reference import copied, mixed
+
+from .runner import Batch, Runner, Sample, make_runner, sample_of
 
 CONFIG = Qwen2Config(
     vocab_size=32,
@@ -44,39 +39,15 @@ CONFIG = Qwen2Config(
     num_key_value_heads=2,
 )
 P, G, TP, TC = 8, 4, 6, 10
-OPTIONS = ProgramOptions(
-    sampling=Sampling(temperature=0.7),
-    max_prompt_length=TP,
-    max_completion_length=TC,
-    stopping=Stopping.of_ids([3], CONFIG.vocab_size),
-    pad_id=0,
-    seed=0,
-    dtype=jnp.dtype("float32"),
-    remat="none",
-    attention=BlockedAttention(64),
-    objective=Objective(epsilon=0.2, epsilon_high=0.28, max_completion_length=TC),
-    tokens_per_micro_batch=100,
-)
-CHUNKED = ChunkedLoss(token_tile=64)
 PROMPT_IDS = np.random.default_rng(0).integers(4, 32, (P, TP)).astype(np.int32)
-PROMPT_MASK = np.arange(TP) < np.random.default_rng(1).integers(1, TP + 1, P)[:, None]
-PROMPTS = Prompts(PROMPT_IDS, PROMPT_MASK)
+PROMPTS = [
+    ids[:length].tolist()
+    for ids, length in zip(PROMPT_IDS, np.random.default_rng(1).integers(1, TP + 1, P), strict=True)
+]
 
 
-@functools.cache
-def programs(
-    mesh: str = "auto",
-    num_devices: int = 1,
-    micro: int | None = None,
-    backend: LossBackend = CHUNKED,
-    **options: Any,
-) -> Programs:
-    """Makes programs, once for equal options, so that tests share what is compiled."""
-    options = dataclasses.replace(OPTIONS, micro_batch_size_per_device=micro, **options)
-    built = parse_mesh(mesh).build(jax.devices()[:num_devices])
-    # Plain descent: the change of the parameters is the gradient, up to the rate, which is high
-    # enough for the rounding of the parameters not to hide it.
-    return Programs(options, built, backend, optax.sgd(32.0))
+runner_on = functools.cache(functools.partial(make_runner, CONFIG.vocab_size, TP, TC))
+"""Makes a runner, once for equal options, so that tests share what is compiled."""
 
 
 def model_on(mesh: jax.sharding.Mesh, lora: Lora | None = None) -> Qwen2:
@@ -95,30 +66,28 @@ def model_on(mesh: jax.sharding.Mesh, lora: Lora | None = None) -> Qwen2:
 
 
 @pytest.fixture(scope="module")
-def rollout() -> Rollout:
-    """Completions of different lengths, as numpy arrays."""
-    one = programs()
-    model = model_on(one.mesh)
-    rollout, _ = one.generate(model, PROMPTS, 0, num_generations=G)
-    lengths = np.asarray(rollout.lengths)
-    assert lengths.min() < lengths.max()
-    return jax.tree.map(np.asarray, rollout)
+def rollout() -> Sample:
+    """Completions of different lengths."""
+    one = runner_on()
+    rollout = one.sample(model_on(one.mesh), PROMPTS, G)
+    assert rollout.lengths.min() < rollout.lengths.max()
+    return rollout
 
 
 @pytest.fixture(scope="module")
-def batch(rollout: Rollout) -> Batch:
+def batch(rollout: Sample) -> Batch:
     """The rollout with advantages, and old log-probs far enough off for some ratios to clip."""
     rng = np.random.default_rng(2)
     advantages = rng.normal(size=(P, G)).astype(np.float32)
     old, ref = (rng.normal(0, 0.3, (P, G, TC)).astype(np.float32) for _ in range(2))
     entropies = rng.random((P, G, TC), np.float32)
-    sampled = rollout.sampler_logps
+    sampled = rollout.logps
     return Batch(rollout, advantages, sampled + old, sampled + ref, entropies)
 
 
 @pytest.fixture(scope="module")
 def whole_step(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
-    return step_of(programs(), batch)
+    return step_of(runner_on(), batch)
 
 
 EVERYTHING = {
@@ -134,7 +103,6 @@ EVERYTHING = {
         entropy_coef=0.01,
         max_completion_length=TC,
     ),
-    "mask_truncated_completions": True,
     "top_entropy_quantile": 0.5,
 }
 """Options under which every term and mask of the objective acts."""
@@ -142,13 +110,7 @@ EVERYTHING = {
 
 @pytest.fixture(scope="module")
 def whole_step_of_everything(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
-    return step_of(programs(**EVERYTHING), batch)
-
-
-def packed(runner: Programs, rollout: Rollout) -> Packing:
-    """The rows of a rollout's own lengths."""
-    prompt_lengths = np.asarray(rollout.prompts.mask).sum(axis=1)
-    return runner.packing(prompt_lengths, np.asarray(rollout.completion_mask).sum(axis=-1))
+    return step_of(runner_on(**EVERYTHING), batch)
 
 
 def restored(model: Qwen2) -> Qwen2:
@@ -171,17 +133,17 @@ def restored(model: Qwen2) -> Qwen2:
     return model.with_output_table(round_trip(model.head))
 
 
-def score(runner: Programs, rollout: Rollout) -> TokenScores:
-    return runner.score(model_on(runner.mesh), rollout, packed(runner, rollout))
+def score(runner: Runner, rollout: Sample) -> TokenScores:
+    return runner.score(model_on(runner.mesh), rollout)
 
 
 def step_of(
-    runner: Programs, batch: Batch, lora: Lora | None = None
+    runner: Runner, batch: Batch, lora: Lora | None = None
 ) -> tuple[list[np.ndarray], dict[str, float]]:
     """The change of every trained parameter in one update, and its metrics."""
     model = model_on(runner.mesh, lora)
     before, frozen = eqx.partition(jax.tree.map(np.asarray, model), model.trainable)
-    state, metrics = runner.update(runner.init(model), batch, packed(runner, batch.rollout))
+    state, metrics = runner.update(runner.updater.init(model), batch)
     after, still = eqx.partition(jax.tree.map(np.asarray, state.model), model.trainable)
     assert eqx.tree_equal(frozen, still)
     before, after = jax.tree.leaves(before), jax.tree.leaves(after)
@@ -208,7 +170,7 @@ def test_micro_batches_and_devices_leave_the_update_unchanged(
     batch: Batch,
     whole_step: tuple[list[np.ndarray], dict[str, float]],
 ) -> None:
-    assert_same_step(step_of(programs(mesh, num_devices, micro), batch), whole_step)
+    assert_same_step(step_of(runner_on(mesh, num_devices, micro=micro), batch), whole_step)
 
 
 LORA = Lora(rank=3, alpha=6.0)
@@ -216,7 +178,7 @@ LORA = Lora(rank=3, alpha=6.0)
 
 @pytest.fixture(scope="module")
 def whole_step_of_adapters(batch: Batch) -> tuple[list[np.ndarray], dict[str, float]]:
-    return step_of(programs(), batch, LORA)
+    return step_of(runner_on(), batch, LORA)
 
 
 @pytest.mark.grid
@@ -236,31 +198,28 @@ def test_so_they_do_where_adapters_are_trained(
     whole_step_of_adapters: tuple[list[np.ndarray], dict[str, float]],
 ) -> None:
     """Nothing else changes, which `step_of` checks."""
-    runner = programs(mesh, num_devices, micro)
+    runner = runner_on(mesh, num_devices, micro=micro)
     assert_same_step(step_of(runner, batch, LORA), whole_step_of_adapters)
 
 
-def test_the_sampler_merges_the_adapters_that_the_trainer_adds(rollout: Rollout) -> None:
-    runner = programs("2,2,2", 8)
+def test_the_sampler_merges_the_adapters_that_the_trainer_adds(rollout: Sample) -> None:
+    runner = runner_on("2,2,2", 8)
     model = model_on(runner.mesh, LORA)
-    drawn, _ = runner.generate(model, PROMPTS, 0, num_generations=G)
-    drawn = jax.tree.map(np.asarray, drawn)
-    assert not np.array_equal(drawn.completion_ids, rollout.completion_ids)
-    scores = runner.score(model, drawn, packed(runner, drawn))
-    mask = drawn.completion_mask
-    found = np.asarray(scores.logps)[mask]
-    np.testing.assert_allclose(found, drawn.sampler_logps[mask], atol=1e-4)
+    drawn = runner.sample(model, PROMPTS, G)
+    assert not np.array_equal(drawn.ids, rollout.ids)
+    found = runner.score(model, drawn).logps
+    np.testing.assert_allclose(found[drawn.mask], drawn.logps[drawn.mask], atol=1e-4)
 
 
-def test_the_reference_of_adapters_is_the_model_beneath(rollout: Rollout) -> None:
+def test_the_reference_of_adapters_is_the_model_beneath(rollout: Sample) -> None:
     """It is the same arrays, and no second copy."""
-    runner = programs()
-    state = runner.init(model_on(runner.mesh, LORA))
+    runner = runner_on()
+    state = runner.updater.init(model_on(runner.mesh, LORA))
     reference = state.reference_model
     assert reference is not None
     assert state.reference is None
     assert reference.layers.q_proj.weight is state.model.layers.q_proj.weight
-    scores = runner.score(reference, rollout, packed(runner, rollout))
+    scores = runner.score(reference, rollout)
     np.testing.assert_array_equal(scores.logps, score(runner, rollout).logps)
 
 
@@ -277,7 +236,7 @@ def test_so_they_do_with_every_term_and_mask_of_the_objective(
     batch: Batch,
     whole_step_of_everything: tuple[list[np.ndarray], dict[str, float]],
 ) -> None:
-    runner = programs(mesh, num_devices, micro, **EVERYTHING)
+    runner = runner_on(mesh, num_devices, micro=micro, **EVERYTHING)
     assert_same_step(step_of(runner, batch), whole_step_of_everything)
 
 
@@ -289,14 +248,14 @@ def test_and_so_does_the_loss_backend(
     batch: Batch,
     whole_step_of_everything: tuple[list[np.ndarray], dict[str, float]],
 ) -> None:
-    runner = programs("2,2,2", 8, 4, backend, **EVERYTHING)
+    runner = runner_on("2,2,2", 8, backend, micro=4, **EVERYTHING)
     assert_same_step(step_of(runner, batch), whole_step_of_everything)
 
 
 def test_what_a_loss_backend_refuses_it_refuses_before_the_first_step() -> None:
-    runner = programs(backend=PallasLoss(token_block=100))
+    runner = runner_on(backend=PallasLoss(token_block=100))
     with pytest.raises(UserError, match="token_block is 100"):
-        runner.init(model_on(runner.mesh))
+        runner.updater.init(model_on(runner.mesh))
 
 
 def assert_same_step(
@@ -319,12 +278,12 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_clipped_objective(
     batch: Batch, whole_step: tuple[list[np.ndarray], dict[str, float]]
 ) -> None:
     """By hand in float64, from the trainer's own log-probs."""
-    one = programs()
-    logps = np.asarray(score(one, batch.rollout).logps, np.float64)
+    one = runner_on()
+    logps = np.asarray(score(one, batch.sample).logps, np.float64)
     ratio = np.exp(logps - np.asarray(batch.old_logps, np.float64))
     advantage = batch.advantages[..., None].astype(np.float64)
     losses = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
-    mask = batch.rollout.completion_mask
+    mask = batch.sample.mask
     metrics = whole_step[1]
     np.testing.assert_allclose(metrics["loss"], losses[mask].mean(), rtol=1e-4, atol=1e-6)
     clipped = ((ratio > 1.28) & (advantage > 0))[mask].mean()
@@ -336,88 +295,50 @@ def test_the_loss_is_the_mean_over_all_tokens_of_the_clipped_objective(
 def test_tokens_that_the_model_did_not_write_are_context_and_no_more(batch: Batch) -> None:
     """By hand in float64: they are read as before, and the loss is the mean over the others."""
     written = np.random.default_rng(7).random((P, G, TC)) < 0.6
-    one, rollout = programs(), jax.tree.map(jnp.asarray, batch.rollout)
-    mixed = dataclasses.replace(rollout, written=jnp.asarray(written))
-    logps = np.asarray(score(one, rollout).logps)
-    np.testing.assert_array_equal(score(one, mixed).logps, logps)
+    one, sample = runner_on(), batch.sample
+    logps = score(one, sample).logps
     ratio = np.exp(logps.astype(np.float64) - np.asarray(batch.old_logps, np.float64))
     advantage = batch.advantages[..., None].astype(np.float64)
     losses = -np.minimum(ratio * advantage, np.clip(ratio, 0.8, 1.28) * advantage)
-    poisoned = jnp.where(written, rollout.sampler_logps, np.nan)
-    mixed = dataclasses.replace(mixed, sampler_logps=poisoned)
-    step = step_of(one, dataclasses.replace(batch, rollout=mixed))
-    counted = np.asarray(mixed.loss_mask)
-    assert (counted == np.asarray(rollout.completion_mask) & written).all()
+    poisoned = np.where(written, sample.logps, np.nan)
+    mixed_in = sample_of(PROMPTS, sample.ids, sample.lengths, poisoned, sample.finished)
+    mixed = dataclasses.replace(batch, sample=mixed_in, counted=written)
+    step = step_of(one, mixed)
+    counted = sample.mask & written
     np.testing.assert_allclose(step[1]["loss"], losses[counted].mean(), rtol=1e-4, atol=1e-6)
     for mesh, num_devices, micro in (("auto", 1, 2), ("2,2,2", 8, None)):
-        runner = programs(mesh, num_devices, micro)
-        assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=mixed)), step)
+        assert_same_step(step_of(runner_on(mesh, num_devices, micro=micro), mixed), step)
 
 
-def test_scores_equal_what_the_sampler_reported(rollout: Rollout) -> None:
-    one = programs()
+def test_scores_equal_what_the_sampler_reported(rollout: Sample) -> None:
+    one = runner_on()
     scores = np.asarray(score(one, rollout).logps)
-    mask = rollout.completion_mask
-    np.testing.assert_allclose(scores[mask], rollout.sampler_logps[mask], atol=1e-4)
+    mask = rollout.mask
+    np.testing.assert_allclose(scores[mask], rollout.logps[mask], atol=1e-4)
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(("mesh", "num_devices", "micro"), [("auto", 1, 2), ("2,2,2", 8, 8)])
 def test_scores_do_not_depend_on_micro_batches_and_devices(
-    mesh: str, num_devices: int, micro: int, rollout: Rollout
+    mesh: str, num_devices: int, micro: int, rollout: Sample
 ) -> None:
-    one, many = programs(), programs(mesh, num_devices, micro)
+    one, many = runner_on(), runner_on(mesh, num_devices, micro=micro)
     expected = score(one, rollout)
     found = score(many, rollout)
-    mask = rollout.completion_mask
+    mask = rollout.mask
     for name in ("logps", "entropies"):
         a, b = (np.asarray(getattr(scores, name))[mask] for scores in (found, expected))
         np.testing.assert_allclose(a, b, atol=2e-5)
 
 
-@pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("auto", 4)])
-def test_shares_of_a_batch_are_its_prompts_by_stride(
-    mesh: str, num_devices: int, batch: Batch
-) -> None:
-    runner = programs(mesh, num_devices)
-    for index in range(2):
-        share = runner.share(batch, index, 2)
-        assert (np.asarray(share.advantages) == batch.advantages[index::2]).all()
-        assert (np.asarray(share.rollout.prompts.ids) == PROMPT_IDS[index::2]).all()
-        assert share.ref_logps.shape == (P // 2, G, TC)
-
-
-def test_groups_are_replaced_by_those_of_another_rollout(rollout: Rollout) -> None:
-    runner = programs("auto", 8)
-    rollout = jax.tree.map(jnp.asarray, rollout)
-    fresh = dataclasses.replace(rollout, completion_ids=rollout.completion_ids + 100)
-    source = np.array([0, 1, P + 7, 3, 4, P + 2, 6, 7], np.int32)
-    found = jax.tree.map(np.asarray, runner.replace_groups(rollout, fresh, source))
-    both = np.concatenate([rollout.completion_ids, fresh.completion_ids])
-    assert (found.completion_ids == both[source]).all()
-    assert (found.prompts.ids == PROMPT_IDS[source % P]).all()
-
-
-def test_a_batch_with_replaced_groups_updates_as_those_groups_do(
-    batch: Batch, whole_step: tuple[list[np.ndarray], dict[str, float]]
-) -> None:
-    runner = programs()
-    source = np.where(np.arange(P) % 2 == 0, np.arange(P), np.arange(P) + P).astype(np.int32)
-    merged = runner.replace_groups(batch.rollout, batch.rollout, source)
-    assert_same_step(step_of(runner, dataclasses.replace(batch, rollout=merged)), whole_step)
-
-
 def with_lengths(batch: Batch, lengths: np.ndarray) -> Batch:
-    rollout = jax.tree.map(jnp.asarray, batch.rollout)
-    mask = jnp.asarray(np.arange(TC) < lengths[..., None])
-    return dataclasses.replace(batch, rollout=dataclasses.replace(rollout, completion_mask=mask))
+    return dataclasses.replace(batch, sample=batch.sample.with_lengths(lengths))
 
 
-def alone(runner: Programs, batch: Batch) -> Packing:
+def alone(runner: Runner, sample: Sample) -> Packing:
     """Rows that hold one completion each."""
-    shape = dataclasses.replace(runner.row_shape(P, G), most_micro_batches=P * G, places=1)
-    lengths = np.asarray(batch.rollout.completion_mask).sum(axis=-1)
-    return Packing.plan(np.asarray(batch.rollout.prompts.mask).sum(axis=1), lengths, shape)
+    shape = dataclasses.replace(runner.shape(P, G), most_micro_batches=P * G, places=1)
+    return Packing.plan(np.array([len(ids) for ids in PROMPTS]), sample.lengths, shape)
 
 
 @pytest.mark.grid
@@ -433,107 +354,99 @@ def test_completions_that_share_rows_update_as_those_that_do_not(
     """With every term of the objective; the first group has a row's length and an empty one."""
     lengths = np.random.default_rng(seed).integers(1, TC + 1, (P, G))
     lengths[0] = [TC, 0, 2, 1]
-    batch, one = with_lengths(batch, lengths), programs(**EVERYTHING)
+    batch, one = with_lengths(batch, lengths), runner_on(**EVERYTHING)
     model = model_on(one.mesh)
     before = [np.asarray(x) for x in jax.tree.leaves(model)]
-    state, metrics = one.update(one.init(model), batch, alone(one, batch))
+    state, metrics = one.update(one.updater.init(model), batch, alone(one, batch.sample))
     after = [np.asarray(x) for x in jax.tree.leaves(state.model)]
     changes = [b - a for a, b in zip(before, after, strict=True)]
-    runner = programs(mesh, num_devices, micro, **EVERYTHING)
+    runner = runner_on(mesh, num_devices, micro=micro, **EVERYTHING)
     assert_same_step(step_of(runner, batch), (changes, jax.device_get(metrics)))
 
 
 def test_lengths_are_no_part_of_the_programs(batch: Batch) -> None:
     """One `update` and one `score` serve all of them."""
-    runner = Programs(OPTIONS, programs().mesh, CHUNKED, optax.sgd(1.0))
+    runner = make_runner(CONFIG.vocab_size, TP, TC)
     for longest in (1, 3, TC):
         lengths = np.random.default_rng(longest).integers(1, longest + 1, (P, G))
         ragged = with_lengths(batch, lengths)
-        score(runner, ragged.rollout)
+        score(runner, ragged.sample)
         step_of(runner, ragged)
-    assert runner.num_shapes == {"score": 1, "update": 1}
+    assert runner.compiler.num_shapes == {"score": 1, "update": 1}
 
 
 def test_each_device_keeps_its_slots() -> None:
     """And no keys or values leave it."""
     slots = 16
-    text = compiled_generate(programs("auto", 8, max_num_seqs=slots), P)
+    text = compiled_generate(runner_on("auto", 8, max_num_seqs=slots), P)
     L, K, D = CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_size
     assert f"f32[{L},{slots // 8},1,{K},{TC},{D}]" in text
     assert f"f32[{L},{slots},1,{K}," not in text
 
 
 def test_a_reference_model_lives_on_when_the_model_is_donated() -> None:
-    runner = programs("auto", 8)
+    runner = runner_on("auto", 8)
     model = model_on(runner.mesh)
     weights = np.asarray(model.layers.gate_proj.weight)
-    reference = runner.reference(model, frozen=False)
+    reference = copied(model, None, runner.mesh)
     for leaf in jax.tree.leaves(model):
         leaf.delete()
     other = model_on(runner.mesh)
     other = jax.tree.map(lambda x: x + 1, other)
-    mixed = runner.mix_reference(reference, other, 0.25)
+    moved = mixed(reference, other, jnp.float32(0.25), runner.mesh)
     expected = 0.25 * (weights + 1) + 0.75 * weights
-    np.testing.assert_allclose(mixed.layers.gate_proj.weight, expected, atol=1e-6)
+    np.testing.assert_allclose(moved.layers.gate_proj.weight, expected, atol=1e-6)
     sharding = other.layers.gate_proj.weight.sharding
-    assert mixed.layers.gate_proj.weight.sharding.is_equivalent_to(sharding, 3)
+    assert moved.layers.gate_proj.weight.sharding.is_equivalent_to(sharding, 3)
 
 
 def test_a_frozen_reference_is_kept_in_the_dtype_it_is_computed_in() -> None:
-    runner = programs(dtype=jnp.dtype("bfloat16"))
-    reference = runner.reference(model_on(runner.mesh), frozen=True)
+    runner = runner_on()
+    reference = copied(model_on(runner.mesh), jnp.dtype("bfloat16"), runner.mesh)
     assert reference.layers.gate_proj.weight.dtype == jnp.bfloat16
     assert reference.embed_tokens.dtype == jnp.float32
 
 
 def test_a_reference_that_moves_follows_changes_far_below_the_compute_dtype() -> None:
-    runner = programs(dtype=jnp.dtype("bfloat16"))
+    runner = runner_on()
     model = model_on(runner.mesh)
     policy = jax.tree.map(lambda x: x * (1 + 1e-4), model)
-    reference = runner.reference(model, frozen=False)
+    reference = copied(model, None, runner.mesh)
     for _ in range(50):
-        reference = runner.mix_reference(reference, policy, 0.1)
+        reference = mixed(reference, policy, jnp.float32(0.1), runner.mesh)
     moved, there = (x.layers.gate_proj.weight for x in (reference, policy))
     np.testing.assert_allclose(moved, there, rtol=5e-6)
 
 
-def test_truncated_completions_can_be_left_out(batch: Batch) -> None:
-    """Their advantages then have no part in the update."""
-    finished = batch.rollout.finished
-    assert 0 < finished.sum() < finished.size
-    runner = programs(mask_truncated_completions=True)
-    changed = np.where(finished, batch.advantages, 100.0).astype(np.float32)
-    assert_same_step(
-        step_of(runner, dataclasses.replace(batch, advantages=changed)), step_of(runner, batch)
-    )
-
-
 @pytest.mark.grid
 @pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("2,2,2", 8)])
-def test_dropped_completions_are_as_if_they_were_not_there(
+def test_completions_that_do_not_count_are_as_if_they_were_not_there(
     mesh: str, num_devices: int, batch: Batch
 ) -> None:
     """Their tokens count neither in the loss nor in what it is divided by."""
-    runner = programs(mesh, num_devices)
-    dropped = np.broadcast_to(np.arange(G) == 1, (P, G))
-    whole = jax.tree.map(jnp.asarray, batch.rollout)
-    left = dataclasses.replace(batch, rollout=runner.without_dropped(whole, dropped))
-    without = map_prompts_and_completions(lambda x: x, lambda x: x[:, [0, 2, 3]], batch)
-    assert_same_step(step_of(runner, left), step_of(programs(), without))
+    left_out = np.broadcast_to(np.arange(G) != 1, (P, G))[..., None]
+    left = dataclasses.replace(batch, counted=np.broadcast_to(left_out, batch.sample.mask.shape))
+    others = [0, 2, 3]
+    without = Batch(
+        batch.sample.picked(samples=others), batch.advantages[:, others],
+        *(None if x is None else x[:, others] for x in (batch.old_logps, batch.ref_logps)),
+    )  # fmt: skip
+    found = step_of(runner_on(mesh, num_devices), left)
+    assert_same_step(found, step_of(runner_on(), without))
 
 
 def test_only_tokens_of_high_entropy_learn(batch: Batch) -> None:
-    mask = batch.rollout.completion_mask
+    mask = batch.sample.mask
     floor = np.quantile(batch.entropies[mask], 0.75)
-    _, metrics = step_of(programs(top_entropy_quantile=0.25), batch)
+    _, metrics = step_of(runner_on(top_entropy_quantile=0.25), batch)
     assert metrics["effective_batch/tokens"] == (batch.entropies[mask] >= floor).sum()
     np.testing.assert_allclose(metrics["effective_batch/tokens"] / mask.sum(), 0.25, atol=0.02)
 
 
 def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
     """Without them ratios are 1: nothing is clipped and the loss is minus the mean advantage."""
-    _, metrics = step_of(programs(), Batch(batch.rollout, batch.advantages))
-    mask = batch.rollout.completion_mask
+    _, metrics = step_of(runner_on(), Batch(batch.sample, batch.advantages))
+    mask = batch.sample.mask
     advantages = np.broadcast_to(batch.advantages[..., None], mask.shape)
     np.testing.assert_allclose(metrics["loss"], -advantages[mask].mean(), rtol=1e-4)
     assert metrics["clip_ratio/region_mean"] == 0
@@ -562,17 +475,16 @@ def test_on_policy_updates_need_no_old_logps(batch: Batch) -> None:
     ],
 )
 def test_the_same_tokens_on_one_device_and_on_many(
-    rollout: Rollout, sharding: RolloutSharding, mesh: str, num_devices: int, num_prompts: int
+    rollout: Sample, sharding: RolloutSharding, mesh: str, num_devices: int, num_prompts: int
 ) -> None:
     """Prompts that divide or not, heads of keys (2) that do or not, groups along any axis."""
     if isinstance(sharding, TensorSharding) and sharding.size > num_devices:
         pytest.skip("a group has more devices")
-    many = programs(mesh, num_devices, rollout_sharding=sharding)
-    prompts = jax.tree.map(lambda x: x[:num_prompts], PROMPTS)
-    other, _ = many.generate(model_on(many.mesh), prompts, 0, num_generations=G)
-    np.testing.assert_array_equal(other.completion_ids, rollout.completion_ids[:num_prompts])
-    logps = np.asarray(rollout.sampler_logps[:num_prompts])
-    np.testing.assert_allclose(other.sampler_logps, logps, atol=1e-5)
+    many = runner_on(mesh, num_devices, rollout_sharding=sharding)
+    other = many.sample(model_on(many.mesh), PROMPTS[:num_prompts], G)
+    expected = rollout.picked(slice(num_prompts))
+    np.testing.assert_array_equal(other.ids, expected.ids)
+    np.testing.assert_allclose(other.logps, expected.logps, atol=1e-5)
 
 
 @pytest.mark.grid
@@ -582,17 +494,17 @@ def test_int8_weights_give_the_same_tokens_on_one_device_and_on_many(tied: bool)
     config = dataclasses.replace(CONFIG, tie_word_embeddings=tied)
     made = []
     for sharding, num_devices in [(LegacySharding(), 1), (TensorSharding(2), 8)]:
-        runner = programs(
+        runner = runner_on(
             "auto", num_devices, rollout_sharding=sharding, rollout_dtype=jnp.dtype("int8")
         )
         model = Qwen2.init(config, jax.random.key(0), std=0.2)
         model = jax.device_put(model, model.shardings(runner.mesh))
-        made.append(runner.generate(model, PROMPTS, 0, num_generations=G)[0])
-    np.testing.assert_array_equal(made[1].completion_ids, made[0].completion_ids)
-    np.testing.assert_allclose(made[1].sampler_logps, made[0].sampler_logps, atol=1e-5)
-    one, mask = programs(), np.asarray(made[0].completion_mask)
-    scores = one.score(restored(model), made[0], packed(one, made[0])).logps
-    np.testing.assert_allclose(made[0].sampler_logps[mask], np.asarray(scores)[mask], atol=1e-4)
+        made.append(runner.sample(model, PROMPTS, G))
+    np.testing.assert_array_equal(made[1].ids, made[0].ids)
+    np.testing.assert_allclose(made[1].logps, made[0].logps, atol=1e-5)
+    one, mask = runner_on(), made[0].mask
+    scores = one.score(restored(model), made[0]).logps
+    np.testing.assert_allclose(made[0].logps[mask], scores[mask], atol=1e-4)
 
 
 @pytest.mark.grid
@@ -612,25 +524,21 @@ def test_a_device_has_the_cache_of_its_own_completions(
     sharding: RolloutSharding, mesh: str, num_prompts: int, local: tuple[int, int, int]
 ) -> None:
     """Prompts, completions of each, and heads, as the strategy splits them."""
-    text = compiled_generate(programs(mesh, 8, rollout_sharding=sharding), num_prompts)
+    text = compiled_generate(runner_on(mesh, 8, rollout_sharding=sharding), num_prompts)
     L, K, D = CONFIG.num_hidden_layers, CONFIG.num_key_value_heads, CONFIG.head_size
     prompts, group, heads = local
     assert f"f32[{L},{prompts},{group},{heads},{TC},{D}]" in text
     assert f"f32[{L},{num_prompts},{G},{K},{TC},{D}]" not in text
 
 
-def compiled_generate(runner: Programs, num_prompts: int) -> str:
-    @jax.jit
-    def generate(model: Qwen2) -> Rollout:
-        prompts = jax.tree.map(lambda x: x[:num_prompts], PROMPTS)
-        return runner.generate(model, prompts, 0, num_generations=G)[0]
-
-    return generate.lower(model_on(runner.mesh)).compile().as_text()
+def compiled_generate(runner: Runner, num_prompts: int) -> str:
+    model = model_on(runner.mesh)
+    return runner.sampler.lower(model, num_prompts, G, TP).compile().as_text()
 
 
 def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
-    nothing = Batch(batch.rollout, np.zeros((P, G), np.float32))
-    changes, metrics = step_of(programs(), nothing)
+    nothing = Batch(batch.sample, np.zeros((P, G), np.float32))
+    changes, metrics = step_of(runner_on(), nothing)
     assert all((change == 0).all() for change in changes)
     assert metrics["grad_norm"] == 0
 
@@ -639,44 +547,52 @@ def test_a_batch_without_any_advantage_changes_nothing(batch: Batch) -> None:
 @pytest.mark.parametrize(("mesh", "num_devices"), [("auto", 1), ("2,2,2", 8)])
 def test_an_update_that_is_not_finite_is_skipped(mesh: str, num_devices: int, batch: Batch) -> None:
     """Parameters and moments stay as they are; the next update counts on from them."""
-    built = parse_mesh(mesh).build(jax.devices()[:num_devices])
-    runner = Programs(OPTIONS, built, CHUNKED, optax.adam(1e-3))
-    packing = packed(runner, batch.rollout)
-    state, metrics = runner.update(runner.init(model_on(built)), batch, packing)
+    runner = make_runner(CONFIG.vocab_size, TP, TC, mesh, num_devices, optimizer=optax.adam(1e-3))
+    state, metrics = runner.update(runner.updater.init(model_on(runner.mesh)), batch)
     assert metrics["skipped_updates"] == 0
     before = jax.tree.map(np.asarray, (state.model, state.opt_state))
     advantages = batch.advantages.copy()
     advantages[2, 1] = np.inf
     poisoned = dataclasses.replace(batch, advantages=advantages)
-    state, metrics = runner.update(state, poisoned, packing)
+    state, metrics = runner.update(state, poisoned)
     assert metrics["skipped_updates"] == 1
     jax.tree.map(np.testing.assert_array_equal, (state.model, state.opt_state), before)
 
 
 def test_parameters_and_moments_are_split_over_the_mesh() -> None:
-    mesh = parse_mesh("auto").build(jax.devices())
-    runner = Programs(OPTIONS, mesh, CHUNKED, optax.adam(1e-3))
-    state = runner.init(model_on(runner.mesh))
+    runner = make_runner(CONFIG.vocab_size, TP, TC, "auto", 8, optimizer=optax.adam(1e-3))
+    state = runner.updater.init(model_on(runner.mesh))
     moments = state.opt_state[0].mu
     for array in (state.model.layers.gate_proj.weight, moments.layers.gate_proj.weight):
         assert array.addressable_shards[0].data.size == array.size // 8
 
 
-def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batch: Batch) -> None:
-    """A CPU cannot run it; tracing and lowering still check every dtype of the three programs."""
-    options = dataclasses.replace(OPTIONS, dtype=jnp.dtype("bfloat16"), remat="full")
-    mesh = parse_mesh("auto").build(jax.devices()[:1])
-    runner = Programs(options, mesh, ChunkedLoss(token_tile=64), optax.sgd(32.0))
-    model, packing = model_on(mesh), packed(runner, batch.rollout)
+@pytest.mark.grid
+@pytest.mark.parametrize(("mesh", "num_shards"), [("auto", 8), ("2,2,2", 4), ("1,1,8", 1)])
+def test_a_device_has_its_own_rows_of_a_batch_and_no_others(
+    mesh: str, num_shards: int, batch: Batch
+) -> None:
+    rows = runner_on(mesh, 8, micro=2).rows_of(batch)
+    arrays = [x for x in jax.tree.leaves(rows) if x.ndim > 1]
+    assert len(arrays) == 16
+    for array in arrays:
+        (size,) = {shard.data.nbytes for shard in array.addressable_shards}
+        assert size == array.nbytes // num_shards
 
-    def program(model: Qwen2) -> tuple[Qwen2, jax.Array, jax.Array]:
-        rollout, _ = runner.generate(model, PROMPTS, 0, num_generations=G)
-        state, metrics = runner.update(runner.init(model), batch, packing)
-        return state.model, metrics["loss"], runner.score(model, rollout, packing).logps
 
-    lowered = jax.jit(program).trace(model).lower(lowering_platforms=("tpu",))
-    assert "bf16" in lowered.as_text()
-    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(lowered.out_info))
+def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients() -> None:
+    """A CPU cannot run it; tracing and lowering still check every dtype of the programs."""
+    runner = runner_on(dtype=jnp.dtype("bfloat16"), remat="full")
+    model = model_on(runner.mesh)
+    lowered = [
+        runner.lower_update(model, P, G), runner.lower_score(model, P, G),
+        runner.sampler.lower(model, P, G, TP),
+    ]  # fmt: skip
+    for each in lowered:
+        assert "bf16" in each.as_text()
+    (after, *_), scores, made = (each.out_info for each in lowered)
+    floats = jax.tree.leaves((eqx.filter(after, eqx.is_array_like), scores, made.logps))
+    assert all(x.dtype == jnp.float32 for x in floats)
 
 
 @pytest.mark.parametrize(
@@ -684,7 +600,5 @@ def test_bfloat16_arithmetic_lowers_for_accelerators_with_float32_gradients(batc
     [("bfloat16", 1, 64 * 2), ("bfloat16", 128, 128 * 2), ("int8", 128, 128 + 4)],
 )
 def test_bytes_of_a_cache_include_zeros_and_scales(dtype: str, multiple: int, stored: int) -> None:
-    options = dataclasses.replace(
-        OPTIONS, kv_cache_dtype=jnp.dtype(dtype), kv_head_multiple=multiple
-    )
-    assert 64 * options.kv_itemsize(64) == stored
+    runner = runner_on(kv_cache_dtype=jnp.dtype(dtype), kv_head_multiple=multiple)
+    assert 64 * runner.sampler.options.kv_itemsize(64) == stored

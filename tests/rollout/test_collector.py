@@ -3,14 +3,13 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.data.prompts import Prompt, PromptSource
-from grpo_eqx.rollout.experience import Experience
+from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.tracking.metrics import StepClock
 
 SMALL: dict[str, Any] = {
@@ -56,13 +55,25 @@ class Few(PromptSource):
         return Prompt(f"What is {index} plus 1?", {"answer": index + 1})
 
 
+class Collected(NamedTuple):
+    kept: Rollout
+    made: Rollout
+    metrics: dict[str, float]
+    trainer: GRPOTrainer
+    scripted: Scripted
+
+    @property
+    def num_batches(self) -> int:
+        return self.trainer.rollouts.num_batches(self.made)
+
+
 def collect(
     reward_funcs: Sequence[Callable[..., Any]] = (),
     data: PromptSource | None = None,
     scripted: Scripted | None = None,
     **fields: Any,
-) -> tuple[Experience, GRPOTrainer, Scripted]:
-    """A step's experience under a scripted reward, and others of weight 0.001."""
+) -> Collected:
+    """A step's rollout under a scripted reward, and others of weight 0.001."""
     scripted = scripted or Scripted()
     weights = (1.0, *[0.001] * len(reward_funcs))
     cfg = GRPOConfig(**{**SMALL, "max_completion_length": 8, "reward_weights": weights, **fields})
@@ -70,22 +81,24 @@ def collect(
         cfg, reward_funcs=[scripted, *reward_funcs], train_data=data, eval_data=data
     )
     state = dataclasses.replace(trainer.state, next_batch=5)
-    started = trainer.experiences.start(state)
-    experience = trainer.experiences.collect(started, state, StepClock())
-    return experience, trainer, scripted
+    known: list[Rollout] = []
+    kept, made = trainer.rollouts.next(state, StepClock(), known.append)
+    (learned_from,) = known
+    assert learned_from.groups == kept.groups
+    return Collected(kept, made, trainer.rollouts.metrics(kept, made), trainer, scripted)
 
 
 @pytest.fixture(scope="module")
-def refilled() -> tuple[Experience, GRPOTrainer, Scripted]:
+def refilled() -> Collected:
     return collect(dynamic_sampling=True, max_generation_batches=8)
 
 
 @pytest.mark.slow
 def test_groups_without_variance_are_replaced_by_fresh_prompts(
-    refilled: tuple[Experience, GRPOTrainer, Scripted],
+    refilled: Collected,
 ) -> None:
-    experience, _, scripted = refilled
-    groups = experience.groups
+    experience, groups, scripted = refilled, refilled.kept, refilled.scripted
+    assert groups.rewards is not None
     totals = groups.rewards.total
     assert (totals.max(axis=1) > totals.min(axis=1)).all()
     # Two of eight groups vary in each rollout, so that eight of them take four rollouts.
@@ -97,42 +110,64 @@ def test_groups_without_variance_are_replaced_by_fresh_prompts(
 
 
 def test_prompts_completions_and_rewards_stay_together() -> None:
-    experience, trainer, _ = collect(
+    experience = collect(
         [length_of_text], dynamic_sampling=True, max_generation_batches=3,
         multi_objective_aggregation="normalize_then_sum", max_completion_length=24,
     )  # fmt: skip
-    groups, rollout = experience.groups, experience.groups.rollout
-    ids, mask = np.asarray(rollout.prompts.ids), np.asarray(rollout.prompts.mask)
-    tokens = groups.completions.ids
-    for p, prompt in enumerate(groups.prompts):
-        assert ids[p][mask[p]].tolist() == trainer.tokenizer.encode_prompts([prompt])[0]
-        for g in range(2):
-            length = int(rollout.lengths[p, g])
-            assert groups.completions.ids[p][g] == rollout.completion_ids[p, g, :length].tolist()
-    texts = trainer.tokenizer.decode_completions([row for group in tokens for row in group])
-    assert texts == [text for group in groups.completions.texts for text in group]
-    assert groups.rewards.each[1].reshape(-1).tolist() == [len(text) for text in texts]
-    finished = groups.completions.finished
-    assert (finished == np.asarray(rollout.finished)).all()
-    assert 0 < finished.sum() < finished.size
+    kept, tokenizer = experience.kept, experience.trainer.tokenizer
+    for prompt, group in zip(kept.prompts, kept.groups, strict=True):
+        for each in group:
+            assert each.prompt_ids == tokenizer.encode_prompts([prompt])[0]
+    texts = tokenizer.decode_completions([each.ids.tolist() for each in kept.trajectories])
+    assert texts == [text for group in kept.texts for text in group]
+    assert kept.rewards is not None
+    assert kept.rewards.each[1].reshape(-1).tolist() == [len(text) for text in texts]
+    finished = [each.ids[-1] in tokenizer.eos_ids for each in kept.trajectories]
+    assert kept.finished.reshape(-1).tolist() == finished
+    assert 0 < sum(finished) < len(finished)
+
+
+def test_a_completion_says_where_its_draws_are_and_which_weights_drew_it() -> None:
+    kept = collect(dynamic_sampling=True, max_generation_batches=2).kept
+    rows = [group[0].address.prompt for group in kept.groups]
+    assert len(set(rows)) == 8
+    assert max(rows) >= 8  # of the second rollout
+    for group in kept.groups:
+        assert [each.address.sample for each in group] == [0, 1]
+        for each in group:
+            assert (each.versions == 0).all()
+            assert len(each.versions) == len(each.sampler_logps) == len(each) > 0
+            assert each.written.all()
+
+
+def test_a_rollout_that_was_started_is_used_unless_it_is_forgotten() -> None:
+    trainer = collect().trainer
+    earlier = dataclasses.replace(trainer.state, step=3)
+    for forgets, expected in ((False, 3), (True, 4)):
+        trainer.rollouts.start(earlier)
+        if forgets:
+            trainer.rollouts.forget()
+        later = dataclasses.replace(trainer.state, step=4)
+        kept, _ = trainer.rollouts.next(later, StepClock())
+        assert {each.address.step for each in kept.trajectories} == {expected}
 
 
 def test_metrics_are_of_everything_that_was_generated(
-    refilled: tuple[Experience, GRPOTrainer, Scripted],
+    refilled: Collected,
 ) -> None:
     """The kept groups alone would say nothing about how good the policy is."""
-    experience, _, _ = refilled
-    metrics = experience.metrics
+    experience, metrics = refilled, refilled.metrics
     assert metrics["reward"] == pytest.approx(0.75 + 0.25 / 2)
     assert metrics["frac_reward_zero_std"] == 0.75
-    assert experience.generated.completion_lengths.shape == (32, 2)
-    assert experience.generated.prompt_lengths.shape == (32,)
+    assert experience.made.lengths.shape == (32, 2)
+    assert experience.made.prompt_lengths.shape == (32,)
 
 
 def test_what_the_bound_leaves_unfilled_stays() -> None:
-    experience, _, scripted = collect(dynamic_sampling=True, max_generation_batches=2)
-    totals = experience.groups.rewards.total
-    assert scripted.groups == 16
+    experience = collect(dynamic_sampling=True, max_generation_batches=2)
+    assert experience.kept.rewards is not None
+    totals = experience.kept.rewards.total
+    assert experience.scripted.groups == 16
     assert (totals.max(axis=1) > totals.min(axis=1)).sum() == 4
     assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
 
@@ -140,47 +175,48 @@ def test_what_the_bound_leaves_unfilled_stays() -> None:
 @pytest.mark.slow
 def test_groups_that_failures_leave_without_variance_are_replaced() -> None:
     scripted = Scripted(dull=(float("nan"), 1.0))
-    experience, _, _ = collect(
+    experience = collect(
         scripted=scripted, dynamic_sampling=True, max_generation_batches=8,
         reward_failures="drop", max_failed_rewards=0.5,
     )  # fmt: skip
     assert experience.num_batches == 4
     assert experience.metrics["rewards/scripted/num_failed"] == 24  # of all that was generated
-    assert not experience.groups.rewards.dropped.any()
-    totals = experience.groups.rewards.total
+    assert experience.kept.rewards is not None
+    assert not experience.kept.rewards.dropped.any()
+    totals = experience.kept.rewards.total
     assert (totals.max(axis=1) > totals.min(axis=1)).all()
 
 
 def test_without_it_a_step_is_one_rollout() -> None:
-    experience, trainer, scripted = collect()
-    assert scripted.groups == 8
+    experience = collect()
+    assert experience.scripted.groups == 8
     assert experience.num_batches == 1
     assert not any(name.startswith("dynamic_sampling") for name in experience.metrics)
-    expected = [prompt.text for prompt in trainer.prompts.batch(5).prompts]
-    assert [prompt.text for prompt in experience.groups.prompts] == expected
+    prompts = experience.trainer.prompts
+    expected = [prompts.data.prompts[i] for i in prompts.indices(5)]
+    assert experience.kept.prompts == experience.made.prompts == expected
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [8, 11, 16])
 def test_small_data_give_no_prompt_twice_in_a_step(size: int) -> None:
     """Eight rollouts of eight prompts go through the data several times."""
-    experience, trainer, _ = collect(
-        data=Few(size=size), dynamic_sampling=True, max_generation_batches=8
-    )
-    groups = experience.groups
-    assert len(set(groups.prompt_indices.tolist())) == 8
-    problems = trainer.prompts.data.prompts
-    assert [problems[i] for i in groups.prompt_indices] == groups.prompts
+    experience = collect(data=Few(size=size), dynamic_sampling=True, max_generation_batches=8)
+    groups = experience.kept
+    assert groups.indices is not None
+    assert groups.rewards is not None
+    assert len(set(groups.indices.tolist())) == 8
+    problems = experience.trainer.prompts.data.prompts
+    assert [problems[i] for i in groups.indices] == groups.prompts
     totals = groups.rewards.total
     assert (totals.max(axis=1) > totals.min(axis=1)).sum() >= 4
 
 
 @pytest.mark.slow
 def test_a_penalty_on_length_alone_does_not_make_a_group_teach() -> None:
-    experience, _, _ = collect(
-        dynamic_sampling=True, max_generation_batches=2, overlong_buffer=1 - 1e-9
-    )
-    rewards = experience.groups.rewards
+    experience = collect(dynamic_sampling=True, max_generation_batches=2, overlong_buffer=1 - 1e-9)
+    rewards = experience.kept.rewards
+    assert rewards is not None
     assert rewards.names == ("scripted", "soft_overlong")
     assert rewards.weights == (1.0, 1.0)
     assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 12 / 16
@@ -188,8 +224,8 @@ def test_a_penalty_on_length_alone_does_not_make_a_group_teach() -> None:
 
 def test_groups_that_the_loss_leaves_out_do_not_teach() -> None:
     """Eight tokens are too few for any completion to end."""
-    experience, _, _ = collect(
+    experience = collect(
         dynamic_sampling=True, max_generation_batches=2, mask_truncated_completions=True
     )
-    assert not experience.groups.completions.finished.any()
+    assert not experience.kept.finished.any()
     assert experience.metrics["dynamic_sampling/frac_groups_dropped"] == 1

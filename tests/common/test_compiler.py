@@ -1,4 +1,4 @@
-"""Programs are compiled in a thread before they are called."""
+"""Programs are compiled in a thread before they are called, or where they are called first."""
 
 import threading
 
@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.training.compilation import CompilationCounter
-from grpo_eqx.training.compile_ahead import CompileAhead
 
 SHAPE = jax.ShapeDtypeStruct((3,), jnp.float32)
 
 
 def test_a_call_finds_the_program() -> None:
     double, x = jax.jit(lambda x: 2 * x), jnp.arange(3, dtype=jnp.float32)
-    with CompileAhead() as ahead:
+    with Compiler() as ahead:
         ahead.start([("double", lambda: double.lower(SHAPE))])
         ahead.wait("double")
         counter = CompilationCounter()
@@ -29,7 +29,7 @@ def test_programs_are_compiled_in_order() -> None:
         order.append(name)
         return jax.jit(lambda x: x + len(name)).lower(SHAPE)
 
-    with CompileAhead() as ahead:
+    with Compiler() as ahead:
         ahead.start([("a", lambda: program("a")), ("bb", lambda: program("bb"))])
         ahead.wait("bb")
         ahead.wait("a")
@@ -43,7 +43,7 @@ def test_what_was_begun_before_is_not_begun_again() -> None:
         lowered.append(name)
         return jax.jit(lambda x: x * len(name)).lower(SHAPE)
 
-    ahead = CompileAhead()
+    ahead = Compiler()
     ahead.start([("a", lambda: program("a"))])
     with ahead:
         ahead.start([("a", lambda: program("a")), ("bb", lambda: program("bb"))])
@@ -58,7 +58,7 @@ def test_a_failure_is_raised_where_the_program_is_needed() -> None:
     def fails() -> jax.stages.Lowered:
         raise RuntimeError("out of memory")
 
-    with CompileAhead() as ahead:
+    with Compiler() as ahead:
         ahead.start([("update", fails)])
         with pytest.raises(RuntimeError, match="out of memory"):
             ahead.wait("update")
@@ -72,7 +72,7 @@ def test_what_failed_is_tried_again() -> None:
         tried.append("update")
         raise RuntimeError("out of memory")
 
-    ahead = CompileAhead()
+    ahead = Compiler()
     for _ in range(2):
         with ahead:
             ahead.start([("update", fails)])
@@ -93,9 +93,33 @@ def test_leaving_drops_what_has_not_begun() -> None:
         order.append("second")
         return jax.jit(lambda x: x - 2).lower(SHAPE)
 
-    with CompileAhead() as ahead:
+    with Compiler() as ahead:
         ahead.start([("first", first), ("second", second)])
         begun.wait()
         ahead._compiling["second"].add_done_callback(lambda _: go_on.set())
     assert order == ["first"]
     ahead.wait("second")
+
+
+def test_a_program_that_was_not_begun_is_compiled_where_it_is_needed() -> None:
+    named: list[str] = []
+    compiler = Compiler(named.append)
+    triple = compiler.jit("triple", lambda x: 3 * x)
+    for _ in range(2):
+        compiler.ensure("triple", lambda: triple.lower(SHAPE))
+    assert triple(jnp.ones(3)).tolist() == [3, 3, 3]
+    assert named == ["triple"]
+    assert compiler.num_shapes == {"triple": 1}
+
+
+def test_what_failed_where_it_was_needed_is_tried_again() -> None:
+    compiler, tries = Compiler(), list[int]()
+
+    def fails() -> jax.stages.Lowered:
+        tries.append(1)
+        raise RuntimeError("out of memory")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="out of memory"):
+            compiler.ensure("large", fails)
+    assert len(tries) == 2

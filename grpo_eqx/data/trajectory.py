@@ -1,0 +1,65 @@
+"""Trajectories: what sampling leaves of each completion, on the host."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+FinishReason = Literal["stop", "length"]
+"""Why a completion ended: an end token or stop string, or the limit of its length."""
+
+
+class Address(NamedTuple):
+    """Address of a completion's draws: with the seed, all that decides them."""
+
+    step: int
+    prompt: int
+    """Row of the prompt among those that are sampled for the step."""
+    sample: int
+    """Number of the completion among those of its prompt."""
+
+
+def _no_tokens(dtype: type) -> np.ndarray:
+    return np.zeros(0, dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Trajectory:
+    """A prompt and its completion so far.
+
+    A sampler takes trajectories and gives them back longer. Arrays have an entry for each token of
+    the completion, its end token included.
+    """
+
+    prompt_ids: Sequence[int]
+    """Tokens of the prompt."""
+    address: Address
+    ids: Int[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: _no_tokens(np.int32))
+    written: Bool[np.ndarray, " T"] = dataclasses.field(default_factory=lambda: _no_tokens(bool))
+    """True on the tokens that the model wrote, which alone the loss counts. Others, such as a
+    tool's answer, are read as context."""
+    sampler_logps: Float[np.ndarray, " T"] = dataclasses.field(
+        default_factory=lambda: _no_tokens(np.float32)
+    )
+    """Log-prob of each token under the distribution it was drawn from."""
+    versions: Int[np.ndarray, " T"] = dataclasses.field(
+        default_factory=lambda: _no_tokens(np.int32)
+    )
+    """Version of the weights that drew each token."""
+    finish_reason: FinishReason | None = None
+    """Why it ended; `None` where it goes on."""
+
+    def __len__(self) -> int:
+        """Returns the number of tokens of the completion."""
+        return len(self.ids)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the completion ended by itself."""
+        return self.finish_reason == "stop"
+
+
+Group = list[Trajectory]
+"""The completions of one prompt."""

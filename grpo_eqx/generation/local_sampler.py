@@ -1,0 +1,260 @@
+"""The sampler on the run's own devices, with the weights that are trained."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, UInt
+
+from grpo_eqx.common.compiler import Compiler
+from grpo_eqx.common.prng import sample_keys
+from grpo_eqx.data.trajectory import Group, Trajectory
+from grpo_eqx.generation.engine import Generated, generate
+from grpo_eqx.generation.options import SamplerOptions
+from grpo_eqx.generation.sampler import PendingSamples, Sampled, Sampler, SamplingCounts
+from grpo_eqx.generation.sampling import Sampling
+from grpo_eqx.generation.stopping import Stopping
+from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.sharding.arrays import fetch, shapes_of, shard
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rollout_sharding import lay_out
+from grpo_eqx.sharding.rules import batch_sharding
+
+GENERATE = "generate"
+
+
+class GenerateKey(NamedTuple):
+    """Key of a sampling program in `Compiler.start`."""
+
+    num_prompts: int
+    num_generations: int
+    prompt_width: int
+    sampling: Sampling
+
+    def __str__(self) -> str:
+        return f"{GENERATE} (prompts of {self.prompt_width} tokens)"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pending(PendingSamples):
+    groups: list[Group]
+    version: int
+    generated: Generated
+
+    def result(self) -> Sampled:
+        made = self.generated
+        arrays = fetch((made.ids, made.logps, made.lengths, made.finished))
+        steps, slots, cache_share = fetch(made.counts)
+        counts = SamplingCounts(int(steps), int(slots), float(cache_share))
+        trajectories = [
+            _completed(each, self.version, *(x[p, g] for x in arrays))
+            for p, group in enumerate(self.groups)
+            for g, each in enumerate(group)
+        ]
+        return Sampled(trajectories, counts, made.routes)
+
+
+class LocalSampler(Sampler):
+    """Sampler on a mesh: one program completes all trajectories that are submitted together."""
+
+    def __init__(
+        self, options: SamplerOptions, mesh: jax.sharding.Mesh, compiler: Compiler | None = None
+    ):
+        """**Arguments:**
+
+        - `options`: settings and strategies.
+        - `mesh`: the devices.
+        - `compiler`: compiles its program; by default one of its own.
+        """
+        self.options = options
+        self.mesh = mesh
+        self._compiler = compiler or Compiler()
+        self._layouts: dict[tuple[int, int], RolloutLayout] = {}
+        self._weights: tuple[CausalLM, int] | None = None
+        self._jitted = self._compiler.jit(GENERATE, self._program, static_argnames="group")
+
+    def set_weights(self, model: CausalLM, version: int) -> None:
+        self._weights = model, version
+
+    def submit(
+        self,
+        trajectories: Sequence[Trajectory],
+        sampling: Sampling | None = None,
+        *,
+        prompt_width: int | None = None,
+    ) -> PendingSamples:
+        assert self._weights is not None, "set_weights comes first"
+        model, version = self._weights
+        groups = [
+            list(each) for _, each in itertools.groupby(trajectories, lambda x: x.address[:2])
+        ]
+        prompts = [group[0].prompt_ids for group in groups]
+        steps = {each.address.step for each in trajectories}
+        num_generations = len(groups[0])
+        assert len(steps) == 1, "trajectories of one step are submitted together"
+        assert all([x.address.sample for x in g] == [*range(num_generations)] for g in groups)
+        width = prompt_width or max(map(len, prompts))
+        sampling = sampling or self.options.sampling
+        key = self.key(len(groups), num_generations, width, sampling)
+        self._compiler.ensure(
+            key, lambda: self.lower(shapes_of(model, model.shardings(self.mesh)), *key)
+        )
+        layout = self.layout(len(groups), num_generations)
+        ids, mask = shard(
+            _padded(prompts, self.options.pad_id, width), layout.sharding(layout.prompts)
+        )
+        generated = self._jitted(
+            model, ids, mask, np.uint32(self.options.seed), np.int32(steps.pop()),
+            np.array([group[0].address.prompt for group in groups], np.int32),
+            self.options.stopping,  # no constant of the program: it has an entry for every token
+            num_generations, sampling,
+        )  # fmt: skip
+        return _Pending(groups, version, generated)
+
+    def key(
+        self,
+        num_prompts: int,
+        num_generations: int,
+        prompt_width: int,
+        sampling: Sampling | None = None,
+    ) -> GenerateKey:
+        """Returns the key of the program that completes such a batch.
+
+        **Arguments:**
+
+        - `num_prompts`, `num_generations`: prompts, and completions of each.
+        - `prompt_width`: tokens of a padded prompt.
+        - `sampling`: how tokens are drawn; by default as in training.
+        """
+        sampling = sampling or self.options.sampling
+        return GenerateKey(num_prompts, num_generations, prompt_width, sampling)
+
+    def lower(
+        self,
+        model: CausalLM,
+        num_prompts: int,
+        num_generations: int,
+        prompt_width: int,
+        sampling: Sampling | None = None,
+    ) -> jax.stages.Lowered:
+        """Lowers the program that completes such a batch.
+
+        **Arguments:**
+
+        - `model`: the shapes of the model, as training holds it.
+        - `num_prompts`, `num_generations`: prompts, and completions of each.
+        - `prompt_width`: tokens of a padded prompt.
+        - `sampling`: how tokens are drawn; by default as in training.
+        """
+        layout = self.layout(num_prompts, num_generations)
+        sharding = layout.sharding(layout.prompts)
+        shape = num_prompts, prompt_width
+        return self._jitted.lower(
+            model,
+            jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding),
+            jax.ShapeDtypeStruct(shape, bool, sharding=sharding),
+            jax.ShapeDtypeStruct((), jnp.uint32),
+            jax.ShapeDtypeStruct((), jnp.int32),
+            jax.ShapeDtypeStruct((num_prompts,), jnp.int32),
+            self.options.stopping,
+            num_generations,
+            sampling or self.options.sampling,
+        )
+
+    def layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
+        """Returns the layout in which that many completions of each prompt are made.
+
+        Raises `UserError` where the devices cannot split them evenly.
+        """
+        batch = num_prompts, num_generations
+        if batch not in self._layouts:  # a strategy may compare many
+            options = self.options
+            self._layouts[batch] = lay_out(
+                options.rollout_sharding, self.mesh, *batch, options.max_num_seqs
+            )
+        return self._layouts[batch]
+
+    def weights(self, model: CausalLM) -> CausalLM:
+        """Returns the model with the weights that sampling reads."""
+        dtype, model = self.options.compute_dtype, model.merged()
+        rounds = self.options.rollout_dtype == jnp.int8
+        return model.rounded(dtype) if rounds else model.astype(dtype)
+
+    def _program(
+        self,
+        model: CausalLM,
+        prompt_ids: Int[Array, "P Tp"],
+        prompt_mask: Bool[Array, "P Tp"],
+        seed: UInt[Array, ""],
+        step: Int[Array, ""],
+        rows: Int[Array, " P"],
+        stopping: Stopping,
+        group: int,
+        sampling: Sampling,
+    ) -> Generated:
+        options, P = self.options, len(prompt_ids)
+        layout = self.layout(P, group)
+        # Cast and resharded once for the whole rollout.
+        model = self.weights(model)
+        for rules in layout.parameter_rules:
+            model = jax.lax.with_sharding_constraint(model, model.shardings(layout.mesh, rules))
+        made = generate(
+            model.transposed() if options.decodes_on_cpu else model,
+            prompt_ids,
+            prompt_mask,
+            sample_keys(seed, step, rows, group),
+            sampling=sampling,
+            max_length=options.max_completion_length,
+            stopping=stopping,
+            num_slots=options.max_num_seqs,
+            layout=layout,
+            kv_cache_dtype=options.kv_cache_dtype,
+            kv_head_multiple=options.kv_head_multiple,
+            attention=options.attention.over(layout),
+            unrolled=options.decodes_on_cpu,
+            records_routes=options.records_routes,
+        )
+        by_group = batch_sharding(self.mesh, P, group)
+        routes = made.routes
+        if routes is not None:
+            # Every update reads prompts of one width.
+            width = max(prompt_ids.shape[1], options.max_prompt_length) - prompt_ids.shape[1]
+            routes = routes._replace(prompts=jnp.pad(routes.prompts, ((0, 0), (0, width), (0, 0))))
+            routes = routes.laid_out(self.mesh)
+        arrays = made.ids, made.logps, made.lengths, made.finished
+        ids, logps, lengths, finished = jax.lax.with_sharding_constraint(arrays, by_group)
+        return Generated(ids, logps, lengths, finished, routes, made.counts)
+
+
+def _padded(
+    prompts: Sequence[Sequence[int]], pad_id: int, width: int
+) -> tuple[Int[np.ndarray, "P Tp"], Bool[np.ndarray, "P Tp"]]:
+    """Returns ids and mask of prompts, padded on the right."""
+    ids = np.full((len(prompts), width), pad_id, np.int32)
+    mask = np.zeros((len(prompts), width), bool)
+    for p, prompt in enumerate(prompts):
+        ids[p, : len(prompt)] = prompt
+        mask[p, : len(prompt)] = True
+    return ids, mask
+
+
+def _completed(
+    trajectory: Trajectory,
+    version: int,
+    ids: Int[np.ndarray, " Tc"],
+    logps: np.ndarray,
+    length: np.integer,
+    finished: np.bool_,
+) -> Trajectory:
+    return dataclasses.replace(
+        trajectory,
+        ids=ids[:length],
+        written=np.ones(length, bool),
+        sampler_logps=logps[:length],
+        versions=np.full(length, version, np.int32),
+        finish_reason="stop" if finished else "length",
+    )

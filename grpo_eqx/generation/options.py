@@ -1,0 +1,61 @@
+"""Options of the sampler on the run's own devices."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from grpo_eqx.generation.sampling import Sampling
+from grpo_eqx.generation.stopping import Stopping
+from grpo_eqx.models.causal_attention import CausalAttention
+from grpo_eqx.sharding.rollout_sharding import LegacySharding, RolloutSharding
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplerOptions:
+    """Options of `LocalSampler`, besides its arrays."""
+
+    sampling: Sampling
+    """How tokens are drawn in training."""
+    max_prompt_length: int
+    """Tokens of the longest prompt that is trained on."""
+    max_completion_length: int
+    stopping: Stopping
+    pad_id: int
+    seed: int
+    dtype: jnp.dtype
+    rollout_dtype: jnp.dtype | None = None
+    """Dtype of the weights. `None`: `dtype`, in which int8 ones compute too."""
+    kv_cache_dtype: jnp.dtype | None = None
+    """Dtype of keys and values. `None`: the one in which it computes."""
+    kv_head_multiple: int = 1
+    """Multiple up to which zeros follow each head of stored keys and values."""
+    max_num_seqs: int | None = None
+    """Completions that are decoded at a time, across all devices. `None`: all."""
+    decodes_on_cpu: bool = False
+    """Whether weights are transposed and layers `unrolled`, as CPUs decode fastest."""
+    records_routes: bool = False
+    """Whether the experts that routers chose are kept, for the policy to use."""
+    rollout_sharding: RolloutSharding = dataclasses.field(default_factory=LegacySharding)
+    attention: CausalAttention
+    """Attention of the prefill; decoding attends to its cache by other means."""
+
+    @property
+    def compute_dtype(self) -> jnp.dtype:
+        """Dtype in which sampling computes."""
+        dtype = self.rollout_dtype
+        return self.dtype if dtype is None or dtype == jnp.int8 else dtype
+
+    @property
+    def weight_itemsize(self) -> int:
+        """Bytes of a weight."""
+        return (self.rollout_dtype or self.dtype).itemsize
+
+    def kv_itemsize(self, head_size: int) -> float:
+        """Returns the bytes in the KV cache for each element of a head.
+
+        They include the zeros after the head, and for int8 its float32 scale.
+        """
+        dtype = self.compute_dtype if self.kv_cache_dtype is None else self.kv_cache_dtype
+        stored = -(-head_size // self.kv_head_multiple) * self.kv_head_multiple
+        scale_bytes = 4 if dtype == jnp.int8 else 0
+        return (dtype.itemsize * stored + scale_bytes) / head_size

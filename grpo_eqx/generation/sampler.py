@@ -1,0 +1,87 @@
+"""The seam for where completions come from."""
+
+import abc
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from grpo_eqx.data.trajectory import Trajectory
+from grpo_eqx.generation.routes import Routes
+from grpo_eqx.generation.sampling import Sampling
+from grpo_eqx.models.interface import CausalLM
+
+
+class SamplingCounts(NamedTuple):
+    """Work that decoding took; 0 where a sampler does not know."""
+
+    steps: int = 0
+    """Decoding steps; each yields a token for every live slot."""
+    slots: int = 0
+    """Slots summed over those steps, idle ones included."""
+    cache_share: float = 0.0
+    """Share of the slots' caches that attention read, summed over those slots and steps."""
+
+    def plus(self, other: "SamplingCounts") -> "SamplingCounts":
+        """Adds the work of another rollout."""
+        return SamplingCounts(
+            self.steps + other.steps,
+            self.slots + other.slots,
+            self.cache_share + other.cache_share,
+        )
+
+
+NO_COUNTS = SamplingCounts()
+
+
+class Sampled(NamedTuple):
+    """Results of a sampler."""
+
+    trajectories: list[Trajectory]
+    """The trajectories that it was given, in the same order, with their completions."""
+    counts: SamplingCounts = NO_COUNTS
+    routes: Routes | None = None
+    """Experts that its routers chose, on the devices, where they are to be replayed."""
+
+
+class PendingSamples(abc.ABC):
+    """Completions that a sampler is working on."""
+
+    @abc.abstractmethod
+    def result(self) -> Sampled:
+        """Waits until all of them have ended, and returns them."""
+
+
+class Sampler(abc.ABC):
+    """Source of completions.
+
+    It completes trajectories with the weights that it was given last. All processes of a run call
+    it alike.
+    """
+
+    @abc.abstractmethod
+    def set_weights(self, model: CausalLM, version: int) -> None:
+        """Takes the weights that what is submitted from now on is drawn with.
+
+        **Arguments:**
+
+        - `model`: the model, as training holds it.
+        - `version`: number of the weights, which tokens drawn with them carry.
+        """
+
+    @abc.abstractmethod
+    def submit(
+        self,
+        trajectories: Sequence[Trajectory],
+        sampling: Sampling | None = None,
+        *,
+        prompt_width: int | None = None,
+    ) -> PendingSamples:
+        """Begins to complete trajectories, and does not wait for them.
+
+        **Arguments:**
+
+        - `trajectories`: prompts with the addresses of their draws, without completions. Those of
+          one prompt come one after the other, as many of each.
+        - `sampling`: how tokens are drawn; by default as in training.
+        - `prompt_width`: length to which prompts may be padded, for samplers that compile programs
+          for each; by default that of the longest.
+        """

@@ -1,0 +1,218 @@
+"""Collection of rollouts: prompts are completed and rewarded, until enough groups can teach."""
+
+import dataclasses
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
+from grpo_eqx.data.batches import PromptBatches
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.generation import PendingSamples, Sampler
+from grpo_eqx.generation.routes import replaced
+from grpo_eqx.objective import informative_groups
+from grpo_eqx.rewards import RewardRunner, Rewards
+from grpo_eqx.rewards.overlong import SOFT_OVERLONG
+from grpo_eqx.rollout.rollout import Rollout, rewarded
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.tracking.metrics import (
+    StepClock,
+    completion_metrics,
+    failure_metrics,
+    id_metrics,
+    reward_metrics,
+)
+from grpo_eqx.tracking.step_profiler import phase
+from grpo_eqx.training.state import TrainState
+
+
+class _Started(NamedTuple):
+    """A rollout that the sampler is working on."""
+
+    indices: Int[np.ndarray, " P"]
+    pending: PendingSamples
+
+
+class RolloutCollector:
+    """Samples and rewards completions, until enough groups can teach something."""
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        prompts: PromptBatches,
+        tokenizer: ChatTokenizer,
+        rewards: RewardRunner,
+        cfg: GRPOConfig,
+        mesh: jax.sharding.Mesh,
+        without_token: Collection[int] = (),
+    ):
+        """With `cfg.dynamic_sampling`, groups that can teach nothing are replaced by fresh prompts,
+        in at most `cfg.max_generation_batches` rollouts a step (DAPO, arXiv 2503.14476, section
+        3.2); what is left then stays.
+
+        **Arguments:**
+
+        - `sampler`, `prompts`, `tokenizer`: what completes prompts, their order, and what decodes
+          completions.
+        - `rewards`: the reward functions.
+        - `cfg`: the resolved settings.
+        - `mesh`: the devices, where routes of experts stay.
+        - `without_token`: ids of the model for which the tokenizer has no token.
+        """
+        self.sampler = sampler
+        self.prompts = prompts
+        self.tokenizer = tokenizer
+        self.rewards = rewards
+        self.cfg = cfg
+        self.mesh = mesh
+        self.without_token = without_token
+        self._started: _Started | None = None
+
+    def start(self, state: TrainState) -> None:
+        """Has the sampler begin the next step's first rollout, and does not wait for it."""
+        self._started = self._start(state, 0)
+
+    def forget(self) -> None:
+        """Drops a rollout that was started, as the state that it was started with is no more."""
+        self._started = None
+
+    def next(
+        self,
+        state: TrainState,
+        clock: StepClock,
+        on_sampled: Callable[[Rollout], None] = lambda rollout: None,
+    ) -> tuple[Rollout, Rollout]:
+        """Collects what the next step learns from.
+
+        **Arguments:**
+
+        - `state`: the state before the step, as it was at `start`, if that was called.
+        - `clock`: its laps are for rollout and reward.
+        - `on_sampled`: called once, with what the step learns from, as soon as that is known:
+          without dynamic sampling before it is rewarded, so that devices compute meanwhile.
+
+        **Returns:** the rollout to learn from, and everything that was sampled for it.
+        """
+        most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
+        assert most is not None  # resolved
+        kept = self._sampled(self._started or self._start(state, 0), clock)
+        self._started = None
+        if most == 1:
+            on_sampled(kept)
+        kept = self._rewarded(kept, clock)
+        made, number = kept, 1
+        while number < most and not self.teaches(kept).all():
+            fresh = self._rewarded(self._sampled(self._start(state, number), clock), clock)
+            kept, made = self._replaced(kept, fresh), made.joined(fresh)
+            number += 1
+        if most > 1:
+            on_sampled(kept)
+        return kept, made
+
+    def metrics(self, kept: Rollout, made: Rollout) -> dict[str, float]:
+        """Returns the metrics of what `next` returned: of everything that was sampled."""
+        rewards = _rewards(made)
+        metrics = {
+            **reward_metrics(rewards),
+            **failure_metrics(rewards),
+            **completion_metrics(made.lengths, made.finished),
+            **id_metrics((i for each in made.trajectories for i in each.ids), self.without_token),
+        }
+        if self.cfg.dynamic_sampling:
+            dropped = 1 - self.teaches(kept).sum() / len(rewards.total)
+            metrics["dynamic_sampling/num_generation_batches"] = float(self.num_batches(made))
+            metrics["dynamic_sampling/frac_groups_dropped"] = float(dropped)
+        return metrics
+
+    def num_batches(self, made: Rollout) -> int:
+        """Returns the batches of prompts that a rollout is of."""
+        return len(made.prompts) // self.cfg.prompts_per_step
+
+    @phase("rollout")
+    def _start(self, state: TrainState, number: int) -> _Started:
+        """Starts rollout `number` of a step, on batch `state.next_batch + number` of prompts."""
+        indices, P = self.prompts.indices(state.next_batch + number), self.cfg.prompts_per_step
+        tokens = self.prompts.data.tokens
+        self.sampler.set_weights(state.model, state.step)
+        trajectories = [
+            Trajectory(tokens[i], Address(state.step, number * P + row, sample))
+            for row, i in enumerate(indices)
+            for sample in range(self.cfg.num_generations)
+        ]
+        width = self.prompts.width(indices)
+        return _Started(indices, self.sampler.submit(trajectories, prompt_width=width))
+
+    @phase("rollout")
+    def _sampled(self, started: _Started, clock: StepClock) -> Rollout:
+        """Waits until prompts are completed."""
+        made, G = started.pending.result(), self.cfg.num_generations
+        problems = self.prompts.data.prompts
+        rollout = Rollout(
+            [problems[i] for i in started.indices],
+            [made.trajectories[i : i + G] for i in range(0, len(made.trajectories), G)],
+            self.tokenizer, started.indices, counts=made.counts, routes=made.routes,
+        )  # fmt: skip
+        clock.lap("rollout")
+        return rollout
+
+    @phase("reward")
+    def _rewarded(self, rollout: Rollout, clock: StepClock) -> Rollout:
+        rewards = rewarded(self.rewards, rollout)
+        clock.lap("reward")
+        return dataclasses.replace(rollout, rewards=rewards)
+
+    def teaches(self, rollout: Rollout) -> Bool[np.ndarray, " P"]:
+        """Returns True for groups that say which of their completions are better.
+
+        A length penalty alone does not count, nor do completions that the loss leaves out.
+        """
+        rewards = _rewards(rollout).without(SOFT_OVERLONG)
+        informative = informative_groups(
+            rewards.total, rewards.each, rewards.weights, self.cfg.multi_objective_aggregation
+        )
+        if self.cfg.mask_truncated_completions:
+            return informative & (rollout.finished & ~rewards.dropped).any(axis=1)
+        return informative
+
+    def _replaced(self, kept: Rollout, fresh: Rollout) -> Rollout:
+        """The kept groups, with fresh ones that teach in place of those that do not."""
+        assert kept.indices is not None
+        assert fresh.indices is not None
+        source = _replacements(kept.indices, self.teaches(kept), fresh.indices, self.teaches(fresh))
+        routes = None
+        if kept.routes is not None and fresh.routes is not None:
+            routes = replaced(kept.routes, fresh.routes, source, self.mesh)
+        return dataclasses.replace(kept.joined(fresh).of_prompts(source), routes=routes)
+
+
+def _rewards(rollout: Rollout) -> Rewards:
+    assert rollout.rewards is not None, "the rollout is not rewarded yet"
+    return rollout.rewards
+
+
+def _replacements(
+    kept: Int[np.ndarray, " P"],
+    kept_teach: Bool[np.ndarray, " P"],
+    fresh: Int[np.ndarray, " P"],
+    fresh_teach: Bool[np.ndarray, " P"],
+) -> Int[np.ndarray, " P"]:
+    """The group for each place of a step: of those kept below `P`, then of the fresh ones.
+
+    Small data come round again within a step: a fresh group takes the place of its own prompt, if
+    that is there, so that no prompt is in a step twice.
+    """
+    source = np.arange(len(kept), dtype=np.int32)
+    place_of = {int(prompt): place for place, prompt in enumerate(kept)}
+    free = np.flatnonzero(~kept_teach).tolist()
+    for group in np.flatnonzero(fresh_teach).tolist():
+        prompt = int(fresh[group])
+        place = place_of.get(prompt, free[0] if free else None)
+        if place in free:
+            free.remove(place)
+            place_of.pop(int(kept[place]), None)
+            place_of[prompt] = place
+            source[place] = len(kept) + group
+    return source

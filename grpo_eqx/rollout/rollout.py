@@ -1,0 +1,133 @@
+"""A rollout: prompts with their completions, and what these are worth."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Group, Trajectory
+from grpo_eqx.distributed.exchange import gather_rows, own_share, raise_on_all_hosts
+from grpo_eqx.generation.routes import Routes
+from grpo_eqx.generation.sampler import NO_COUNTS, SamplingCounts
+from grpo_eqx.rewards import RewardRunner, Rewards
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """`P` prompts with `G` completions each."""
+
+    prompts: list[Prompt]
+    groups: list[Group]
+    tokenizer: ChatTokenizer
+    indices: Int[np.ndarray, " P"] | None = None
+    """Positions of the prompts in the data that they are from."""
+    rewards: Rewards | None = None
+    counts: SamplingCounts = NO_COUNTS
+    """Work that sampling took."""
+    routes: Routes | None = None
+    """Experts that the sampler's routers chose, on the devices."""
+
+    @functools.cached_property
+    def lengths(self) -> Int[np.ndarray, "P G"]:
+        """Number of tokens in each completion."""
+        return self._of_each(len, int)
+
+    @functools.cached_property
+    def num_written(self) -> Int[np.ndarray, "P G"]:
+        """Number of tokens that the model wrote in each completion."""
+        return self._of_each(lambda x: x.written.sum(), int)
+
+    @functools.cached_property
+    def finished(self) -> Bool[np.ndarray, "P G"]:
+        """True where the completion ended by itself."""
+        return self._of_each(lambda x: x.is_finished, bool)
+
+    @functools.cached_property
+    def prompt_lengths(self) -> Int[np.ndarray, " P"]:
+        """Number of tokens in each prompt."""
+        return np.array([len(group[0].prompt_ids) for group in self.groups], int)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all completions, each with its prompt."""
+        G = self.lengths.shape[1]
+        return int(G * self.prompt_lengths.sum() + self.lengths.sum())
+
+    @functools.cached_property
+    def ids(self) -> list[list[list[int]]]:
+        """Tokens of each completion, `[P][G]`."""
+        return [[each.ids.tolist() for each in group] for group in self.groups]
+
+    @functools.cached_property
+    def texts(self) -> list[list[str]]:
+        """Text of each completion, `[P][G]`."""
+        ids = [ids for group in self.ids for ids in group]
+        texts = iter(self.tokenizer.decode_completions(ids))
+        return [list(itertools.islice(texts, len(group))) for group in self.groups]
+
+    @property
+    def tagged_texts(self) -> list[list[str]]:
+        """Texts as built-in rewards read them, `[P][G]`: with the layout's tags."""
+        return self.tokenizer.with_tags(self.prompts, self.ids, self.texts)
+
+    @property
+    def trajectories(self) -> Iterator[Trajectory]:
+        """All completions, one group after the other."""
+        return itertools.chain.from_iterable(self.groups)
+
+    def of_prompts(self, indices: Sequence[int] | Int[np.ndarray, " Q"]) -> "Rollout":
+        """Returns the prompts at `indices` with their completions, in that order.
+
+        Counts and routes are left out.
+        """
+        return Rollout(
+            [self.prompts[i] for i in indices],
+            [self.groups[i] for i in indices],
+            self.tokenizer,
+            None if self.indices is None else self.indices[indices],
+            None if self.rewards is None else self.rewards.of_prompts(np.asarray(indices)),
+        )
+
+    def joined(self, other: "Rollout") -> "Rollout":
+        """Returns these prompts followed by those of `other`, without routes; counts add up."""
+        indices = rewards = None
+        if self.indices is not None and other.indices is not None:
+            indices = np.concatenate([self.indices, other.indices])
+        if self.rewards is not None and other.rewards is not None:
+            rewards = self.rewards.joined(other.rewards)
+        return Rollout(
+            self.prompts + other.prompts, self.groups + other.groups, self.tokenizer,
+            indices, rewards, self.counts.plus(other.counts),
+        )  # fmt: skip
+
+    def _of_each(self, value: Callable[[Trajectory], Any], dtype: type) -> np.ndarray:
+        return np.array([[value(each) for each in group] for group in self.groups], dtype)
+
+
+def rewarded(runner: RewardRunner, rollout: Rollout) -> Rewards:
+    """Each process rewards the completions of its share of the prompts; then all have all rewards.
+
+    What a reward function raises in one process ends all of them, and the share of its failures is
+    that of all.
+    """
+    P, G = rollout.lengths.shape
+    share = range(P)[own_share(P)]
+
+    def rows() -> Float[np.ndarray, "p twice_funcs G"]:
+        if len(share) == 0:
+            return np.zeros((0, 2 * len(runner.funcs), G))
+        mine = rollout if len(share) == P else rollout.of_prompts(share)
+        own = runner(mine.prompts, mine.texts, mine.ids, mine.tagged_texts)
+        failed = np.zeros(own.each.shape) if own.failed is None else own.failed.astype(float)
+        return np.concatenate([own.each, failed]).swapaxes(0, 1)
+
+    each, failed = np.split(gather_rows(raise_on_all_hosts(rows)).swapaxes(0, 1), 2)
+    rewards = runner.combined(each, failed.astype(bool))
+    runner.check_failures(rewards)
+    return rewards

@@ -1,0 +1,105 @@
+"""What the learner has its updates count."""
+
+import dataclasses
+from typing import Any
+from unittest.mock import Mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_eqx import GRPOConfig
+from grpo_eqx.data.prompts import Prompt
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.loop.learner import Learner
+from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.rewards import Rewards
+from grpo_eqx.rollout.rollout import Rollout
+from grpo_eqx.run.spec import Passes
+from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.training import Forward, Rows, RowShape, Scorer, TrainState, Updater
+
+P, G = 4, 3
+LENGTHS = np.array([[3, 5, 2], [4, 4, 1], [5, 2, 3], [1, 5, 4]])
+
+
+def rollout(finished: np.ndarray, failed: np.ndarray | None = None) -> Rollout:
+    def completion(p: int, g: int) -> Trajectory:
+        length = LENGTHS[p, g]
+        return Trajectory(
+            [7, 8, 9],
+            Address(0, p, g),
+            np.arange(length, dtype=np.int32),
+            written=np.ones(length, bool),
+            sampler_logps=np.zeros(length, np.float32),
+            versions=np.zeros(length, np.int32),
+            finish_reason="stop" if finished[p, g] else "length",
+        )
+
+    return Rollout(
+        [Prompt("?", {})] * P,
+        [[completion(p, g) for g in range(G)] for p in range(P)],
+        Mock(spec=ChatTokenizer),
+        rewards=Rewards.of(["correct"], np.zeros((1, P, G)), [1.0], failed),
+    )
+
+
+def learned(made: Rollout, **settings: Any) -> tuple[Learner, list[Rows]]:
+    """The learner, and the rows of its updates."""
+    cfg = dataclasses.replace(
+        GRPOConfig(prompts_per_step=P, num_generations=G, max_completion_length=5), **settings
+    ).resolved()
+    mesh = parse_mesh("auto").build(jax.devices()[:1])
+    forward = Forward(
+        backend=ChunkedLoss(), mesh=mesh, dtype=jnp.dtype("float32"), remat="none",
+        attention=BlockedAttention(),
+    )  # fmt: skip
+    whole, share = (
+        RowShape.of(
+            number, G, prompt_length=3, completion_length=5, num_shards=1, size=None,
+            most_tokens=64,
+        )
+        for number in (P, P // cfg.steps_per_generation)
+    )  # fmt: skip
+    state, updated = Mock(spec=TrainState), []
+
+    def update(state: TrainState, rows: Rows, routes: None) -> Any:
+        updated.append(rows)
+        return state, {}
+
+    updater = Mock(spec=Updater, side_effect=update)
+    passes = Passes(old_policy=False, reference=False, entropies=False)
+    learner = Learner(Scorer(forward, 1.0), updater, whole, share, cfg, passes)
+    learner.begin(state, made)
+    learner.learn(state, made, np.ones((P, G)))
+    return learner, updated
+
+
+def num_counted(rows: Rows) -> int:
+    assert rows.counted is not None
+    return int(rows.counted.sum())
+
+
+@pytest.mark.parametrize("steps_per_generation", [1, 2])
+def test_truncated_completions_can_be_left_out(steps_per_generation: int) -> None:
+    finished = np.arange(P * G).reshape(P, G) % 3 > 0
+    settings = {"steps_per_generation": steps_per_generation}
+    for masks, counted in ((True, LENGTHS[finished].sum()), (False, LENGTHS.sum())):
+        learner, rows = learned(rollout(finished), mask_truncated_completions=masks, **settings)
+        assert learner.num_counted == counted
+        assert sum(num_counted(each) for each in rows) == counted
+        counts = [each.counts for each in rows if each.counts is not None]
+        assert sum(int(each.tokens) for each in counts) == counted
+        filled = finished.sum() if masks else finished.size
+        assert sum(int(each.filled_sequences) for each in counts) == filled
+        per_update = [float(each.tokens_per_update) for each in counts]
+        assert per_update == [counted / steps_per_generation] * steps_per_generation
+
+
+def test_completions_on_which_a_reward_failed_are_left_out() -> None:
+    failed = np.arange(P * G).reshape(1, P, G) == 4
+    learner, (rows,) = learned(rollout(np.ones((P, G), bool), failed))
+    assert learner.num_counted == num_counted(rows) == LENGTHS.sum() - LENGTHS[1, 1]
