@@ -27,15 +27,20 @@ import optax
 import tyro
 from rich.console import Console
 from rich.table import Table
-from rollout_programs import MODELS, Work, compile_generate, compile_update, make_programs
+from rollout_programs import (
+    MODELS,
+    Work,
+    compile_generate,
+    compile_update,
+    make_sampler,
+    make_updater,
+)
 from rollout_sharding import GENERATE_TOKENS, summary
 
 from grpo_eqx import UserError
-from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.planner.devices import described_devices, described_slice
 from grpo_eqx.planner.hlo import Collective, collectives
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
-from grpo_eqx.training.programs import Programs
 
 WORKER = Path(__file__).parent / "peer_plan_workers" / "tunix_worker.py"
 PEER_SETTINGS: dict[str, dict[str, Any]] = {
@@ -175,17 +180,19 @@ def main(cfg: PeerPlan) -> None:
 def our_rows(cfg: PeerPlan, devices: Any) -> list[Row]:
     """Compiles our update, the same for all rollout shardings, and a `generate` of each."""
     work, mesh = cfg.work, parse_mesh(cfg.mesh).build(devices)
-    programs = {style: make_programs(work, style, mesh) for style in cfg.rollout_shardings}
-    of_any = next(iter(programs.values()))
-    options = dataclasses.replace(of_any.options, micro_batch_size_per_device=cfg.micro_batch)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-6))
-    update = Programs(options, mesh, ChunkedLoss(), optimizer)
-    update_figures = compiled_figures("update", lambda: compile_update(update, work))
+    updater = make_updater(mesh, optimizer)
+    update_figures = compiled_figures(
+        "update", lambda: compile_update(updater, work, cfg.micro_batch)
+    )
     layers, rows = work.model.num_hidden_layers, []
-    for style, made in programs.items():
+    for style in cfg.rollout_shardings:
         texts: list[str] = []
+        sampler = make_sampler(work, style, mesh)
         name = f"generate, {style}"
-        generate = compiled_figures(name, lambda made=made: compile_generate(made, work), texts)
+        generate = compiled_figures(
+            name, lambda sampler=sampler: compile_generate(sampler, work), texts
+        )
         row = {"side": f"ours, {style}", "update": update_figures, "generate": generate}
         if texts:
             found = summary(texts[0])

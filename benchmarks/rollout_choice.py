@@ -102,7 +102,7 @@ def _rows(cfg: Choices, model: str, target: Target) -> Iterator[list[str]]:
     ).resolved()
     lengths = PromptLengths(cfg.prompt_length, cfg.prompt_length, prompts, None)
     run = RunSpec(settings, MODELS[model], lengths)
-    auto = run.programs(run.mesh(target.devices)).options.rollout_sharding
+    auto = run.programs(run.mesh(target.devices)).sampler.options.rollout_sharding
     assert isinstance(auto, AutoSharding)
     mesh = run.build_mesh(target.devices)
     ranked = auto.ranked(mesh, prompts, cfg.group)

@@ -9,16 +9,18 @@ import optax
 from qwen2_sizes import MODELS as MODELS
 
 from grpo_eqx.common.prng import make_key
-from grpo_eqx.generation import Prompts, Sampling, Stopping
+from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.objective import Objective
 from grpo_eqx.run.spec import vector_size
 from grpo_eqx.sharding import parse_rollout_sharding
-from grpo_eqx.training.lowering import lower_generate, lower_update, model_shapes
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import Programs
+from grpo_eqx.sharding.rules import num_batch_shards
+from grpo_eqx.training import Forward, RowShape, UpdateOptions, Updater
+from grpo_eqx.training.lowering import model_shapes, optimizer_shapes
+from grpo_eqx.training.rows import shapes_of_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,32 +39,50 @@ class Work:
         return self.prompts * self.group * self.completion_length
 
 
-def make_programs(
+def make_sampler(
     work: Work, style: str, mesh: jax.sharding.Mesh, *, loops_over_layers: bool = False
-) -> Programs:
-    """The programs with one rollout sharding; nothing ends a completion before the limit.
+) -> LocalSampler:
+    """The sampler with one rollout sharding; nothing ends a completion before the limit.
 
     With `loops_over_layers`, decoding loops over layers on CPUs too, as on accelerators.
     """
-    on_cpu = mesh.devices.flat[0].platform == "cpu"
-    options = ProgramOptions(
+    options = SamplerOptions(
         sampling=Sampling(),
         max_prompt_length=work.prompt_length,
         max_completion_length=work.completion_length,
         stopping=Stopping.of_ids((), work.model.vocab_size),
         pad_id=0,
         seed=0,
-        dtype=jnp.dtype("float32" if on_cpu else "bfloat16"),
+        dtype=_dtype(mesh),
         kv_head_multiple=vector_size(mesh),
-        decodes_on_cpu=on_cpu and not loops_over_layers,
-        remat="none" if on_cpu else "full",
+        decodes_on_cpu=_on_cpu(mesh) and not loops_over_layers,
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),
-        objective=Objective(loss_type="dapo"),
-        tokens_per_micro_batch=1024 if on_cpu else 8192,
-        row_multiple=vector_size(mesh),
     )
-    return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-6))
+    return LocalSampler(options, mesh)
+
+
+def make_updater(
+    mesh: jax.sharding.Mesh, optimizer: optax.GradientTransformation | None = None
+) -> Updater:
+    """The update, as runs on these devices make it; by default with AdamW."""
+    forward = Forward(
+        backend=ChunkedLoss(),
+        mesh=mesh,
+        dtype=_dtype(mesh),
+        remat="none" if _on_cpu(mesh) else "full",
+        attention=best_attention(mesh),
+    )
+    options = UpdateOptions(temperature=1.0, objective=Objective(loss_type="dapo"))
+    return Updater(options, forward, optimizer or optax.adamw(1e-6))
+
+
+def _on_cpu(mesh: jax.sharding.Mesh) -> bool:
+    return mesh.devices.flat[0].platform == "cpu"
+
+
+def _dtype(mesh: jax.sharding.Mesh) -> jnp.dtype:
+    return jnp.dtype("float32" if _on_cpu(mesh) else "bfloat16")
 
 
 def random_model(work: Work, mesh: jax.sharding.Mesh) -> Qwen2:
@@ -71,20 +91,42 @@ def random_model(work: Work, mesh: jax.sharding.Mesh) -> Qwen2:
     return jax.jit(lambda key: Qwen2.init(work.model, key), out_shardings=shardings)(make_key(0))
 
 
-def random_prompts(work: Work) -> Prompts:
-    """Draws prompts, the same in every process."""
+def random_prompts(work: Work) -> list[Trajectory]:
+    """Draws prompts, the same in every process, for each of their completions."""
     shape = work.prompts, work.prompt_length
     ids = np.random.default_rng(0).integers(work.model.vocab_size, size=shape, dtype=np.int32)
-    return Prompts(ids, np.ones(shape, bool))
+    return [
+        Trajectory(prompt, Address(0, p, g))
+        for p, prompt in enumerate(ids.tolist())
+        for g in range(work.group)
+    ]
 
 
-def compile_generate(programs: Programs, work: Work) -> jax.stages.Compiled:
-    """For the devices of the programs' mesh, which may be described ones."""
-    model = model_shapes(work.model, programs.mesh)
-    return lower_generate(programs, model, work.prompts, work.group, work.prompt_length).compile()
+def compile_generate(sampler: LocalSampler, work: Work) -> jax.stages.Compiled:
+    """For the devices of the sampler's mesh, which may be described ones."""
+    model = model_shapes(work.model, sampler.mesh)
+    return sampler.lower(model, work.prompts, work.group, work.prompt_length).compile()
 
 
-def compile_update(programs: Programs, work: Work) -> jax.stages.Compiled:
-    """For the devices of the programs' mesh, which may be described ones."""
-    model = model_shapes(work.model, programs.mesh)
-    return lower_update(programs, model, work.prompts, work.group).compile()
+def compile_update(
+    updater: Updater, work: Work, micro_batch: int | None = None
+) -> jax.stages.Compiled:
+    """For the devices of the updater's mesh, which may be described ones.
+
+    `micro_batch` is the number of completions that a device processes at a time; by default as many
+    as in a run.
+    """
+    mesh = updater.forward.mesh
+    shape = RowShape.of(
+        work.prompts,
+        work.group,
+        prompt_length=work.prompt_length,
+        completion_length=work.completion_length,
+        num_shards=num_batch_shards(mesh),
+        size=micro_batch,
+        most_tokens=1024 if _on_cpu(mesh) else 8192,
+        multiple=vector_size(mesh),
+    )
+    model = model_shapes(work.model, mesh)
+    rows = shapes_of_rows(shape, mesh, replays=False, of_loss=())
+    return updater.lower(model, optimizer_shapes(updater, model), rows, None).compile()

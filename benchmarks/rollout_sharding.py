@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax
+import numpy as np
 import tyro
 from device_facts import SHARED_CORES, device_facts, largest_memory_stat
 from rich.console import Console
@@ -33,24 +34,27 @@ from rollout_programs import (
     Work,
     compile_generate,
     compile_update,
-    make_programs,
+    make_sampler,
+    make_updater,
     random_model,
     random_prompts,
 )
 
 from grpo_eqx import UserError
 from grpo_eqx.distributed import initialize, is_main
+from grpo_eqx.generation.engine import TOKENS
+from grpo_eqx.generation.sampler import Sampled
 from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.planner.hlo import Collective, collectives
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.sharding.arrays import fetch
+from grpo_eqx.training.scorer import MICRO_BATCHES
 
 MiB = 2**20
 # Where a program's collectives stand, by how many of its loops are around them.
 GENERATE_PROMPTS = ("once", "each layer, prompts")
 GENERATE_TOKENS = ("once", "each token", "each token and layer")
 # The loop over layers in a loop over tokens.
-_DECODED_LAYERS = re.compile(r' while\(.*op_name="jit\(_generate_program\)/while/body/while"')
+_DECODED_LAYERS = re.compile(rf' while\(.*op_name="[^"]*/{TOKENS}/while/body/while"')
 Rows = list[dict[str, Any]]
 _ONLY_ON_CPUS = "as_on_cpus is for CPUs that run: leave it out."
 
@@ -121,19 +125,19 @@ def measured(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
         raise UserError(_ONLY_ON_CPUS)
     work = cfg.work
     model, prompts = random_model(work, mesh), random_prompts(work)
-    programs = {
-        style: make_programs(work, style, mesh, loops_over_layers=not cfg.as_on_cpus)
+    samplers = {
+        style: make_sampler(work, style, mesh, loops_over_layers=not cfg.as_on_cpus)
         for style in cfg.styles
     }
     seconds: dict[str, list[float]] = {style: [] for style in cfg.styles}
     sampled, rows = [], []
 
-    def generate(style: str) -> Any:
-        made, _ = programs[style].generate(model, prompts, 0, num_generations=work.group)
-        return jax.block_until_ready(made)
+    def generate(style: str) -> Sampled:
+        samplers[style].set_weights(model, 0)
+        return samplers[style].submit(prompts).result()
 
     for style in cfg.styles:
-        sampled.append(fetch(generate(style).completion_ids))
+        sampled.append(np.array([each.ids for each in generate(style).trajectories]))
         # A peak never falls again: after the first style it may be another's.
         peak = largest_memory_stat("peak_bytes_in_use", jax.local_devices())
         rows.append(
@@ -164,9 +168,11 @@ def measured(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
 def compiled(cfg: RolloutShardings, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Memory of each program on each device, and its collectives."""
     work = cfg.work
-    programs = {style: make_programs(work, style, mesh) for style in cfg.styles}
-    made = {f"generate, {style}": compile_generate(p, work) for style, p in programs.items()}
-    made["update"] = compile_update(programs[cfg.styles[0]], work)  # the same for all styles
+    made = {
+        f"generate, {style}": compile_generate(make_sampler(work, style, mesh), work)
+        for style in cfg.styles
+    }
+    made["update"] = compile_update(make_updater(mesh), work)  # the same for all styles
     return {
         "topology": cfg.topology,
         "memory": [memory_row(name, program) for name, program in made.items()],
@@ -222,7 +228,7 @@ def place(collective: Collective) -> tuple[str, str]:
 
 def loops_of(scope: str) -> Sequence[str]:
     """Names of the places outside and inside the loops of a scope, the outermost first."""
-    if "update" in scope:
+    if MICRO_BATCHES in scope:
         depth = len(re.findall(r"\bwhile\b", scope))
         part = "tile of the loss" if "shard_map" in scope else "layer"
         way = "backward" if "transpose(" in scope else "forward"

@@ -10,20 +10,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from small_model import small_model
+from timed_update import Batch, cpu_updater, packed, rows_of
 
 from grpo_eqx.common.prng import make_key
-from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
-from grpo_eqx.loss_backends import ChunkedLoss
+from grpo_eqx.data.trajectory import Address, Group, Trajectory
+from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.cost import decode_bytes, update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2
-from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import Programs
 
 MODEL = small_model(vocab_size=8192)
 
@@ -40,18 +36,19 @@ class Work:
 
 
 def main(work: Work) -> None:
-    programs = make_programs(work)
+    mesh = parse_mesh("auto").build()
     model = Qwen2.init(MODEL, make_key(0))
-    model = jax.device_put(model, model.shardings(programs.mesh))
-    rollout, generate_s = timed_generate(programs, model, work)
-    update_s = timed_update(programs, model, rollout, work)
+    model = jax.device_put(model, model.shardings(mesh))
+    groups, generate_s = timed_generate(model, work, mesh)
+    update_s = timed_update(model, groups, work, mesh)
     seconds, least = {"generate": generate_s, "update": update_s}, least_work(work)
     print(json.dumps({name: {"seconds": seconds[name], "work": least[name]} for name in least}))
 
 
-def make_programs(work: Work) -> Programs:
-    mesh = parse_mesh("auto").build()
-    options = ProgramOptions(
+def timed_generate(
+    model: Qwen2, work: Work, mesh: jax.sharding.Mesh
+) -> tuple[list[Group], list[float]]:
+    options = SamplerOptions(
         sampling=Sampling(),
         max_prompt_length=work.prompt_length,
         max_completion_length=work.completion_length,
@@ -59,38 +56,37 @@ def make_programs(work: Work) -> Programs:
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32"),
-        remat="none",
-        attention=best_attention(mesh),
         decodes_on_cpu=True,
-        objective=Objective(),
-        tokens_per_micro_batch=1024,
+        attention=best_attention(mesh),
     )
-    return Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
-
-
-def timed_generate(programs: Programs, model: Qwen2, work: Work) -> tuple[Rollout, list[float]]:
+    sampler = LocalSampler(options, mesh)
+    sampler.set_weights(model, 0)
     rng = np.random.default_rng(0)
-    shape = work.prompts, work.prompt_length
-    ids = rng.integers(MODEL.vocab_size, size=shape, dtype=np.int32)
-    mask = np.ones(shape, bool)
+    ids = rng.integers(MODEL.vocab_size, size=(work.prompts, work.prompt_length)).tolist()
+    prompts = [
+        Trajectory(ids[p], Address(0, p, g)) for p in range(work.prompts) for g in range(work.group)
+    ]
 
-    def generate() -> Rollout:
-        return programs.generate(model, Prompts(ids, mask), 0, num_generations=work.group)[0]
+    def generate() -> list[Trajectory]:
+        return sampler.submit(prompts).result().trajectories
 
-    return generate(), timed(generate, work.repeats)
+    made = generate()
+    groups = [made[i : i + work.group] for i in range(0, len(made), work.group)]
+    return groups, timed(generate, work.repeats)
 
 
-def timed_update(programs: Programs, model: Qwen2, rollout: Rollout, work: Work) -> list[float]:
+def timed_update(
+    model: Qwen2, groups: list[Group], work: Work, mesh: jax.sharding.Mesh
+) -> list[float]:
     rng = np.random.default_rng(1)
     advantages = rng.standard_normal((work.prompts, work.group), np.float32)
-    batch = Batch(rollout, advantages)
-    prompt_lengths = np.full(work.prompts, work.prompt_length)
-    packing = programs.packing(prompt_lengths, np.asarray(rollout.lengths))
-    state = programs.init(model)
+    rows = rows_of(Batch(groups, advantages), packed(groups, mesh), mesh)
+    updater = cpu_updater(mesh)
+    state = updater.init(model)
 
     def update() -> Any:
         nonlocal state
-        state, metrics = programs.update(state, batch, packing)
+        state, metrics = updater(state, rows)
         return state, metrics
 
     return timed(update, work.repeats)

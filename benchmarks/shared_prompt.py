@@ -23,14 +23,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 from small_model import small_model
-from timed_update import TimedUpdate, random_batch
+from timed_update import Batch, TimedUpdate, random_batch
 
 from grpo_eqx import UserError
 from grpo_eqx.common.prng import make_key
-from grpo_eqx.generation.prompts import map_prompts_and_completions
 from grpo_eqx.models.families.qwen2 import Qwen2
 from grpo_eqx.models.interface import parameter_name
-from grpo_eqx.training.batch import Batch
 from grpo_eqx.training.state import TrainState
 
 MODEL = small_model(vocab_size=8192)
@@ -106,10 +104,8 @@ def _copied(model: Qwen2) -> Qwen2:
 
 def in_groups_of_one(batch: Batch) -> Batch:
     """The plain layout: as many prompts as completions."""
-    group = batch.advantages.shape[1]
-
-    return map_prompts_and_completions(
-        lambda x: jnp.repeat(x, group, axis=0), lambda x: x.reshape(-1, 1, *x.shape[2:]), batch
+    return Batch(
+        [[each] for group in batch.groups for each in group], batch.advantages.reshape(-1, 1)
     )
 
 

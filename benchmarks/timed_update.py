@@ -1,23 +1,30 @@
 """An update of a random model on random tokens, compiled, to be timed in turns with others."""
 
 import time
-from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Float
 
-from grpo_eqx.generation import Prompts, Rollout, Sampling, Stopping
+from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.objective import Objective
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.training.batch import Batch
-from grpo_eqx.training.options import ProgramOptions
-from grpo_eqx.training.programs import Programs
-from grpo_eqx.training.state import TrainState
+from grpo_eqx.sharding.rules import num_batch_shards
+from grpo_eqx.training import Forward, Packing, Rows, RowShape, TrainState, UpdateOptions, Updater
+from grpo_eqx.training.rows import pack, with_loss
+
+
+class Batch(NamedTuple):
+    """Completions to update on, as many of each prompt."""
+
+    groups: list[Group]
+    advantages: Float[np.ndarray, "P G"]
 
 
 class TimedUpdate:
@@ -25,69 +32,83 @@ class TimedUpdate:
 
     def __init__(self, model: CausalLM, batch: Batch, micro_batch_size: int | None = None):
         mesh = parse_mesh("auto").build(jax.devices()[:1])
-        (_, prompt_length), (*_, length) = (
-            x.shape for x in (batch.rollout.prompts.ids, batch.rollout.completion_ids)
-        )
-        options = ProgramOptions(
-            sampling=Sampling(),
-            max_prompt_length=prompt_length,
-            max_completion_length=length,
-            stopping=Stopping.of_ids((), model.config.vocab_size),
-            pad_id=0,
-            seed=0,
-            dtype=jnp.dtype("float32"),
-            remat="none",
-            attention=best_attention(mesh),
-            # The mean over all tokens, with advantages as given: it knows of no groups.
-            objective=Objective(loss_type="dapo"),
-            micro_batch_size_per_device=micro_batch_size,
-            tokens_per_micro_batch=1024,
-        )
-        programs = Programs(options, mesh, ChunkedLoss(), optax.adamw(1e-5))
-        self.batch = batch
-        masks = batch.rollout.prompts.mask, batch.rollout.completion_mask
-        packing = programs.packing(*(np.asarray(mask).sum(axis=-1) for mask in masks))
+        self.updater = cpu_updater(mesh)
+        packing = packed(batch.groups, mesh, micro_batch_size)
         self.tokens = int(packing.num_tokens().sum())
         """Through the layers in one update."""
-        self.packing = jax.tree.map(jnp.asarray, packing)
-        self.state: TrainState = programs.init(model)
-        self.numbers = programs.update_numbers
-        self.program = programs.jitted_update.lower(*self.arguments).compile()
+        self.rows = rows_of(batch, packing, mesh)
+        model = jax.device_put(model, model.shardings(mesh))
+        self.state: TrainState = self.updater.init(model)
+        lowered = self.updater.lower(self.state.model, self.state.opt_state, self.rows, None)
+        self.temporary_bytes = lowered.compile().memory_analysis().temp_size_in_bytes
 
     def __call__(self) -> float:
         """One update; its seconds."""
         start = time.perf_counter()
-        model, opt_state, metrics = self.program(*self.arguments)
-        self.state = TrainState(model, opt_state)
+        self.state, metrics = self.updater(self.state, self.rows)
         jax.block_until_ready((self.state, metrics))
         return time.perf_counter() - start
 
-    @property
-    def arguments(self) -> tuple[Any, ...]:
-        """Of the program."""
-        state = self.state
-        return state.model, state.opt_state, self.batch, self.packing, None, self.numbers
 
-    @property
-    def temporary_bytes(self) -> int:
-        return self.program.memory_analysis().temp_size_in_bytes
+def cpu_updater(mesh: jax.sharding.Mesh) -> Updater:
+    """Updates as runs on CPUs make them, by the mean over all tokens: it knows of no groups."""
+    forward = Forward(
+        backend=ChunkedLoss(),
+        mesh=mesh,
+        dtype=jnp.dtype("float32"),
+        remat="none",
+        attention=best_attention(mesh),
+    )
+    options = UpdateOptions(temperature=1.0, objective=Objective(loss_type="dapo"))
+    return Updater(options, forward, optax.adamw(1e-5))
+
+
+def packed(
+    groups: list[Group], mesh: jax.sharding.Mesh, micro_batch_size: int | None = None
+) -> Packing:
+    """Plans rows as on CPUs, for prompts and completions up to the longest of these."""
+    prompt_lengths = np.array([len(group[0].prompt_ids) for group in groups])
+    lengths = np.array([[len(each) for each in group] for group in groups])
+    shape = RowShape.of(
+        *lengths.shape,
+        prompt_length=int(prompt_lengths.max()),
+        completion_length=int(lengths.max()),
+        num_shards=num_batch_shards(mesh),
+        size=micro_batch_size,
+        most_tokens=1024,
+    )
+    return Packing.plan(prompt_lengths, lengths, shape)
+
+
+def rows_of(batch: Batch, packing: Packing, mesh: jax.sharding.Mesh) -> Rows:
+    """Rows with all that an update reads; every token counts."""
+    written = [each.written for group in batch.groups for each in group]
+    rows = pack(batch.groups, packing, mesh)
+    return with_loss(rows, packing, mesh, written, batch.advantages.reshape(-1))
 
 
 def random_batch(
     vocab_size: int, prompts: int, group: int, prompt_length: int, completion_length: int
 ) -> Batch:
-    """Random tokens without any padding, and random advantages."""
+    """Random tokens, all of one length, and random advantages."""
     rng = np.random.default_rng(0)
-    shape = prompts, group, completion_length
+    prompt_ids = rng.integers(vocab_size, size=(prompts, prompt_length))
+    ids = rng.integers(vocab_size, size=(prompts, group, completion_length))
+    groups = [
+        [completion(prompt_ids[p].tolist(), Address(0, p, g), ids[p, g]) for g in range(group)]
+        for p in range(prompts)
+    ]
+    return Batch(groups, rng.standard_normal((prompts, group)).astype(np.float32))
 
-    def tokens(*shape: int) -> jax.Array:
-        return jnp.asarray(rng.integers(vocab_size, size=shape), jnp.int32)
 
-    rollout = Rollout(
-        Prompts(tokens(prompts, prompt_length), jnp.ones((prompts, prompt_length), bool)),
-        completion_ids=tokens(*shape),
-        completion_mask=jnp.ones(shape, bool),
-        sampler_logps=jnp.zeros(shape, jnp.float32),
-        finished=jnp.zeros((prompts, group), bool),
+def completion(prompt_ids: list[int], address: Address, ids: np.ndarray) -> Trajectory:
+    """A completion that the model wrote, cut by the limit of its length."""
+    return Trajectory(
+        prompt_ids,
+        address,
+        ids.astype(np.int32),
+        written=np.ones(len(ids), bool),
+        sampler_logps=np.zeros(len(ids), np.float32),
+        versions=np.zeros(len(ids), np.int32),
+        finish_reason="length",
     )
-    return Batch(rollout, jnp.asarray(rng.standard_normal((prompts, group)), jnp.float32))

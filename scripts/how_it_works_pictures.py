@@ -88,28 +88,39 @@ class Drawing:
 def step() -> str:
     """Draws the data of a step, with the shapes of its arrays."""
     draw, left = Drawing(), 28
-    y = draw.lines(left, 4, 368, "host", "prompts", "ids, mask | [P, Tp]")
+    y = draw.lines(left, 4, 368, "host", "prompts", "prompt_ids | [P][Tp]")
     draw.arrow((left + 90, y), (left + 90, y + 20))
     generate = y + 20
     y = draw.lines(
         left, generate, 368, "devices", "generate",
-        "completion_ids, completion_mask,",
-        "sampler_logps | [P, G, Tc]",
+        "ids, sampler_logps | [P, G, Tc]",
+    )  # fmt: skip
+    draw.arrow((left + 90, y), (left + 90, y + 20))
+    y = draw.lines(
+        left, y + 20, 368, "host", "trajectories",
+        "ids, written, sampler_logps, versions | [P][G][T]",
     )  # fmt: skip
     draw.arrow((left + 70, y), (left + 70, y + 20))
     draw.arrow((left + 270, y), (left + 270, y + 20))
     y += 20
-    ends = draw.lines(left, y, 178, "host", "rewards", "each | [F, P, G]", "total | [P, G]")
-    draw.lines(
-        left + 190, y, 178, "devices", "score, where needed",
-        "old_logps, ref_logps,", "entropies | [P, G, Tc]",
+    rewarded = draw.lines(left, y, 178, "host", "rewards", "each | [F, P, G]", "total | [P, G]")
+    packed = draw.lines(
+        left + 190, y, 178, "host", "rows",
+        "ids | [M, R, W]",
+        "targets | [M, R, S]",
     )  # fmt: skip
-    draw.arrow((left + 70, ends), (left + 70, ends + 20))
-    y = draw.lines(left, ends + 20, 178, "host", "advantages", "advantages | [P, G]")
-    draw.arrow((left + 70, y), (left + 70, y + 20))
-    draw.arrow((left + 270, ends), (left + 270, y + 20))
-    y = draw.lines(left, y + 20, 368, "host", "rows", "places of prompts and completions | [R, C]")
-    draw.arrow((left + 90, y), (left + 90, y + 20))
+    draw.arrow((left + 70, rewarded), (left + 70, rewarded + 20))
+    draw.arrow((left + 270, packed), (left + 270, packed + 20))
+    y = rewarded + 20
+    advantages = draw.lines(
+        left, y, 178, "host", "advantages", "advantages | [P, G]", "in rows | [M, R, C]"
+    )
+    y = draw.lines(
+        left + 190, y, 178, "devices", "score, where needed",
+        "old_logps, ref_logps,", "entropies | [M, R, S]",
+    )  # fmt: skip
+    draw.arrow((left + 70, advantages), (left + 70, advantages + 20))
+    draw.arrow((left + 270, y), (left + 270, y + 20))
     update = y + 20
     y = draw.lines(
         left, update, 368, "devices", "update, for each micro-batch",
@@ -124,13 +135,13 @@ def step() -> str:
     y = draw.lines(left, y + 20, 368, "host", "metrics", "reward, loss, grad_norm, ... | []")
     return draw.figure(
         y + 4,
-        "A step: prompts, generate, rewards and score, advantages, rows, update, metrics; the "
-        "updated model generates the next step's completions.",
+        "A step: prompts, generate, trajectories, rewards and advantages beside rows and score, "
+        "update, metrics; the updated model generates the next step's completions.",
         "Filled: on the devices. Dashed: on the host. <code>P</code> prompts with <code>G</code> "
-        "completions each, of <code>Tp</code> and <code>Tc</code> tokens; <code>F</code> reward "
-        "functions; <code>R</code> rows of <code>W</code> tokens, of which <code>S</code> are "
-        "scored, with places for <code>C</code> completions; hidden size <code>H</code>. The line "
-        "on the left is the updated model.",
+        "completions each, of <code>Tp</code> and <code>T</code> tokens, <code>Tc</code> at most; "
+        "<code>F</code> reward functions; <code>M</code> micro-batches of <code>R</code> rows of "
+        "<code>W</code> tokens, of which <code>S</code> are scored, with places for <code>C</code> "
+        "completions; hidden size <code>H</code>. The line on the left is the updated model.",
     )
 
 

@@ -25,17 +25,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from grpo_eqx.common.prng import make_key
+from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.data.word_problems import WordProblem, WordProblems
-from grpo_eqx.generation import Prompts, Rollout
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import save_pretrained
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.training.forward import forward_pass
-from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import Rows
+from grpo_eqx.training import Forward, Packing, Rows, RowShape
+from grpo_eqx.training.rows import pack
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
@@ -150,24 +148,24 @@ def pretrain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, weight_decay=0.01)
     )
 
-    def loss_of(model: Qwen2, answers: Rollout, packing: Packing) -> Float[Array, ""]:
-        rows = Rows.of(packing, jnp.int32(0), cfg.writers_per_problem)
-        stats = forward_pass(
-            model, answers, rows, backend=DenseLoss(), mesh=mesh, dtype=jnp.dtype("float32"),
-            remat="none", attention=BlockedAttention(), temperature=1.0,
-        ).stats  # fmt: skip
-        mask = rows.pick(answers.completion_mask) & (rows.completions >= 0)[..., None]
-        return -jnp.sum(stats.logps, where=mask) / mask.sum()
+    def loss_of(model: Qwen2, rows: Rows) -> Float[Array, ""]:
+        stats = forward(model, rows, None, temperature=1.0).stats
+        is_token = rows.targets >= 0
+        return -jnp.sum(stats.logps, where=is_token) / is_token.sum()
 
     @jax.jit
     def step(
-        model: Qwen2, opt_state: optax.OptState, answers: Rollout, packing: Packing
+        model: Qwen2, opt_state: optax.OptState, rows: Rows
     ) -> tuple[Qwen2, optax.OptState, Array]:
-        loss, gradient = jax.value_and_grad(loss_of)(model, answers, packing)
+        loss, gradient = jax.value_and_grad(loss_of)(model, rows.micro_batch(jnp.int32(0)))
         updates, opt_state = optimizer.update(gradient, opt_state, model)
         return optax.apply_updates(model, updates), opt_state, loss
 
     mesh = parse_mesh("auto").build(jax.devices()[:1])
+    forward = Forward(
+        backend=DenseLoss(), mesh=mesh, dtype=jnp.dtype("float32"), remat="none",
+        attention=BlockedAttention(),
+    )  # fmt: skip
     shape = RowShape.of(
         cfg.problems_per_step, cfg.writers_per_problem, prompt_length=64, completion_length=40,
         num_shards=1, size=None, most_tokens=2**30,  # all in one micro-batch
@@ -176,9 +174,11 @@ def pretrain(
     rng = np.random.default_rng([cfg.seed, 1])
     start = time.perf_counter()
     for i in range(cfg.steps):
-        answers = make_batch(i, tokenizer, source, rng, cfg)
-        packing = Packing.plan(answers.prompts.mask.sum(axis=1), answers.lengths, shape)
-        model, opt_state, loss = step(model, opt_state, answers, packing)
+        groups = make_batch(i, tokenizer, source, rng, cfg)
+        prompt_lengths = np.array([len(group[0].prompt_ids) for group in groups])
+        lengths = np.array([[len(answer) for answer in group] for group in groups])
+        rows = pack(groups, Packing.plan(prompt_lengths, lengths, shape), mesh)
+        model, opt_state, loss = step(model, opt_state, rows)
         if i % 50 == 0 or i == cfg.steps - 1:
             print(f"step {i:5d}  loss {loss:.4f}  {time.perf_counter() - start:.0f} s", flush=True)
     return model
@@ -190,7 +190,7 @@ def make_batch(
     source: WordProblems,
     rng: np.random.Generator,
     cfg: PretrainConfig,
-) -> Rollout:
+) -> list[Group]:
     """Prompts of up to 64 tokens, with answers of up to 40 in place of completions."""
     first = step * cfg.problems_per_step
     problems = [source.problem(first + i) for i in range(cfg.problems_per_step)]
@@ -207,25 +207,24 @@ def make_batch(
         for problem in problems
         for _ in range(cfg.writers_per_problem)
     ]
-    prompt_ids, prompt_mask = pad(tokenizer(chats)["input_ids"], 64, tokenizer.pad_token_id)
-    answer_ids, answer_mask = pad(tokenizer(answers)["input_ids"], 40, tokenizer.pad_token_id)
-    groups = cfg.problems_per_step, cfg.writers_per_problem
-    return Rollout(
-        prompts=Prompts(prompt_ids, prompt_mask),
-        completion_ids=answer_ids.reshape(*groups, -1),
-        completion_mask=answer_mask.reshape(*groups, -1),
-        sampler_logps=np.zeros((*groups, 40), np.float32),
-        finished=np.ones(groups, bool),
+    prompt_ids, answer_ids = tokenizer(chats)["input_ids"], tokenizer(answers)["input_ids"]
+    written, num_writers = iter(answer_ids), cfg.writers_per_problem
+    return [
+        [answer(prompt, next(written), Address(step, p, g)) for g in range(num_writers)]
+        for p, prompt in enumerate(prompt_ids)
+    ]
+
+
+def answer(prompt_ids: list[int], ids: list[int], address: Address) -> Trajectory:
+    return Trajectory(
+        prompt_ids,
+        address,
+        np.array(ids, np.int32),
+        written=np.ones(len(ids), bool),
+        sampler_logps=np.zeros(len(ids), np.float32),
+        versions=np.zeros(len(ids), np.int32),
+        finish_reason="stop",
     )
-
-
-def pad(rows: list[list[int]], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    ids = np.full((len(rows), length), pad_id, np.int32)
-    mask = np.zeros((len(rows), length), bool)
-    for i, row in enumerate(rows):
-        ids[i, : len(row)] = row
-        mask[i, : len(row)] = True
-    return ids, mask
 
 
 if __name__ == "__main__":

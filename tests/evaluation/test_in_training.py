@@ -165,8 +165,10 @@ def test_a_request_to_stop_ends_an_evaluation_which_is_made_on_return(
         requests.append(request)
         return enter(request)
 
-    def asked_in_the_second(self: Evaluator, model: Any, draws: Draws, **options: Any) -> Any:
-        for batch in batches(self, model, draws, **options):
+    def asked_in_the_second(
+        self: Evaluator, model: Any, version: int, draws: Draws, **options: Any
+    ) -> Any:
+        for batch in batches(self, model, version, draws, **options):
             evaluated.append(draws.num_samples)
             requests[-1].received = len(evaluated) == 3  # greedy of the second evaluation
             yield batch
