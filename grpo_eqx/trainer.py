@@ -12,8 +12,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from grpo_eqx.checkpoint.checkpoints import Checkpoints, Resumable
 from grpo_eqx.checkpoint.preemption import StopRequest
@@ -33,7 +34,7 @@ from grpo_eqx.distributed.watchdog import Watchdog
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
 from grpo_eqx.evaluation.in_training import TrainingEvaluations
 from grpo_eqx.evaluation.result import Evaluation
-from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
+from grpo_eqx.evaluation.scoring import EvalMetrics, Grader
 from grpo_eqx.loop.callback_calls import check_callbacks
 from grpo_eqx.loop.callbacks import Callback, RunView
 from grpo_eqx.loop.fit_result import FitResult
@@ -206,7 +207,7 @@ class GRPOTrainer:
         self.cfg = cfg = given.resolved(architecture).with_absolute_paths()
         self._lock = folder_lock(cfg)
         self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs))
-        scorer = raise_on_all_hosts(lambda: Scorer(self.cfg, eval_func, eval_metrics))
+        scorer = raise_on_all_hosts(lambda: Grader(self.cfg, eval_func, eval_metrics))
         check_same_code({**self.rewards.funcs, **scorer.funcs})
         replaced = passed.described()
         if reward_funcs is not None:
@@ -220,7 +221,7 @@ class GRPOTrainer:
         self._early_evaluations: list[tuple[int, Mapping[str, float]]] = []
         self._starts_up = True
 
-    def _load_inputs(self, passed: Passed, scorer: Scorer) -> None:
+    def _load_inputs(self, passed: Passed, scorer: Grader) -> None:
         """Reads the tokenizer and the problems, and checks that they suit what scores them."""
         with self._stages.lasting("loading the tokenizer and the problems"):
             self._run, inputs = RunSpec.load(self.cfg, passed)
@@ -235,7 +236,7 @@ class GRPOTrainer:
         )
         self._check_problems(scorer)
 
-    def _load_model(self, scorer: Scorer, cache: str | None) -> None:
+    def _load_model(self, scorer: Grader, cache: str | None) -> None:
         """Builds the mesh and the programs, and loads the model onto the devices.
 
         **Arguments:** what scores evaluations; the folder of compiled programs.
@@ -249,8 +250,8 @@ class GRPOTrainer:
         self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
         self.sampler = self.programs.sampler
         self._learner = Learner(
-            self.programs.scorer, self.programs.updater, self.programs.row_shape,
-            self.programs.share_shape, cfg, self._run.passes,
+            self.programs.scorer, self.programs.updater, self.programs.rollout_rows,
+            self.programs.update_rows, cfg, self._run.passes,
         )  # fmt: skip
         self._step_metrics = StepMetrics(
             cfg, self.sampler, self._learner, self.programs.compiler.num_shapes, rate
@@ -282,7 +283,7 @@ class GRPOTrainer:
             self.sampler, self.prompts, self.tokenizer, self.rewards, cfg, self.mesh, without_token
         )
 
-    def _check_problems(self, scorer: Scorer) -> None:
+    def _check_problems(self, scorer: Grader) -> None:
         """Raises `UserError` where the problems lack what the reward functions need of them."""
         problems, funcs = self.prompts.data.prompts, self.rewards.funcs
         built_in = (gsm8k.correct, gsm8k.correct_strict)
@@ -338,7 +339,7 @@ class GRPOTrainer:
                     cfg.profile_steps if is_main() else None, record.folder.profile, record.note,
                     of_memory=cfg.profile_memory,
                 )  # fmt: skip
-                with record, checkpoints, self.programs.compiler, profiler:
+                with record, checkpoints, self.programs.compiler, profiler, self.rollouts:
                     stopped = self._train(record, checkpoints, profiler)
             write_final_model(self._save_model, record.folder.model)
         seconds = sum((metrics["step_time"] for metrics in record.history), 0.0)
@@ -379,7 +380,6 @@ class GRPOTrainer:
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
         memory = MemoryGauge(self.mesh.local_devices)
         began = self._stages.seconds
-        self.rollouts.forget()  # of a fit that was interrupted
         while not events.ends:
             clock.skip(profiler.begin(self.state.step + 1))
             kept, made = self.rollouts.next(
@@ -394,7 +394,7 @@ class GRPOTrainer:
                 scale_rewards=cfg.scale_rewards or "none",
                 aggregation=cfg.multi_objective_aggregation,
             )
-            self.state, updates = self._learner.learn(self.state, kept, advantages)
+            updates = self._update(kept, advantages)
             self._count_step(made)
             # Before the update's end, so that devices need not wait for the host; but a checkpoint
             # and an evaluation would have to wait for the rollout.
@@ -602,7 +602,7 @@ class GRPOTrainer:
             array.delete()
         try:
             self.state = checkpoints.restore(found, self._saved_shapes()).with_frozen(before.model)
-            self.sampler.set_weights(self.state.model, self.state.step)  # it lets the others go
+            self.sampler.set_weights(self.state.model, self.state.step)  # frees the former ones
         except BaseException:
             new = self._run.untrained_state(self.programs.updater, before.model)
             self.state = dataclasses.replace(
@@ -630,6 +630,20 @@ class GRPOTrainer:
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:
         return self._run.initial_state(self.programs.updater)
+
+    @phase("update")
+    def _update(
+        self, kept: Rollout, advantages: Float[np.ndarray, "P G"]
+    ) -> list[dict[str, Array]]:
+        """Makes all updates of a step, and keeps the state after each: the next frees its arrays.
+
+        **Returns:** the metrics of each update, which the devices may still be computing.
+        """
+        metrics = []
+        for state, update_metrics in self._learner.learn(self.state, kept, advantages):
+            self.state = state
+            metrics.append(update_metrics)
+        return metrics
 
     def _count_step(self, made: Rollout) -> None:
         """Counts a step as done, and moves the reference where that is due.

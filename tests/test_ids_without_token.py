@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 import jax
+import numpy as np
 import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -29,9 +30,11 @@ def test_they_are_what_the_vocabulary_lacks() -> None:
 
 
 def test_they_are_counted_only_where_there_are_any() -> None:
-    assert id_metrics([1, 448, 448, 3, 450], frozenset({448, 449, 450})) == {COUNT: 3.0}
-    assert id_metrics([1, 2], frozenset({448})) == {COUNT: 0.0}
-    assert id_metrics([1, 2], frozenset()) == {}
+    assert id_metrics(
+        [np.array([1, 448, 448]), np.array([3, 450])], frozenset({448, 449, 450})
+    ) == {COUNT: 3.0}
+    assert id_metrics([np.array([1, 2])], frozenset({448})) == {COUNT: 0.0}
+    assert id_metrics([np.array([1, 2])], frozenset()) == {}
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ class PromptBatches:
         """**Arguments:**
 
         - `batch_size`: prompts in a batch.
-        - `seed`: that of their order.
+        - `seed`: the seed of their order.
         """
         self.data = data
         self.batch_size = batch_size

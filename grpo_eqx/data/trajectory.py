@@ -25,12 +25,12 @@ def _no_tokens(dtype: type) -> np.ndarray:
     return np.zeros(0, dtype)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Trajectory:
     """A prompt and its completion so far.
 
-    A sampler takes trajectories and gives them back longer. Arrays have an entry for each token of
-    the completion, its end token included.
+    A sampler takes trajectories without tokens and gives them back completed. Arrays have an entry
+    for each token of the completion, its end token included.
     """
 
     prompt_ids: Sequence[int]

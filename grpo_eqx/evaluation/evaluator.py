@@ -14,7 +14,7 @@ from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.evaluation.result import Evaluation
-from grpo_eqx.evaluation.scoring import Scorer
+from grpo_eqx.evaluation.scoring import Grader
 from grpo_eqx.generation import LocalSampler, PendingSamples, Sampler, Sampling
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.rollout.rollout import Rollout
@@ -57,8 +57,8 @@ def completed(
 ) -> Iterator[list[Group]]:
     """Completes tokenized prompts in batches of one shape, and yields the groups of each batch.
 
-    The sampler works on a batch while the caller does with the one before. The draws of a prompt
-    depend on its position alone.
+    The sampler works on the next batch while the caller uses a batch. The draws of a prompt depend
+    on its position alone.
 
     **Arguments:**
 
@@ -115,7 +115,7 @@ class Evaluator:
         sampler: LocalSampler,
         tokenizer: ChatTokenizer,
         problems: TokenizedPrompts,
-        scorer: Scorer,
+        scorer: Grader,
         *,
         max_prompt_length: int,
     ):

@@ -31,7 +31,7 @@ _READERS = (
 """Functions that compare answers, with the functions that read an answer."""
 
 
-class Scorer:
+class Grader:
     """Functions that score the completions of held-out problems.
 
     Like a `RewardRunner`, it owns worker processes: enter it as a context.
@@ -62,7 +62,7 @@ class Scorer:
         self.highest = -math.inf
         """Highest value of `eval_func` in this evaluation."""
 
-    def __enter__(self) -> "Scorer":
+    def __enter__(self) -> "Grader":
         self.highest = -math.inf
         return self
 

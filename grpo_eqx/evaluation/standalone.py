@@ -23,7 +23,7 @@ from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.evaluation.evaluator import Batch, Draws, Evaluator, Track
 from grpo_eqx.evaluation.result import Evaluation
 from grpo_eqx.evaluation.results_file import ResultsFile, saved_time
-from grpo_eqx.evaluation.scoring import Scorer
+from grpo_eqx.evaluation.scoring import Grader
 from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.pretrained import model_folder
@@ -100,7 +100,7 @@ class StandaloneEvaluation:
         question.check()
         subject = raise_on_all_hosts(lambda: Subject.find(question.model))
         self.cfg = cfg = GRPOConfig(**{**subject.settings, **question.settings}).resolved()
-        scorer = Scorer(cfg, question.eval_func, question.eval_metrics)
+        scorer = Grader(cfg, question.eval_func, question.eval_metrics)
         mesh = parse_mesh(cfg.mesh).build()
         check_hosts(mesh)
         self.output = output

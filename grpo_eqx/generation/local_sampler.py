@@ -47,15 +47,21 @@ class _Pending(PendingSamples):
 
     def result(self) -> Sampled:
         made = self.generated
-        arrays = fetch((made.ids, made.logps, made.lengths, made.finished))
+        ids, logps, lengths, finished = fetch((made.ids, made.logps, made.lengths, made.finished))
         steps, slots, cache_share = fetch(made.counts)
         counts = SamplingCounts(int(steps), int(slots), float(cache_share))
         trajectories = [
-            _completed(each, self.version, *(x[p, g] for x in arrays))
-            for p, group in enumerate(self.groups)
-            for g, each in enumerate(group)
+            _completed(each, self.version, *own)
+            for group, *of_group in zip(self.groups, ids, logps, lengths, finished, strict=True)
+            for each, *own in zip(group, *of_group, strict=True)
         ]
         return Sampled(trajectories, counts, made.routes)
+
+
+def sampling_weights(model: CausalLM, options: SamplerOptions) -> CausalLM:
+    """Returns the model with the weights that sampling reads: merged, in their dtype."""
+    dtype, model = options.compute_dtype, model.merged()
+    return model.rounded(dtype) if options.rollout_dtype == jnp.int8 else model.astype(dtype)
 
 
 class LocalSampler(Sampler):
@@ -96,6 +102,7 @@ class LocalSampler(Sampler):
         steps = {each.address.step for each in trajectories}
         num_generations = len(groups[0])
         assert len(steps) == 1, "trajectories of one step are submitted together"
+        assert not any(map(len, trajectories)), "completions cannot be continued yet"
         assert all([x.address.sample for x in g] == [*range(num_generations)] for g in groups)
         width = prompt_width or max(map(len, prompts))
         sampling = sampling or self.options.sampling
@@ -178,12 +185,6 @@ class LocalSampler(Sampler):
             )
         return self._layouts[batch]
 
-    def weights(self, model: CausalLM) -> CausalLM:
-        """Returns the model with the weights that sampling reads."""
-        dtype, model = self.options.compute_dtype, model.merged()
-        rounds = self.options.rollout_dtype == jnp.int8
-        return model.rounded(dtype) if rounds else model.astype(dtype)
-
     def _program(
         self,
         model: CausalLM,
@@ -199,7 +200,7 @@ class LocalSampler(Sampler):
         options, P = self.options, len(prompt_ids)
         layout = self.layout(P, group)
         # Cast and resharded once for the whole rollout.
-        model = self.weights(model)
+        model = sampling_weights(model, options)
         for rules in layout.parameter_rules:
             model = jax.lax.with_sharding_constraint(model, model.shardings(layout.mesh, rules))
         made = generate(
@@ -224,7 +225,7 @@ class LocalSampler(Sampler):
             # Every update reads prompts of one width.
             width = max(prompt_ids.shape[1], options.max_prompt_length) - prompt_ids.shape[1]
             routes = routes._replace(prompts=jnp.pad(routes.prompts, ((0, 0), (0, width), (0, 0))))
-            routes = routes.laid_out(self.mesh)
+            routes = routes.split_by_layer(self.mesh)
         arrays = made.ids, made.logps, made.lengths, made.finished
         ids, logps, lengths, finished = jax.lax.with_sharding_constraint(arrays, by_group)
         return Generated(ids, logps, lengths, finished, routes, made.counts)
@@ -253,8 +254,8 @@ def _completed(
     return dataclasses.replace(
         trajectory,
         ids=ids[:length],
-        written=np.ones(length, bool),
+        written=np.broadcast_to(True, int(length)),  # a single value, whatever the length
         sampler_logps=logps[:length],
-        versions=np.full(length, version, np.int32),
+        versions=np.broadcast_to(np.int32(version), int(length)),
         finish_reason="stop" if finished else "length",
     )

@@ -1,7 +1,8 @@
 """Experts that a sampler's routers chose for the tokens of a rollout, to be replayed in training.
 
 They stay on the devices: a choice is made for each token, layer and slot of an expert, hundreds of
-bytes a token, where the token itself has four.
+bytes a token, where the token itself has four. Each device has some layers of all tokens, as slots
+put, and rows take, any of the tokens.
 """
 
 from functools import partial
@@ -10,11 +11,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
 from jaxtyping import Array, Int, Integer
 
 from grpo_eqx.sharding.arrays import shapes_of
-from grpo_eqx.sharding.rules import batch_sharding, last_dim_sharding, prompt_sharding
+from grpo_eqx.sharding.rules import last_dim_sharding
 
 
 class Routes(NamedTuple):
@@ -25,14 +25,6 @@ class Routes(NamedTuple):
     completions: Integer[Array, "P G Tc Lk"]
     """Experts of the input before each token of a completion, which for the first is the prompt's
     last token."""
-
-    def laid_out(self, mesh: jax.sharding.Mesh) -> "Routes":
-        """Returns the routes split over the devices as a batch's prompts and completions are."""
-        of_prompts, of_completions = _shardings(mesh, *self.completions.shape[:2])
-        constrain = jax.lax.with_sharding_constraint
-        return Routes(
-            constrain(self.prompts, of_prompts), constrain(self.completions, of_completions)
-        )
 
     def split_by_layer(self, mesh: jax.sharding.Mesh) -> "Routes":
         """Returns the routes split by layer over all devices, as rows take any of the tokens."""
@@ -68,13 +60,8 @@ def shapes_of_routes(
             )
         )
 
-    shardings = Routes(*_shardings(mesh, *completions[:2]))  # type: ignore[arg-type]
-    return shapes_of(jax.eval_shape(routes), shardings)
-
-
-def _shardings(mesh: jax.sharding.Mesh, P: int, G: int) -> tuple[NamedSharding, NamedSharding]:
-    sharding = batch_sharding(mesh, P, G)
-    return prompt_sharding(sharding), sharding
+    shapes = jax.eval_shape(routes)
+    return shapes_of(shapes, jax.tree.map(lambda x: last_dim_sharding(mesh, x.shape), shapes))
 
 
 @partial(jax.jit, static_argnames="mesh")
@@ -83,4 +70,4 @@ def replaced(
 ) -> Routes:
     """Returns routes whose prompt `p` is entry `source[p]` of both, concatenated."""
     both = jax.tree.map(lambda a, b: jnp.concatenate([a, b])[source], kept, fresh)
-    return both.laid_out(mesh)
+    return both.split_by_layer(mesh)

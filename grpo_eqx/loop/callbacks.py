@@ -83,7 +83,7 @@ class Callback:
     def on_save(self, event: Event) -> None:
         """Called when a checkpoint is completely written, for which the run waits.
 
-        Not called for the one of a run that is asked to end, which has seconds.
+        Not called for the last checkpoint of a preempted run, which has only seconds left.
         """
 
     def on_train_end(self, event: Event) -> None:

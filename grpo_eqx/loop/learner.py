@@ -1,7 +1,7 @@
 """Learning from a rollout: its rows, the passes of other policies over them, and its updates."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import Rows, by_token, of_each, pack, with_loss
+from grpo_eqx.training.rows import Rows, pack, place_tokens, take_tokens, with_loss
 from grpo_eqx.training.scorer import Scorer
 from grpo_eqx.training.state import TrainState
 from grpo_eqx.training.updater import Updater
@@ -31,6 +31,16 @@ class _Packed(NamedTuple):
     rows: Rows
 
 
+class _Begun(NamedTuple):
+    """A rollout that is packed, and being scored."""
+
+    shares: list[_Packed]
+    packing: Packing
+    """Packing of the whole rollout, in whose rows the scores are."""
+    scores: dict[str, Array]
+    """Log-probs under other policies, by their field of `Rows`."""
+
+
 class Learner:
     """The updates of a step: `num_iterations` passes over the shares of its rollout.
 
@@ -42,51 +52,50 @@ class Learner:
         self,
         scorer: Scorer,
         updater: Updater,
-        shape: RowShape,
-        share_shape: RowShape,
+        rollout_rows: RowShape,
+        update_rows: RowShape,
         cfg: GRPOConfig,
         passes: Passes,
     ):
         """**Arguments:**
 
         - `scorer`, `updater`: the device programs.
-        - `shape`, `share_shape`: the shapes of the rows of a rollout, and of a share of it.
+        - `rollout_rows`, `update_rows`: the shapes of the rows of a rollout, and of an update.
         - `cfg`: the resolved settings.
         - `passes`: the forward passes that a step makes besides those of its updates.
         """
         self._scorer, self._updater = scorer, updater
-        self._shape, self._share_shape = shape, share_shape
+        self._rollout_rows, self._update_rows = rollout_rows, update_rows
         self._cfg, self._passes = cfg, passes
-        self._shares: list[_Packed] = []
+        self._begun: _Begun | None = None
+        self._packings: list[Packing] = []
         self.num_counted = 0
         """Tokens of the last rollout that the loss counts."""
 
     @phase("score")
     def begin(self, state: TrainState, rollout: Rollout) -> None:
         """Packs a rollout, and starts the passes over it that come before its updates."""
-        number = self._cfg.steps_per_generation
-        self._shares = [
-            self._packed(rollout, slice(share, None, number), self._share_shape)
+        number, scores = self._cfg.steps_per_generation, dict[str, Array]()
+        shares = [
+            self._packed(rollout, slice(share, None, number), self._update_rows)
             for share in range(number)
         ]
         # Scored whole, as that fills rows best. A single share is the whole, in the same rows.
-        whole = self._shares[0]
+        whole = shares[0]
         if number > 1 and (self._passes.old_policy or self._passes.reference):
-            whole = self._packed(rollout, slice(None), self._shape)
-        self._packing, self._scores = whole.packing, dict[str, Array]()
+            whole = self._packed(rollout, slice(None), self._rollout_rows)
         if self._passes.old_policy:
-            scores = self._scorer(state.model, whole.rows, rollout.routes)
-            self._scores["old_logps"] = scores.logps
+            scores["old_logps"] = self._scorer(state.model, whole.rows, rollout.routes).logps
         reference = state.reference_model if self._passes.reference else None
         if reference is not None:
-            scores = self._scorer(reference, whole.rows, is_reference=True)
-            self._scores["ref_logps"] = scores.logps
+            scores["ref_logps"] = self._scorer(reference, whole.rows, is_reference=True).logps
+        self._begun = _Begun(shares, whole.packing, scores)
+        self._packings = [share.packing for share in shares]
 
-    @phase("update")
     def learn(
         self, state: TrainState, rollout: Rollout, advantages: Float[np.ndarray, "P G"]
-    ) -> tuple[TrainState, list[dict[str, Array]]]:
-        """Makes all updates of a step.
+    ) -> Iterator[tuple[TrainState, dict[str, Array]]]:
+        """Makes all updates of a step, one after the other.
 
         **Arguments:**
 
@@ -94,26 +103,24 @@ class Learner:
         - `rollout`: the one that `begin` had, rewarded.
         - `advantages`: those of its completions.
 
-        **Returns:** the state after the updates, and the metrics of each, which the devices may
-        still be computing.
+        **Yields:** after each update the state, and the update's metrics, which the devices may
+        still be computing. The arrays of the state before are gone then.
         """
-        shares, metrics = self._with_loss(rollout, advantages), []
+        shares = self._with_loss(rollout, advantages)
         for _ in range(self._cfg.num_iterations):
             for share in shares:
                 rows = share
                 if self._passes.entropies:
                     entropies = self._scorer(state.model, rows, rollout.routes).entropies
                     rows = dataclasses.replace(rows, entropies=entropies)
-                state, update_metrics = self._updater(state, rows, rollout.routes)
-                metrics.append(update_metrics)
-        return state, metrics
+                state, metrics = self._updater(state, rows, rollout.routes)
+                yield state, metrics
 
     def packing_metrics(self) -> dict[str, float]:
         """Returns the share of padding in the updates' rows, and how evenly devices share them."""
-        packings = [share.packing for share in self._shares]
         return {
-            "perf/padding_share": fmean(packing.padding_share for packing in packings),
-            "perf/balance": fmean(packing.balance for packing in packings),
+            "perf/padding_share": fmean(packing.padding_share for packing in self._packings),
+            "perf/balance": fmean(packing.balance for packing in self._packings),
         }
 
     def _packed(self, rollout: Rollout, groups: slice, shape: RowShape) -> _Packed:
@@ -124,31 +131,36 @@ class Learner:
 
     def _with_loss(self, rollout: Rollout, advantages: Float[np.ndarray, "P G"]) -> list[Rows]:
         """Returns the rows of each share with what the loss reads."""
-        counts = self._counts(rollout)
+        assert self._begun is not None, "begin comes first"
+        (shares, packing, scores), self._begun = self._begun, None
+        counts, mesh = self._counts(rollout), self._scorer.forward.mesh
         self.num_counted = int(rollout.num_written[counts].sum())
-        per_update = max(self.num_counted, 1) / len(self._shares)
-        scores = None
-        if len(self._shares) > 1:
-            scores = {name: of_each(fetch(x), self._packing) for name, x in self._scores.items()}
-        ready, mesh = [], self._scorer.forward.mesh
-        for share in self._shares:
-            written = [
-                each.written & counts[p, g]
-                for p in range(len(rollout.groups))[share.groups]
-                for g, each in enumerate(rollout.groups[p])
-            ]
-            own = self._scores
-            if scores is not None:
-                own = {
-                    name: by_token(_own(values, share.groups, counts.shape), share.packing, mesh)
-                    for name, values in scores.items()
-                }
-            rows = with_loss(
-                share.rows, share.packing, mesh, written,
-                advantages[share.groups].reshape(-1), per_update, **own,
-            )  # fmt: skip
-            ready.append(rows)
-        return ready
+        per_update = max(self.num_counted, 1) / len(shares)
+        of_each = {}
+        if len(shares) > 1:  # each has rows of its own
+            of_each = {name: take_tokens(fetch(x), packing) for name, x in scores.items()}
+        return [
+            with_loss(
+                share.rows,
+                share.packing,
+                mesh,
+                [
+                    each.written & counts[p, g]
+                    for p in range(len(rollout.groups))[share.groups]
+                    for g, each in enumerate(rollout.groups[p])
+                ],
+                advantages[share.groups].reshape(-1),
+                per_update,
+                **{
+                    name: place_tokens(
+                        _own(values, share.groups, counts.shape), share.packing, mesh
+                    )
+                    for name, values in of_each.items()
+                },
+                **({} if of_each else scores),
+            )
+            for share in shares
+        ]
 
     def _counts(self, rollout: Rollout) -> Bool[np.ndarray, "P G"]:
         """Returns True for completions that the loss counts."""

@@ -29,7 +29,7 @@ class StepMetrics:
         """**Arguments:**
 
         - `cfg`: the resolved settings.
-        - `sampler`, `learner`: what samples, and what updates the policy.
+        - `sampler`, `learner`: the sampler and the learner of the run.
         - `num_shapes`: the sets of shapes that each program has been compiled for.
         - `learning_rate`: the rate of an update, counted from 0, if it is known.
         """
@@ -97,10 +97,12 @@ class StepMetrics:
 
     def _use_of_arrays(self, made: Rollout) -> dict[str, float]:
         """Returns the shares of slots, caches and rows that were used, and the shapes compiled."""
-        slots = made.counts.slots
+        of_slots, slots = {}, made.counts.slots
+        if slots:  # else the sampler does not count them
+            of_slots["perf/slot_utilization"] = float(made.lengths.sum() / slots)
+            of_slots["perf/cache_read_share"] = made.counts.cache_share / slots
         return {
-            "perf/slot_utilization": float(made.lengths.sum() / slots),
-            "perf/cache_read_share": made.counts.cache_share / slots,
+            **of_slots,
             **self._learner.packing_metrics(),
             **{
                 f"compile/num_shapes/{name}": float(count)

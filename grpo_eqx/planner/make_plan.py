@@ -72,7 +72,7 @@ def make_plan(
         mesh=dict(mesh.shape),
         rollout_sharding=layout.why,
         micro_batch_size=run.micro_batch_size(mesh),
-        rows=programs.share_shape,
+        rows=programs.update_rows,
         settings=_settings(run),
         prompt_length=run.prompts.train,
         prompt_length_known=run.prompts.known,
@@ -122,9 +122,9 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     if name == EVALUATE:
         return None
     if name != GENERATE:
-        batch, rows = run.rollout_shape, programs.row_shape
+        batch, rows = run.rollout_shape, programs.rollout_rows
         if name == UPDATE:
-            batch, rows = run.update_shape, programs.share_shape
+            batch, rows = run.update_shape, programs.update_rows
         attention = programs.updater.forward.attention
         return MicroBatches(
             rows=rows,

@@ -75,8 +75,11 @@ class RolloutCollector:
         """Has the sampler begin the next step's first rollout, and does not wait for it."""
         self._started = self._start(state, 0)
 
-    def forget(self) -> None:
-        """Drops a rollout that was started, as the state that it was started with is no more."""
+    def __enter__(self) -> "RolloutCollector":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Drops a rollout that was started and is not wanted any more."""
         self._started = None
 
     def next(
@@ -98,8 +101,8 @@ class RolloutCollector:
         """
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
-        kept = self._sampled(self._started or self._start(state, 0), clock)
-        self._started = None
+        started, self._started = self._started, None
+        kept = self._sampled(started or self._start(state, 0), clock)
         if most == 1:
             on_sampled(kept)
         kept = self._rewarded(kept, clock)
@@ -119,7 +122,7 @@ class RolloutCollector:
             **reward_metrics(rewards),
             **failure_metrics(rewards),
             **completion_metrics(made.lengths, made.finished),
-            **id_metrics((i for each in made.trajectories for i in each.ids), self.without_token),
+            **id_metrics([each.ids for each in made.trajectories], self.without_token),
         }
         if self.cfg.dynamic_sampling:
             dropped = 1 - self.teaches(kept).sum() / len(rewards.total)
@@ -162,7 +165,7 @@ class RolloutCollector:
     def _rewarded(self, rollout: Rollout, clock: StepClock) -> Rollout:
         rewards = rewarded(self.rewards, rollout)
         clock.lap("reward")
-        return dataclasses.replace(rollout, rewards=rewards)
+        return rollout.with_rewards(rewards)
 
     def teaches(self, rollout: Rollout) -> Bool[np.ndarray, " P"]:
         """Returns True for groups that say which of their completions are better.

@@ -18,7 +18,7 @@ from grpo_eqx.generation.sampler import NO_COUNTS, SamplingCounts
 from grpo_eqx.rewards import RewardRunner, Rewards
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Rollout:
     """`P` prompts with `G` completions each."""
 
@@ -80,6 +80,12 @@ class Rollout:
     def trajectories(self) -> Iterator[Trajectory]:
         """All completions, one group after the other."""
         return itertools.chain.from_iterable(self.groups)
+
+    def with_rewards(self, rewards: Rewards) -> "Rollout":
+        """Returns the rollout rewarded; it keeps what was derived from it, such as texts."""
+        rewarded = dataclasses.replace(self, rewards=rewards)
+        vars(rewarded).update({k: x for k, x in vars(self).items() if k not in vars(rewarded)})
+        return rewarded
 
     def of_prompts(self, indices: Sequence[int] | Int[np.ndarray, " Q"]) -> "Rollout":
         """Returns the prompts at `indices` with their completions, in that order.

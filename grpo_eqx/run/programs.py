@@ -45,7 +45,7 @@ def run_programs(
         lambda: updater.lower(
             state.model,
             state.opt_state,
-            _rows(run, programs, programs.share_shape, run.passes.row_fields),
+            _rows(run, programs, programs.update_rows, run.passes.row_fields),
             routes,
         ),
         ("parameters", "optimizer_state"),
@@ -53,12 +53,12 @@ def run_programs(
     width = prompt_width or lengths.train
     yield RunProgram(GENERATE, lambda: sampler.lower(state.model, *batch, width), ("parameters",))
     if run.passes.num_scores(cfg)[SCORE] > 0:
-        rows = _rows(run, programs, programs.row_shape)
+        rows = _rows(run, programs, programs.rollout_rows)
         yield RunProgram(SCORE, lambda: scorer.lower(state.model, rows, routes), ("parameters",))
     reference = state.reference_model if run.passes.reference else None
     if reference is not None:
         owner = "parameters" if state.reference is None else "reference_model"
-        own = _rows(run, programs, programs.row_shape, replays=False)
+        own = _rows(run, programs, programs.rollout_rows, replays=False)
         yield RunProgram(SCORE_REFERENCE, lambda: scorer.lower(reference, own, None), (owner,))
 
     def evaluate(name: str, num_samples: int, temperature: float) -> RunProgram:
@@ -103,7 +103,7 @@ def in_order_of_use(
 def _lower_share(run: RunSpec, programs: Programs) -> Callable[[], jax.stages.Lowered]:
     """Returns the lowering of the policy's score of a rollout's share."""
     model = run.state_shapes(programs.updater).model
-    rows = _rows(run, programs, programs.share_shape)
+    rows = _rows(run, programs, programs.update_rows)
     return lambda: programs.scorer.lower(model, rows, _routes(run, programs))
 
 

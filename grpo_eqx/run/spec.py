@@ -22,6 +22,7 @@ from grpo_eqx.data.token_files import vocabulary_files
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
 from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
+from grpo_eqx.generation.local_sampler import sampling_weights
 from grpo_eqx.loss_backends import LOSS_BACKENDS, ChunkedLoss, LossBackend
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.config import ModelConfig
@@ -143,10 +144,10 @@ class Programs(NamedTuple):
     sampler: LocalSampler
     scorer: Scorer
     updater: Updater
-    row_shape: RowShape
+    rollout_rows: RowShape
     """Shape of a rollout's rows."""
-    share_shape: RowShape
-    """Shape of the rows that an update takes."""
+    update_rows: RowShape
+    """Shape of the rows of an update, which learns from the rollout or a share of it."""
     compiler: Compiler
 
 
@@ -278,13 +279,13 @@ class RunSpec:
         """Prompts of an update's batch, and completions of each."""
         return self.cfg.prompts_per_step // self.cfg.steps_per_generation, self.cfg.num_generations
 
-    def _decoding_work(self, sampler: LocalSampler, updater: Updater) -> DecodingWork:
+    def _decoding_work(self, options: SamplerOptions, updater: Updater) -> DecodingWork:
         """Returns the sizes from which rollouts of each layout are estimated."""
-        options, mesh = sampler.options, sampler.mesh
-        state = self.state_shapes(updater)
+        mesh, state = updater.forward.mesh, self.state_shapes(updater)
+        read = functools.partial(sampling_weights, options=options)
         return DecodingWork(
             config=self.model,
-            weights=jax.eval_shape(sampler.weights, state.model),
+            weights=jax.eval_shape(read, state.model),
             itemsize=options.compute_dtype.itemsize,
             kv_itemsize=options.kv_itemsize(self.model.head_size),
             prompt_length=self.prompts.train,
@@ -353,7 +354,7 @@ class RunSpec:
         updater = Updater(updates, forward, optimizer, compiler)
         options = _sampler_options(self, mesh, tokenizer)
         if isinstance(self.rollout_sharding, AutoSharding) and mesh.size > 1:
-            fastest = AutoSharding(self._decoding_work(LocalSampler(options, mesh), updater))
+            fastest = AutoSharding(self._decoding_work(options, updater))
             options = dataclasses.replace(options, rollout_sharding=fastest)
         return Programs(
             LocalSampler(options, mesh, compiler),

@@ -3,7 +3,7 @@
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from statistics import fmean
 from typing import SupportsFloat
 
@@ -99,11 +99,14 @@ def completion_metrics(
     return metrics
 
 
-def id_metrics(ids: Iterable[int], without_token: Collection[int]) -> dict[str, float]:
-    """Counts ids in completions for which the tokenizer has no token, if the model has such ids."""
+def id_metrics(
+    ids: Sequence[Int[np.ndarray, " _"]], without_token: Collection[int]
+) -> dict[str, float]:
+    """Counts ids of completions for which the tokenizer has no token, where the model has such."""
     if not without_token:
         return {}
-    return {"completions/num_ids_without_token": float(sum(i in without_token for i in ids))}
+    drawn = np.concatenate([np.zeros(0, int), *ids])
+    return {"completions/num_ids_without_token": float(np.isin(drawn, [*without_token]).sum())}
 
 
 def merge_updates(updates: Sequence[Mapping[str, SupportsFloat]]) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Packing of a batch's completions, with their prompts, into rows of one shape."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 
 import numpy as np
@@ -83,7 +84,7 @@ class Packing:
             number, shape,
         )  # fmt: skip
 
-    @property
+    @functools.cached_property
     def scored_starts(self) -> Int[np.ndarray, "M R C"]:
         """Start of each completion's tokens among those of its row that are scored."""
         return np.cumsum(self.lengths, axis=-1, dtype=np.int32) - self.lengths

@@ -49,8 +49,8 @@ class Counts(NamedTuple):
 class Rows(eqx.Module):
     """`M` micro-batches of `R` rows of `W` tokens, `S` of them to score, with `C` completions.
 
-    See `Packing` for what a row holds. A micro-batch (`micro_batch`) lacks the first dim. What
-    follows `route_source` is read by updates alone.
+    See `Packing` for what a row holds. A micro-batch (`micro_batch`) lacks the first dim. Only
+    updates read `counts`, `advantages`, `counted` and the scores.
     """
 
     ids: Int[Array, "*M R W"]
@@ -170,7 +170,7 @@ def with_loss(
     - `counted`: for each completion, True on the tokens that the loss counts.
     - `advantages`: those of the completions.
     - `tokens_per_update`: tokens of the whole rollout that count, over the updates that share it;
-      by default those of these rows.
+      by default the tokens of these rows.
     - `scores`: any of `old_logps`, `ref_logps` and `entropies`.
     """
     filled = [int(mask.sum()) for mask in counted]
@@ -180,13 +180,13 @@ def with_loss(
     return dataclasses.replace(
         rows,
         counts=Counts(*(np.asarray(x, np.float32) for x in numbers)),
-        advantages=by_completion(advantages.astype(np.float32), packing, mesh),
-        counted=by_token(counted, packing, mesh),
+        advantages=place_values(advantages.astype(np.float32), packing, mesh),
+        counted=place_tokens(counted, packing, mesh),
         **scores,  # type: ignore[arg-type]
     )
 
 
-def by_token(
+def place_tokens(
     values: Sequence[Shaped[np.ndarray, " _"]],
     packing: Packing,
     mesh: jax.sharding.Mesh,
@@ -203,15 +203,15 @@ def by_token(
     return _sharded_rows(packing, mesh, write)
 
 
-def of_each(x: Shaped[np.ndarray, "M R S"], packing: Packing) -> list[Shaped[np.ndarray, " _"]]:
-    """Returns the values of each completion's tokens: undoes `by_token`, on the host."""
+def take_tokens(x: Shaped[np.ndarray, "M R S"], packing: Packing) -> list[Shaped[np.ndarray, " _"]]:
+    """Returns the values of each completion's tokens: undoes `place_tokens`, on the host."""
     values = [x[0, 0, :0]] * packing.shape.num_completions
     for m, r, _, number, length, *_, first in _held(packing, slice(0, packing.shape.num_rows)):
         values[number] = x[m, r, first : first + length]
     return values
 
 
-def by_completion(
+def place_values(
     values: Shaped[np.ndarray, " N"], packing: Packing, mesh: jax.sharding.Mesh
 ) -> Shaped[Array, "M R C"]:
     """Lays out a value for each completion; 0 at places without one."""

@@ -15,8 +15,8 @@ from grpo_eqx.training.forward import Forward
 from grpo_eqx.training.rows import Rows, row_sharding
 
 SCORE, SCORE_REFERENCE, SCORE_SHARE = "score", "score_reference", "score_share"
-"""Keys of its programs in `Compiler.start`: one program for two kinds of models and, under the
-policy, for a share of the rollout."""
+"""Keys of the program in `Compiler.start`: compiled for the policy and a rollout, for the
+reference, and for the policy and a share of the rollout."""
 MICRO_BATCHES = "micro_batches"
 """Scope of the loops over micro-batches, by which the planner finds them."""
 
@@ -36,7 +36,6 @@ def score(
     forward: Forward,
 ) -> TokenScores:
     """Computes the scores of the tokens in rows; those of micro-batches not in use are 0."""
-    routes = None if routes is None else routes.split_by_layer(forward.mesh)
 
     def add(index: Int[Array, ""], scores: TokenScores) -> TokenScores:
         stats = forward(model, rows.micro_batch(index), routes, temperature).stats

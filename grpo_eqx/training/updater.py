@@ -67,7 +67,6 @@ def update(
 
     **Returns:** the model, the optimizer's state, and metrics.
     """
-    routes = None if routes is None else routes.split_by_layer(forward.mesh)
     policy_mask = _policy_mask(rows, numbers.left_out)
     totals = _totals(rows, policy_mask)
     params, frozen = eqx.partition(model, model.trainable)

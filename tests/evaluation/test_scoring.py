@@ -10,7 +10,7 @@ from grpo_eqx import Evaluation, GRPOConfig, UserError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
-from grpo_eqx.evaluation.scoring import EvalMetrics, Scorer
+from grpo_eqx.evaluation.scoring import EvalMetrics, Grader
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rollout.rollout import Rollout
@@ -51,7 +51,7 @@ def evaluated(
     ]
     rollout = Rollout(PROBLEMS, groups, tokenizer)
     vars(rollout)["texts"] = [list(group) for group in texts]
-    with Scorer(GRPOConfig(**settings), func, metrics) as scorer:
+    with Grader(GRPOConfig(**settings), func, metrics) as scorer:
         scorer.check_answers(PROBLEMS)
         return scorer(rollout, 1.0)
 
@@ -142,6 +142,6 @@ def test_another_function_has_no_strict_form_and_no_majority(tokenizer: ChatToke
 
 def test_names_that_would_be_no_metrics_are_refused() -> None:
     with pytest.raises(UserError, match="eval_metrics has the name 'a/b': use letters"):
-        Scorer(GRPOConfig(), "correct", {"a/b": words})
+        Grader(GRPOConfig(), "correct", {"a/b": words})
     with pytest.raises(UserError, match="two reward functions have the same name, words"):
-        Scorer(GRPOConfig(), "correct", [words, words])
+        Grader(GRPOConfig(), "correct", [words, words])

@@ -20,7 +20,7 @@ from grpo_eqx.rewards import Rewards
 from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.run.spec import Passes
 from grpo_eqx.sharding import parse_mesh
-from grpo_eqx.training import Forward, Rows, RowShape, Scorer, TrainState, Updater
+from grpo_eqx.training import Forward, Rows, RowShape, Scorer, TokenScores, TrainState, Updater
 
 P, G = 4, 3
 LENGTHS = np.array([[3, 5, 2], [4, 4, 1], [5, 2, 3], [1, 5, 4]])
@@ -47,7 +47,7 @@ def rollout(finished: np.ndarray, failed: np.ndarray | None = None) -> Rollout:
     )
 
 
-def learned(made: Rollout, **settings: Any) -> tuple[Learner, list[Rows]]:
+def learned(made: Rollout, scored: Any = None, **settings: Any) -> tuple[Learner, list[Rows]]:
     """The learner, and the rows of its updates."""
     cfg = dataclasses.replace(
         GRPOConfig(prompts_per_step=P, num_generations=G, max_completion_length=5), **settings
@@ -64,17 +64,18 @@ def learned(made: Rollout, **settings: Any) -> tuple[Learner, list[Rows]]:
         )
         for number in (P, P // cfg.steps_per_generation)
     )  # fmt: skip
-    state, updated = Mock(spec=TrainState), []
+    state, updated = Mock(spec=TrainState, model=None, reference_model=None), []
 
     def update(state: TrainState, rows: Rows, routes: None) -> Any:
         updated.append(rows)
         return state, {}
 
     updater = Mock(spec=Updater, side_effect=update)
-    passes = Passes(old_policy=False, reference=False, entropies=False)
-    learner = Learner(Scorer(forward, 1.0), updater, whole, share, cfg, passes)
+    passes = Passes(old_policy=scored is not None, reference=False, entropies=False)
+    scorer = Mock(spec=Scorer, side_effect=scored, forward=forward)
+    learner = Learner(scorer, updater, whole, share, cfg, passes)
     learner.begin(state, made)
-    learner.learn(state, made, np.ones((P, G)))
+    list(learner.learn(state, made, np.ones((P, G))))
     return learner, updated
 
 
@@ -103,3 +104,25 @@ def test_completions_on_which_a_reward_failed_are_left_out() -> None:
     failed = np.arange(P * G).reshape(1, P, G) == 4
     learner, (rows,) = learned(rollout(np.ones((P, G), bool), failed))
     assert learner.num_counted == num_counted(rows) == LENGTHS.sum() - LENGTHS[1, 1]
+
+
+@pytest.mark.parametrize("steps_per_generation", [1, 2])
+def test_scores_reach_the_tokens_that_they_are_of(steps_per_generation: int) -> None:
+    """Here a token's score is its id, which no two tokens share."""
+    made = rollout(np.ones((P, G), bool))
+    for n, each in enumerate(made.trajectories):
+        each.ids[:] = 10 * (n + 1) + np.arange(len(each))
+
+    def score(model: Any, rows: Rows, routes: None = None) -> TokenScores:
+        ids = rows.targets.astype(jnp.float32)
+        return TokenScores(ids, ids)
+
+    settings = {"steps_per_generation": steps_per_generation, "num_iterations": 2}
+    _, updated = learned(made, score, **settings)
+    assert len(updated) == 2 * steps_per_generation
+    for rows in updated:
+        assert rows.old_logps is not None
+        there = np.asarray(rows.targets) >= 0
+        np.testing.assert_array_equal(rows.old_logps[there], rows.targets[there])
+    seen = {int(i) for rows in updated for i in np.asarray(rows.targets).ravel() if i >= 0}
+    assert seen == {int(i) for each in made.trajectories for i in each.ids}

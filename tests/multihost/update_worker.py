@@ -24,7 +24,7 @@ from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.sharding.rules import num_batch_shards
 from grpo_eqx.training import Forward, Packing, Rows, RowShape, UpdateOptions, Updater
-from grpo_eqx.training.rows import by_token, pack, with_loss
+from grpo_eqx.training.rows import pack, place_tokens, with_loss
 
 P, G, TP, TC, V = 8, 4, 6, 10, 32
 
@@ -60,7 +60,7 @@ def random_rows(mesh: jax.sharding.Mesh) -> Rows:
     packing = Packing.plan(prompt_lengths, lengths, shape)
     assert packing.number > 1
     scores = {
-        name: by_token(
+        name: place_tokens(
             [rng.normal(mean, 0.5, len(x)).astype(np.float32) for x in each], packing, mesh
         )
         for name, mean in (("old_logps", -2), ("ref_logps", -2), ("entropies", 1))

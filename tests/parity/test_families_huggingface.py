@@ -17,7 +17,7 @@ from grpo_eqx.models.registry import FAMILIES, read_config
 from grpo_eqx.sharding import AutoMesh
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import of_each, pack
+from grpo_eqx.training.rows import pack, take_tokens
 
 from ..training.runner import sample_of
 
@@ -244,7 +244,7 @@ def test_sampler_and_trainer_agree(pair: Pair):
     hidden = jnp.take_along_axis(hidden, own.scored[..., None], axis=1)
     logprobs = jax.nn.log_softmax(pair.ours.project_logits(hidden))
     trained = jnp.take_along_axis(logprobs, own.targets[..., None], axis=-1)[..., 0]
-    found = np.stack(of_each(np.asarray(trained)[None], plan)).reshape(P, G, T)
+    found = np.stack(take_tokens(np.asarray(trained)[None], plan)).reshape(P, G, T)
     np.testing.assert_allclose(found, logps, rtol=0, atol=1e-4)
 
 

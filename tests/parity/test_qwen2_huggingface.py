@@ -24,7 +24,7 @@ from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretr
 from grpo_eqx.sharding import AutoMesh
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import of_each, pack
+from grpo_eqx.training.rows import pack, take_tokens
 
 from ..training.runner import sample_of
 
@@ -219,7 +219,7 @@ def test_packed_rows_agree_with_theirs_over_prompt_and_completion(few: Pair):
     own = rows.micro_batch(jnp.int32(0))
     hidden = few.ours.hidden(own.ids, own.positions, own.visible).states
     hidden = jnp.take_along_axis(hidden, own.scored[..., None], axis=1)
-    ours = of_each(np.asarray(few.ours.project_logits(hidden))[None], plan)
+    ours = take_tokens(np.asarray(few.ours.project_logits(hidden))[None], plan)
     for i, prompt in enumerate(prompts):
         both = np.concatenate([np.tile(prompt, (G, 1)), completions[i]], axis=1)
         theirs = their_logits(few.theirs, both, np.ones_like(both))[:, len(prompt) - 1 : -1]

@@ -140,16 +140,19 @@ def test_a_completion_says_where_its_draws_are_and_which_weights_drew_it() -> No
             assert each.written.all()
 
 
-def test_a_rollout_that_was_started_is_used_unless_it_is_forgotten() -> None:
+def test_a_rollout_that_was_started_is_used_unless_the_run_has_ended() -> None:
     trainer = collect().trainer
-    earlier = dataclasses.replace(trainer.state, step=3)
-    for forgets, expected in ((False, 3), (True, 4)):
-        trainer.rollouts.start(earlier)
-        if forgets:
-            trainer.rollouts.forget()
-        later = dataclasses.replace(trainer.state, step=4)
+    earlier, later = (dataclasses.replace(trainer.state, step=step) for step in (3, 4))
+
+    def steps() -> set[int]:
         kept, _ = trainer.rollouts.next(later, StepClock())
-        assert {each.address.step for each in kept.trajectories} == {expected}
+        return {each.address.step for each in kept.trajectories}
+
+    with trainer.rollouts:
+        trainer.rollouts.start(earlier)
+        assert steps() == {3}
+        trainer.rollouts.start(earlier)
+    assert steps() == {4}
 
 
 def test_metrics_are_of_everything_that_was_generated(

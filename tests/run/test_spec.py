@@ -98,10 +98,10 @@ def test_sizes_of_micro_batches_are_the_smallest_for_their_number(mesh_name: str
 
     def rows(size: int | None) -> RowShape:
         changed = run.changed(micro_batch_size_per_device=size)
-        shape = changed.programs(mesh).share_shape
+        shape = changed.programs(mesh).update_rows
         # The size in effect stands for any size with the same rows.
         effective = run.changed(micro_batch_size_per_device=changed.micro_batch_size(mesh))
-        assert effective.programs(mesh).share_shape == shape
+        assert effective.programs(mesh).update_rows == shape
         return shape
 
     most = 4 * 6 // (mesh.shape["dp"] * mesh.shape["fsdp"])

@@ -32,7 +32,7 @@ from grpo_eqx.training import (
     Updater,
 )
 from grpo_eqx.training.lowering import optimizer_shapes
-from grpo_eqx.training.rows import by_token, of_each, pack, shapes_of_rows, with_loss
+from grpo_eqx.training.rows import pack, place_tokens, shapes_of_rows, take_tokens, with_loss
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,12 @@ class Sample:
         return self.mask.sum(axis=-1)
 
     def picked(self, prompts: Any = slice(None), samples: Any = slice(None)) -> "Sample":
-        """The completions of some prompts, and of each some; routes stay as they are."""
+        """The completions of some prompts, and of each some, without routes."""
         groups = [list(np.array(group, object)[samples]) for group in self.groups[prompts]]
         ids, mask, logps, finished = (
             x[prompts][:, samples] for x in (self.ids, self.mask, self.logps, self.finished)
         )
-        return Sample(groups, ids, mask, logps, finished, self.routes)
+        return Sample(groups, ids, mask, logps, finished)
 
     def with_lengths(self, lengths: Int[np.ndarray, "P G"]) -> "Sample":
         """The completions cut, or filled up with what followed them, to other lengths."""
@@ -189,7 +189,7 @@ class Runner:
             self.rows(sample, packing), packing, self.mesh, _each(counted, sample),
             batch.advantages.reshape(-1),
             **{
-                name: by_token(_each(x, sample), packing, self.mesh)
+                name: place_tokens(_each(x, sample), packing, self.mesh)
                 for name, x in batch.scores.items()
             },
         )  # fmt: skip
@@ -204,7 +204,7 @@ class Runner:
         return TokenScores(
             *(
                 np.stack(
-                    [_filled(each, shape[-1]) for each in of_each(np.asarray(x), packing)]
+                    [_filled(each, shape[-1]) for each in take_tokens(np.asarray(x), packing)]
                 ).reshape(shape)
                 for x in scores
             )

@@ -278,4 +278,4 @@ def test_rows_of_several_sizes_fill_whole_vectors_of_a_tpu() -> None:
     mesh = parse_mesh("auto").build(described_devices("v6e-1"))
     for length in (48, 333, 1000):
         run = RunSpec.describe(GRPOConfig(max_completion_length=length))
-        assert run.programs(mesh).row_shape.width % 128 == 0
+        assert run.programs(mesh).rollout_rows.width % 128 == 0

@@ -15,7 +15,7 @@ from grpo_eqx.generation.routes import Routes, replaced
 from grpo_eqx.models import Decoder, Qwen3MoeConfig
 from grpo_eqx.sharding import ReplicatedSharding, TensorSharding
 from grpo_eqx.training.lowering import model_shapes
-from grpo_eqx.training.rows import of_each, pack
+from grpo_eqx.training.rows import pack, take_tokens
 
 from .runner import Batch, Runner, Sample, make_runner
 
@@ -319,7 +319,7 @@ def test_rows_of_a_share_replay_the_routes_of_its_prompts() -> None:
     share = made.picked(slice(1, None, 2))
     packing = one.packing(share)
     rows = pack(share.groups, packing, one.mesh, own)
-    logps = of_each(np.asarray(one.scorer(model, rows, made.routes).logps), packing)
+    logps = take_tokens(np.asarray(one.scorer(model, rows, made.routes).logps), packing)
     for n, found in enumerate(logps):
         p, g = own[n // G], n % G
         np.testing.assert_allclose(found, whole[p, g, : len(found)], atol=2e-5)

@@ -9,7 +9,7 @@ from grpo_eqx.data.trajectory import Group
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.packing import Packing
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import by_completion, by_token, of_each, pack, with_loss
+from grpo_eqx.training.rows import pack, place_tokens, place_values, take_tokens, with_loss
 
 from .runner import sample_of
 
@@ -59,8 +59,8 @@ def test_inputs_positions_and_targets_are_those_of_each_sequence(seed: int) -> N
 def test_values_of_tokens_come_back_to_their_completions(seed: int) -> None:
     groups, packing = example(seed)
     ids = [each.ids for group in groups for each in group]
-    there = np.asarray(by_token(ids, packing, MESH))
-    for found, expected in zip(of_each(there, packing), ids, strict=True):
+    there = np.asarray(place_tokens(ids, packing, MESH))
+    for found, expected in zip(take_tokens(there, packing), ids, strict=True):
         np.testing.assert_array_equal(found, expected)
     rows = pack(groups, packing, MESH)
     for m in range(packing.number):
@@ -74,7 +74,7 @@ def test_values_of_tokens_come_back_to_their_completions(seed: int) -> None:
 
 def test_a_value_of_a_completion_is_at_its_place() -> None:
     _, packing = example(6)
-    numbers = np.asarray(by_completion(np.arange(1, P * G + 1), packing, MESH))
+    numbers = np.asarray(place_values(np.arange(1, P * G + 1), packing, MESH))
     np.testing.assert_array_equal(numbers, packing.completions + 1)
 
 
@@ -89,7 +89,9 @@ def test_counts_are_of_what_the_loss_counts() -> None:
     assert rows.counts.tokens == sum(mask.sum() for mask in counted)
     assert rows.counts.filled_sequences == sum(mask.any() for mask in counted)
     assert rows.counts.tokens_per_update == 2.5
-    for found, expected in zip(of_each(np.asarray(rows.counted), packing), counted, strict=True):
+    for found, expected in zip(
+        take_tokens(np.asarray(rows.counted), packing), counted, strict=True
+    ):
         np.testing.assert_array_equal(found, expected)
 
 
