@@ -58,14 +58,14 @@ class Reward:
 
 def crash(trainer: GRPOTrainer) -> None:
     """Has the trainer meet a bug in its third step."""
-    start = trainer.rollouts.start
+    collect = trainer.rollouts.next
 
-    def crashing(state: TrainState) -> None:
+    def crashing(state: TrainState, *others: Any) -> Any:
         if state.step == 2:
             raise ValueError("a bug")
-        start(state)
+        return collect(state, *others)
 
-    trainer.rollouts.start = crashing  # type: ignore[method-assign]
+    trainer.rollouts.next = crashing  # type: ignore[method-assign]
 
 
 def train(cfg: GRPOConfig) -> None:

@@ -111,9 +111,8 @@ def test_a_run_goes_on_without_the_completions_on_which_a_function_fails(
     learn = run._learner.learn
 
     def listen(state: Any, rollout: Any, advantages: Any) -> Any:
-        learned = learn(state, rollout, advantages)
+        yield from learn(state, rollout, advantages)
         steps.append((rollout, run._learner.num_counted))
-        return learned
 
     run._learner.learn = listen  # type: ignore[method-assign]
     history = run.fit().history
