@@ -203,7 +203,9 @@ def place_tokens(
     return _sharded_rows(packing, mesh, write)
 
 
-def take_tokens(x: Shaped[np.ndarray, "M R S"], packing: Packing) -> list[Shaped[np.ndarray, " _"]]:
+def take_tokens(
+    x: Shaped[np.ndarray, "M R S *rest"], packing: Packing
+) -> list[Shaped[np.ndarray, "_ *rest"]]:
     """Returns the values of each completion's tokens: undoes `place_tokens`, on the host."""
     values = [x[0, 0, :0]] * packing.shape.num_completions
     for m, r, _, number, length, *_, first in _held(packing, slice(0, packing.shape.num_rows)):

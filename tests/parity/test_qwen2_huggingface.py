@@ -42,7 +42,7 @@ WIDTH = 9
 PAD = 0
 
 logits = jax.jit(Qwen2.logits)
-jitted_generate = jax.jit(generate, static_argnames=("sampling", "max_length", "pad_id"))
+jitted_generate = jax.jit(generate, static_argnames=("sampling", "max_length"))
 
 
 def random_sizes(queries_per_key: int, tied: bool) -> dict[str, Any]:
@@ -213,7 +213,11 @@ def test_packed_rows_agree_with_theirs_over_prompt_and_completion(few: Pair):
     )  # fmt: skip
     plan = Packing.plan(lengths, np.full((P, G), T), shape)
     sample = sample_of(
-        prompts, completions, np.full((P, G), T), np.zeros((P, G, T)), np.ones((P, G), bool)
+        [prompt.tolist() for prompt in prompts],
+        completions,
+        np.full((P, G), T),
+        np.zeros((P, G, T)),
+        np.ones((P, G), bool),
     )
     rows = pack(sample.groups, plan, AutoMesh().build(jax.devices()[:1]))
     own = rows.micro_batch(jnp.int32(0))
