@@ -11,11 +11,6 @@ A `Number` is a setting that compiled programs take as data: changing it compile
 """
 
 import jax
-import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float
 
-PromptIds = Int[jax.Array | np.ndarray, "P Tp"]
-PromptMask = Bool[jax.Array | np.ndarray, "P Tp"]
-TokenFloats = Float[jax.Array | np.ndarray, "P G Tc"]
 Number = float | Float[jax.Array, ""]
-GroupFloats = Float[jax.Array | np.ndarray, "P G"]

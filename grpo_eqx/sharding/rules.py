@@ -155,11 +155,6 @@ def num_shards(mesh: jax.sharding.Mesh | AbstractMesh, axes: str | tuple[str, ..
     return math.prod(mesh.shape[name] for name in names)
 
 
-def prompt_sharding(sharding: NamedSharding) -> NamedSharding:
-    """Returns the sharding of `[P, ...]` arrays that belong to a batch's `[P, G, ...]` arrays."""
-    return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[:1]))
-
-
 def replicated(mesh: jax.sharding.Mesh) -> NamedSharding:
     """Returns the sharding of arrays that are whole on every device."""
     return NamedSharding(mesh, PartitionSpec())
