@@ -27,7 +27,9 @@ from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.trips import Range
 from grpo_eqx.rollout.layout_choice import AutoSharding, Estimate
-from grpo_eqx.run.spec import PromptLengths, RunSpec
+from grpo_eqx.run.programs import make_programs
+from grpo_eqx.run.prompt_lengths import PromptLengths
+from grpo_eqx.run.spec import RunSpec
 
 GiB = 2**30
 NAMES = ("replicated", "tensor:2", "tensor:4", "tensor:8", "tensor:16", "legacy", "maxtext")
@@ -102,7 +104,7 @@ def _rows(cfg: Choices, model: str, target: Target) -> Iterator[list[str]]:
     ).resolved()
     lengths = PromptLengths(cfg.prompt_length, cfg.prompt_length, prompts, None)
     run = RunSpec(settings, MODELS[model], lengths)
-    auto = run.programs(run.mesh(target.devices)).sampler.options.rollout_sharding
+    auto = make_programs(run, run.mesh(target.devices)).sampler.options.rollout_sharding
     assert isinstance(auto, AutoSharding)
     mesh = run.build_mesh(target.devices)
     ranked = auto.ranked(mesh, prompts, cfg.group)

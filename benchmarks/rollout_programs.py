@@ -15,7 +15,7 @@ from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.objective import Objective
-from grpo_eqx.run.spec import vector_size
+from grpo_eqx.run.by_device import vector_size
 from grpo_eqx.sharding import parse_rollout_sharding
 from grpo_eqx.sharding.rules import num_batch_shards
 from grpo_eqx.training import Forward, RowShape, UpdateOptions, Updater

@@ -95,20 +95,12 @@ def random_batch(
     prompt_ids = rng.integers(vocab_size, size=(prompts, prompt_length))
     ids = rng.integers(vocab_size, size=(prompts, group, completion_length))
     groups = [
-        [completion(prompt_ids[p].tolist(), Address(0, p, g), ids[p, g]) for g in range(group)]
+        [
+            Trajectory(prompt_ids[p].tolist(), Address(0, p, g)).completed(
+                ids[p, g].astype(np.int32), finish_reason="length"
+            )
+            for g in range(group)
+        ]
         for p in range(prompts)
     ]
     return Batch(groups, rng.standard_normal((prompts, group)).astype(np.float32))
-
-
-def completion(prompt_ids: list[int], address: Address, ids: np.ndarray) -> Trajectory:
-    """A completion that the model wrote, cut by the limit of its length."""
-    return Trajectory(
-        prompt_ids,
-        address,
-        ids.astype(np.int32),
-        written=np.ones(len(ids), bool),
-        sampler_logps=np.zeros(len(ids), np.float32),
-        versions=np.zeros(len(ids), np.int32),
-        finish_reason="length",
-    )

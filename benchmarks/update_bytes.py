@@ -19,7 +19,8 @@ from rich.table import Table
 from grpo_eqx import GRPOConfig, UserError
 from grpo_eqx.planner.devices import find_target
 from grpo_eqx.planner.make_plan import make_plan
-from grpo_eqx.run.spec import PromptLengths, RunSpec
+from grpo_eqx.run.prompt_lengths import PromptLengths
+from grpo_eqx.run.spec import RunSpec
 
 GB = 1e9
 COLUMNS = ("devices", "mesh", "micro-batches", "received, GB", "FSDP's least, GB", "ratio")

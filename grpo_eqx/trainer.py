@@ -65,8 +65,10 @@ from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.rollout.collector import RolloutCollector
 from grpo_eqx.rollout.rollout import Rollout
+from grpo_eqx.run.initial_state import initial_state, state_shapes, untrained_state
+from grpo_eqx.run.lowered import evaluation_rows, in_order_of_use
 from grpo_eqx.run.passed import Passed, as_config, check_trackers, note_on_replaced, one_of
-from grpo_eqx.run.programs import evaluation_rows, in_order_of_use
+from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.settings.embedded import EMBEDDED_MODEL
@@ -239,7 +241,10 @@ class GRPOTrainer:
     def _load_model(self, scorer: Grader, cache: str | None) -> None:
         """Builds the mesh and the programs, and loads the model onto the devices.
 
-        **Arguments:** what scores evaluations; the folder of compiled programs.
+        **Arguments:**
+
+        - `scorer`: scores evaluations.
+        - `cache`: the folder of compiled programs.
         """
         passed, self.mesh = self._run.passed, self._run.build_mesh()
         self._run = fitting(self._run, self.mesh.devices.reshape(-1).tolist(), self._stages.say)
@@ -247,7 +252,7 @@ class GRPOTrainer:
         # The course of a passed optimizer's learning rate is not known.
         rate = None if passed.optimizer is not None else functools.partial(learning_rate, cfg)
         compiling = CompilePhases(self._stages, CompileTimes(cache, cfg.model, self.mesh))
-        self.programs = self._run.programs(self.mesh, self.tokenizer, compiling.begin)
+        self.programs = make_programs(self._run, self.mesh, self.tokenizer, compiling.begin)
         self.sampler = self.programs.sampler
         self._learner = Learner(
             self.programs.scorer, self.programs.updater, self.programs.rollout_rows,
@@ -299,8 +304,11 @@ class GRPOTrainer:
     def fit(self, resume_from_checkpoint: str | Path | bool | None = None) -> FitResult:
         """Trains for the remaining of `cfg.steps` steps, and writes the run folder.
 
-        **Arguments:** a run folder or checkpoint to resume from, in place of `cfg.resume`; as in
-        TRL, `True` for the newest in the run's folder, which must have one, and `False` for none.
+        **Arguments:**
+
+        - `resume_from_checkpoint`: a run folder or checkpoint to resume from, in place of
+          `cfg.resume`. As in TRL, `True` means the newest checkpoint in the folder of the run,
+          which must have one, and `False` means none.
 
         Raises `UserError` where the checkpoint is of another run, or cannot be read; the trainer
         can be used as before. Raises `RunError` where another host of the run is gone.
@@ -431,8 +439,12 @@ class GRPOTrainer:
 
         The run records it: `fit` those before it, in metrics.jsonl and all trackers.
 
-        **Arguments:** the sampling temperature, 0 for greedy; completions per problem, for
-        `Evaluation.pass_at`. The draws are the same at every call.
+        **Arguments:**
+
+        - `temperature`: sampling temperature, 0 for greedy.
+        - `num_samples`: completions of each problem, for `Evaluation.pass_at`.
+
+        The draws are the same at every call.
         """
         draws = Draws.checked(float(temperature), num_samples)
         step = self.state.step
@@ -461,10 +473,14 @@ class GRPOTrainer:
     def generate(self, prompts: Iterable[GivenPrompt], *, temperature: float = 0.0) -> list[str]:
         """Completes each prompt once, by default greedily.
 
-        **Arguments:** texts, conversations, rows as data have them, or `Prompt` objects; the
-        sampling temperature. A text is what the problems of the run are: a question, which the chat
-        template renders, or a text that the model continues as it is. Raises `UserError` for a
-        prompt that has more than `max_prompt_length` tokens.
+        **Arguments:**
+
+        - `prompts`: texts, conversations, rows as data have them, or `Prompt` objects. A text is
+          what the problems of the run are: a question, which the chat template renders, or a text
+          that the model continues as it is.
+        - `temperature`: sampling temperature, 0 for greedy.
+
+        Raises `UserError` for a prompt that has more than `max_prompt_length` tokens.
         """
         tokens = encode_prompts(
             prompts, self.cfg, self.tokenizer, self.state.model.config,
@@ -485,8 +501,11 @@ class GRPOTrainer:
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
         """Plans whether this run fits a described TPU slice, or the devices at hand.
 
-        **Arguments:** a TPU type (`v6e-16`) or grid (`v6e:4x4`), for which the `plan` extra brings
-        the compiler, or `local`; a setting, to look for the largest value with which it fits.
+        **Arguments:**
+
+        - `topology`: a TPU type (`v6e-16`) or grid (`v6e:4x4`), for which the `plan` extra brings
+          the compiler, or `local`.
+        - `search`: a setting, to look for the largest value with which the run fits.
 
         Compiles the run's programs, with the objects that were passed for its settings, and
         micro-batches of the size that `auto` found for the devices at hand. Raises `UserError`
@@ -528,8 +547,11 @@ class GRPOTrainer:
     ) -> str:
         """Uploads model and tokenizer to the Hugging Face hub, with the token of `HF_TOKEN`.
 
-        **Arguments:** `owner/name`, or a name of your own; whether a new repository is private; the
-        branch, by default `main`.
+        **Arguments:**
+
+        - `repo_id`: `owner/name`, or a name without owner for your own account.
+        - `private`: whether a new repository is private.
+        - `revision`: the branch; by default `main`.
 
         **Returns:** the address of the commit. Raises `RunError` where the hub refuses, and
         `UserError` for a name that it does not allow.
@@ -589,7 +611,7 @@ class GRPOTrainer:
 
     def _saved_shapes(self) -> TrainState:
         """Returns the shapes of what a checkpoint of the run holds."""
-        return self._run.state_shapes(self.programs.updater).saved()
+        return state_shapes(self._run, self.programs.updater).saved()
 
     def _restore(self, checkpoints: Checkpoints, found: Resumable) -> None:
         """Replaces the state by that of a checkpoint."""
@@ -604,7 +626,7 @@ class GRPOTrainer:
             self.state = checkpoints.restore(found, self._saved_shapes()).with_frozen(before.model)
             self.sampler.set_weights(self.state.model, self.state.step)  # frees the former ones
         except BaseException:
-            new = self._run.untrained_state(self.programs.updater, before.model)
+            new = untrained_state(self._run, self.programs.updater, before.model)
             self.state = dataclasses.replace(
                 before, opt_state=new.opt_state, reference=new.reference
             )
@@ -629,7 +651,7 @@ class GRPOTrainer:
 
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:
-        return self._run.initial_state(self.programs.updater)
+        return initial_state(self._run, self.programs.updater)
 
     @phase("update")
     def _update(
@@ -648,7 +670,9 @@ class GRPOTrainer:
     def _count_step(self, made: Rollout) -> None:
         """Counts a step as done, and moves the reference where that is due.
 
-        **Arguments:** everything that was sampled for the step.
+        **Arguments:**
+
+        - `made`: everything that was sampled for the step.
         """
         state = self.state
         self.state = dataclasses.replace(

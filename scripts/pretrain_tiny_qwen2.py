@@ -210,21 +210,12 @@ def make_batch(
     prompt_ids, answer_ids = tokenizer(chats)["input_ids"], tokenizer(answers)["input_ids"]
     written, num_writers = iter(answer_ids), cfg.writers_per_problem
     return [
-        [answer(prompt, next(written), Address(step, p, g)) for g in range(num_writers)]
+        [
+            Trajectory(prompt, Address(step, p, g)).completed(np.array(next(written), np.int32))
+            for g in range(num_writers)
+        ]
         for p, prompt in enumerate(prompt_ids)
     ]
-
-
-def answer(prompt_ids: list[int], ids: list[int], address: Address) -> Trajectory:
-    return Trajectory(
-        prompt_ids,
-        address,
-        np.array(ids, np.int32),
-        written=np.ones(len(ids), bool),
-        sampler_logps=np.zeros(len(ids), np.float32),
-        versions=np.zeros(len(ids), np.int32),
-        finish_reason="stop",
-    )
 
 
 if __name__ == "__main__":

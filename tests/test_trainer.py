@@ -24,7 +24,8 @@ from grpo_eqx.generation import LocalSampler, Sampled, SamplingCounts
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, shard_model
-from grpo_eqx.run.spec import Passes, RunSpec
+from grpo_eqx.run.passes import Passes
+from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import AutoMesh, ExplicitMesh
 from grpo_eqx.tracking import Tracker
 from grpo_eqx.tracking.recorded_run import RecordedRun
@@ -220,16 +221,9 @@ class Calls:
 
     def _submit(self, trajectories: Any, sampling: Any = None, **_: Any) -> Any:
         self.prompt_tokens = sum(len(each.prompt_ids) for each in trajectories)
-        length = 16
         done = [
-            dataclasses.replace(
-                each, ids=np.full(length, each.address.prompt + 3, np.int32),
-                written=np.ones(length, bool), sampler_logps=np.zeros(length, np.float32),
-                versions=np.zeros(length, np.int32),
-                finish_reason="stop",
-            )
-            for each in trajectories
-        ]  # fmt: skip
+            each.completed(np.full(16, each.address.prompt + 3, np.int32)) for each in trajectories
+        ]
         counts = SamplingCounts(16, 16 * 32, 16.0 * 32)
         return types.SimpleNamespace(result=lambda: Sampled(done, counts))
 

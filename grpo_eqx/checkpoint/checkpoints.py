@@ -57,8 +57,13 @@ class Checkpoints:
         say: Callable[[str], None],
         started: float,
     ):
-        """**Arguments:** the resolved settings; what identifies the run; the requests to stop it;
-        shows the user a line; the time at which the run started, by `time.monotonic`.
+        """**Arguments:**
+
+        - `cfg`: the resolved settings.
+        - `facts`: what identifies the run.
+        - `stop`: requests to end the run.
+        - `say`: shows the user a line.
+        - `started`: when the run started, by `time.monotonic`.
         """
         assert cfg.output_dir is not None  # resolved
         self.cfg = cfg
@@ -94,7 +99,7 @@ class Checkpoints:
             self._store.close()
 
     def find(self) -> Resumable | None:
-        """Returns the checkpoints to resume from, `None` where there are none.
+        """Returns the checkpoints to resume from; `None` if no checkpoint exists.
 
         A run that started from the path in `cfg.resume` continues from its own checkpoints. A
         finished run is found like any other, so that a command can always be repeated.
@@ -156,7 +161,10 @@ class Checkpoints:
     def check(self, found: Resumable, like: TrainState) -> None:
         """Raises `UserError` where checkpoints are of another run; reads no arrays.
 
-        **Arguments:** what `find` found; the state's shapes.
+        **Arguments:**
+
+        - `found`: a result of `find`.
+        - `like`: the shapes of the state.
         """
         for saved in found.saved:
             try:
@@ -170,7 +178,10 @@ class Checkpoints:
     def restore(self, found: Resumable, like: TrainState) -> TrainState:
         """Restores the newest checkpoint that can be read.
 
-        **Arguments:** what `find` found; the state's shapes, with shardings.
+        **Arguments:**
+
+        - `found`: a result of `find`.
+        - `like`: the shapes of the state, with shardings.
 
         A checkpoint that cannot be read is named, and the one before it is used; the run's own
         later ones are put aside. Raises `UserError` where none can be read, or where it is of
@@ -252,8 +263,10 @@ class Checkpoints:
     def are_due(self, step: int, *, is_evaluated: bool = False) -> bool:
         """Decides, for all processes alike, whether `after_step` will save or stop.
 
-        **Arguments:** the step, which may still be being computed; whether it is evaluated, after
-        which it may be the best.
+        **Arguments:**
+
+        - `step`: the step, which the devices may still be computing.
+        - `is_evaluated`: whether an evaluation follows, after which the step may be the best.
         """
         cfg = self.cfg
         no_time = self._has_no_time_for_another_step()
@@ -294,9 +307,12 @@ class Checkpoints:
     def after_step(self, state: TrainState, metrics: Mapping[str, float]) -> Path | None:
         """Saves the state, and raises `Preempted` to stop, as was decided before.
 
-        **Arguments:** the state; the metrics of its step and its evaluation, by which the best
-        checkpoint is kept. **Returns:** the checkpoint, which may still be being written; `None` if
-        there is none.
+        **Arguments:**
+
+        - `state`: the state after the step.
+        - `metrics`: metrics of the step and its evaluation, which decide on the best checkpoint.
+
+        **Returns:** the checkpoint, which may still be being written; `None` if there is none.
         """
         score = self._score(metrics)
         if not self._saves:
@@ -365,7 +381,10 @@ def _is_of_evaluations(metric: str | None) -> bool:
 def located(setting: str, path: Path) -> tuple[Path, int | None]:
     """Returns the folder of checkpoints that a path names, and the step, if it names one.
 
-    **Arguments:** what gives the path, for the message of a `UserError`; the path.
+    **Arguments:**
+
+    - `setting`: what gives the path, for the message of a `UserError`.
+    - `path`: the path.
     """
     prefix, _, number = path.name.rpartition("_")
     is_step = prefix == "step" and number.isdigit()

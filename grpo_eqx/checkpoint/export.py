@@ -58,10 +58,15 @@ def export(
 ) -> Exported:
     """Writes the model of a checkpoint, with its tokenizer, as a run writes its final one.
 
-    **Arguments:** a run folder, whose newest readable checkpoint is taken, or a checkpoint; the
-    folder to write, missing or empty; the dtype of the tensors; shows the user a line; a model with
-    the run's architecture and tokenizer, by default the one that the run started from; whether
-    adapters are merged into the model, or else written as PEFT does.
+    **Arguments:**
+
+    - `source`: a run folder, of which the newest readable checkpoint is exported, or a checkpoint.
+    - `output`: the folder to write, missing or empty.
+    - `dtype`: dtype of the tensors.
+    - `say`: shows the user a line.
+    - `model`: a model with the architecture and tokenizer of the run; by default the one that the
+      run started from.
+    - `merge`: whether adapters are merged into the model. Otherwise they are written as PEFT does.
 
     Loads no more than the parameters, onto one device. The output appears when it is complete.
     Raises `UserError` where anything is missing, damaged or in the way.
@@ -155,7 +160,7 @@ def _load_step(
         raise UserError(f"the checkpoint {str(path)!r} needs its model: {error} {fix}") from error
     tokenizer.check_belongs_to(config.vocab_size)
     if tokenizer.fingerprint() != facts.fingerprints["the tokenizer"]:
-        other = f"the tokenizer of {name!r}{started} is not the one that the run used"
+        other = f"the tokenizer of {name!r}{started} is not the tokenizer that the run used"
         if model is None:
             raise UserError(f"{other}: one was passed to GRPOTrainer, or it has changed. {fix}")
         say(f"warning: {other}")

@@ -31,8 +31,10 @@ class StopRequest:
     """
 
     def __init__(self, deadline: float, say: Callable[[str], None]):
-        """**Arguments:** the seconds between SIGTERM and the deadline; shows the user a line, in
-        the process that is asked.
+        """**Arguments:**
+
+        - `deadline`: seconds between SIGTERM and the end of the process.
+        - `say`: shows the user a line, in the process that is asked.
         """
         self.deadline = deadline
         self.say = say

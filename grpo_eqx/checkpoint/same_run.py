@@ -54,9 +54,13 @@ class RunFacts:
     ) -> "RunFacts":
         """Describes a run as a checkpoint records it.
 
-        **Arguments:** the settings; hashes of the inputs; commits on the hub; the reward functions
-        by name, which need not be those of the settings; the time in the prompts, if their template
-        may ask for it.
+        **Arguments:**
+
+        - `cfg`: the settings.
+        - `fingerprints`: hashes of the inputs.
+        - `commits`: commits on the hub.
+        - `rewards`: the reward functions by name, which may have been passed in place of settings.
+        - `time`: the time in the prompts, if their template may ask for it.
         """
         config = _as_json(cfg) | {"reward_funcs": list(rewards)}
         versions = {name: version(name) for name in _COMPUTING}

@@ -46,7 +46,6 @@ class SavedStep:
     """The complete checkpoint of one step."""
 
     def __init__(self, folder: Path, step: int):
-        """**Arguments:** the folder of checkpoints; the step."""
         self.step = step
         self.path = folder / f"step_{step}"
 
@@ -82,9 +81,12 @@ class SavedStep:
     def read(self, like: TrainState) -> dict[str, jax.Array]:
         """Reads the arrays of a state, unverified, onto the devices.
 
-        **Arguments:** a state of `jax.ShapeDtypeStruct`s, whose shardings the arrays get. The mesh
-        and the number of processes may differ from those that saved. Only what the state has is
-        read: it may be just a model.
+        **Arguments:**
+
+        - `like`: a state of `jax.ShapeDtypeStruct`s, whose shardings the arrays get. Only the
+          fields that it has are read; a model alone will do.
+
+        The mesh and the number of processes may differ from those that saved.
 
         Raises `OtherArraysError` if the checkpoint has others, and TensorStore's errors.
         """

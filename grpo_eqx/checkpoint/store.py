@@ -173,8 +173,11 @@ class CheckpointStore:
     def save(self, state: TrainState, facts: Mapping[str, Any], score: float | None = None) -> None:
         """Saves the state of a run, and what must be known of it to resume it.
 
-        **Arguments:** the state; the facts, which JSON must be able to hold; its score, for a store
-        that keeps the best.
+        **Arguments:**
+
+        - `state`: the state.
+        - `facts`: JSON data to save beside it.
+        - `score`: its score, for a store that keeps the best.
 
         Returns as soon as the arrays are copied to host memory; the rest is written in the
         background. A save that is still being written is waited for first. Raises `RunError` if

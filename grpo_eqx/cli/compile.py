@@ -93,8 +93,9 @@ def _programs(
     """Yields the programs that `train` calls, by name, to be lowered from shapes."""
     from grpo_eqx.data.batches import prompt_widths
     from grpo_eqx.planner.search import fitting
+    from grpo_eqx.run.lowered import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
     from grpo_eqx.run.passed import Passed
-    from grpo_eqx.run.programs import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
+    from grpo_eqx.run.programs import make_programs
     from grpo_eqx.run.spec import RunSpec
 
     with stages.lasting("loading the tokenizer and the problems"):
@@ -102,7 +103,7 @@ def _programs(
     mesh = run.build_mesh()
     run.check_batches(mesh)
     run = fitting(run, mesh.devices.reshape(-1).tolist(), stages.say)
-    programs = run.programs(mesh, inputs.tokenizer)
+    programs = make_programs(run, mesh, inputs.tokenizer)
     widths = prompt_widths([len(x) for x in inputs.train.tokens], run.cfg.prompts_per_step)
     for key, lower in in_order_of_use(run, programs, widths):
         yield str(key), lower

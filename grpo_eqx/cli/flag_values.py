@@ -77,7 +77,10 @@ def refuse_dashes(arguments: Sequence[str]) -> None:
 def refuse_assignments(arguments: Sequence[str], known: Collection[str]) -> None:
     """Raises `UserError` for settings without dashes, in Hydra's style.
 
-    **Arguments:** `arguments`: the command line. `known`: names of flags, without dashes.
+    **Arguments:**
+
+    - `arguments`: the command line.
+    - `known`: names of flags, without dashes.
     """
     answers = []
     for before, argument in itertools.pairwise(["", *arguments]):

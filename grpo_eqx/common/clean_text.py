@@ -23,7 +23,10 @@ def clean(text: str, encoding: str = "utf-8") -> str:
     Spells escape sequences, and characters that turn the direction of writing. Keeps line breaks,
     tabs, all kinds of spaces, and joiners, as in emoji.
 
-    **Arguments:** `text`: the text. `encoding`: of the output; if unknown, UTF-8 is used.
+    **Arguments:**
+
+    - `text`: the text.
+    - `encoding`: encoding of the output. UTF-8 replaces an unknown one.
     """
     if text.isprintable() and (encoding == "utf-8" or text.isascii()):
         return text

@@ -10,7 +10,10 @@ def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]
 
     So the help of a command need not wait for JAX, which takes seconds to import.
 
-    **Arguments:** `package`: the package's `__name__`. `modules`: modules by the names in them.
+    **Arguments:**
+
+    - `package`: the `__name__` of the package.
+    - `modules`: the module that defines each name.
     """
 
     def import_name(name: str) -> Any:

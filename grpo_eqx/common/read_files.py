@@ -139,8 +139,11 @@ def decoded(content: bytes) -> str:
 def parsed(text: str, *, unique: bool = False) -> Any:
     """Returns the plain data of a JSON text; call it within `reading`, which names the file.
 
-    **Arguments:** `text`: the text. `unique`: whether to reject names that occur twice in an
-    object, of which the last would count.
+    **Arguments:**
+
+    - `text`: the text.
+    - `unique`: whether to reject a name that occurs twice in an object. Otherwise the last one
+      counts.
     """
     found = json.loads(text, object_pairs_hook=without_repetition if unique else None)
     # Only deep nesting and halves of characters are valid JSON and not plain data, so few texts
@@ -199,7 +202,10 @@ def as_object(found: Any, called: str) -> dict[str, Any]:
 def read_yaml(path: Path | None, called: str) -> Any:
     """Reads a file of JSON or else YAML; raises `FileError`, also for a name that occurs twice.
 
-    **Arguments:** `path`: the path; `None` for standard input. `called`: what to call the file.
+    **Arguments:**
+
+    - `path`: the path; `None` for standard input.
+    - `called`: what to call the file in messages.
     """
     with reading(called):
         text = sys.stdin.read() if path is None else read_text(path, called, pipe=True)

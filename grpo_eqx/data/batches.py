@@ -34,8 +34,12 @@ class TokenizedPrompts:
         max_length: int,
         overlong: OverlongPrompts,
     ):
-        """**Arguments:** the problems' name in messages; the limit in tokens, and the policy for
-        longer prompts.
+        """**Arguments:**
+
+        - `name`: name of the problems in messages.
+        - `prompts`, `tokenizer`: the problems, and what turns them into tokens.
+        - `max_length`: limit of tokens.
+        - `overlong`: what to do with longer prompts.
         """
         self.name = name
         reserved = {"prompts", "completions", "completion_ids"} & {
@@ -116,7 +120,7 @@ class PromptBatches:
         return np.array([self._order_of(i // size)[i % size] for i in draws])
 
     def width(self, indices: Sequence[int] | Int[np.ndarray, " P"]) -> int:
-        """Returns the one of the run's widths to which these prompts are padded."""
+        """Returns the width, of those of the run, to which these prompts are padded."""
         longest = max(len(self.data.tokens[i]) for i in indices)
         return next(width for width in self.widths if width >= longest)
 
@@ -142,7 +146,10 @@ class PromptBatches:
 def padded_length(longest: int, max_length: int) -> int:
     """Returns the width for prompts of any run, so that few occur: a power of two, or the limit.
 
-    **Arguments:** the tokens of the longest; the most that a prompt may have.
+    **Arguments:**
+
+    - `longest`: tokens of the longest prompt.
+    - `max_length`: the most tokens that a prompt may have.
     """
     bucket = _SHORTEST_BUCKET
     while bucket < longest:

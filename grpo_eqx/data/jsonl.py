@@ -20,7 +20,10 @@ _OTHER_FORMATS = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".arrow":
 def read_jsonl(path: str | Path, setting: str = "data") -> Records:
     """Reads a JSONL file; raises `UserError` if it is unreadable, empty or (in some line) invalid.
 
-    **Arguments:** `path`: the file. `setting`: the setting that names it, for messages.
+    **Arguments:**
+
+    - `path`: the file.
+    - `setting`: the setting that names it, for messages.
     """
     path = Path(path)
     given = f"{setting} {str(path)!r}"

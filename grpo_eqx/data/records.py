@@ -29,8 +29,10 @@ class Records(PromptSource):
     def of(cls, rows: Iterable[tuple[str, Any]], name: str) -> "Records":
         """Checks rows and returns them as problems.
 
-        **Arguments:** `rows`: pairs of a row's place, for messages, and the row. `name`: the
-        source.
+        **Arguments:**
+
+        - `rows`: pairs of the place of a row, for messages, and the row.
+        - `name`: name of the source.
 
         Raises `UserError` for a row that is not a problem, or has other columns than the first row.
         """

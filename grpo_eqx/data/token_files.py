@@ -127,7 +127,10 @@ def check_same_ids(given: Any, own: Any, folder: Path) -> None:
 
     The tokenizer may have more tokens.
 
-    **Arguments:** `given`, `own`: the tokenizers. `folder`: the model's folder, for messages.
+    **Arguments:**
+
+    - `given`, `own`: the tokenizers.
+    - `folder`: the folder of the model, for messages.
     """
     found, expected = given.get_vocab(), own.get_vocab()
     others = sorted((i, token) for token, i in expected.items() if found.get(token) != i)

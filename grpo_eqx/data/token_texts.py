@@ -15,7 +15,11 @@ class TokenTexts:
     """Texts of a tokenizer's tokens. Found texts are kept, because finding them takes time."""
 
     def __init__(self, tokenizer: Any, special: SpecialTokens):
-        """**Arguments:** `tokenizer`: of transformers. `special`: its special tokens."""
+        """**Arguments:**
+
+        - `tokenizer`: a tokenizer of transformers.
+        - `special`: its special tokens.
+        """
         self._tokenizer, self._special = tokenizer, special
         self._texts: dict[int, str] = {}
 

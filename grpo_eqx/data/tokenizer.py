@@ -282,7 +282,10 @@ class ChatTokenizer:
         This adds tags that the prompts opened, and tags that are special tokens, which the texts of
         completions omit.
 
-        **Arguments:** `prompts`: the prompts. `ids`, `texts`: tokens and texts of completions.
+        **Arguments:**
+
+        - `prompts`: the prompts.
+        - `ids`, `texts`: tokens and texts of completions.
         """
         vocab = self.tokenizer.get_vocab()
         tags = {vocab[tag] for tag in TAGS if tag in vocab} & self.special.ids

@@ -55,6 +55,36 @@ class Trajectory:
         """Returns the number of tokens of the completion."""
         return len(self.ids)
 
+    def completed(
+        self,
+        ids: Int[np.ndarray, " T"],
+        sampler_logps: Float[np.ndarray, " T"] | None = None,
+        *,
+        version: int = 0,
+        finish_reason: FinishReason = "stop",
+    ) -> "Trajectory":
+        """Returns the trajectory of a prompt with a completion that the model wrote alone.
+
+        **Arguments:**
+
+        - `ids`: the tokens.
+        - `sampler_logps`: their log-probs; by default 0, as of tokens that were not drawn.
+        - `version`: version of the weights that drew them.
+        - `finish_reason`: why the completion ended.
+        """
+        # The same for every token: a single value in memory, whatever the length.
+        written, versions, zeros = (
+            np.broadcast_to(x, len(ids)) for x in (True, np.int32(version), np.float32(0))
+        )
+        return dataclasses.replace(
+            self,
+            ids=ids,
+            written=written,
+            sampler_logps=zeros if sampler_logps is None else sampler_logps,
+            versions=versions,
+            finish_reason=finish_reason,
+        )
+
     @property
     def is_finished(self) -> bool:
         """Whether the completion ended by itself."""

@@ -92,7 +92,10 @@ class Callers(Generic[Message]):
     def tell(self, line: Callable[[Message], bytes], seconds: float) -> None:
         """Sends a last line to each caller with a message, and waits until all of them hang up.
 
-        **Arguments:** `line`: returns the line that answers a message. `seconds`: the longest wait.
+        **Arguments:**
+
+        - `line`: returns the line that answers a message.
+        - `seconds`: the longest wait.
         """
         self._selector.unregister(self._server)
         for caller in self._callers:

@@ -173,7 +173,11 @@ def _verdict(connection: socket.socket, own: _Hello, end: float, timeout: float)
 def _received(connection: socket.socket, start: bytes, end: float) -> tuple[bytes, bytes]:
     """Receives a line, even in small pieces; returns it, and the bytes after it.
 
-    **Arguments:** `start`: the part of the line that was received before. `end`: the deadline.
+    **Arguments:**
+
+    - `connection`: the connection.
+    - `start`: the part of the line that was received before.
+    - `end`: the deadline.
 
     Raises `TimeoutError` at the deadline.
     """

@@ -21,7 +21,10 @@ class Watchdog:
     """
 
     def __init__(self, timeout: float | None):
-        """**Arguments:** `timeout`: longest seconds without progress; `None` for no limit."""
+        """**Arguments:**
+
+        - `timeout`: longest seconds without progress; `None` for no limit.
+        """
         self.timeout = timeout
         self._last = 0.0
         self._done_last = ""

@@ -28,7 +28,10 @@ class TrainingEvaluations:
     """Evaluations that the settings plan: before, during and at the end of training."""
 
     def __init__(self, cfg: GRPOConfig, evaluator: Evaluator):
-        """**Arguments:** `cfg`: the resolved settings. `evaluator`: makes the evaluations.
+        """**Arguments:**
+
+        - `cfg`: the resolved settings.
+        - `evaluator`: makes the evaluations.
 
         Raises `UserError` if the held-out problems cannot be scored, or completed.
         """
@@ -57,7 +60,10 @@ class TrainingEvaluations:
     def are_due(self, step: int, *, ends: bool = False) -> bool:
         """Returns whether to evaluate the model after a step.
 
-        **Arguments:** `step`: the step, 0 before the first. `ends`: whether the run ends after it.
+        **Arguments:**
+
+        - `step`: the step, 0 before the first.
+        - `ends`: whether the run ends after it.
         """
         every = self.cfg.eval_steps
         if every is None:

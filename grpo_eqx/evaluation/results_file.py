@@ -37,7 +37,11 @@ class ResultsFile:
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]):
-        """**Arguments:** `path`: the file, `*.json`. `settings`: all that decides the results."""
+        """**Arguments:**
+
+        - `path`: the file, `*.json`.
+        - `settings`: all that decides the results.
+        """
         if path.suffix != ".json":
             raise UserError(f"output is {str(path)!r}: give a file whose name ends in .json.")
         self.path = path

@@ -28,7 +28,9 @@ from grpo_eqx.evaluation.subject import Subject
 from grpo_eqx.models.interface import CausalLM, parameter_name
 from grpo_eqx.models.pretrained import model_folder
 from grpo_eqx.models.registry import read_config
-from grpo_eqx.run.spec import PromptLengths, RunSpec
+from grpo_eqx.run.programs import make_programs
+from grpo_eqx.run.prompt_lengths import PromptLengths
+from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.settings.embedded import EMBEDDED_DATA
 from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
@@ -119,7 +121,7 @@ class StandaloneEvaluation:
         inputs.check_belong_to(config, cfg)
         lengths = PromptLengths.of(self.problems, self.problems, cfg.max_prompt_length)
         run = RunSpec(cfg, config, lengths)
-        programs = run.programs(mesh, tokenizer, lambda name: say(f"compiling {name}"))
+        programs = make_programs(run, mesh, tokenizer, lambda name: say(f"compiling {name}"))
         say(f"loading the model onto {mesh.size} device{'s' if mesh.size > 1 else ''}")
         self.model = raise_on_all_hosts(lambda: subject.load(run, programs.updater))
         self.evaluator = Evaluator(

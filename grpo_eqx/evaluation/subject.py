@@ -17,6 +17,7 @@ from grpo_eqx.common.read_files import expanded
 from grpo_eqx.data.run_inputs import PLAIN
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.pretrained import model_folder, saved_adapter
+from grpo_eqx.run.initial_state import initial_model, state_shapes
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 from grpo_eqx.tracking.metrics_file import Metrics
@@ -137,8 +138,8 @@ class Subject:
         Raises `UserError` if it cannot be read, or has another architecture than the run's model.
         """
         if self.checkpoint is None:
-            return run.initial_model(updater.forward)
-        shapes = run.state_shapes(updater).model
+            return initial_model(run, updater.forward)
+        shapes = state_shapes(run, updater).model
         try:
             trained = self.checkpoint.model(eqx.filter(shapes, shapes.trainable))
         except OtherArraysError as error:
@@ -153,7 +154,7 @@ class Subject:
             raise _unreadable(self.checkpoint, error) from error
         if run.lora is None:
             return trained
-        return eqx.combine(trained, run.initial_model(updater.forward))
+        return eqx.combine(trained, initial_model(run, updater.forward))
 
 
 def _facts(checkpoint: SavedStep) -> RunFacts:

@@ -47,13 +47,18 @@ class _Pending(PendingSamples):
 
     def result(self) -> Sampled:
         made = self.generated
-        ids, logps, lengths, finished = fetch((made.ids, made.logps, made.lengths, made.finished))
+        arrays = fetch((made.ids, made.logps, made.lengths, made.finished))
         steps, slots, cache_share = fetch(made.counts)
         counts = SamplingCounts(int(steps), int(slots), float(cache_share))
         trajectories = [
-            _completed(each, self.version, *own)
-            for group, *of_group in zip(self.groups, ids, logps, lengths, finished, strict=True)
-            for each, *own in zip(group, *of_group, strict=True)
+            each.completed(
+                ids[:length],
+                logps[:length],
+                version=self.version,
+                finish_reason="stop" if finished else "length",
+            )
+            for group, *of_group in zip(self.groups, *arrays, strict=True)
+            for each, ids, logps, length, finished in zip(group, *of_group, strict=True)
         ]
         return Sampled(trajectories, counts, made.routes)
 
@@ -241,21 +246,3 @@ def _padded(
         ids[p, : len(prompt)] = prompt
         mask[p, : len(prompt)] = True
     return ids, mask
-
-
-def _completed(
-    trajectory: Trajectory,
-    version: int,
-    ids: Int[np.ndarray, " Tc"],
-    logps: np.ndarray,
-    length: np.integer,
-    finished: np.bool_,
-) -> Trajectory:
-    return dataclasses.replace(
-        trajectory,
-        ids=ids[:length],
-        written=np.broadcast_to(True, int(length)),  # a single value, whatever the length
-        sampler_logps=logps[:length],
-        versions=np.broadcast_to(np.int32(version), int(length)),
-        finish_reason="stop" if finished else "length",
-    )

@@ -15,7 +15,7 @@ class SamplerOptions:
     """Options of `LocalSampler`, besides its arrays."""
 
     sampling: Sampling
-    """How tokens are drawn in training."""
+    """Sampling in training."""
     max_prompt_length: int
     """Tokens of the longest prompt that is trained on."""
     max_completion_length: int
@@ -26,7 +26,7 @@ class SamplerOptions:
     rollout_dtype: jnp.dtype | None = None
     """Dtype of the weights. `None`: `dtype`, in which int8 ones compute too."""
     kv_cache_dtype: jnp.dtype | None = None
-    """Dtype of keys and values. `None`: the one in which it computes."""
+    """Dtype of keys and values. `None`: `compute_dtype`."""
     kv_head_multiple: int = 1
     """Multiple up to which zeros follow each head of stored keys and values."""
     max_num_seqs: int | None = None

@@ -59,7 +59,7 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def set_weights(self, model: CausalLM, version: int) -> None:
-        """Takes the weights that what is submitted from now on is drawn with.
+        """Takes the weights for everything that is submitted from now on.
 
         **Arguments:**
 
@@ -79,8 +79,8 @@ class Sampler(abc.ABC):
 
         **Arguments:**
 
-        - `trajectories`: prompts with the addresses of their draws, without completions. Those of
-          one prompt come one after the other, as many of each.
+        - `trajectories`: prompts with the addresses of their draws, without completions.
+          Trajectories of one prompt follow each other, the same number for every prompt.
         - `sampling`: how tokens are drawn; by default as in training.
         - `prompt_width`: length to which prompts may be padded, for samplers that compile programs
           for each; by default that of the longest.

@@ -84,8 +84,12 @@ class Slots(NamedTuple):
     ) -> "Slots":
         """Creates slots at the start of completions of the rows' prompts.
 
-        **Arguments:** the prompts; the completions; their maximum length; the shape of a token's
-        experts, if they are recorded.
+        **Arguments:**
+
+        - `prompt`: the prompts of the rows.
+        - `completion`: the completions.
+        - `max_length`: tokens of the longest completion.
+        - `routes`: shape of the experts of a token, if they are recorded.
         """
         assert isinstance(prompt.kv, list)
         R, W = completion.shape
@@ -131,9 +135,14 @@ class Slots(NamedTuple):
     ) -> "Slots":
         """Returns the slots with one more token in those that are live.
 
-        **Arguments:** the tokens; their log-probs; the states of `Stopping` after them, and where
-        it ends a completion; the cache with the keys and values of the inputs; their experts; the
-        layout over devices.
+        **Arguments:**
+
+        - `tokens`, `logps`: the tokens, and their log-probs.
+        - `stop_state`, `ended`: states of `Stopping` after the tokens, and whether it ends each
+          completion.
+        - `cache`: the caches, with the keys and values of the inputs.
+        - `routes`: experts of the inputs.
+        - `layout`: the layout over devices.
         """
         T = self.ids.shape[-1]
 
@@ -254,10 +263,7 @@ class SlotQueue(NamedTuple):
     def first_slots(
         self, num_slots: int, max_length: int, routes: jax.ShapeDtypeStruct | None = None
     ) -> Slots:
-        """Creates slots for the first completions of each part.
-
-        **Arguments:** as of `Slots.of_prompts`.
-        """
+        """Creates slots for the first completions of each part."""
         P = len(self.prompts.last_ids)
         if num_slots == P * self.group:
             # Each group shares a row, so that its prompt is read once.

@@ -107,9 +107,12 @@ class EarlyStop(Callback):
         greater_is_better: bool = True,
         min_improvement: float = 0.0,
     ):
-        """**Arguments:** a metric of steps or of evaluations, such as `eval/greedy/pass@1`; how
-        many values in a row that are no better than the best before them end the run; whether more
-        is better; by how much a value must exceed the best to be better.
+        """**Arguments:**
+
+        - `metric`: a metric of steps or of evaluations, such as `eval/greedy/pass@1`.
+        - `patience`: number of values in a row without an improvement that ends the run.
+        - `greater_is_better`: whether more is better.
+        - `min_improvement`: how much better than the best so far a value must be.
 
         Raises `UserError` for a patience below 1, and for an improvement below 0. A metric that
         the run does not log ends it with one, at its first step or evaluation.

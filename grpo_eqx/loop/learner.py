@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from grpo_eqx.rollout.rollout import Rollout
-from grpo_eqx.run.spec import Passes
+from grpo_eqx.run.passes import Passes
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.tracking.step_profiler import phase
@@ -100,7 +100,7 @@ class Learner:
         **Arguments:**
 
         - `state`: the state before the step.
-        - `rollout`: the one that `begin` had, rewarded.
+        - `rollout`: the rollout that `begin` was given, with its rewards.
         - `advantages`: those of its completions.
 
         **Yields:** after each update the state, and the update's metrics, which the devices may

@@ -11,7 +11,7 @@ from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.objective import TokenBatch, Totals
 from grpo_eqx.objective.objective import Objective
 from grpo_eqx.rewards import RewardRunner
-from grpo_eqx.run.spec import Passes
+from grpo_eqx.run.passes import Passes
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.tracking.metrics import (
     OF_THE_MACHINE,
@@ -40,8 +40,11 @@ def check_best_metric(
 ) -> None:
     """Raises `UserError` if a run does not log `metric_for_best_model`.
 
-    **Arguments:** what decides the metrics of steps; the names of those of its evaluations; the ids
-    of the model for which its tokenizer has no token.
+    **Arguments:**
+
+    - `cfg`, `rewards`, `objective`, `passes`, `model`: what decides the metrics of steps.
+    - `of_evaluations`: names of the metrics of evaluations.
+    - `without_token`: ids of the model for which its tokenizer has no token.
     """
     name = cfg.metric_for_best_model
     if name is None or name.startswith(OF_THE_MACHINE):

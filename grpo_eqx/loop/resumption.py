@@ -47,8 +47,11 @@ def find_resumable(
 ) -> Resumable | None:
     """Returns the checkpoints to resume from, if there are any.
 
-    **Arguments:** the checkpoints of the run; the value of `resume_from_checkpoint`; a function
-    that returns the shapes of what a checkpoint holds.
+    **Arguments:**
+
+    - `checkpoints`: the checkpoints of the run.
+    - `source`: the value of `resume_from_checkpoint`.
+    - `shapes`: returns the shapes of what a checkpoint holds.
 
     Raises `UserError` if they are of another run, or if there are none and the source is `True`.
     """
@@ -66,8 +69,11 @@ def find_resumable(
 def notes_on(found: Resumable, passed: Mapping[str, str], *, continued: bool) -> Iterator[str]:
     """Yields notes on a run that resumes.
 
-    **Arguments:** the checkpoints that it resumes from; the objects that are passed to
-    `GRPOTrainer` now, by the settings that they replace; whether it is the run that saved them.
+    **Arguments:**
+
+    - `found`: the checkpoints that the run resumes from.
+    - `passed`: objects that are passed to `GRPOTrainer` now, by the settings that they replace.
+    - `continued`: whether this run saved the checkpoints.
     """
     folder = RunFolder(found.folder.parent)
     changes = _changed_objects(folder, passed)

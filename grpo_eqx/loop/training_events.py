@@ -74,8 +74,12 @@ class TrainingEvents:
     def evaluate_and_save(self, metrics: Mapping[str, float]) -> float:
         """Makes what is due after a step.
 
-        **Arguments:** the metrics of the step. **Returns:** the seconds that evaluations took.
-        Raises `Preempted` where the run was asked to end.
+        **Arguments:**
+
+        - `metrics`: metrics of the step.
+
+        **Returns:** the seconds that evaluations took. Raises `Preempted` where the run was asked
+        to end.
         """
         evaluated: Mapping[str, float] = {}
         is_due = self._evaluations.are_due(self._step, ends=self.ends)

@@ -1,4 +1,4 @@
-"""The answer to a name that is no metric of a run."""
+"""The error for a name that no metric of a run has."""
 
 import difflib
 from collections.abc import Iterable
@@ -11,9 +11,13 @@ _MOST = 12
 
 
 def unknown_metric(what: str, name: str, why: str, known: Iterable[str]) -> UserError:
-    """Returns the error on a name that is no metric of a run, with those that may be meant.
+    """Returns the error for an unknown metric, with the names that may be meant.
 
-    **Arguments:** what has the name; the name, and why it is none; the names that there are.
+    **Arguments:**
+
+    - `what`: what has the name.
+    - `name`, `why`: the name, and why there is no such metric.
+    - `known`: the metrics that exist.
     """
     names, default = sorted(set(known)), list[str]()
     if name.startswith("eval"):  # as TRL's eval_reward, which is not the reward of training

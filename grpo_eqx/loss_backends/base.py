@@ -101,9 +101,14 @@ class LossBackend(eqx.Module):
     ) -> TokenStats:
         """Computes what a call returns, for ids that are all in the vocabulary.
 
-        **Arguments:** as in a call: final hidden states, in the dtype of the products; the head,
-        float32 where it is trained; the tokens whose statistics are computed; the positive number
-        that divides the logits, traced in training; the mesh, if any, and the soft cap, if any.
+        **Arguments:**
+
+        - `hidden`: final hidden states, in the dtype of the products.
+        - `head`: the language-model head, float32 where it is trained.
+        - `ids`: tokens to compute statistics of.
+        - `temperature`: positive divisor of the logits, traced in training.
+        - `mesh`: the devices; `None` for one.
+        - `softcap`: soft cap of the logits; `None` for none.
         """
 
 

@@ -141,7 +141,7 @@ def _valid(scores: Float[Array, "v n"], first: Int[Array, ""]) -> Bool[Array, "v
 
 
 def check_tiles(token_tile: int, vocabulary_tile: int) -> None:
-    """Raises `UserError` for tile sizes that are no whole numbers, or below 1."""
+    """Raises `UserError` for tile sizes that are not whole numbers, or below 1."""
     for name, size in (("token_tile", token_tile), ("vocabulary_tile", vocabulary_tile)):
         if type(size) is not int or size < 1:
             raise UserError(f"{name} is {size!r}: it must be a whole number, at least 1.")

@@ -51,7 +51,7 @@ class OwnKeys(NamedTuple):
     new: KeyValues
     """Keys and values of the queries' own positions, `[P, G, K, 1, D]`, before rounding."""
     window: Int[Array, ""] | None = None
-    """Length of the sliding window; the largest int32 is no limit."""
+    """Length of the sliding window; the largest int32 means no limit."""
 
     def block(self, part: KVCache, start: int, number: Int[Array, ""], dtype: jnp.dtype) -> Segment:
         """Returns the segment of one block of the part that begins at `start`, in `dtype`."""

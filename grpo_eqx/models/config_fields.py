@@ -96,8 +96,12 @@ def used_fields(
 ) -> dict[str, Any]:
     """Checks a `config.json` and picks the fields that are used; `rope_theta` may be nested.
 
-    **Arguments:** all fields; the names and types of those used; the values that the family
-    computes with, of others; the file's path, for messages.
+    **Arguments:**
+
+    - `fields`: all fields of a file.
+    - `kinds`: types of the fields that are used, by name.
+    - `supported`: of other fields, the values that the family computes with.
+    - `path`: path of the file, for messages.
 
     Raises `UserError` for a value of the wrong type, and for a field that asks for something
     unsupported. Warns about unknown fields.
@@ -148,14 +152,14 @@ def _rope(fields: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
         if other is not None and other != taken:
             raise UserError(
                 f"{path}: rope_theta is {brief(taken)} in one place and {brief(other)} in another: "
-                "keep the one that the model was trained with."
+                "keep the value that the model was trained with."
             )
     scalings = {each: _rope_scaling(fields, each, path) for each, fields in ropes.items() if fields}
     for each, scaling in scalings.items():
         if scaling != scalings[name]:
             raise UserError(
                 f"{path}: {each}={brief(ropes[each], _SHOWN)} is not {name}={brief(rope, _SHOWN)}: "
-                f"keep the one that the model was trained with, or use another model."
+                f"keep the value that the model was trained with, or use another model."
             )
     return {"rope_theta": taken, "rope_scaling": scalings.get(name)}
 

@@ -41,7 +41,7 @@ _Chosen = Integer[Array, "P G T k"] | None
 class DecoderLayer(eqx.Module):
     """One transformer layer; in `Decoder.layers` every array has a leading axis of layers.
 
-    Fields have the names of Hugging Face's modules. Those that the architecture lacks are `None`.
+    Fields have the names of Hugging Face's modules. Parts that the architecture lacks are `None`.
     """
 
     input_layernorm: Float[Array, "*stack H"]
@@ -89,8 +89,13 @@ class DecoderLayer(eqx.Module):
     ) -> tuple[Float[Array, "P G T H"], _Chosen]:
         """Computes the rest of the layer from the attention of its heads.
 
-        **Arguments:** the input of the layer; the attention; the config; the mesh of training or
-        the layout of a rollout; the experts to use in place of those that the router chooses.
+        **Arguments:**
+
+        - `x`: input of the layer.
+        - `attended`: result of its attention.
+        - `config`: the config.
+        - `devices`: the mesh of training, or the layout of a rollout.
+        - `replayed`: experts to use in place of those that the router chooses.
 
         **Returns:** the output of the layer, and the experts that its router chooses.
         """

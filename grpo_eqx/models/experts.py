@@ -57,9 +57,13 @@ class Experts(eqx.Module):
     ) -> tuple[Float[Array, "P G T H"], Integer[Array, "P G T k"]]:
         """Computes the weighted sum of each token's experts, on each device for its own tokens.
 
-        **Arguments:** tokens; the numbers of experts; the activation of gates and what they gate;
-        the mesh of training or the layout of a rollout, if there are several devices; the experts
-        to use in place of those that the router chooses.
+        **Arguments:**
+
+        - `x`: the tokens.
+        - `shape`: numbers of experts.
+        - `gated`: activation of the gates, applied to what they gate.
+        - `devices`: the mesh of training, or the layout of a rollout; `None` for one device.
+        - `replayed`: experts to use in place of those that the router chooses.
 
         **Returns:** the sums, and the experts that the router chooses, in the dtype of `shape`.
         """
@@ -103,8 +107,11 @@ class Experts(eqx.Module):
     ) -> tuple[Float[Array, "P G T H"], Integer[Array, "P G T k"]]:
         """Computes the same of a device's tokens.
 
-        **Arguments:** as of a call; axes of the devices that hold other parts of the same tokens'
-        hidden size, and those that hold other parts of each expert.
+        **Arguments:**
+
+        - `x`, `replayed`, `shape`, `gated`: as in a call.
+        - `hidden`: mesh axes that split the hidden size of the same tokens.
+        - `size`: mesh axes that split each expert.
         """
         tokens = x.reshape(-1, x.shape[-1])
         logits = _added(product("th,eh->te", tokens, self.router), hidden)

@@ -18,8 +18,11 @@ def grouped_product(
 ) -> Float[Array, "rows out"]:
     """Multiplies each row by the matrix of its group.
 
-    **Arguments:** rows, those of the first group first; a matrix for each group; the groups'
-    numbers of rows, which sum to that of all rows.
+    **Arguments:**
+
+    - `rows`: the rows, ordered by group.
+    - `weights`: a matrix for each group.
+    - `sizes`: number of rows of each group; their sum is the number of all rows.
     """
     return jax.lax.ragged_dot(rows, weights, sizes)
 

@@ -30,10 +30,13 @@ class HubName(NamedTuple):
 
     @classmethod
     def parse(cls, setting: str, name: str, embedded: str) -> "HubName":
-        """Parses what is no local path. Raises `UserError` for a revision of what has none.
+        """Parses a name that is not a local path; raises `UserError` for a misplaced revision.
 
-        **Arguments:** the setting that gives the name, for messages; the name; the one that ships
-        with the package, which is not on the hub.
+        **Arguments:**
+
+        - `setting`: the setting that gives the name, for messages.
+        - `name`: the name.
+        - `embedded`: the name that ships with the package and is not on the hub.
         """
         repository, at, revision = name.partition("@")
         if not at:
@@ -53,8 +56,11 @@ class HubName(NamedTuple):
 def download(kind: Kind, name: HubName, *, allow: Sequence[str] | None = None) -> Path:
     """Returns the folder of a repository's files, downloaded where they are not cached.
 
-    **Arguments:** what the repository holds; its name; patterns of the files to take, by default
-    all that are not Python code.
+    **Arguments:**
+
+    - `kind`: what the repository holds.
+    - `name`: its name.
+    - `allow`: patterns of the files to download; by default all but Python code.
 
     Raises the hub's errors. Without a network, or with `HF_HUB_OFFLINE=1`, a revision that is
     cached is found.
@@ -100,8 +106,12 @@ def failed_download(path: Path) -> str | None:
 def upload(folder: Path, repository: str, *, private: bool | None, revision: str | None) -> str:
     """Uploads a model's folder to a repository, which is created where it does not exist.
 
-    **Arguments:** the folder; `owner/name`, or a name of one's own; whether a new repository is
-    private, by default as the account says; the branch, by default `main`.
+    **Arguments:**
+
+    - `folder`: the folder.
+    - `repository`: `owner/name`, or a name without owner for your own account.
+    - `private`: whether a new repository is private; by default as the account says.
+    - `revision`: the branch; by default `main`.
 
     **Returns:** the address of the commit. Raises `UserError` for a name that cannot be, and
     `RunError` where the hub refuses or is not reached.

@@ -70,8 +70,11 @@ class CausalLM(eqx.Module):
     def tensor_name(name: str, layer: int | None = None, expert: int | None = None) -> str:
         """Returns the Hugging Face name of a parameter's tensor.
 
-        **Arguments:** the `parameter_name`; the layer, for parameters within `layers`; the expert,
-        for those within a layer's experts.
+        **Arguments:**
+
+        - `name`: a `parameter_name`.
+        - `layer`: the layer, for parameters within `layers`.
+        - `expert`: the expert, for parameters of the experts of a layer.
         """
 
     @staticmethod
@@ -109,8 +112,12 @@ class CausalLM(eqx.Module):
     ) -> PromptCache:
         """Reads each prompt once, for all completions of its group.
 
-        **Arguments:** tokens and a mask of those that are not padding; what the backward pass
-        recomputes; the attention; the layout over devices.
+        **Arguments:**
+
+        - `ids`, `mask`: tokens, and which of them are not padding.
+        - `remat`: what the backward pass recomputes.
+        - `attention`: the attention.
+        - `layout`: the layout over devices.
         """
 
     @abc.abstractmethod
@@ -126,9 +133,15 @@ class CausalLM(eqx.Module):
     ) -> Hidden:
         """Computes the final hidden states of rows of tokens, each of which predicts what follows.
 
-        **Arguments:** tokens; their positions in their sequences; which others of the row each
-        sees, since a row can hold several sequences; what the backward pass recomputes; the
-        attention; the devices; the experts to use in place of those that routers choose.
+        **Arguments:**
+
+        - `ids`: the tokens.
+        - `positions`: positions in their sequences.
+        - `visible`: other tokens of the row that each token sees; a row can hold several sequences.
+        - `remat`: what the backward pass recomputes.
+        - `attention`: the attention.
+        - `mesh`: the devices.
+        - `routes`: experts to use in place of those that routers choose.
         """
 
     @abc.abstractmethod
@@ -143,10 +156,14 @@ class CausalLM(eqx.Module):
     ) -> Decoded:
         """Computes the logits after `ids`, each the input at position `position` of its completion.
 
-        **Arguments:** the prompts, stored for decoding; `own` holds the completions' keys and
-        values so far, for each stack of layers, in parts `[L, P, G, K, S, D]` of successive
-        positions (`GrowingCache`), of which only the first `num_written` need to be read, those of
-        `ids` included; the layout over devices.
+        **Arguments:**
+
+        - `prompt`: the prompts, stored for decoding.
+        - `own`: the completions' keys and values so far, for each stack of layers (`GrowingCache`).
+        - `ids`: the next input of each completion.
+        - `position`: its position in the completion.
+        - `num_written`: positions of `own` to read, including that of `ids`.
+        - `layout`: the layout over devices.
         """
 
     @property

@@ -31,7 +31,7 @@ class KeyValues(NamedTuple):
     values: Float[Array, "*rows K S D"]
 
     def filled(self, multiple: int) -> "KeyValues":
-        """Returns them with zeros after each head, up to a multiple of so many elements."""
+        """Returns them with zeros after each head, up to a multiple of `multiple` elements."""
         return KeyValues(*(filled(x, -1, multiple) for x in self))
 
 
@@ -106,9 +106,13 @@ class KVCache(eqx.Module):
     ) -> "KVCache":
         """Returns the cache of all layers with one position of each row replaced, in one layer.
 
-        **Arguments:** keys and values of single positions, `[P, J, K, 1, D]`, filled here as the
-        cache is; the layer; where each row's is written, nowhere if that is past the end; the
-        layout over devices.
+        **Arguments:**
+
+        - `new`: keys and values of single positions, `[P, J, K, 1, D]`. Zeros follow each head, as
+          in the cache.
+        - `layer`: the layer.
+        - `position`: where each row is written. A position past the end writes nothing.
+        - `layout`: the layout over devices.
         """
 
         def write(cache: Array, token: Array, axis: int) -> Array:
@@ -127,7 +131,7 @@ class KVCache(eqx.Module):
         return [jax.tree.map(lambda x, i=i: x[i : i + 1], self) for i in range(len(self.keys))]
 
     def loaded(self, dtype: jnp.dtype) -> "KVCache":
-        """Returns the cache in `dtype`, the one that attention computes in, without scales."""
+        """Returns the cache in `dtype`, in which attention computes, without scales."""
         keys, values = self.keys, self.values
         if self.key_scales is not None and self.value_scales is not None:
             keys, values = keys * self.key_scales, values * self.value_scales
@@ -182,7 +186,7 @@ class GrowingCache(NamedTuple):
         position: Int[Array, "P J"],
         layout: RolloutLayout | None = None,
     ) -> "GrowingCache":
-        """Returns the cache with one position of each row replaced, as of `KVCache.written`."""
+        """Returns the cache with one position of each row replaced, as `KVCache.written` does."""
         parts = []
         for start, part in self.placed():
             size = part.num_positions

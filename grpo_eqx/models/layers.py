@@ -190,8 +190,11 @@ def rms_norm(
 
     Its backward pass normalizes again: nothing but the arguments is kept for it.
 
-    **Arguments:** the input; the scale; a number that is added to the mean of squares, and one that
-    is added to the scale, in float32.
+    **Arguments:**
+
+    - `x`, `scale`: the input, and the scale.
+    - `eps`: added to the mean of squares.
+    - `offset`: added to the scale, in float32.
     """
     normed, _ = _normed(x, eps)
     if offset == 0:

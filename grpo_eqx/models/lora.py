@@ -35,7 +35,9 @@ class Lora:
     def of_settings(cls, settings: Mapping[str, Any]) -> "Lora | None":
         """Returns the adapters that resolved settings ask for, if any.
 
-        **Arguments:** the fields of a `GRPOConfig`, by name; older runs lack those of LoRA.
+        **Arguments:**
+
+        - `settings`: fields of a `GRPOConfig`, by name. Older runs lack those of LoRA.
         """
         if settings.get("lora_rank") is None:
             return None
@@ -88,8 +90,12 @@ def prepared(
 ) -> CausalLM:
     """Returns a model to train adapters of: with these, unless it has some, and frozen weights.
 
-    **Arguments:** the model; the adapters; the dtype of the frozen weights that are not int8; the
-    key of the adapters' first values.
+    **Arguments:**
+
+    - `model`: the model.
+    - `lora`: the adapters.
+    - `dtype`: dtype of the frozen weights that are not int8.
+    - `key`: key of the first values of the adapters.
     """
     adapters = model if model.has_adapters else with_adapters(model, lora, key)
     frozen = model.without_adapters()

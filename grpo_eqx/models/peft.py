@@ -217,7 +217,11 @@ def _module_names(model: CausalLM) -> set[str]:
 def save_adapter(model: CausalLM, folder: Path, base: str) -> None:
     """Writes the adapters of a model as PEFT does. All processes must call this.
 
-    **Arguments:** the model; the folder; the name or folder of the model beneath.
+    **Arguments:**
+
+    - `model`: the model.
+    - `folder`: the folder to write.
+    - `base`: name or folder of the model beneath the adapter.
     """
     tensors = {
         _tensor_name(model, name, layer): np.ascontiguousarray(_turned(name, fetch(stack[layer])))

@@ -108,8 +108,8 @@ def hub_model(name: str) -> HubName:
     of_hub = HubName.parse("model", name, EMBEDDED_MODEL)
     if not re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", of_hub.repository):
         raise UserError(
-            f"model {name!r} does not exist here, and is no name on the Hugging Face hub such as "
-            f"Qwen/Qwen2.5-3B-Instruct: give a folder that exists, or a name."
+            f"model {name!r} does not exist here, and is not a name on the Hugging Face hub such "
+            f"as Qwen/Qwen2.5-3B-Instruct: give a folder that exists, or a name."
         )
     return of_hub
 
@@ -193,10 +193,13 @@ def from_pretrained(
     Only the slices that this host's devices hold are read, one parameter at a time. Of an adapter's
     folder, as PEFT writes it, the model beneath is loaded too, and gets the float32 adapter.
 
-    **Arguments:** a folder or hub name; a mesh of (dp, fsdp, tp), by default all devices on fsdp;
-    the dtype of the arrays.
+    **Arguments:**
 
-    Raises `UserError` for a model that cannot be found or a dtype that there is not, and
+    - `name_or_path`: a folder or hub name.
+    - `mesh`: a mesh of (dp, fsdp, tp); by default all devices on fsdp.
+    - `dtype`: dtype of the arrays.
+
+    Raises `UserError` for a model that cannot be found or an unknown dtype, and
     `WeightsError`, naming the tensor, where one is missing, unexpected, truncated or not of
     the shape that `config.json` implies. A stored head must equal the embedding if tied to it;
     stored rotary frequencies are ignored.
@@ -280,10 +283,15 @@ def save_pretrained(
 
     Of a model with adapters, these are written, as PEFT does; to write the whole, save `merged()`.
 
-    **Arguments:** the dtype of the tensors, by default that of the model; the name or folder of the
-    model beneath adapters. Files hold at most 5 GB each, and one of them is in host memory at a
-    time. All processes must call this; only the first one writes. Raises `OSError` where the folder
-    cannot be written, and `UserError` for adapters without `base`, or in the folder of it.
+    **Arguments:**
+
+    - `model`, `folder`: the model, and the folder to write.
+    - `dtype`: dtype of the tensors; by default that of the model.
+    - `base`: name or folder of the model beneath adapters.
+
+    Files hold at most 5 GB each, and one of them is in host memory at a time. All processes must
+    call this; only the first one writes. Raises `OSError` where the folder cannot be written, and
+    `UserError` for adapters without `base`, or in the folder of it.
     """
     folder = Path(folder)
     dtype = jnp.dtype(model.head.dtype if dtype is None else dtype)

@@ -74,8 +74,11 @@ class PromptCache(NamedTuple):
     ) -> Segment:
         """Returns one layer's keys and values, with a mask of what completions see of them.
 
-        **Arguments:** keys and values; the positions of the completions' queries; how many
-        positions a query sees, its own included, by default all.
+        **Arguments:**
+
+        - `layer_kv`: keys and values of the layer.
+        - `positions`: positions of the completions' queries.
+        - `window`: number of positions that a query sees, including its own; by default all.
         """
         visible = self.visible[:, None]
         if window is not None:

@@ -45,8 +45,13 @@ FAMILIES: dict[str, Family] = {}
 def register(model_type: str, config: type[ModelConfig], model: type[CausalLM] = Decoder) -> None:
     """Adds a family: models whose `config.json` has this `model_type` then load and train.
 
-    **Arguments:** the `model_type`; the config class; the module, by default the one that computes
-    what the config's `architecture` says. Raises `UserError` for a type that is taken.
+    **Arguments:**
+
+    - `model_type`: the `model_type` of the files.
+    - `config`: the config class.
+    - `model`: the module; by default the decoder that the `architecture` of the config describes.
+
+    Raises `UserError` for a type that is taken.
     """
     if model_type in FAMILIES:
         raise UserError(f"model_type {model_type!r} is registered already: choose another.")

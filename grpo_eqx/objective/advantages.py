@@ -29,9 +29,12 @@ def compute_advantages(
 ) -> Float[np.ndarray, "P G"]:
     """Computes advantages from the rewards of all prompts of the step, on all hosts.
 
-    **Arguments:** the reward R of every completion, the weighted sum over the reward functions;
-    every function's own rewards; the functions' weights. Missing rewards are NaN, which means and
-    standard deviations (ddof 1, plus 1e-4) skip.
+    **Arguments:**
+
+    - `total`: reward R of every completion, the weighted sum over the reward functions.
+    - `each`, `weights`: rewards of every function, and the weights of the functions.
+
+    Missing rewards are NaN. Means and standard deviations (ddof 1, plus 1e-4) skip them.
 
     - `grpo`: R minus the group's mean, divided by the deviation of the group (arXiv 2402.03300,
       4.1.2), of the batch, or by nothing (Dr. GRPO, arXiv 2503.20783), as `scale_rewards` selects.
@@ -82,8 +85,6 @@ def informative_groups(
     Compares the weighted sums of the rewards or, where these are summed after normalizing, the
     rewards of every function with a nonzero weight, of which one must differ. DAPO samples until
     a batch has no others (arXiv 2503.14476, section 3.2).
-
-    **Arguments:** as in `compute_advantages`.
     """
     if aggregation == "normalize_then_sum":
         weighted = each[np.asarray(weights) != 0]

@@ -30,8 +30,10 @@ class Totals(NamedTuple):
     ) -> "Totals":
         """Counts a whole batch.
 
-        **Arguments:** masks of the tokens that count and of those that the policy term acts on; the
-        field `tokens_per_update`, by default that of a batch that is the whole rollout.
+        **Arguments:**
+
+        - `mask`, `policy_mask`: tokens that count, and tokens that the policy term acts on.
+        - `tokens_per_update`: the field; by default for a batch that is the whole rollout.
         """
         acted_on = policy_mask & mask
         counts = (
@@ -60,8 +62,12 @@ def token_weights(
     - `dr_grpo`: the sum over tokens, divided by the number of sequences times
       `max_completion_length` (arXiv 2503.20783).
 
-    **Arguments:** the tokens that count; one of the names above; the counts of the whole batch of
-    the optimizer step; the limit of a completion's tokens, which `dr_grpo` alone needs.
+    **Arguments:**
+
+    - `mask`: tokens that count.
+    - `loss_type`: one of the names above.
+    - `totals`: counts of the whole batch of the optimizer step.
+    - `max_completion_length`: most tokens of a completion, which only `dr_grpo` needs.
     """
     weights = mask.astype(jnp.float32)
     if loss_type in ("grpo", "sapo"):

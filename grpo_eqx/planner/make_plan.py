@@ -11,8 +11,10 @@ from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips
-from grpo_eqx.run.programs import EVALUATE, run_programs
-from grpo_eqx.run.spec import Programs, RunSpec
+from grpo_eqx.run.initial_state import state_shapes
+from grpo_eqx.run.lowered import EVALUATE, run_programs
+from grpo_eqx.run.programs import Programs, make_programs
+from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE
@@ -52,8 +54,8 @@ def make_plan(
     Raises `UserError` where the mesh, the batches or the model do not fit the devices.
     """
     mesh = run.mesh(target.devices)
-    programs = run.programs(mesh)
-    state = run.state_shapes(programs.updater)
+    programs = make_programs(run, mesh)
+    state = state_shapes(run, programs.updater)
     resident = {
         "parameters": bytes_per_device(state.model),
         "optimizer_state": bytes_per_device(state.opt_state),

@@ -18,8 +18,8 @@ from grpo_eqx.planner.devices import Target, described_slice, find_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Plan
 from grpo_eqx.planner.search import MICRO_BATCH, largest_micro_batch, search, settled
+from grpo_eqx.run.lowered import EVALUATE
 from grpo_eqx.run.passed import Passed
-from grpo_eqx.run.programs import EVALUATE
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding import Mesh, RolloutSharding

@@ -78,8 +78,6 @@ def format(
     The layout is `<think>.*?</think>\n<answer>.*?</answer>`, where `.` matches newlines too, with
     nothing before or after it: the template of DeepSeek-R1-Zero (arXiv:2501.12948, table 1).
 
-    **Arguments:** as `correct`'s; only `completions` is used.
-
     **Returns:** one score per completion, 0.0 or 1.0.
     """
     _check_list("completions", completions)
@@ -92,8 +90,6 @@ def tags(
     **columns: object,
 ) -> list[float]:
     """Scores 0.25 for each of the four layout tags that appears exactly once.
-
-    **Arguments:** as `correct`'s; only `completions` is used.
 
     **Returns:** one score per completion, from 0.0 to 1.0.
     """

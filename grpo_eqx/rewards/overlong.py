@@ -12,8 +12,10 @@ def soft_overlong_punishment(max_completion_length: int, buffer: int) -> RewardF
 
     Soft overlong punishment (DAPO, arXiv 2503.14476, eq. 13).
 
-    **Arguments:** `max_completion_length`, `buffer`: the limit and the buffer in tokens, with
-    `0 < buffer <= max_completion_length`.
+    **Arguments:**
+
+    - `max_completion_length`, `buffer`: the limit and the buffer in tokens, with `0 < buffer <=
+      max_completion_length`.
     """
 
     def soft_overlong(*, completion_ids: Sequence[Sequence[int]], **columns: Any) -> list[float]:

@@ -19,7 +19,10 @@ _OF_TRL = "trainer_state", "log_extra", "log_metric"
 def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
     """Raises `UserError` for a function that cannot be called with the problems' columns by name.
 
-    **Arguments:** `funcs`: the functions by name. `columns`: the columns of the problems.
+    **Arguments:**
+
+    - `funcs`: the functions by name.
+    - `columns`: the columns of the problems.
     """
     for name, func in funcs.items():
         if inspect.isclass(func):
@@ -33,7 +36,10 @@ def note_on_unpassed(
 ) -> str | None:
     """Returns a note on functions with parameters that only TRL passes, or `None`.
 
-    **Arguments:** `funcs`: the functions by name. `columns`: the columns of the problems.
+    **Arguments:**
+
+    - `funcs`: the functions by name.
+    - `columns`: the columns of the problems.
     """
     wanted = set(_OF_TRL) - set(columns)
     found = [

@@ -141,7 +141,12 @@ def check_trackers(trackers: Any) -> None:
 def check_method(kind: str, given: object, base: type, method: str) -> None:
     """Raises `UserError` where an object's method does not take, by position, what its base's does.
 
-    **Arguments:** what the object is, in words; the object, or `None`; its base class; the method.
+    **Arguments:**
+
+    - `kind`: what the object is, in words.
+    - `given`: the object, or `None`.
+    - `base`: its base class.
+    - `method`: the method.
     """
     if given is None:
         return
@@ -158,8 +163,12 @@ def check_method(kind: str, given: object, base: type, method: str) -> None:
 def check_object(name: str, value: Any, kind: type, setting: str | None = None) -> None:
     """Raises `UserError` where a value is neither `None` nor an object of `kind`.
 
-    **Arguments:** the name that it is passed by; the value; the class; the setting that would do
-    instead, by default of the same name.
+    **Arguments:**
+
+    - `name`: the argument.
+    - `value`: its value.
+    - `kind`: the class.
+    - `setting`: the setting that would do instead; by default of the same name.
     """
     if value is None or isinstance(value, kind):
         return

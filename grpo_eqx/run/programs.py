@@ -1,144 +1,160 @@
-"""The programs of a run, to be compiled before anything calls them."""
+"""Objects that hold a run's device programs, made from its description."""
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+import dataclasses
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
-from grpo_eqx.generation import Sampling
-from grpo_eqx.generation.local_sampler import GENERATE
-from grpo_eqx.generation.routes import Routes, shapes_of_routes
-from grpo_eqx.run.spec import Programs, RunSpec
+from grpo_eqx.common.compiler import Compiler
+from grpo_eqx.common.errors import UserError
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
+from grpo_eqx.generation.local_sampler import sampling_weights
+from grpo_eqx.models.causal_attention import best_attention
+from grpo_eqx.objective import Objective
+from grpo_eqx.rollout.layout_choice import AutoSharding, DecodingWork
+from grpo_eqx.run.by_device import (
+    compute_dtype,
+    default_remat,
+    device_bytes,
+    make_loss_backend,
+    on_cpu,
+    vector_size,
+)
+from grpo_eqx.run.initial_state import state_shapes
+from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.settings.config import GRPOConfig
+from grpo_eqx.sharding.layout_report import bytes_per_device
+from grpo_eqx.training.forward import Forward
+from grpo_eqx.training.optimizer import OptimizerNumbers, make_optimizer
+from grpo_eqx.training.options import UpdateOptions
 from grpo_eqx.training.row_shape import RowShape
-from grpo_eqx.training.rows import Rows, shapes_of_rows
-from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE, SCORE_SHARE
-from grpo_eqx.training.updater import UPDATE
-
-EVALUATE, EVALUATE_SAMPLES = "evaluate", "evaluate_samples"
-_MOST_COMPLETIONS = 128
+from grpo_eqx.training.scorer import Scorer
+from grpo_eqx.training.updater import Updater
 
 
-class RunProgram(NamedTuple):
-    """A program to compile, and the resident arrays that are its arguments."""
+class Programs(NamedTuple):
+    """Objects that hold the programs of a run, and what these need besides arrays."""
 
-    name: str
-    lower: Callable[[], jax.stages.Lowered]
-    arguments: tuple[str, ...]
-
-
-def run_programs(
-    run: RunSpec, programs: Programs, *, prompt_width: int | None = None
-) -> Iterator[RunProgram]:
-    """Yields the programs of a run, the largest first.
-
-    **Arguments:**
-
-    - `run`, `programs`: the description of the run, and what runs on its devices.
-    - `prompt_width`: the width of the prompts that are sampled, by default that of the longest.
-    """
-    cfg, lengths, state = run.cfg, run.prompts, run.state_shapes(programs.updater)
-    sampler, scorer, updater = programs.sampler, programs.scorer, programs.updater
-    batch = cfg.prompts_per_step, cfg.num_generations
-    routes = _routes(run, programs)
-    yield RunProgram(
-        UPDATE,
-        lambda: updater.lower(
-            state.model,
-            state.opt_state,
-            _rows(run, programs, programs.update_rows, run.passes.row_fields),
-            routes,
-        ),
-        ("parameters", "optimizer_state"),
-    )
-    width = prompt_width or lengths.train
-    yield RunProgram(GENERATE, lambda: sampler.lower(state.model, *batch, width), ("parameters",))
-    if run.passes.num_scores(cfg)[SCORE] > 0:
-        rows = _rows(run, programs, programs.rollout_rows)
-        yield RunProgram(SCORE, lambda: scorer.lower(state.model, rows, routes), ("parameters",))
-    reference = state.reference_model if run.passes.reference else None
-    if reference is not None:
-        owner = "parameters" if state.reference is None else "reference_model"
-        own = _rows(run, programs, programs.rollout_rows, replays=False)
-        yield RunProgram(SCORE_REFERENCE, lambda: scorer.lower(reference, own, None), (owner,))
-
-    def evaluate(name: str, num_samples: int, temperature: float) -> RunProgram:
-        rows = evaluation_rows(lengths.num_heldout, num_samples, sampler.mesh.size)
-        sampling = Sampling(temperature=temperature)
-        return RunProgram(
-            name,
-            lambda: sampler.lower(state.model, rows, num_samples, lengths.heldout, sampling),
-            ("parameters",),
-        )
-
-    yield evaluate(EVALUATE, 1, 0.0)
-    if cfg.num_generations_eval is not None:
-        assert cfg.eval_temperature is not None  # resolved
-        yield evaluate(EVALUATE_SAMPLES, cfg.num_generations_eval, cfg.eval_temperature)
+    sampler: LocalSampler
+    scorer: Scorer
+    updater: Updater
+    rollout_rows: RowShape
+    """Shape of a rollout's rows."""
+    update_rows: RowShape
+    """Shape of the rows of an update, which learns from the rollout or a share of it."""
+    compiler: Compiler
 
 
-def in_order_of_use(
-    run: RunSpec, programs: Programs, prompt_widths: Sequence[int]
-) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
-    """Yields what steps call, for `Compiler.start`.
-
-    **Arguments:**
-
-    - `run`, `programs`: the description of the run, and what runs on its devices.
-    - `prompt_widths`: the widths of prompts, of which the first is that of the next step.
-    """
-    first, *others = prompt_widths
-    lowerings = {x.name: x.lower for x in run_programs(run, programs, prompt_width=first)}
-    sampler, batch = programs.sampler, (run.cfg.prompts_per_step, run.cfg.num_generations)
-    yield sampler.key(*batch, first), lowerings[GENERATE]
-    if run.passes.entropies and run.cfg.steps_per_generation > 1:
-        lowerings[SCORE_SHARE] = _lower_share(run, programs)
-    in_turn = SCORE, SCORE_REFERENCE, SCORE_SHARE, UPDATE
-    yield from ((name, lowerings[name]) for name in in_turn if name in lowerings)
-    for width in others:
-        more = run_programs(run, programs, prompt_width=width)
-        lower = next(x.lower for x in more if x.name == GENERATE)
-        yield sampler.key(*batch, width), lower
-
-
-def _lower_share(run: RunSpec, programs: Programs) -> Callable[[], jax.stages.Lowered]:
-    """Returns the lowering of the policy's score of a rollout's share."""
-    model = run.state_shapes(programs.updater).model
-    rows = _rows(run, programs, programs.update_rows)
-    return lambda: programs.scorer.lower(model, rows, _routes(run, programs))
-
-
-def evaluation_rows(num_problems: int, num_samples: int, num_shards: int) -> int:
-    """Returns how many problems to complete at a time: about 128 completions, split evenly."""
-    rows = min(num_problems, max(1, _MOST_COMPLETIONS // num_samples))
-    return -(-rows // num_shards) * num_shards
-
-
-def _rows(
+def make_programs(
     run: RunSpec,
-    programs: Programs,
-    shape: RowShape,
-    of_loss: Sequence[str] | None = None,
-    *,
-    replays: bool = True,
-) -> Rows:
-    return shapes_of_rows(
-        shape,
-        programs.sampler.mesh,
-        replays=replays and run.cfg.router_replay,
-        of_loss=of_loss,
+    mesh: jax.sharding.Mesh,
+    tokenizer: ChatTokenizer | None = None,
+    on_compile: Callable[[str], None] = lambda name: None,
+) -> Programs:
+    """Makes what runs on the devices, for a run whose micro-batches are not `auto`.
+
+    **Arguments:**
+
+    - `run`: the description of the run.
+    - `mesh`: the devices.
+    - `tokenizer`: the tokenizer, without which programs are for planning, as shapes depend on
+      its vocabulary alone.
+    - `on_compile`: called with a program's name before it is compiled.
+    """
+    compiler = Compiler(on_compile)
+    forward = Forward(
+        backend=run.passed.loss_backend or make_loss_backend(run.cfg.loss_backend, mesh),
+        mesh=mesh,
+        dtype=compute_dtype(run.cfg, mesh),
+        remat=run.cfg.remat if run.cfg.remat != "auto" else default_remat(mesh),
+        attention=best_attention(mesh),
+    )
+    updates = UpdateOptions(
+        temperature=run.cfg.temperature,
+        objective=_objective(run.cfg),
+        optimizer=OptimizerNumbers.of(run.cfg) if run.passed.optimizer is None else None,
+        top_entropy_quantile=run.cfg.top_entropy_quantile,
+    )
+    optimizer = run.passed.optimizer or make_optimizer(run.cfg)
+    updater = Updater(updates, forward, optimizer, compiler)
+    options = _sampler_options(run, mesh, tokenizer)
+    if isinstance(run.rollout_sharding, AutoSharding) and mesh.size > 1:
+        fastest = AutoSharding(_decoding_work(run, options, updater))
+        options = dataclasses.replace(options, rollout_sharding=fastest)
+    return Programs(
+        LocalSampler(options, mesh, compiler),
+        Scorer(forward, run.cfg.temperature, compiler),
+        updater,
+        run.row_shape(mesh, *run.rollout_shape),
+        run.row_shape(mesh, *run.update_shape),
+        compiler,
     )
 
 
-def _routes(run: RunSpec, programs: Programs) -> Routes | None:
-    """Returns the shapes of the routes that a run replays."""
-    of_token, cfg = run.model.routes, run.cfg
-    if of_token is None or not cfg.router_replay:
-        return None
+def _decoding_work(run: RunSpec, options: SamplerOptions, updater: Updater) -> DecodingWork:
+    """Returns the sizes from which rollouts of each layout are estimated."""
+    mesh, state = updater.forward.mesh, state_shapes(run, updater)
+    read = functools.partial(sampling_weights, options=options)
+    return DecodingWork(
+        config=run.model,
+        weights=jax.eval_shape(read, state.model),
+        itemsize=options.compute_dtype.itemsize,
+        kv_itemsize=options.kv_itemsize(run.model.head_size),
+        prompt_length=run.prompts.train,
+        completion_length=run.completion_length,
+        resident_bytes=bytes_per_device((state.model, state.opt_state, state.reference)),
+        usable_bytes=run.device_bytes or device_bytes(mesh),
+        device_kind=mesh.devices.flat[0].device_kind,
+    )
+
+
+def _stopping(cfg: GRPOConfig, tokenizer: ChatTokenizer | None, vocab_size: int) -> Stopping:
+    """Returns what ends completions; without a tokenizer, an automaton of the same shape."""
+    if tokenizer is None:
+        return Stopping.of_strings((), cfg.stop_strings, [b""] * vocab_size)
+    if not cfg.stop_strings:
+        return Stopping.of_ids(tokenizer.eos_ids, vocab_size)
+    for string in cfg.stop_strings:
+        if special := [t for t in tokenizer.tokenizer.all_special_tokens if t in string]:
+            raise UserError(
+                f"stop string {string!r} contains the special token {special[0]!r}, which the text "
+                f"of completions omits: rely on the tokenizer's end-of-sequence tokens instead."
+            )
+    token_bytes = tokenizer.token_bytes(vocab_size)
+    return Stopping.of_strings(tokenizer.eos_ids, cfg.stop_strings, token_bytes)
+
+
+def _sampler_options(
+    run: RunSpec, mesh: jax.sharding.Mesh, tokenizer: ChatTokenizer | None
+) -> SamplerOptions:
+    cfg = run.cfg
     assert cfg.max_completion_length is not None  # resolved
-    batch = cfg.prompts_per_step, cfg.num_generations
-    return shapes_of_routes(
-        of_token,
-        (cfg.prompts_per_step, run.prompts.train),
-        (*batch, cfg.max_completion_length),
-        programs.sampler.mesh,
+    return SamplerOptions(
+        sampling=Sampling(
+            temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
+        ),
+        max_prompt_length=run.prompts.train,
+        max_completion_length=cfg.max_completion_length,
+        stopping=_stopping(cfg, tokenizer, run.model.vocab_size),
+        pad_id=0 if tokenizer is None else tokenizer.pad_id,
+        seed=cfg.seed,
+        dtype=compute_dtype(cfg, mesh),
+        rollout_dtype=None if cfg.rollout_dtype == "auto" else jnp.dtype(cfg.rollout_dtype),
+        kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
+        kv_head_multiple=vector_size(mesh),
+        max_num_seqs=cfg.max_num_seqs,
+        decodes_on_cpu=on_cpu(mesh),
+        records_routes=cfg.router_replay,
+        rollout_sharding=run.rollout_sharding,
+        attention=best_attention(mesh),
     )
+
+
+def _objective(cfg: GRPOConfig) -> Objective:
+    fields = {field.name: getattr(cfg, field.name) for field in dataclasses.fields(Objective)}
+    # Fields that are None do not apply to the config's combination of options.
+    return Objective(**{name: value for name, value in fields.items() if value is not None})

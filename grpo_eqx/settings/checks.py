@@ -140,7 +140,10 @@ def check_reference(
     ref_model_mixup_alpha: float | None,
     steps: int,
 ) -> None:
-    """Refuses moves of a reference model that there is not, or that come too late."""
+    """Rejects reference-sync settings that would have no effect.
+
+    Those are settings without a reference model, or whose first sync falls after the last step.
+    """
     if beta == 0:
         _refuse_given(
             "with beta = 0",
@@ -403,7 +406,7 @@ def check_best_model(
     save_total_limit: int | None,
     eval_steps: int | None,
 ) -> None:
-    """Refuses a choice of the best where there is none."""
+    """Rejects settings of the best checkpoint that cannot take effect."""
     if metric_for_best_model is None:
         _refuse_given(
             "without metric_for_best_model",

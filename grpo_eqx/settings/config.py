@@ -108,7 +108,7 @@ class GRPOConfig:
     """Strings that end a completion, like end-of-sequence tokens; they stay in its text. A shell
     writes the end of a line as $'\\n'."""
     max_num_seqs: PositiveInt | None = None
-    """Completions decoded at a time, across all devices; as some end, others take their place.
+    """Completions decoded at a time, across all devices. Where one ends, another takes its place.
     Fewer take less memory, although each then keeps its own copy of its prompt's keys and values.
     None: all completions of a step."""
     rollout_dtype: Literal["auto", "bfloat16", "int8"] = "auto"
@@ -161,7 +161,7 @@ class GRPOConfig:
     group (rloo), none (reinforce), the batch (reinforce_plus_plus), or the mean of its group and
     then the batch (reinforce_plus_plus_baseline)."""
     scale_rewards: ScaleRewards | None = None
-    """Standard deviation that divides advantages: that of the group, that of the batch, or none;
+    """Standard deviation that divides advantages: of the group, of the batch, or none;
     grpo estimator only. None: group."""
 
     # Objective
@@ -339,7 +339,7 @@ class GRPOConfig:
     save_total_limit: PositiveInt | None = 2
     """Newest checkpoints to keep; older ones are deleted. None: all."""
     metric_for_best_model: str | None = None
-    """Metric, such as reward: of the saved steps, the one with its best value is kept as well. With
+    """Metric, such as reward. The saved step with its best value is kept as well. With
     one of an evaluation, such as eval/greedy/pass@1, all evaluated steps are saved. None: only the
     newest are kept."""
     greater_is_better: bool | None = None

@@ -60,7 +60,11 @@ _DURATION = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
 
 
 def parse_duration(name: str, text: str) -> float:
-    """Returns the seconds of a duration such as `11h50m`. **Arguments:** its name in messages."""
+    """**Arguments:**
+
+    - `name`: name of the setting, for messages.
+    - `text`: the text.
+    """
     match = _DURATION.fullmatch(text)
     parts = [int(part or 0) for part in match.groups()] if match else []
     seconds = float(sum(part * size for part, size in zip(parts, (3600, 60, 1), strict=False)))
@@ -74,7 +78,10 @@ def parse_duration(name: str, text: str) -> float:
 def parse_steps(name: str, text: str) -> range:
     """Returns the steps of a range such as `5:7`, which has the last too, or of one as in `5`.
 
-    **Arguments:** its name in messages.
+    **Arguments:**
+
+    - `name`: name of the setting, for messages.
+    - `text`: the text.
     """
     match = re.fullmatch(r"(\d{1,9})(?::(\d{1,9}))?", text)
     first, last = (int(part or match[1]) for part in match.groups()) if match else (0, 0)
@@ -99,9 +106,12 @@ def refuse_address(name: str, path: str | Path) -> None:
 def convert_settings(settings: Any, hints: Mapping[str, str] | None = None) -> None:
     """Gives the fields of a dataclass, frozen or not, the types of their annotations.
 
-    **Arguments:** what else to say of fields, by name, where their values are of another type, and
-    of a value that they cannot have, by both, as in `top_k=0`. Raises the errors of
-    `all_converted`.
+    **Arguments:**
+
+    - `settings`: values by name.
+    - `hints`: advice to add to messages, by field, or by field and value as in `top_k=0`.
+
+    Raises the errors of `all_converted`.
     """
     kind: type = type(settings)
     values = {name: getattr(settings, name) for name in union_parts(kind)}
@@ -203,7 +213,7 @@ def _wanted(parts: Sequence[Any], value: Any, hint: str | None) -> str:
 
 
 def closest(value: str, texts: Sequence[str]) -> str | None:
-    """Returns the text that a value is close to; `None` where there is none, or two are alike."""
+    """Returns the text that a value is close to; `None` if no text is, or several are."""
     near = difflib.get_close_matches(value, texts, n=2)
     ratios = {difflib.SequenceMatcher(None, text, value).ratio() for text in near}
     return near[0] if near and len(ratios) == len(near) else None

@@ -22,7 +22,6 @@ class MemoryGauge:
     """Gauge of the memory of the fullest device and of the largest process, over all processes."""
 
     def __init__(self, devices: Sequence[jax.Device]):
-        """**Arguments:** the devices of this process."""
         self._devices = devices
         self._of_all: list[float] | None = None
 

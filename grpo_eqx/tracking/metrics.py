@@ -26,7 +26,10 @@ class StepClock:
     """
 
     def __init__(self, on_lap: Callable[[str], None] = lambda name: None) -> None:
-        """**Arguments:** `on_lap`: called with the name of each lap when it ends."""
+        """**Arguments:**
+
+        - `on_lap`: called with the name of each lap when it ends.
+        """
         self._on_lap = on_lap
         self._start = self._last = time.perf_counter()
         self._laps: dict[str, float] = {}

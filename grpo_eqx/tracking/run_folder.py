@@ -104,7 +104,9 @@ class RunFolder:
     def check_start(self, *, continued: bool) -> None:
         """Raises `UserError` if a run cannot start in the folder; changes nothing.
 
-        **Arguments:** `continued`: whether the run in the folder is the run that goes on.
+        **Arguments:**
+
+        - `continued`: whether the run in the folder continues.
         """
         self.check_writable()
         present = self._present()

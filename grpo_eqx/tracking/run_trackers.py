@@ -115,7 +115,11 @@ class GuardedTracker(Tracker):
     """
 
     def __init__(self, tracker: Tracker, warn: Callable[[str], None]):
-        """**Arguments:** `tracker`: the other tracker. `warn`: called with the warning."""
+        """**Arguments:**
+
+        - `tracker`: the other tracker.
+        - `warn`: called with the warning.
+        """
         self._tracker = tracker
         self._warn = warn
         self._failed = False

@@ -19,8 +19,6 @@ def safe_console(**options: Any) -> Console:
     """Returns a console that spells out what cannot be printed, and reads no markup in texts.
 
     Other render hooks, such as the hook of live lines, clean what they add.
-
-    **Arguments:** `options`: arguments of rich's `Console`.
     """
     console = _RunConsole(markup=False, emoji=False, **options)
     console.push_render_hook(_Cleaning())

@@ -79,8 +79,10 @@ class CompilationCounter:
 def when_compiled(program: str, done: Callable[[bool], None]) -> None:
     """Has `done` called once this thread has compiled the program that it is tracing.
 
-    **Arguments:** part of the name of the function that is compiled; called with whether JAX's
-    cache had it.
+    **Arguments:**
+
+    - `program`: part of the name of the function that is compiled.
+    - `done`: called with whether the cache of JAX had the program.
     """
     _here.awaited = program, done
     _here.was_cached = False

@@ -32,8 +32,12 @@ class ExpertUse(NamedTuple):
     ) -> "ExpertUse":
         """Counts the experts of a micro-batch's tokens.
 
-        **Arguments:** the experts that routers choose, and those that are used in their place;
-        which tokens count; the numbers of experts.
+        **Arguments:**
+
+        - `chosen`, `replayed`: experts that routers choose, and experts that are used in their
+          place.
+        - `counted`: tokens that count.
+        - `shape`: numbers of experts.
         """
         split = (*counted.shape, -1, shape.per_token)
         chosen = chosen.reshape(split)

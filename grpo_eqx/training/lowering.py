@@ -41,7 +41,7 @@ def model_shapes(
 
 
 def reference_shapes(model: CausalLM, dtype: jnp.dtype | None, mesh: jax.sharding.Mesh) -> CausalLM:
-    """Returns the shapes of the reference model for a model's shapes; arguments as of `copied`."""
+    """Returns the shapes of the reference model, from the arguments of `copied` with shapes."""
     shapes = jax.eval_shape(lambda model: copied(model, dtype, mesh), model)
     return shapes_of(shapes, model.shardings(mesh))
 

@@ -21,7 +21,7 @@ class Packing:
     """
 
     completions: Int[np.ndarray, "M R C"]
-    """Index of the completion in the batch, `prompt * G + sample`; -1 where there is none."""
+    """Index of the completion in the batch, `prompt * G + sample`; -1 where the place is empty."""
     lengths: Int[np.ndarray, "M R C"]
     """Tokens of the completion."""
     starts: Int[np.ndarray, "M R C"]
@@ -43,8 +43,13 @@ class Packing:
     ) -> "Packing":
         """Plans rows for all completions that have tokens, in few micro-batches.
 
-        **Arguments:** the tokens of each prompt, and of each of its completions. Rows are dealt to
-        devices such that each has about as many tokens as another.
+        **Arguments:**
+
+        - `prompt_lengths`: tokens of each prompt.
+        - `lengths`: tokens of each of its completions.
+        - `shape`: shape of the rows.
+
+        Rows are dealt to devices such that all have about as many tokens.
         """
         groups = [
             _Group(p, int(kept), sorted(enumerate(map(int, each)), key=lambda x: -x[1]))
@@ -106,7 +111,7 @@ class Packing:
 
     @property
     def balance(self) -> float:
-        """Tokens of the average device, as a share of those of the one that has most."""
+        """Tokens of the average device, as a share of the tokens of the fullest."""
         by_device = self.num_tokens().reshape(len(self.completions), self.shape.num_shards, -1)
         totals = by_device.sum(axis=(0, 2))
         return float(totals.mean() / max(totals.max(), 1))
@@ -157,7 +162,7 @@ class _Rows:
         self.held: list[list[_Held]] = [[] for _ in range(number)]
 
     def choose(self, group: _Group) -> int | None:
-        """Chooses the fullest row that takes all of the group, else the one with the most room.
+        """Chooses the fullest row that takes the whole group, else the emptiest row.
 
         **Returns:** `None` where not even the group's shortest completion fits.
         """
@@ -189,7 +194,7 @@ class _Rows:
 
 
 def _filled(groups: list[_Group], shape: RowShape, num_rows: int) -> _Rows | None:
-    """Fills so many rows, a group in one of them where it fits; `None` if they do not suffice."""
+    """Fills rows, with a whole group in one row where it fits; `None` if they do not suffice."""
     rows = _Rows(shape, num_rows)
     for each in groups:
         group = each

@@ -50,9 +50,15 @@ class RowShape:
     ) -> "RowShape":
         """Chooses the shape for batches of a run.
 
-        **Arguments:** the longest prompt and completion; the parts that rows are split into over
-        devices; the completions of full length that each processes at a time, by default as many as
-        are in the rows that `most_tokens` tokens hold, at least one; a divisor of the width.
+        **Arguments:**
+
+        - `num_prompts`, `num_generations`: prompts of the batch, and completions of each.
+        - `prompt_length`, `completion_length`: tokens of the longest prompt and completion.
+        - `num_shards`: parts that rows are split into over devices.
+        - `size`: completions of full length that a part processes at a time; by default as many as
+          fit rows of `most_tokens` tokens, at least one.
+        - `most_tokens`: tokens that a part processes at a time, where `size` is `None`.
+        - `multiple`: divisor of the width.
         """
         kept = prompt_length - 1  # the last token is the first input of each completion
         full = min(num_generations, max(1, -(-_COPIES * kept // completion_length)))
@@ -76,10 +82,7 @@ class RowShape:
         )
 
     def least_micro_batches(self, *, num_tokens: int, num_scored: int, num_completions: int) -> int:
-        """Returns a lower bound on the micro-batches that a batch needs.
-
-        **Arguments:** its tokens, those of completions among them, and its completions.
-        """
+        """Returns a lower bound on the micro-batches that a batch needs."""
         rows = max(
             num_tokens / self.width, num_scored / self.num_scored, num_completions / self.places
         )

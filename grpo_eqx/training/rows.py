@@ -62,14 +62,14 @@ class Rows(eqx.Module):
     is_completion: Bool[Array, "*M R W"]
     """True on the columns that predict a token of a completion."""
     scored: Int[Array, "*M R S"]
-    """Column that predicts each token; 0 where there is none."""
+    """Column that predicts each token; 0 for padding."""
     targets: Int[Array, "*M R S"]
-    """Tokens to score; -1 where there is none."""
+    """Tokens to score; -1 for padding."""
     sampler_logps: Float[Array, "*M R S"]
     scored_starts: Int[Array, "*M R C"]
     """Start of each completion's tokens among those that are scored."""
     lengths: Int[Array, "*M R C"]
-    """Tokens of each completion; 0 where there is none."""
+    """Tokens of each completion; 0 where the place is empty."""
     number: Int[Array, ""] | np.int32
     """Micro-batches in use, the first ones: at most `M`."""
     shape: RowShape = eqx.field(static=True)

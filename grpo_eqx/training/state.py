@@ -27,7 +27,7 @@ class TrainState(eqx.Module):
 
     @property
     def reference_model(self) -> CausalLM | None:
-        """The model of the KL term: `reference`, or the one that adapters were added to."""
+        """The model of the KL term: `reference`, or the model beneath the adapters."""
         if self.reference is None and self.model.has_adapters:
             return self.model.without_adapters()
         return self.reference

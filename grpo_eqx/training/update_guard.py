@@ -15,8 +15,12 @@ def count_skipped(
 ) -> tuple[int, int]:
     """Counts the updates that were skipped, because they were not finite.
 
-    **Arguments:** the metrics of a step's updates; how many were skipped in a row before; how many
-    a run survives; describes the last checkpoint in a sentence.
+    **Arguments:**
+
+    - `updates`: metrics of the updates of a step.
+    - `in_a_row`: updates skipped in a row before.
+    - `most`: skipped updates in a row that a run survives.
+    - `last_checkpoint`: describes the last checkpoint in a sentence.
 
     **Returns:** how many of the step's updates were skipped; how many in a row by now. Raises
     `RunError` where these are more than a run survives.

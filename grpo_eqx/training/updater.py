@@ -113,7 +113,10 @@ def update(
 def _policy_mask(rows: Rows, left_out: Number | None) -> Bool[Array, "M R S"]:
     """Returns True on the counted tokens that the policy term acts on: those of high entropy.
 
-    **Arguments:** the rows; the share of the tokens that is left out, `None` for none.
+    **Arguments:**
+
+    - `rows`: the rows.
+    - `left_out`: share of the tokens that is left out; `None` for none.
     """
     assert rows.counted is not None
     if left_out is None:

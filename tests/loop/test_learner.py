@@ -18,7 +18,7 @@ from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import BlockedAttention
 from grpo_eqx.rewards import Rewards
 from grpo_eqx.rollout.rollout import Rollout
-from grpo_eqx.run.spec import Passes
+from grpo_eqx.run.passes import Passes
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training import Forward, Rows, RowShape, Scorer, TokenScores, TrainState, Updater
 
@@ -28,14 +28,8 @@ LENGTHS = np.array([[3, 5, 2], [4, 4, 1], [5, 2, 3], [1, 5, 4]])
 
 def rollout(finished: np.ndarray, failed: np.ndarray | None = None) -> Rollout:
     def completion(p: int, g: int) -> Trajectory:
-        length = LENGTHS[p, g]
-        return Trajectory(
-            [7, 8, 9],
-            Address(0, p, g),
-            np.arange(length, dtype=np.int32),
-            written=np.ones(length, bool),
-            sampler_logps=np.zeros(length, np.float32),
-            versions=np.zeros(length, np.int32),
+        return Trajectory([7, 8, 9], Address(0, p, g)).completed(
+            np.arange(LENGTHS[p, g], dtype=np.int32),
             finish_reason="stop" if finished[p, g] else "length",
         )
 

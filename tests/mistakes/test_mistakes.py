@@ -575,7 +575,7 @@ SCRIPTS = {
     "trainer(save_total_limit=2, metric_for_best_model='rewards/correct')": (
         "(did you mean rewards/correct/"
     ),
-    "trainer(model='./nowhere')": "model './nowhere' does not exist here, and is no name on the",
+    "trainer(model='./nowhere')": "model './nowhere' does not exist here, and is not a name on the",
     "trainer(model='/nowhere/qwen')": "model '/nowhere/qwen' does not exist here",
     "trainer(model=model(adapter=True))": "is an adapter, and lora_rank is not set: set lora_rank",
     "trainer(train_data=[{'messages': TALK}] * 20, reward_funcs='format')": (

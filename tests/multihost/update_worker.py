@@ -34,10 +34,10 @@ def random_groups(rng: np.random.Generator) -> list[list[Trajectory]]:
     lengths = rng.integers(1, TC + 1, (P, G))
     return [
         [
-            Trajectory(
-                prompt, Address(0, p, g), rng.integers(4, V, n).astype(np.int32), np.ones(n, bool),
-                rng.normal(-2, 0.5, n).astype(np.float32), np.zeros(n, np.int32),
-                "stop" if n < TC else "length",
+            Trajectory(prompt, Address(0, p, g)).completed(
+                rng.integers(4, V, n).astype(np.int32),
+                rng.normal(-2, 0.5, n).astype(np.float32),
+                finish_reason="stop" if n < TC else "length",
             )
             for g, n in enumerate(lengths[p])
         ]

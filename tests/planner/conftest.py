@@ -16,7 +16,8 @@ from grpo_eqx.planner.devices import Target, local_target
 from grpo_eqx.planner.make_plan import SETTINGS, TRAINING, Say
 from grpo_eqx.planner.trips import Decoding, MicroBatches
 from grpo_eqx.planner.work import Level, Work
-from grpo_eqx.run.spec import PromptLengths, RunSpec
+from grpo_eqx.run.prompt_lengths import PromptLengths
+from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 from grpo_eqx.training.row_shape import RowShape
 

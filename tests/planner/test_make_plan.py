@@ -17,7 +17,8 @@ from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates
 from grpo_eqx.planner.work import work_levels
-from grpo_eqx.run.programs import run_programs
+from grpo_eqx.run.lowered import run_programs
+from grpo_eqx.run.programs import make_programs
 from grpo_eqx.sharding import RolloutLayout, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 
@@ -130,7 +131,7 @@ def test_loops_are_known_in_whatever_file_they_are_written(tiny_run, one_device,
     """In files of other names, on other lines, in functions that the code now calls for them."""
     run = tiny_run(max_num_seqs=8, micro_batch_size_per_device=2)
     trips = make_plan(run, one_device, quiet, only=[name]).programs[name].trips
-    programs = run.programs(run.mesh(one_device.devices))
+    programs = make_programs(run, run.mesh(one_device.devices))
     (lowered,) = (x.lower() for x in run_programs(run, programs) if x.name == name)
     text = lowered.compile().as_text()
     here, elsewhere = (

@@ -15,6 +15,7 @@ from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.pretrained import find_config, model_folder
 from grpo_eqx.objective import Objective
 from grpo_eqx.run.passed import Passed
+from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import ExplicitMesh
 from grpo_eqx.training.row_shape import RowShape
@@ -45,9 +46,9 @@ def test_a_model_that_is_nowhere_is_one_line(name) -> None:
 def test_cpus_keep_few_logits_and_an_object_is_taken_as_it_is() -> None:
     mesh = ExplicitMesh(dp=1, fsdp=1, tp=1).build(jax.devices()[:1])
     run = RunSpec.describe(GRPOConfig(data=PROBLEMS))
-    assert run.programs(mesh).updater.forward.backend == ChunkedLoss(max_kept_logits=2**24)
+    assert make_programs(run, mesh).updater.forward.backend == ChunkedLoss(max_kept_logits=2**24)
     passed = RunSpec.describe(GRPOConfig(data=PROBLEMS), Passed(loss_backend=ChunkedLoss()))
-    assert passed.programs(mesh).updater.forward.backend == ChunkedLoss()
+    assert make_programs(passed, mesh).updater.forward.backend == ChunkedLoss()
 
 
 def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:
@@ -98,10 +99,10 @@ def test_sizes_of_micro_batches_are_the_smallest_for_their_number(mesh_name: str
 
     def rows(size: int | None) -> RowShape:
         changed = run.changed(micro_batch_size_per_device=size)
-        shape = changed.programs(mesh).update_rows
+        shape = make_programs(changed, mesh).update_rows
         # The size in effect stands for any size with the same rows.
         effective = run.changed(micro_batch_size_per_device=changed.micro_batch_size(mesh))
-        assert effective.programs(mesh).update_rows == shape
+        assert make_programs(effective, mesh).update_rows == shape
         return shape
 
     most = 4 * 6 // (mesh.shape["dp"] * mesh.shape["fsdp"])
@@ -117,7 +118,7 @@ def test_sizes_of_micro_batches_are_the_smallest_for_their_number(mesh_name: str
 
 def objective_of(**settings: Any) -> Objective:
     run = RunSpec.describe(GRPOConfig(data=PROBLEMS, eval_problems=8, **settings))
-    return run.programs(run.build_mesh(jax.devices()[:1])).updater.options.objective
+    return make_programs(run, run.build_mesh(jax.devices()[:1])).updater.options.objective
 
 
 def test_settings_reach_the_objective() -> None:

@@ -32,10 +32,8 @@ def group(tokenizer: ChatTokenizer) -> Group:
     ids = [letter], [letter, tokenizer.eos_ids[0]]
     logps = LOGPS[:1], LOGPS[1:]
     return [
-        Trajectory(
-            [letter], Address(0, 0, sample), np.array(own),
-            sampler_logps=np.array(rows, np.float32),
-            finish_reason="stop" if sample else "length",
+        Trajectory([letter], Address(0, 0, sample)).completed(
+            np.array(own), np.array(rows, np.float32), finish_reason="stop" if sample else "length"
         )
         for sample, (own, rows) in enumerate(zip(ids, logps, strict=True))
     ]  # fmt: skip

@@ -11,6 +11,7 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer
 from grpo_eqx.loop.metric_names import metric_names
 from grpo_eqx.rewards.make_rewards import make_rewards
+from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.recipes import RECIPES
 from grpo_eqx.tracking.metric_registry import METRICS, find_metric
@@ -51,7 +52,7 @@ OF_ACCELERATORS = {
 def names_of_steps(cfg: GRPOConfig) -> list[str]:
     """Names that the steps of a run log, without those of the machine."""
     run = RunSpec.describe(cfg)
-    objective = run.programs(run.build_mesh()).updater.options.objective
+    objective = make_programs(run, run.build_mesh()).updater.options.objective
     return metric_names(run.cfg, make_rewards(run.cfg, None), objective, run.passes, run.model)
 
 

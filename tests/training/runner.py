@@ -76,10 +76,9 @@ def sample_of(
     """Completions from arrays, of which what follows the lengths means nothing."""
     groups = [
         [
-            Trajectory(
-                prompt, Address(0, p, g), ids[p, g, :n].astype(np.int32), np.ones(n, bool),
-                logps[p, g, :n].astype(np.float32), np.zeros(n, np.int32),
-                "stop" if finished[p, g] else "length",
+            Trajectory(prompt, Address(0, p, g)).completed(
+                ids[p, g, :n].astype(np.int32), logps[p, g, :n].astype(np.float32),
+                finish_reason="stop" if finished[p, g] else "length",
             )
             for g, n in enumerate(lengths[p])
         ]

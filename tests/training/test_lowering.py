@@ -21,6 +21,7 @@ from grpo_eqx.planner.devices import described_devices
 from grpo_eqx.planner.hlo import Collective, Program, collectives
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.work import work_levels
+from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import parse_mesh, parse_rollout_sharding
 from grpo_eqx.training import UpdateOptions
@@ -242,7 +243,8 @@ def decoding_program(**fields: Any) -> str:
     """The compiled program of 16 x 4 completions of up to 256 tokens on one described TPU."""
     pytest.importorskip("libtpu", reason="needs the plan extra")
     mesh = parse_mesh("auto").build(described_devices("v6e-1"))
-    multiple = RunSpec.describe(GRPOConfig()).programs(mesh).sampler.options.kv_head_multiple
+    run = RunSpec.describe(GRPOConfig())
+    multiple = make_programs(run, mesh).sampler.options.kv_head_multiple
     runner = runner_of(OF_0_5B, mesh, 128, 256, kv_head_multiple=multiple, **fields)
     lowered = runner.sampler.lower(model_shapes(OF_0_5B, mesh), 16, 4, 128)
     return lowered.compile().as_text()
@@ -278,4 +280,4 @@ def test_rows_of_several_sizes_fill_whole_vectors_of_a_tpu() -> None:
     mesh = parse_mesh("auto").build(described_devices("v6e-1"))
     for length in (48, 333, 1000):
         run = RunSpec.describe(GRPOConfig(max_completion_length=length))
-        assert run.programs(mesh).rollout_rows.width % 128 == 0
+        assert make_programs(run, mesh).rollout_rows.width % 128 == 0

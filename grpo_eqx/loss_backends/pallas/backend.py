@@ -55,8 +55,7 @@ class PallasLoss(LossBackend):
     ) -> TokenStats:
         """Computes what a call returns, for ids that are all in the vocabulary.
 
-        **Arguments:** those of `LossBackend.token_stats`. Raises `UserError` for blocks that the
-        device cannot run.
+        Raises `UserError` for blocks that the device cannot run.
         """
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         tiles = self.tiles(device, hidden.shape[-1], hidden.dtype, softcap)
@@ -71,7 +70,11 @@ class PallasLoss(LossBackend):
     ) -> KernelTiles:
         """Returns a device's kernels; raises `UserError` for blocks that it cannot run.
 
-        **Arguments:** the device; the size and dtype of hidden states; the soft cap, if any.
+        **Arguments:**
+
+        - `device`: the device.
+        - `hidden_size`, `dtype`: size and dtype of hidden states.
+        - `softcap`: soft cap of the logits; `None` for none.
         """
         interpret = device.platform == "cpu"
         platform = (self.kernels or "tpu") if interpret else device.platform

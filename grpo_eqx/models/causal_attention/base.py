@@ -77,7 +77,9 @@ class Visible(NamedTuple):
     def blocks(self, queries: int, keys: int) -> Bool[Array, "R i j"]:
         """Returns the pairs of a block of queries and a block of keys, of which any is visible.
 
-        **Arguments:** the sizes of blocks; that of queries divides the rows.
+        **Arguments:**
+
+        - `queries`, `keys`: sizes of blocks, of which that of queries divides the length of rows.
         """
         R, T = self.own_start.shape
         start = jnp.arange(0, T, keys, dtype=jnp.int32)
@@ -130,8 +132,12 @@ class CausalAttention(eqx.Module):
     ) -> Float[Array, "R T N D"]:
         """Computes attention of `R` rows.
 
-        **Arguments:** queries; keys and values of the rows, `[R, K, T, D]`; what each query sees,
-        at least itself; the soft cap of the scores, if any (`soft_capped`).
+        **Arguments:**
+
+        - `queries`: the queries.
+        - `kv`: keys and values of the rows, `[R, K, T, D]`.
+        - `visible`: the keys that each query sees, at least its own.
+        - `softcap`: soft cap of the scores (`soft_capped`); `None` for none.
         """
         R, T, N, D = queries.shape
         K = kv.keys.shape[1]

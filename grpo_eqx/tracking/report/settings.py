@@ -39,7 +39,9 @@ def special_settings(configs: Sequence[Mapping[str, Any]]) -> list[Setting]:
     Leaves out the name and the folder of a run, and settings that differ only because another
     setting changes their default.
 
-    **Arguments:** `configs`: the fields of each run's `config.json`.
+    **Arguments:**
+
+    - `configs`: fields of the `config.json` of each run.
     """
     changes = [changed_settings(config) for config in configs]
     names = dict.fromkeys(name for config in configs for name in config)

@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.run.programs import in_order_of_use, run_programs
+from grpo_eqx.run.lowered import in_order_of_use, run_programs
+from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
 
 SMALL: dict[str, Any] = {
@@ -28,14 +29,14 @@ SMALL: dict[str, Any] = {
 )
 def test_the_settings_decide_which_there_are(settings: dict[str, Any], others: set[str]) -> None:
     run = RunSpec.describe(GRPOConfig(**SMALL, **settings))
-    programs = run.programs(run.mesh(jax.devices()[:1]))
+    programs = make_programs(run, run.mesh(jax.devices()[:1]))
     names = {each.name for each in run_programs(run, programs)}
     assert names == {"generate", "update", "evaluate", *others}
 
 
 def test_a_step_begins_with_the_rollout_and_ends_with_the_update() -> None:
     run = RunSpec.describe(GRPOConfig(**SMALL, beta=0.1, num_iterations=2))
-    programs = run.programs(run.mesh(jax.devices()[:1]))
+    programs = make_programs(run, run.mesh(jax.devices()[:1]))
     keys = [key for key, _ in in_order_of_use(run, programs, (16, 24))]
     first, second = (
         programs.sampler.key(run.cfg.prompts_per_step, run.cfg.num_generations, width)
@@ -47,7 +48,7 @@ def test_a_step_begins_with_the_rollout_and_ends_with_the_update() -> None:
 def test_entropies_of_shares_are_a_program_of_their_own() -> None:
     settings = GRPOConfig(**SMALL, top_entropy_quantile=0.5, steps_per_generation=2)
     run = RunSpec.describe(settings)
-    programs = run.programs(run.mesh(jax.devices()[:1]))
+    programs = make_programs(run, run.mesh(jax.devices()[:1]))
     _, *others = [key for key, _ in in_order_of_use(run, programs, (16,))]
     assert others == ["score", "score_share", "update"]
 
@@ -123,5 +124,5 @@ def test_other_numbers_make_no_other_program(
 
 def texts(**settings: Any) -> dict[str, str]:
     run = RunSpec.describe(GRPOConfig(**SMALL | settings))
-    programs = run.programs(run.mesh(jax.devices()[:1]))
+    programs = make_programs(run, run.mesh(jax.devices()[:1]))
     return {x.name: x.lower().as_text() for x in run_programs(run, programs)}

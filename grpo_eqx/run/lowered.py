@@ -1,0 +1,144 @@
+"""The programs of a run, to be compiled before anything calls them."""
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+
+from grpo_eqx.generation import Sampling
+from grpo_eqx.generation.local_sampler import GENERATE
+from grpo_eqx.generation.routes import Routes, shapes_of_routes
+from grpo_eqx.run.spec import Programs, RunSpec
+from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.rows import Rows, shapes_of_rows
+from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE, SCORE_SHARE
+from grpo_eqx.training.updater import UPDATE
+
+EVALUATE, EVALUATE_SAMPLES = "evaluate", "evaluate_samples"
+_MOST_COMPLETIONS = 128
+
+
+class RunProgram(NamedTuple):
+    """A program to compile, and the resident arrays that are its arguments."""
+
+    name: str
+    lower: Callable[[], jax.stages.Lowered]
+    arguments: tuple[str, ...]
+
+
+def run_programs(
+    run: RunSpec, programs: Programs, *, prompt_width: int | None = None
+) -> Iterator[RunProgram]:
+    """Yields the programs of a run, the largest first.
+
+    **Arguments:**
+
+    - `run`, `programs`: the description of the run, and what runs on its devices.
+    - `prompt_width`: the width of the prompts that are sampled, by default that of the longest.
+    """
+    cfg, lengths, state = run.cfg, run.prompts, run.state_shapes(programs.updater)
+    sampler, scorer, updater = programs.sampler, programs.scorer, programs.updater
+    batch = cfg.prompts_per_step, cfg.num_generations
+    routes = _routes(run, programs)
+    yield RunProgram(
+        UPDATE,
+        lambda: updater.lower(
+            state.model,
+            state.opt_state,
+            _rows(run, programs, programs.update_rows, run.passes.row_fields),
+            routes,
+        ),
+        ("parameters", "optimizer_state"),
+    )
+    width = prompt_width or lengths.train
+    yield RunProgram(GENERATE, lambda: sampler.lower(state.model, *batch, width), ("parameters",))
+    if run.passes.num_scores(cfg)[SCORE] > 0:
+        rows = _rows(run, programs, programs.rollout_rows)
+        yield RunProgram(SCORE, lambda: scorer.lower(state.model, rows, routes), ("parameters",))
+    reference = state.reference_model if run.passes.reference else None
+    if reference is not None:
+        owner = "parameters" if state.reference is None else "reference_model"
+        own = _rows(run, programs, programs.rollout_rows, replays=False)
+        yield RunProgram(SCORE_REFERENCE, lambda: scorer.lower(reference, own, None), (owner,))
+
+    def evaluate(name: str, num_samples: int, temperature: float) -> RunProgram:
+        rows = evaluation_rows(lengths.num_heldout, num_samples, sampler.mesh.size)
+        sampling = Sampling(temperature=temperature)
+        return RunProgram(
+            name,
+            lambda: sampler.lower(state.model, rows, num_samples, lengths.heldout, sampling),
+            ("parameters",),
+        )
+
+    yield evaluate(EVALUATE, 1, 0.0)
+    if cfg.num_generations_eval is not None:
+        assert cfg.eval_temperature is not None  # resolved
+        yield evaluate(EVALUATE_SAMPLES, cfg.num_generations_eval, cfg.eval_temperature)
+
+
+def in_order_of_use(
+    run: RunSpec, programs: Programs, prompt_widths: Sequence[int]
+) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
+    """Yields what steps call, for `Compiler.start`.
+
+    **Arguments:**
+
+    - `run`, `programs`: the description of the run, and what runs on its devices.
+    - `prompt_widths`: the widths of prompts, of which the first is that of the next step.
+    """
+    first, *others = prompt_widths
+    lowerings = {x.name: x.lower for x in run_programs(run, programs, prompt_width=first)}
+    sampler, batch = programs.sampler, (run.cfg.prompts_per_step, run.cfg.num_generations)
+    yield sampler.key(*batch, first), lowerings[GENERATE]
+    if run.passes.entropies and run.cfg.steps_per_generation > 1:
+        lowerings[SCORE_SHARE] = _lower_share(run, programs)
+    in_turn = SCORE, SCORE_REFERENCE, SCORE_SHARE, UPDATE
+    yield from ((name, lowerings[name]) for name in in_turn if name in lowerings)
+    for width in others:
+        more = run_programs(run, programs, prompt_width=width)
+        lower = next(x.lower for x in more if x.name == GENERATE)
+        yield sampler.key(*batch, width), lower
+
+
+def _lower_share(run: RunSpec, programs: Programs) -> Callable[[], jax.stages.Lowered]:
+    """Returns the lowering of the policy's score of a rollout's share."""
+    model = run.state_shapes(programs.updater).model
+    rows = _rows(run, programs, programs.update_rows)
+    return lambda: programs.scorer.lower(model, rows, _routes(run, programs))
+
+
+def evaluation_rows(num_problems: int, num_samples: int, num_shards: int) -> int:
+    """Returns how many problems to complete at a time: about 128 completions, split evenly."""
+    rows = min(num_problems, max(1, _MOST_COMPLETIONS // num_samples))
+    return -(-rows // num_shards) * num_shards
+
+
+def _rows(
+    run: RunSpec,
+    programs: Programs,
+    shape: RowShape,
+    of_loss: Sequence[str] | None = None,
+    *,
+    replays: bool = True,
+) -> Rows:
+    return shapes_of_rows(
+        shape,
+        programs.sampler.mesh,
+        replays=replays and run.cfg.router_replay,
+        of_loss=of_loss,
+    )
+
+
+def _routes(run: RunSpec, programs: Programs) -> Routes | None:
+    """Returns the shapes of the routes that a run replays."""
+    of_token, cfg = run.model.routes, run.cfg
+    if of_token is None or not cfg.router_replay:
+        return None
+    assert cfg.max_completion_length is not None  # resolved
+    batch = cfg.prompts_per_step, cfg.num_generations
+    return shapes_of_routes(
+        of_token,
+        (cfg.prompts_per_step, run.prompts.train),
+        (*batch, cfg.max_completion_length),
+        programs.sampler.mesh,
+    )
