@@ -52,32 +52,19 @@ class BlockedAttention(CausalAttention):
     ) -> Float[Array, "R K r T D"]:
         repeats, T = inputs.queries.shape[2:4]
         size = self.block_sizes(T, repeats).queries
-        if size > T:
-            inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
-            visible = visible.filled(size)
-        return _attention(size, self.per_wide, softcap, inputs, visible)[..., :T, :]
+        inputs = jax.tree.map(lambda x: filled(x, -2, size), inputs)
+        return _attention(size, self.per_wide, softcap, inputs, visible.filled(size))[..., :T, :]
 
 
 class _Block(NamedTuple):
-    """Block of positions, which are the second-to-last axis of every array.
-
-    Slices have one size: that of a smaller block also holds positions of its neighbors.
-    """
+    """Block of positions, which are the second-to-last axis of every array."""
 
     size: int
     first: Int[Array, ""]
-    """First position of the slice."""
-    start: Int[Array, ""]
-    end: Int[Array, ""]
 
     @property
     def positions(self) -> Int[Array, " B"]:
         return self.first + jnp.arange(self.size, dtype=jnp.int32)
-
-    @property
-    def holds(self) -> Bool[Array, " B"]:
-        """Whether each position of the slice is the block's own."""
-        return (self.positions >= self.start) & (self.positions < self.end)
 
     def cut(self, tree: Arrays) -> Arrays:
         return jax.tree.map(
@@ -91,52 +78,12 @@ class _Block(NamedTuple):
             block,
         )
 
-    def put_own(self, tree: Arrays, block: Arrays) -> Arrays:
-        """Puts the block's own positions, and leaves its neighbors as they are."""
-        own = self.holds[:, None]
-        return self.put(
-            tree, jax.tree.map(lambda x, y: jnp.where(own, y, x), self.cut(tree), block)
-        )
-
-
-class _Blocks(NamedTuple):
-    """Blocks that all rows are cut into, one after the other."""
-
-    size: int
-    """Most positions of a block."""
-    length: int
-    """Positions of a row."""
-    start: Int[Array, " n"]
-    """First positions, or `length` where no block is left."""
-    end: Int[Array, " n"]
-
-    @classmethod
-    def of(cls, visible: Visible, size: int) -> "_Blocks":
-        return cls(size, visible.own_start.shape[1], *_cut_at_sequences(visible, size))
-
-    def at(self, index: _Index) -> _Block:
-        start = self.start[index]
-        first = jnp.minimum(start, self.length - self.size)
-        return _Block(self.size, first, start, self.end[index])
-
-    def joined(self, per_wide: int) -> "_Blocks":
-        """Returns wide blocks of so many neighbors each; the last may have fewer."""
-        last = jnp.arange(per_wide - 1, len(self.end) + per_wide - 1, per_wide)
-        end = self.end.at[last].get(mode="clip")
-        return _Blocks(per_wide * self.size, self.length, self.start[::per_wide], end)
-
-    def meet(self, visible: Visible) -> Bool[Array, "n n"]:
-        """Returns the pairs of which any query of any row sees a key."""
-        positions = self.start[:, None] + jnp.arange(self.size, dtype=jnp.int32)
-        sees = visible.sees(self.start, self.end).any(axis=0)
-        seen = sees.at[positions].get(mode="fill", fill_value=False)
-        return (seen & (positions < self.end[:, None])[..., None]).any(axis=1)
-
 
 class _Level(NamedTuple):
     """Blocks of one width, and the pairs of them that a pass computes."""
 
-    blocks: _Blocks
+    size: int
+    """Number of positions in a block."""
     number: Int[Array, ""]
     """Number of blocks of queries that have pairs."""
     queries: Int[Array, " n"]
@@ -144,15 +91,18 @@ class _Level(NamedTuple):
     keys: Int[Array, " pairs"]
     """Blocks of keys, in the order of the blocks of queries."""
     first_pair: Int[Array, " n+1"]
-    """Index of each block of queries' first pair, and the number of pairs."""
+    """Index of the first pair of each block of queries, then the number of all pairs."""
 
     @classmethod
-    def of(cls, blocks: _Blocks, pairs: Bool[Array, "n n"]) -> "_Level":
+    def of(cls, size: int, pairs: Bool[Array, "n n"]) -> "_Level":
         n, have_pairs = len(pairs), pairs.any(axis=1)
         (queries,) = jnp.nonzero(have_pairs, size=n, fill_value=0)
         _, keys = jnp.nonzero(pairs, size=n * (n + 1) // 2, fill_value=0)
         first_pair = jnp.append(0, jnp.cumsum(pairs.sum(axis=1)))
-        return cls(blocks, have_pairs.sum(), queries, keys, first_pair)
+        return cls(size, have_pairs.sum(), queries, keys, first_pair)
+
+    def block(self, index: Int[Array, ""]) -> _Block:
+        return _Block(self.size, index * self.size)
 
     def pairs(self, index: _Index) -> tuple[Int[Array, ""], Int[Array, ""]]:
         """Returns the first pair of a block of queries, and the end of its pairs."""
@@ -165,35 +115,16 @@ def _levels(visible: Visible, size: int, per_wide: int) -> list[_Level]:
     Wide blocks come first, if rows are longer than one of them. Their products are large enough for
     XLA's CPU compiler to share them out among cores.
     """
-    blocks = _Blocks.of(visible, size)
-    pairs = blocks.meet(visible)
-    if per_wide == 1 or per_wide * size >= blocks.length:
-        return [_Level.of(blocks, pairs)]
-    joined, n = blocks.joined(per_wide), len(pairs)
-    m = len(joined.start)
+    pairs = visible.blocks(size, size).any(axis=0)
+    n = len(pairs)
+    if per_wide == 1 or per_wide >= n:
+        return [_Level.of(size, pairs)]
     # The last wide block may have fewer blocks, and then has no pairs.
+    m, group = -(-n // per_wide), jnp.arange(n) // per_wide
     in_groups = jnp.pad(pairs, (0, -n % per_wide)).reshape(m, per_wide, m, per_wide)
-    whole, group = in_groups.all(axis=(1, 3)), jnp.arange(n) // per_wide
-    return [_Level.of(joined, whole), _Level.of(blocks, pairs & ~whole[group[:, None], group])]
-
-
-def _cut_at_sequences(visible: Visible, size: int) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-    """Returns starts and ends of blocks of at most `size` positions.
-
-    A block ends early where a sequence begins in half of the rows, if it is then at least half
-    full: a block with the end of one sequence and the start of the next sees the keys of both.
-    """
-    T = visible.own_start.shape[1]
-    if size >= T:
-        return jnp.zeros(1, jnp.int32), jnp.full(1, T, jnp.int32)
-    positions = jnp.arange(T + 1, dtype=jnp.int32)
-    begins = jnp.mean(visible.own_start == positions[:T], axis=0) >= 0.5
-    last_begin = jax.lax.cummax(jnp.append(jnp.where(begins, positions[:T], 0), T))
-    full = jnp.minimum(positions + size, T)
-    half = size - size // 2
-    end = jnp.where(last_begin[full] >= positions + half, last_begin[full], full)
-    _, start = jax.lax.scan(lambda at, _: (end[at], at), jnp.int32(0), length=-(-T // half))
-    return start, end[start]
+    whole = in_groups.all(axis=(1, 3))
+    others = pairs & ~whole[group[:, None], group]
+    return [_Level.of(per_wide * size, whole), _Level.of(size, others)]
 
 
 class BlockCounts(NamedTuple):
@@ -206,11 +137,11 @@ class BlockCounts(NamedTuple):
 
     @classmethod
     def by_width(cls, visible: Visible, size: int, per_wide: int = 1) -> "list[BlockCounts]":
-        """Counts those over rows in which blocks have at most `size` positions.
+        """Counts the trips over rows in blocks of `size` positions.
 
         Wide blocks, of `per_wide` neighbors each, come first, if there are any.
         """
-        levels = _levels(visible, size, per_wide)
+        levels = _levels(visible.filled(size), size, per_wide)
         return [cls(level.number, level.first_pair[-1]) for level in levels]
 
 
@@ -231,7 +162,6 @@ class _Queries(NamedTuple):
     ) -> Float[Array, "R K r B B"]:
         """Computes capped and masked scores with a block of keys."""
         seen = self.visible.shows(self.block.positions[:, None], of_keys.positions)
-        seen &= self.block.holds[:, None] & of_keys.holds
         scores = product("rkgtd,rksd->rkgts", self.queries, keys) * self.queries.shape[-1] ** -0.5
         return jnp.where(seen[:, None, None], soft_capped(scores, softcap), MASKED)
 
@@ -260,18 +190,18 @@ def _with_level(
 
     def add_block(index: _Index, parts: RunningSoftmax) -> RunningSoftmax:
         number = level.queries[index]
-        block = level.blocks.at(number)
+        block = level.block(number)
         queries = _Queries.at(block, inputs, visible)
 
         def add_pair(pair: _Index, part: RunningSoftmax) -> RunningSoftmax:
-            of_keys = level.blocks.at(level.keys[pair])
+            of_keys = level.block(level.keys[pair])
             keys, values = of_keys.cut((inputs.keys, inputs.values))
             scores = queries.scores(keys, of_keys, softcap)
             return part.updated(scores, values, "rkgts,rksd->rkgtd")
 
         with jax.named_scope(BLOCK_PAIRS):
             part = jax.lax.fori_loop(*level.pairs(number), add_pair, block.cut(parts))
-        return block.put_own(parts, part)
+        return block.put(parts, part)
 
     with jax.named_scope(QUERY_BLOCKS):
         return jax.lax.fori_loop(0, level.number, add_block, parts)
@@ -328,7 +258,7 @@ def _with_gradients(
 
     def add_block(index: _Index, gradients: Inputs) -> Inputs:
         number = level.queries[index]
-        block = level.blocks.at(number)
+        block = level.block(number)
         queries, of_block = _Queries.at(block, inputs, visible), block.cut(slopes)
         # Transposed once: XLA's CPU compiler copies the left operand to transpose it.
         columns = jax.lax.optimization_barrier(
@@ -336,7 +266,7 @@ def _with_gradients(
         )
 
         def add_pair(pair: _Index, sums: Inputs) -> Inputs:
-            of_keys = level.blocks.at(level.keys[pair])
+            of_keys = level.block(level.keys[pair])
             keys, values = of_keys.cut((inputs.keys, inputs.values))
             scores = queries.scores(keys, of_keys, softcap)
             weights, by_scores = of_block.weights(scores, values, softcap, scale)
@@ -356,7 +286,7 @@ def _with_gradients(
         sums = gradients._replace(queries=block.cut(gradients.queries))
         with jax.named_scope(BLOCK_PAIRS):
             sums = jax.lax.fori_loop(*level.pairs(number), add_pair, sums)
-        return sums._replace(queries=block.put_own(gradients.queries, sums.queries))
+        return sums._replace(queries=block.put(gradients.queries, sums.queries))
 
     with jax.named_scope(QUERY_BLOCKS):
         return jax.lax.fori_loop(0, level.number, add_block, gradients)

@@ -91,24 +91,10 @@ def meeting_blocks(visible: Visible, queries: int, keys: int) -> np.ndarray:
     return np.moveaxis(np.array(blocks), -1, 0)
 
 
-def cut_at_sequences(visible: Visible, size: int) -> list[tuple[int, int]]:
-    """Blocks that all rows are cut into, one after the other."""
-    T = visible.own_start.shape[1]
-    begins = [*np.flatnonzero((visible.own_start == np.arange(T)).mean(axis=0) >= 0.5), T]
-    blocks, at = [], 0
-    while at < T:
-        full = min(at + size, T)
-        last = max((x for x in begins if x <= full), default=0)
-        blocks.append((at, last if last - at >= size / 2 else full))
-        at = blocks[-1][1]
-    return blocks
-
-
-def pairs_of(visible: Visible, blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
+def pairs_of(visible: Visible, size: int) -> list[tuple[int, int]]:
     """Pairs of blocks of which any query sees any key in any row, from the mask."""
-    mask = mask_of(visible).any(axis=0)
-    pairs = itertools.product(range(len(blocks)), repeat=2)
-    return [(i, j) for i, j in pairs if mask[slice(*blocks[i]), slice(*blocks[j])].any()]
+    needed = meeting_blocks(visible, size, size).any(axis=0)
+    return [(i, j) for i, j in np.argwhere(needed).tolist()]
 
 
 def wide_pairs_of(pairs: list[tuple[int, int]], wide: int) -> list[tuple[int, int]]:
@@ -322,9 +308,9 @@ def test_blocks_that_no_query_sees_are_not_computed(
     jax.block_until_ready(result_and_gradients(make(mesh_of()), case(T), visible))
     jax.effects_barrier()
     if make is blocked:  # all rows and heads at once
-        pairs = len(pairs_of(visible, cut_at_sequences(visible, BLOCK)))
+        pairs = len(pairs_of(visible, BLOCK))
     elif make is wide_blocked:
-        narrow = pairs_of(visible, cut_at_sequences(visible, BLOCK // 4))
+        narrow = pairs_of(visible, BLOCK // 4)
         whole = wide_pairs_of(narrow, 3)
         assert whole
         pairs = len(whole) + sum((i // 3, j // 3) not in whole for i, j in narrow)
@@ -333,69 +319,42 @@ def test_blocks_that_no_query_sees_are_not_computed(
     assert len(counted) == products * pairs
 
 
-@pytest.mark.slow
-@settings(max_examples=30)
-@given(seed=st.integers(0, 10**6), T=st.integers(1, 70), size=st.integers(1, 40))
-def test_rows_are_cut_where_sequences_begin(seed: int, T: int, size: int) -> None:
-    visible = random_rows(T, seed)
-    expected = cut_at_sequences(visible, size)
-    (found,) = _levels(Visible(*map(jnp.asarray, visible)), size, per_wide=1)
-    assert blocks_of(found) == expected
-    assert pairs_at(found) == pairs_of(visible, expected)
-    counts = BlockCounts.by_width(Visible(*map(jnp.asarray, visible)), size)
-    assert counts == [(len(expected), len(pairs_at(found)))]
-
-
-def blocks_of(level: _Level) -> list[tuple[int, int]]:
-    """Starts and ends of a level's blocks."""
-    blocks = zip(level.blocks.start.tolist(), level.blocks.end.tolist(), strict=True)
-    return [(start, end) for start, end in blocks if start < level.blocks.length]
-
-
 def pairs_at(level: _Level) -> list[tuple[int, int]]:
     """Pairs of a level, in the order in which they are computed."""
-    first, keys = level.first_pair.tolist(), level.keys.tolist()
-    return [(i, key) for i, (a, b) in enumerate(itertools.pairwise(first)) for key in keys[a:b]]
+    bounds = ((i, level.pairs(i)) for i in level.queries[: level.number].tolist())
+    return [(i, j) for i, (first, end) in bounds for j in level.keys[first:end].tolist()]
 
 
 @pytest.mark.grid
 @pytest.mark.parametrize(
-    ("T", "size", "wide"), [(70, 7, 2), (70, 4, 3), (50, 3, 5), (33, 2, 3), (70, 14, 5)]
+    ("T", "size", "wide"),
+    [(70, 7, 1), (70, 7, 2), (70, 4, 3), (50, 3, 5), (33, 2, 3), (70, 14, 5), (68, 14, 5)],
 )
 @settings(max_examples=10)
 @given(seed=st.integers(0, 10**6))
-def test_wide_blocks_take_what_needs_all_of_their_pairs(
+def test_each_needed_pair_of_blocks_is_computed_once(
     T: int, size: int, wide: int, seed: int
 ) -> None:
-    """Each pair of blocks is computed once, in a pair of wide blocks or on its own."""
-    visible = random_rows(T, seed)
-    blocks = cut_at_sequences(visible, size)
-    pairs = pairs_of(visible, blocks)
-    *wider, narrow = _levels(Visible(*map(jnp.asarray, visible)), size, wide)
-    assert len(wider) == (wide * size < T)
-    whole = wide_pairs_of(pairs, wide) if wider else []
-    assert blocks_of(narrow) == blocks
-    assert pairs_at(narrow) == [(i, j) for i, j in pairs if (i // wide, j // wide) not in whole]
-    for level in wider:
-        joined = [blocks[i : i + wide] for i in range(0, len(blocks), wide)]
-        assert blocks_of(level) == [(each[0][0], each[-1][1]) for each in joined]
-        assert pairs_at(level) == whole
-        of_queries = sorted({i for i, _ in whole})
-        assert level.queries[: level.number].tolist() == of_queries
-
-
-@pytest.mark.grid
-@pytest.mark.parametrize(("prompt", "pairs"), [(63, 41), (64, 41), (40, 41), (20, 55)])
-def test_after_a_prompt_that_leaves_no_block_nearly_empty_sequences_share_none(
-    prompt: int, pairs: int
-) -> None:
-    """Eight completions of two blocks, each of which sees itself, the one before and the prompt."""
-    visible = nothing_but_itself(prompt + 8 * 128)
-    starts = np.repeat(np.arange(prompt, prompt + 8 * 128, 128), 128)
-    visible.own_start[:] = np.r_[np.zeros(prompt), starts]
-    visible.prompt_end[:, prompt:] = prompt
-    (counts,) = BlockCounts.by_width(Visible(*map(jnp.asarray, visible)), 64)
-    assert counts.pairs == pairs
+    """And no other pair is: in wide blocks that need all of their pairs, or on its own."""
+    rows = random_rows(T, seed)
+    visible, needed = Visible(*map(jnp.asarray, rows)), pairs_of(rows, size)
+    levels = _levels(visible.filled(size), size, wide)
+    pairs = [pairs_at(level) for level in levels]
+    if wide > 1 and wide * size < T:
+        assert pairs[0] == wide_pairs_of(needed, wide)
+    else:
+        assert pairs == [needed]
+    filled = -(-T // size) * size
+    expected, computed = np.zeros((2, filled, filled), int)
+    for i, j in needed:
+        expected[i * size : (i + 1) * size, j * size : (j + 1) * size] = 1
+    for level, of_level in zip(levels, pairs, strict=True):
+        for i, j in of_level:
+            queries, keys = (np.asarray(level.block(jnp.int32(at)).positions) for at in (i, j))
+            computed[np.ix_(queries, keys)] += 1
+    np.testing.assert_array_equal(computed, expected)
+    counts = BlockCounts.by_width(visible, size, wide)
+    assert counts == [(len({i for i, _ in each}), len(each)) for each in pairs]
 
 
 def test_blocks_that_no_query_sees_are_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
