@@ -72,9 +72,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keeps a quarter of each grid, a different one for each commit, and marks the rest `long`.
 
-    A grid is a test with parameters, or tests whose marks have one name. At least one case stays,
-    and one that is not slow if there is any. A test's name and the commit decide, so that all
-    workers agree and a failure can be repeated.
+    A grid is a test with parameters, or tests whose marks have one name, such as those of a file
+    that starts many processes. At least one case stays, and one that is not slow if there is any. A
+    test's name and the commit decide, so that all workers agree and a failure can be repeated.
     """
     commit = _commit()
     grids = defaultdict(list)

@@ -11,7 +11,7 @@ from grpo_eqx.common.errors import EXIT_USER_ERROR
 
 from .conftest import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("damage")]
 
 
 def arrays(checkpoint: Path) -> list[Path]:

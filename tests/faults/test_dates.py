@@ -12,7 +12,7 @@ from grpo_eqx.models.pretrained import model_folder
 
 from .conftest import Command, wait_for_step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("dates")]
 
 MOVED_CLOCK = Path(__file__).with_name("moved_clock.py")
 TIMES = "Today: {{ strftime_now('%A %d %b %Y %H:%M:%S.%f') }} {{ range(9) | random }}\n"

@@ -9,7 +9,7 @@ import pytest
 
 from .conftest import Command, wait_for_step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("folders")]
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from ..scripts import load_script
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("kill_loop")]
 
 
 @pytest.mark.grid("kills")

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("secrets")]
 
 SECRETS = {
     "HF_TOKEN": "hf_canary" + "0123456789" * 3,

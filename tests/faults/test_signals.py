@@ -13,7 +13,7 @@ from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
 
 from .conftest import Command, wait_for_step
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("signals")]
 
 
 @pytest.mark.grid("kills")

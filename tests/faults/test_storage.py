@@ -11,7 +11,7 @@ from grpo_eqx.common.errors import EXIT_FAULT, EXIT_USER_ERROR
 
 from .conftest import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("storage")]
 
 DISK_BYTES = 16 * 2**20
 CHECKPOINTS_BYTES = 2**20

@@ -10,7 +10,7 @@ from grpo_eqx.distributed.startup import HEARTBEAT_SECONDS
 
 from .conftest import Command
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("watchdog")]
 
 
 def test_a_hang_ends_with_the_stacks_of_all_threads(

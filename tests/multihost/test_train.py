@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.grid("pods train")]
 
 OF_THE_MACHINE = ("time/", "throughput/", "memory/", "perf/", "compile/", "step_time")
 
