@@ -64,7 +64,7 @@ def main(cfg: LoadMemory) -> None:
 
 
 def _write_model(folder: Path, cfg: LoadMemory) -> None:
-    from grpo_eqx.common.prng import make_key
+    from grpo_eqx.common.random_keys import make_key
     from grpo_eqx.models import Decoder, Qwen2Config, save_pretrained
 
     config = Qwen2Config(

@@ -19,7 +19,7 @@ from rich.table import Table
 from small_model import small_model
 from timed_update import TimedUpdate, random_batch
 
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.models import Decoder, Qwen3Config
 from grpo_eqx.models.lora import Lora, with_adapters
 

@@ -93,7 +93,7 @@ def make(asked: dict[str, Any]) -> int:
     import equinox as eqx
     import jax
 
-    from grpo_eqx.common.prng import make_key
+    from grpo_eqx.common.random_keys import make_key
     from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
     from grpo_eqx.models.pretrained import model_folder, save_pretrained
 

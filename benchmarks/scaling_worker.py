@@ -13,9 +13,10 @@ import numpy as np
 from small_model import small_model
 from timed_update import Batch, cpu_updater, packed, rows_of
 
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
+from grpo_eqx.generation.cpu import decoding_form
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.cost import decode_bytes, update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2
@@ -56,7 +57,7 @@ def timed_generate(
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32"),
-        decodes_on_cpu=True,
+        decoding_form=decoding_form,
         attention=best_attention(mesh),
     )
     sampler = LocalSampler(options, mesh)

@@ -26,7 +26,7 @@ from small_model import small_model
 from timed_update import Batch, TimedUpdate, random_batch
 
 from grpo_eqx import UserError
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.models.families.qwen2 import Qwen2
 from grpo_eqx.models.interface import parameter_name
 from grpo_eqx.training.state import TrainState

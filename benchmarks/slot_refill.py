@@ -23,7 +23,7 @@ import tyro
 from small_model import small_model
 
 from grpo_eqx import UserError
-from grpo_eqx.common.prng import make_key, sample_keys
+from grpo_eqx.common.random_keys import make_key, sample_keys
 from grpo_eqx.generation import Sampling, Stopping, generate
 from grpo_eqx.generation.engine import Generated
 from grpo_eqx.models.families.qwen2 import Qwen2

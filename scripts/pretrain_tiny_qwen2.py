@@ -24,7 +24,7 @@ from jaxtyping import Array, Float
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.data.word_problems import WordProblem, WordProblems
 from grpo_eqx.loss_backends import DenseLoss

@@ -20,7 +20,7 @@ from grpo_eqx import GRPOConfig
 from grpo_eqx.checkpoint.saved import FACTS, digest
 from grpo_eqx.cli.main import run as run_command
 from grpo_eqx.common.errors import RunError, UserError
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.data.jsonl import read_jsonl
 from grpo_eqx.data.token_files import TokenFiles
 from grpo_eqx.evaluation.results_file import ResultsFile

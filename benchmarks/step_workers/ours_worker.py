@@ -12,7 +12,7 @@ import numpy as np
 from work import EOS_ID, LEARNING_RATE, Stopwatch, Work, reward, work_of_command
 
 from grpo_eqx import GRPOConfig, GRPOTrainer
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.data.prompts import Prompt, PromptSource
 from grpo_eqx.models.cost import rollout_flops, update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config

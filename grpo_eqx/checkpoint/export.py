@@ -15,7 +15,7 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.checkpoint.saved import OtherArraysError, SavedStep, complete_steps
 from grpo_eqx.common.durable import replace_durably
 from grpo_eqx.common.errors import UserError, first_line
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.data.run_inputs import PLAIN, tokenizer_in
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.models.interface import CausalLM

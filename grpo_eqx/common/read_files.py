@@ -33,7 +33,7 @@ _HALF = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class _UnreadableError(ValueError):
-    """A fault of a file, as a clause with the fix."""
+    """A file that cannot be read. The message states the fault and the fix in one clause."""
 
 
 @contextlib.contextmanager

@@ -79,9 +79,9 @@ def initialize(
 def join_processes(cfg: GRPOConfig) -> None:
     """Joins this process with the others of its run, if any, before devices are touched.
 
-    Raises, in every process present, `RunError` if processes are missing, and `UserError` if their
-    settings, code or facts that decide what JAX compiles differ. Without usable devices, raises one
-    of these, too.
+    Raises `RunError` if processes are missing. Raises `UserError` if the processes differ in
+    settings, in code, or in anything else that changes what JAX compiles. Either is raised in every
+    process that is present, and one of them if there are no usable devices.
     """
     check_xla_flags()
     facts = {

@@ -36,7 +36,7 @@ def leave_out_libtpu(
 
 @contextlib.contextmanager
 def libtpu_to_compile() -> Iterator[None]:
-    """Lets JAX load libtpu, for described TPUs."""
+    """Lets JAX load libtpu to compile for TPUs that are not attached."""
     left_out = os.environ.get(_LIBRARY) == _NO_LIBRARY
     if left_out:
         del os.environ[_LIBRARY]

@@ -28,7 +28,7 @@ _MOST_SAMPLES = 1_000_000
 
 
 class Draws(NamedTuple):
-    """Draws of the completions of each problem."""
+    """How the completions of each problem are sampled."""
 
     temperature: float = 0.0
     """0 for greedy completions."""

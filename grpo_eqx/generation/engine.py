@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from grpo_eqx.common.prng import token_keys
+from grpo_eqx.common.random_keys import token_keys
 from grpo_eqx.generation.routes import Routes
 from grpo_eqx.generation.sampling import Sampling, sample_tokens
 from grpo_eqx.generation.slots import (
@@ -28,16 +28,18 @@ from grpo_eqx.generation.slots import (
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention
 from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 _Tree = TypeVar("_Tree")
 FEWEST_SLOTS = 4
 MOST_HALVINGS = 3
-"""Limits on how far slots are reduced. Unrolled, they are halved once more: each of a CPU's steps
-takes less time, the fewer they are."""
+"""Limits on how far slots are reduced."""
 MOST_READ = 2 / 3
 """Largest share of keys and values that a step may still read for slots to be reduced. Each number
 of slots is one more loop to compile."""
+DecodingForm = Callable[[CausalLM, PromptCache], tuple[CausalLM, PromptCache]]
+"""Returns a model and `stored` prompts in another form for `CausalLM.decode`."""
 TOKENS, REFILLS = "decode_tokens", "refill_slots"
 """Scopes of the loops, by which the planner finds them in a compiled program."""
 
@@ -73,7 +75,7 @@ def generate(
     kv_cache_dtype: jnp.dtype | None = None,
     kv_head_multiple: int = 1,
     attention: CausalAttention = BlockedAttention(),
-    unrolled: bool = False,
+    decoding_form: DecodingForm | None = None,
     records_routes: bool = False,
 ) -> Generated:
     """Completes every prompt `G` times; stops early once every completion has ended.
@@ -96,8 +98,8 @@ def generate(
     - `kv_cache_dtype`: dtype of keys and values; by default the model's.
     - `kv_head_multiple`: multiple up to which zeros follow each stored head.
     - `attention`: attention of the prefill.
-    - `unrolled`: whether the layers are unrolled, the slots' caches cut and keys stored with
-      positions last, which CPUs decode faster, and which takes longer to compile.
+    - `decoding_form`: returns the model and the prompts in the form that the devices decode
+      fastest; by default as they are.
     - `records_routes`: whether the experts that the model's routers choose are recorded.
 
     Raises `ValueError` where slots or prompts do not divide evenly among the shards, or where
@@ -118,12 +120,10 @@ def generate(
     cache = cache.stored(kv_cache_dtype, kv_head_multiple)
     if layout is not None:
         cache = laid_out_prompts(cache, layout)
-    if unrolled:
-        model, cache = model.unstacked(), cache.unstacked()
+    if decoding_form is not None:
+        model, cache = decoding_form(model, cache)
     queue = SlotQueue(cache, G, num_shards)
     slots = queue.first_slots(num_slots, max_length, routes)
-    if unrolled:
-        slots = slots.with_cut_caches()
     made = MadeCompletions.of_nothing(N, max_length, routes)
     state = DecodeState(
         slots=slots if layout is None else slots.laid_out(layout),
@@ -138,7 +138,7 @@ def generate(
         state = _run_queue(state, step, queue, least)
     sizes = [num_slots]
     if layout is None or layout.num_shards == 1:  # else caches would move across devices
-        sizes = _sizes(state.slots, unrolled=unrolled)
+        sizes = _sizes(state.slots)
     for size, smaller in zip(sizes, [*sizes[1:], 0], strict=True):
         if size < num_slots:
             order = jnp.argsort(~state.slots.live.reshape(-1), stable=True)[:size]
@@ -157,7 +157,7 @@ def refill_at_least(num_slots: int) -> int:
     return max(1, num_slots // 16)
 
 
-def _sizes(slots: Slots, *, unrolled: bool) -> list[int]:
+def _sizes(slots: Slots) -> list[int]:
     """Returns the successive numbers of slots to decode in: halved wherever that pays.
 
     The slots of a row read their shared prompt once; packed slots each read their own copy.
@@ -165,9 +165,9 @@ def _sizes(slots: Slots, *, unrolled: bool) -> list[int]:
     (R, W), S = slots.completion.shape, slots.cache_length
     Tp = slots.prompt.visible.shape[1]
     sizes, read = [R * W], R * Tp + R * W * S
-    for halvings in range(1, MOST_HALVINGS + unrolled + 1):
+    for halvings in range(1, MOST_HALVINGS + 1):
         size = R * W >> halvings
-        if size >= FEWEST_SLOTS >> unrolled and size * (Tp + S) <= MOST_READ * read:
+        if size >= FEWEST_SLOTS and size * (Tp + S) <= MOST_READ * read:
             sizes.append(size)
             read = size * (Tp + S)
     return sizes

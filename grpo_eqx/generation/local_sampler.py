@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt
 
 from grpo_eqx.common.compiler import Compiler
-from grpo_eqx.common.prng import sample_keys
+from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.data.trajectory import Group, Trajectory
 from grpo_eqx.generation.engine import Generated, generate
 from grpo_eqx.generation.options import SamplerOptions
@@ -209,7 +209,7 @@ class LocalSampler(Sampler):
         for rules in layout.parameter_rules:
             model = jax.lax.with_sharding_constraint(model, model.shardings(layout.mesh, rules))
         made = generate(
-            model.transposed() if options.decodes_on_cpu else model,
+            model,
             prompt_ids,
             prompt_mask,
             sample_keys(seed, step, rows, group),
@@ -221,7 +221,7 @@ class LocalSampler(Sampler):
             kv_cache_dtype=options.kv_cache_dtype,
             kv_head_multiple=options.kv_head_multiple,
             attention=options.attention.over(layout),
-            unrolled=options.decodes_on_cpu,
+            decoding_form=options.decoding_form,
             records_routes=options.records_routes,
         )
         by_group = batch_sharding(self.mesh, P, group)

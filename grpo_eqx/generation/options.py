@@ -4,6 +4,7 @@ import dataclasses
 
 import jax.numpy as jnp
 
+from grpo_eqx.generation.engine import DecodingForm
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.causal_attention import CausalAttention
@@ -31,8 +32,8 @@ class SamplerOptions:
     """Multiple up to which zeros follow each head of stored keys and values."""
     max_num_seqs: int | None = None
     """Completions that are decoded at a time, across all devices. `None`: all."""
-    decodes_on_cpu: bool = False
-    """Whether weights are transposed and layers `unrolled`, as CPUs decode fastest."""
+    decoding_form: DecodingForm | None = None
+    """Form of model and prompts that the devices decode fastest; `None`: as they are."""
     records_routes: bool = False
     """Whether the experts that routers chose are kept, for the policy to use."""
     rollout_sharding: RolloutSharding = dataclasses.field(default_factory=LegacySharding)

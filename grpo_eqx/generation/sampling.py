@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
-from grpo_eqx.common import prng
+from grpo_eqx.common import random_keys
 from grpo_eqx.models.tiles import filled
 from grpo_eqx.settings.types import (
     NonNegativeFloat,
@@ -111,7 +111,7 @@ def _drawn(
 
 
 def _noise(keys: Key[Array, "*batch"], size: int) -> Float[Array, "*batch {size}"]:
-    return jnp.vectorize(lambda key: prng.gumbel(key, size), signature="()->(n)")(keys)
+    return jnp.vectorize(lambda key: random_keys.gumbel(key, size), signature="()->(n)")(keys)
 
 
 def _first_highest(scores: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:

@@ -71,8 +71,7 @@ class Slots(NamedTuple):
     routes: Integer[Array, "R W Tc Lk"] | None
     """Experts of the inputs so far, if they are recorded."""
     cache: list[GrowingCache]
-    """Keys and values of the inputs so far, for each stack of layers, in parts
-    `[L, R, W, K, S, D]`; keys may have positions last."""
+    """Keys and values of the inputs so far, for each stack of layers."""
 
     @classmethod
     def of_prompts(
@@ -95,11 +94,6 @@ class Slots(NamedTuple):
         R, W = completion.shape
         zeros = jnp.zeros((R, W), jnp.int32)
 
-        def empty(x: Array, axis: int) -> Array:
-            shape = [x.shape[0], R, W, *x.shape[3:]]
-            shape[axis] = cache_length_of(max_length)
-            return jnp.zeros(shape, x.dtype)
-
         return cls(
             prompt=prompt,
             completion=completion,
@@ -111,7 +105,7 @@ class Slots(NamedTuple):
             logps=jnp.zeros((R, W, max_length), jnp.float32),
             finished=jnp.zeros((R, W), bool),
             routes=_nothing((R, W, max_length), routes),
-            cache=[GrowingCache((each.mapped(empty),)) for each in prompt.kv],
+            cache=[each.growing(R, W, cache_length_of(max_length)) for each in prompt.kv],
         )
 
     @property
@@ -173,7 +167,7 @@ class Slots(NamedTuple):
     def laid_out(self, layout: RolloutLayout) -> "Slots":
         """Returns the slots with rows sharded as prompts, and the slots of each row as groups."""
         by_slot = layout.sharding(layout.prompts, layout.groups)
-        heads = layout.heads(self.cache[0].parts[0].keys.shape[3])
+        heads = layout.heads(self.cache[0].parts[0].values.shape[3])
         of_cache = layout.sharding((), layout.prompts, layout.groups, heads)
 
         def split(x: Array) -> Array:
@@ -184,10 +178,6 @@ class Slots(NamedTuple):
             **{name: jax.tree.map(split, getattr(self, name)) for name in self._fields[1:-1]},
             cache=jax.lax.with_sharding_constraint(self.cache, of_cache),
         )
-
-    def with_cut_caches(self) -> "Slots":
-        """Returns the slots with caches in parts (`GrowingCache.cut`)."""
-        return self._replace(cache=[each.cut() for each in self.cache])
 
     def packed(self, order: Int[Array, " n"]) -> "Slots":
         """Returns the slots at the flat indices `order`, one per row."""
@@ -310,7 +300,7 @@ class SlotQueue(NamedTuple):
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:
     """Shards prompts, with their keys and values, over devices as `layout` says."""
     assert isinstance(prompts.kv, list)
-    heads = layout.heads(prompts.kv[0].keys.shape[3])
+    heads = layout.heads(prompts.kv[0].values.shape[3])
 
     def split(x: Array, axis: int = 0) -> Array:
         axes = [layout.prompts] if axis == 0 else [(), layout.prompts, (), heads]

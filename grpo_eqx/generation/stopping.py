@@ -99,7 +99,7 @@ def _of_tokens(
     joined = np.frombuffer(b"".join(token_bytes), np.uint8)
 
     def read(state: int, tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-        """Returns the states after `tokens`, which are sorted longest first."""
+        """Returns the states after reading each of `tokens`, which come longest first."""
         reached = np.full(len(tokens), state, of_bytes.dtype)
         position = 0
         while len(tokens := tokens[lengths[tokens] > position]):

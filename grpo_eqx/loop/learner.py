@@ -13,8 +13,8 @@ from grpo_eqx.run.passes import Passes
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.tracking.step_profiler import phase
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import Rows, pack, place_tokens, take_tokens, with_loss
 from grpo_eqx.training.scorer import Scorer
 from grpo_eqx.training.state import TrainState
@@ -170,6 +170,6 @@ class Learner:
 
 
 def _own(values: Sequence[_T], groups: slice, shape: tuple[int, ...]) -> list[_T]:
-    """Returns the values of some groups, of those of all completions `[P * G]`."""
+    """Picks the values of the completions in `groups` from those of all `P * G` completions."""
     P, G = shape
     return [values[p * G + g] for p in range(P)[groups] for g in range(G)]

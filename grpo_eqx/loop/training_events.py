@@ -37,7 +37,7 @@ class TrainingEvents:
         - `state`: returns the state as it is now.
         - `callbacks`: the callbacks, in their order.
         - `evaluations`, `record`, `checkpoints`: those of the run.
-        - `stages`: says what takes long.
+        - `stages`: shows which long work is being done.
         - `on_progress`: called with what has been done.
         """
         self._run, self._state = run, state

@@ -3,7 +3,6 @@
 import jax
 from jaxtyping import Array, Float, Int
 
-from grpo_eqx.common.errors import UserError
 from grpo_eqx.common.shapes import Number
 from grpo_eqx.loss_backends.base import LossBackend, TokenStats
 from grpo_eqx.loss_backends.tiled import tiled_stats
@@ -21,15 +20,9 @@ class ChunkedLoss(LossBackend):
     """Maximum tokens per tile, on one device."""
     vocabulary_tile: int = 2048
     """Maximum vocabulary entries per tile."""
-    max_kept_logits: int = 0
-    """Maximum number of logits, of 4 bytes each, that a device keeps for the backward pass of a
-    call. If there are more, all are recomputed."""
 
     def __check_init__(self) -> None:
         check_tiles(self.token_tile, self.vocabulary_tile)
-        kept = self.max_kept_logits
-        if type(kept) is not int or kept < 0:
-            raise UserError(f"max_kept_logits is {kept!r}: it must be a whole number, at least 0.")
 
     def token_stats(
         self,
@@ -40,5 +33,5 @@ class ChunkedLoss(LossBackend):
         mesh: jax.sharding.Mesh | None,
         softcap: float | None,
     ) -> TokenStats:
-        tiles = ScoreTiles(self.token_tile, self.vocabulary_tile, softcap, self.max_kept_logits)
+        tiles = ScoreTiles(self.token_tile, self.vocabulary_tile, softcap)
         return tiled_stats(hidden, head, ids, temperature, tiles, mesh)

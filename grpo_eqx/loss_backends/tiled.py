@@ -7,7 +7,6 @@ and then written once, so neither exists whole in a layout or dtype other than t
 """
 
 import dataclasses
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,17 +41,14 @@ class _Layout(NamedTuple):
     mesh: jax.sharding.Mesh | None
     tokens: PartitionSpec
     head: PartitionSpec
-    by_device: PartitionSpec
-    """Layout of arrays that each device has for itself, stacked along their first dim."""
 
     @classmethod
     def of(cls, mesh: jax.sharding.Mesh | None, ids: Array, head: Array) -> "_Layout":
         if mesh is None or mesh.size == 1:
-            return cls(None, PartitionSpec(), PartitionSpec(None, None), PartitionSpec())
+            return cls(None, PartitionSpec(), PartitionSpec(None, None))
         P, G = ids.shape[:2]
         sharding = parameter_sharding(mesh, ("vocab", "hidden"), head.shape)
-        by_device = PartitionSpec(mesh.axis_names)
-        return cls(mesh, batch_sharding(mesh, P, G).spec, sharding.spec, by_device)
+        return cls(mesh, batch_sharding(mesh, P, G).spec, sharding.spec)
 
     def on_each_device(
         self, function: Callable[..., Any], in_specs: Any, out_specs: Any
@@ -149,35 +145,6 @@ class _Sums(NamedTuple):
         return _Sums(scores, jax.lax.psum(self.relative_to(scores, temperature), name))
 
 
-class _Tiled(NamedTuple):
-    """Results of a device's tiles so far."""
-
-    sums: _Sums
-    """Sums of each tile of tokens, `[tiles, n]`."""
-    scores: Float[Array, "slices tiles v n"] | None
-    """Scores of all tiles, where they are kept."""
-
-    def plus(
-        self,
-        part: _Sums,
-        scores: Float[Array, "v n"] | None,
-        index: Int[Array, ""],
-        tile: Int[Array, ""],
-        temperature: Number,
-    ) -> "_Tiled":
-        """Adds the sums, and where they are kept the scores, of a slice and a tile of tokens."""
-        before = jax.tree.map(lambda x: x[tile], self.sums)
-        sums = jax.tree.map(
-            lambda whole, x: jax.lax.dynamic_update_index_in_dim(whole, x, tile, 0),
-            self.sums,
-            before.plus(part, temperature),
-        )
-        if self.scores is None or scores is None:
-            return _Tiled(sums, None)
-        kept = jax.lax.dynamic_update_slice(self.scores, scores[None, None], (index, tile, 0, 0))
-        return _Tiled(sums, kept)
-
-
 class _Residuals(NamedTuple):
     hidden: Float[Array, "*batch T H"]
     head: Float[Array, "V H"]
@@ -186,8 +153,6 @@ class _Residuals(NamedTuple):
     temperature: Number
     slope: Float[Array, "*batch T H"] | None
     """Gradient of the log-probs by the hidden states, float32, where the head is not trained."""
-    scores: Float[Array, "devices slices tiles v n"] | None
-    """Scores of each device's tiles, float32, where they are kept."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -200,7 +165,7 @@ def tiled_stats(
     mesh: jax.sharding.Mesh | None,
 ) -> TokenStats:
     """Computes `LossBackend.token_stats`, tile by tile."""
-    sums, _ = _sums(hidden, head, ids, temperature, tiles, mesh)
+    sums = _sums(hidden, head, ids, temperature, tiles, mesh)
     return sums.scores.stats(temperature)
 
 
@@ -213,7 +178,7 @@ def _forward(
     mesh: jax.sharding.Mesh | None,
 ) -> tuple[TokenStats, _Residuals]:
     arguments, divisor = (hidden.value, head.value, ids.value), temperature.value
-    sums, scores = _sums(*arguments, divisor, tiles, mesh, trains_head=head.perturbed)
+    sums = _sums(*arguments, divisor, tiles, mesh, trains_head=head.perturbed)
     slope = None
     if sums.rows is not None:
         own_rows = laid_out_embeddings(head.value[ids.value].astype(hidden.value.dtype), mesh)
@@ -223,7 +188,7 @@ def _forward(
         # cancel.
         others = sums.rows / sums.scores.sums[..., None]
         slope = (rest[..., None] * own_rows - others) * (1 / divisor)
-    residuals = _Residuals(*arguments, sums.scores, divisor, slope, scores)
+    residuals = _Residuals(*arguments, sums.scores, divisor, slope)
     return sums.scores.stats(divisor), residuals
 
 
@@ -235,60 +200,49 @@ def _sums(
     tiles: Tiles,
     mesh: jax.sharding.Mesh | None,
     *,
-    trains_head: bool | None = None,
-) -> tuple[_Sums, Float[Array, "devices slices tiles v n"] | None]:
-    """Computes the sums over the vocabulary, and what the tiles allow to prepare of a gradient.
+    trains_head: bool = True,
+) -> _Sums:
+    """Computes the sums over the vocabulary.
 
-    That is the sums of rows, if the head is not trained; if it is, the second result: the scores of
-    all tiles, unless they are too many to keep. Without a gradient, `trains_head` is `None`.
+    If the head is not trained, and the tiles can, they include the sums of rows, from which the
+    gradient follows without a second pass.
     """
     layout = _Layout.of(mesh, ids, head)
 
-    def local(
-        hidden: Array, head: Array, ids: Array, temperature: Number
-    ) -> tuple[_Sums, Array | None]:
+    def local(hidden: Array, head: Array, ids: Array, temperature: Number) -> _Sums:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
         cut = _cut_tokens((hidden, own_ids), ids.ndim, tiles.tokens)
         count, n = cut[1].shape
-        shape = slices.count, count, slices.size, n
-        weighing = keeping = None
-        if isinstance(tiles, ScoreTiles):
-            weighing = tiles if trains_head is False else None
-            keeping = tiles if trains_head and math.prod(shape) <= tiles.max_kept else None
+        weighing = tiles if isinstance(tiles, ScoreTiles) and not trains_head else None
 
-        def add_slice(index: Array, done: _Tiled) -> _Tiled:
+        def add_slice(index: Array, done: _Sums) -> _Sums:
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
 
-            def add_tile(tile: Array, done: _Tiled) -> _Tiled:
+            def add_tile(tile: Array, done: _Sums) -> _Sums:
                 hidden, ids = jax.tree.map(lambda x: x[tile], cut)
                 rest = ids - slices.start(index), slices.first_new(index), temperature
-                scores = None
                 if weighing is not None:
                     part = _Sums(*weighing.weighted_rows(hidden, rows, *rest))
-                elif keeping is not None:
-                    scores = keeping.scores(hidden, rows)
-                    part = _Sums(keeping.sums_from(scores, *rest).merged(temperature), None)
                 else:
                     part = _Sums(tiles.sums(hidden, rows, *rest).merged(temperature), None)
-                return done.plus(part, scores, index, tile, temperature)
+                sums = jax.tree.map(lambda x: x[tile], done).plus(part, temperature)
+                put = partial(jax.lax.dynamic_update_index_in_dim, index=tile, axis=0)
+                return jax.tree.map(put, done, sums)
 
             return jax.lax.fori_loop(0, count, add_tile, done)
 
         no_rows = None if weighing is None else jnp.zeros(cut[0].shape, jnp.float32)
-        no_scores = None if keeping is None else jnp.zeros(shape, jnp.float32)
-        start = _Tiled(_Sums(Partial.of_nothing((count, n)), no_rows), no_scores)
-        sums, scores = jax.lax.fori_loop(0, slices.count, add_slice, start)
+        start = _Sums(Partial.of_nothing((count, n)), no_rows)
+        sums = jax.lax.fori_loop(0, slices.count, add_slice, start)
         sums = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[: ids.size], sums)
         sums = jax.tree.map(lambda x: x.reshape(*ids.shape, *x.shape[1:]), sums)
         axis = layout.head[0]
-        sums = sums if axis is None else sums.over_axis(axis, temperature)
-        return sums, None if scores is None else scores[None]
+        return sums if axis is None else sums.over_axis(axis, temperature)
 
     tokens = layout.tokens
     arguments = tokens, layout.head, tokens, PartitionSpec()
-    run = layout.on_each_device(local, arguments, (tokens, layout.by_device))
-    return run(hidden, head, ids, temperature)
+    return layout.on_each_device(local, arguments, tokens)(hidden, head, ids, temperature)
 
 
 def _backward(
@@ -297,7 +251,7 @@ def _backward(
     residuals: _Residuals,
     cotangents: TokenStats,
 ) -> tuple[Array, Array | None, None, None]:
-    hidden, head, ids, sums, temperature, slope, scores = residuals
+    hidden, head, ids, sums, temperature, slope = residuals
     others = cotangents.entropies, cotangents.logsumexps
     if slope is not None and all(isinstance(x, SymbolicZero) for x in others):
         of_hidden = jnp.asarray(cotangents.logps)[..., None] * slope
@@ -306,12 +260,7 @@ def _backward(
     layout = _Layout.of(mesh, ids, head)
 
     def local(
-        hidden: Array,
-        head: Array,
-        ids: Array,
-        gradient: ScoreGradient,
-        kept: Array | None,
-        temperature: Number,
+        hidden: Array, head: Array, ids: Array, gradient: ScoreGradient, temperature: Number
     ) -> tuple[Array, Array]:
         slices = _Slices.of(head, tiles.vocabulary)
         own_ids = ids - layout.first_row(head)
@@ -320,25 +269,23 @@ def _backward(
         def add_slice(index: Array, gradients: tuple[Array, Array]) -> tuple[Array, Array]:
             of_hidden, of_head = gradients
             rows = layout.gather(slices.cut(head, index).astype(hidden.dtype))
-            slice_ = _HeadSlice(index, rows, slices.start(index), slices.first_new(index))
-            of_hidden, of_rows = _slice_gradients(
-                cut, slice_, None if kept is None else kept[0], of_hidden, temperature, tiles
-            )
+            slice_ = _HeadSlice(rows, slices.start(index), slices.first_new(index))
+            of_hidden, of_rows = _slice_gradients(cut, slice_, of_hidden, temperature, tiles)
             # Rows that an earlier slice covered are rewritten with the same values.
             of_rows = layout.sum_over_tokens(of_rows).astype(head.dtype)
             return of_hidden, slices.write(of_head, of_rows, index)
 
         count, n, H = cut.hidden.shape
-        start = jnp.zeros((count, H, n), jnp.float32), jnp.zeros_like(head)
+        start = jnp.zeros((count, n, H), jnp.float32), jnp.zeros_like(head)
         of_hidden, of_head = jax.lax.fori_loop(0, slices.count, add_slice, start)
-        of_hidden = layout.sum_over_vocabulary_axis(of_hidden.swapaxes(1, 2).reshape(-1, H))
+        of_hidden = layout.sum_over_vocabulary_axis(of_hidden.reshape(-1, H))
         return of_hidden[: ids.size].reshape(hidden.shape).astype(hidden.dtype), of_head
 
     tokens = layout.tokens
-    arguments = tokens, layout.head, tokens, tokens, layout.by_device, PartitionSpec()
+    arguments = tokens, layout.head, tokens, tokens, PartitionSpec()
     run = layout.on_each_device(local, arguments, (tokens, layout.head))
     gradient = ScoreGradient.of(sums, cotangents, temperature)
-    return *run(hidden, head, ids, gradient, scores, temperature), None, None
+    return *run(hidden, head, ids, gradient, temperature), None, None
 
 
 def _instantiated(cotangent: Array | SymbolicZero) -> Array:
@@ -359,8 +306,6 @@ class _TokenTiles(NamedTuple):
 
 
 class _HeadSlice(NamedTuple):
-    number: Int[Array, ""]
-    """Number of the slice, from 0."""
     rows: Float[Array, "v H"]
     start: Int[Array, ""]
     """Index of row 0 within the device's part of the vocabulary."""
@@ -371,16 +316,11 @@ class _HeadSlice(NamedTuple):
 def _slice_gradients(
     cut: _TokenTiles,
     slice_: _HeadSlice,
-    kept: Float[Array, "slices tiles v n"] | None,
-    of_hidden: Float[Array, "tiles H n"],
+    of_hidden: Float[Array, "tiles n H"],
     temperature: Number,
     tiles: Tiles,
-) -> tuple[Float[Array, "tiles H n"], Float[Array, "v H"]]:
-    """Adds a slice's part to the hidden states' gradient; returns that and the slice's own.
-
-    The former is transposed: otherwise XLA's CPU compiler makes a strided copy of the scores'
-    gradient.
-    """
+) -> tuple[Float[Array, "tiles n H"], Float[Array, "v H"]]:
+    """Adds a slice's part to the gradient of the hidden states; returns it and the slice's own."""
     rows = slice_.rows
     new = jnp.arange(len(rows)) >= slice_.first_new
     new_rows = jnp.where(new[:, None], rows, 0)
@@ -389,12 +329,9 @@ def _slice_gradients(
         of_hidden, of_rows = gradients
         hidden, ids, gradient = jax.tree.map(lambda x: x[tile], cut)
         rest = ids - slice_.start, gradient, temperature
-        if kept is not None and isinstance(tiles, ScoreTiles):
-            ds = tiles.gradient_from(kept[slice_.number, tile], *rest).astype(hidden.dtype)
-        else:
-            ds = tiles.score_gradient(hidden, rows, *rest)
+        ds = tiles.score_gradient(hidden, rows, *rest)
         of_rows += product("vn,nh->vh", ds, hidden)
-        of_tokens = of_hidden[tile] + product("vn,vh->hn", ds, new_rows)
+        of_tokens = of_hidden[tile] + product("vn,vh->nh", ds, new_rows)
         return jax.lax.dynamic_update_index_in_dim(of_hidden, of_tokens, tile, 0), of_rows
 
     start = of_hidden, jnp.zeros(rows.shape, jnp.float32)

@@ -51,7 +51,7 @@ class Tiles(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class ScoreTiles(Tiles):
-    """Tiles whose scores are arrays, in plain XLA, which can be kept for the gradient.
+    """Tiles whose scores are arrays, in plain XLA.
 
     They can add up rows of the head too, where these are not trained: that yields the gradient of
     log-probs without a second pass.
@@ -60,34 +60,10 @@ class ScoreTiles(Tiles):
     tokens: int
     vocabulary: int
     softcap: float | None
-    max_kept: int
-    """Maximum number of scores that a device keeps for the backward pass. If there are more, all
-    are recomputed."""
 
     def scores(self, hidden: Float[Array, "n H"], head: Float[Array, "v H"]) -> Float[Array, "v n"]:
         """Computes the scores, float32, under their cap."""
         return soft_capped(product("vh,nh->vn", head, hidden), self.softcap)
-
-    def sums_from(
-        self,
-        scores: Float[Array, "v n"],
-        ids: Int[Array, " n"],
-        first: Int[Array, ""],
-        temperature: Number,
-    ) -> Partial:
-        """Computes `sums` of these scores."""
-        return Partial.of_scores(scores, _own(scores, ids), _valid(scores, first), temperature)
-
-    def gradient_from(
-        self,
-        scores: Float[Array, "v n"],
-        ids: Int[Array, " n"],
-        gradient: ScoreGradient,
-        temperature: Number,
-    ) -> Float[Array, "v n"]:
-        """Computes the gradient of these scores before their cap, float32."""
-        by_scores = gradient.at(scores, _own(scores, ids), temperature)
-        return gradient_before_cap(by_scores, scores, self.softcap)
 
     def sums(
         self,
@@ -97,7 +73,8 @@ class ScoreTiles(Tiles):
         first: Int[Array, ""],
         temperature: Number,
     ) -> Partial:
-        return self.sums_from(self.scores(hidden, head), ids, first, temperature)
+        scores = self.scores(hidden, head)
+        return Partial.of_scores(scores, _own(scores, ids), _valid(scores, first), temperature)
 
     def score_gradient(
         self,
@@ -107,8 +84,9 @@ class ScoreTiles(Tiles):
         gradient: ScoreGradient,
         temperature: Number,
     ) -> Float[Array, "v n"]:
-        by_scores = self.gradient_from(self.scores(hidden, head), ids, gradient, temperature)
-        return by_scores.astype(hidden.dtype)
+        scores = self.scores(hidden, head)
+        by_scores = gradient.at(scores, _own(scores, ids), temperature)
+        return gradient_before_cap(by_scores, scores, self.softcap).astype(hidden.dtype)
 
     def weighted_rows(
         self,
@@ -118,9 +96,10 @@ class ScoreTiles(Tiles):
         first: Int[Array, ""],
         temperature: Number,
     ) -> tuple[Partial, Float[Array, "n H"]]:
-        """Computes `sums` in one part, and the rows that these weight, without the token's own.
+        """Computes `sums` in one part, and a weighted sum of the rows of the head, float32.
 
-        A row is multiplied by the slope of the cap at its score. Their sum is float32.
+        The weight of a row is its exponential in `sums`, times the slope of the cap at its score.
+        The row of the token itself is left out.
         """
         scores = self.scores(hidden, head)
         own, valid = _own(scores, ids), _valid(scores, first)

@@ -17,9 +17,9 @@ from grpo_eqx.models.kv_cache import (
     GrowingCache,
     KeyValues,
     KVCache,
+    StoredKV,
     positions_read,
 )
-from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import soft_capped
 from grpo_eqx.models.tiles import filled
@@ -67,14 +67,14 @@ class OwnKeys(NamedTuple):
 
         positions, own = start + first + jnp.arange(size), self.position[..., None]
         kv = part.mapped(cut).loaded(dtype)
-        if part.keys.dtype != dtype:
+        if part.values.dtype != dtype:
             is_own = (positions == own)[:, :, None, :, None]
 
             def with_own(rounded: Array, new: Array, axis: int) -> Array:
                 here, new = (jnp.moveaxis(x, -2, axis) for x in (is_own, new))
                 return jnp.where(here, new, rounded)
 
-            kv = kv.mapped(with_own, KVCache(*self.new.filled(part.head_size)))
+            kv = kv.mapped(with_own, StoredKV(*self.new.filled(part.head_size)))
         visible = positions <= own
         if self.window is not None:
             visible &= positions > own - self.window
@@ -100,7 +100,7 @@ def attend(
     Queries of heads that the caches hold with zeros after them get the same zeros.
     """
     P, G, N, D = queries.shape
-    K, scale = prompt.kv.keys.shape[2], D**-0.5
+    K, scale = prompt.kv.values.shape[2], D**-0.5
     by_key = filled(queries.reshape(P, G, K, N // K, D), -1, prompt.kv.head_size)
 
     def add(
@@ -131,7 +131,7 @@ def _attend_prompt(
 ) -> RunningSoftmax:
     P, G, K, repeats, D = queries.shape
     kv, visible = prompt
-    if kv.keys.shape[1] == G:
+    if kv.values.shape[1] == G:
         nothing = RunningSoftmax.over_nothing(queries)
         return _updated(nothing, queries, kv, visible[:, :, None, None], scale, softcap)
     # A group that shares its prompt is one long run of queries: one larger product per prompt.
@@ -153,7 +153,6 @@ def _updated(
 ) -> RunningSoftmax:
     """Adds keys and values, of which each of the `J` rows has its own."""
     assert kv.key_scales is None, "keys are scaled as they are loaded"
-    dims = "pjkrd,pjkds->pjkrs" if kv.positions_last else "pjkrd,pjksd->pjkrs"
-    scores = soft_capped(product(dims, queries, kv.keys) * scale, softcap)
+    scores = soft_capped(kv.scores(queries) * scale, softcap)
     scores = jnp.where(visible, scores, MASKED)
     return part.updated(scores, kv.values, "pjkrs,pjksd->pjkrd")

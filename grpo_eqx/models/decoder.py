@@ -373,7 +373,7 @@ class Decoder(CausalLM):
         x, written, routes, first = self.embed(ids)[:, :, None], [], [], 0
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
         for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
-            depths = jnp.arange(len(prompt_kv.keys))  # XLA unrolls the loop over a single one
+            depths = jnp.arange(len(prompt_kv.values))  # XLA unrolls the loop over a single one
             kinds = self._kind_of_layer(first, len(depths))
             (x, kv), chosen = jax.lax.scan(step, (x, kv), (stack, kinds, prompt_kv, depths))
             written.append(kv)

@@ -113,7 +113,7 @@ def upload(folder: Path, repository: str, *, private: bool | None, revision: str
     - `private`: whether a new repository is private; by default as the account says.
     - `revision`: the branch; by default `main`.
 
-    **Returns:** the address of the commit. Raises `UserError` for a name that cannot be, and
+    **Returns:** the address of the commit. Raises `UserError` for an impossible name, and
     `RunError` where the hub refuses or is not reached.
     """
     from huggingface_hub import HfApi

@@ -203,10 +203,6 @@ class CausalLM(eqx.Module):
         """Returns the model with every array in `dtype`, but for int8 weights and their scales."""
         return jax.tree.map(lambda x: x.astype(dtype), self, is_leaf=_is_linear)
 
-    def transposed(self: _Model) -> _Model:
-        """Returns the model with every linear map `transposed`."""
-        return self._map_linears(lambda x: x.transposed())
-
     def rounded(self: _Model, dtype: jax.typing.DTypeLike) -> _Model:
         """Returns the model to generate with int8 weights, and everything else in `dtype`.
 
@@ -223,21 +219,13 @@ class CausalLM(eqx.Module):
             is_leaf=_is_linear,
         )
 
-    def unstacked(self: _Model) -> _Model:
-        """Returns the model for `decode` with a stack of its own for each layer.
-
-        A CPU copies a layer's weights out of a larger stack at every step.
-        """
-        number = self.config.num_hidden_layers
-        layers = [jax.tree.map(lambda x, i=i: x[i : i + 1], self.layers) for i in range(number)]
-        return eqx.tree_at(lambda model: model.layers, self, layers)
-
     def project_logits(self, hidden: Float[Array, "*batch H"]) -> Float[Array, "*batch V"]:
         """Projects final hidden states to float32 logits."""
         if isinstance(self.output_table, RoundedTable):
             logits = self.output_table.project(hidden)
         else:
-            logits = _logits(hidden, self.head.astype(hidden.dtype))
+            head = self.head.astype(hidden.dtype)
+            logits = jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
         return soft_capped(logits, self.config.logit_softcap)
 
 
@@ -252,31 +240,3 @@ def _adapter(linear: Linear) -> LowRank | None:
 
 def _is_linear(x: object) -> bool:
     return isinstance(x, Linear)
-
-
-_COLUMNS_PER_ROW = 8
-"""Columns of the head for each row of hidden states from which on transposing logits is faster."""
-
-
-def _logits(
-    hidden: Float[Array, "*batch H"], head: Float[Array, "V H"]
-) -> Float[Array, "*batch V"]:
-    few = _COLUMNS_PER_ROW * hidden.size <= hidden.shape[-1] ** 2
-    if not few or hidden.dtype != jnp.float32:
-        return _logits_by_row(hidden, head)
-    return jax.lax.platform_dependent(hidden, head, cpu=_logits_by_entry, default=_logits_by_row)
-
-
-def _logits_by_row(
-    hidden: Float[Array, "*batch H"], head: Float[Array, "V H"]
-) -> Float[Array, "*batch V"]:
-    return jnp.einsum("...h,vh->...v", hidden, head, preferred_element_type=jnp.float32)
-
-
-def _logits_by_entry(
-    hidden: Float[Array, "*batch H"], head: Float[Array, "V H"]
-) -> Float[Array, "*batch V"]:
-    """Computes the same in a form in which XLA's CPU compiler transposes logits, not the head."""
-    logits = jnp.einsum("vh,...h->v...", head, hidden, preferred_element_type=jnp.float32)
-    # Without the barrier, the compiler folds the transposition back into the product.
-    return jnp.moveaxis(jax.lax.optimization_barrier(logits), 0, -1)

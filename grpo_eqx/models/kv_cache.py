@@ -1,5 +1,6 @@
 """Keys and values of past positions, as attention computes them and as they are stored."""
 
+import abc
 import itertools
 from collections.abc import Callable
 from functools import partial
@@ -10,15 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int8, Num
 
+from grpo_eqx.models.product import product
 from grpo_eqx.models.rounding import rounded_rows
 from grpo_eqx.models.tiles import filled
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
 
 CACHE_BLOCK = 128
 """Number of positions of a growing cache that attention reads at a time."""
-_MOST_PARTS = 4
-"""Limit on the parts of a growing cache. Each is one more loop to compile for each layer and number
-of slots."""
 
 
 class KeyValues(NamedTuple):
@@ -43,35 +42,29 @@ def positions_read(num_written: Int[Array, ""], cache_length: int) -> Int[Array,
 
 
 class KVCache(eqx.Module):
-    """Stored keys and values: in a float dtype, or as int8 with a scale per head and position.
+    """Stored keys and values of some layers: in a float dtype, or as int8 with scales.
 
     Heads may be stored with zeros after them (`KeyValues.filled`).
     """
 
-    keys: Float[Array, "*layers P J K _ _"] | Int8[Array, "*layers P J K _ _"]
-    """`[*layers, P, J, K, S, D]`, or with positions last."""
-    values: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
-    key_scales: Float[Array, "*layers P J K _ _"] | None = None
-    """`[*layers, P, J, K, S, 1]`, or with positions last."""
-    value_scales: Float[Array, "*layers P J K S 1"] | None = None
-    positions_last: bool = eqx.field(static=True, default=False)
-    """Whether keys are `[*layers, P, J, K, D, S]`. A CPU computes the scores of a few queries
-    faster from these."""
+    keys: eqx.AbstractVar[Num[Array, "*layers P J K _ _"]]
+    values: eqx.AbstractVar[Num[Array, "*layers P J K S D"]]
+    key_scales: eqx.AbstractVar[Float[Array, "*layers P J K _ _"] | None]
+    """Scale of each int8 key, in the form of `keys`."""
+    value_scales: eqx.AbstractVar[Float[Array, "*layers P J K S 1"] | None]
 
-    @classmethod
-    def of(cls, kv: KeyValues, dtype: jnp.dtype) -> "KVCache":
-        """Rounds to `dtype`; for int8, the largest magnitude per head and position becomes 127."""
-        if dtype != jnp.int8:
-            return cls(kv.keys.astype(dtype), kv.values.astype(dtype))
-        (keys, key_scales), (values, value_scales) = (rounded_rows(x) for x in kv)
-        return cls(keys, values, key_scales[..., None], value_scales[..., None])
+    @property
+    @abc.abstractmethod
+    def key_axis(self) -> int:
+        """Axis of positions in `keys`, counted from the end."""
 
-    def with_positions_last(self) -> "KVCache":
-        """Returns the cache with keys transposed, so that positions are their last axis."""
-        assert not self.positions_last
-        of_keys = self.keys, self.key_scales
-        keys, key_scales = jax.tree.map(lambda x: x.swapaxes(-1, -2), of_keys)
-        return KVCache(keys, self.values, key_scales, self.value_scales, positions_last=True)
+    @abc.abstractmethod
+    def scores(self, queries: Float[Array, "P J K r D"]) -> Float[Array, "P J K r S"]:
+        """Computes the products of queries with the keys of one layer, in float32."""
+
+    @abc.abstractmethod
+    def growing(self, rows: int, slots: int, length: int) -> "GrowingCache":
+        """Returns an empty cache of these layers, for `length` positions in slots of rows."""
 
     @property
     def num_positions(self) -> int:
@@ -89,13 +82,22 @@ class KVCache(eqx.Module):
         Other caches may have theirs elsewhere.
         """
         caches = self, *others
-        of_keys = partial(func, axis=-1 if self.positions_last else -2)
-        of_values = partial(func, axis=-2)
+        of_keys, of_values = partial(func, axis=self.key_axis), partial(func, axis=-2)
         keys, key_scales = jax.tree.map(of_keys, *((x.keys, x.key_scales) for x in caches))
         values, value_scales = jax.tree.map(
             of_values, *((x.values, x.value_scales) for x in caches)
         )
-        return KVCache(keys, values, key_scales, value_scales, positions_last=self.positions_last)
+        return type(self)(keys, values, key_scales, value_scales)
+
+    def empty(self, rows: int, slots: int, length: int) -> "KVCache":
+        """Returns a cache of zeros in this form, for `length` positions in slots of rows."""
+
+        def zeros(x: Array, axis: int) -> Array:
+            shape = [x.shape[0], rows, slots, *x.shape[3:]]
+            shape[axis] = length
+            return jnp.zeros(shape, x.dtype)
+
+        return self.mapped(zeros)
 
     def written(
         self,
@@ -124,19 +126,41 @@ class KVCache(eqx.Module):
                 func = layout.on_each_device(func, [of_cache, of_token, (), row], of_cache)
             return func(cache, token, layer, position)
 
-        return self.mapped(write, KVCache.of(new.filled(self.head_size), self.keys.dtype))
-
-    def unstacked(self) -> "list[KVCache]":
-        """Returns a cache for each layer, with a leading axis of one layer."""
-        return [jax.tree.map(lambda x, i=i: x[i : i + 1], self) for i in range(len(self.keys))]
+        return self.mapped(write, StoredKV.of(new.filled(self.head_size), self.values.dtype))
 
     def loaded(self, dtype: jnp.dtype) -> "KVCache":
         """Returns the cache in `dtype`, in which attention computes, without scales."""
         keys, values = self.keys, self.values
         if self.key_scales is not None and self.value_scales is not None:
             keys, values = keys * self.key_scales, values * self.value_scales
-        keys, values = keys.astype(dtype), values.astype(dtype)
-        return KVCache(keys, values, positions_last=self.positions_last)
+        return type(self)(keys.astype(dtype), values.astype(dtype), None, None)
+
+
+class StoredKV(KVCache):
+    """Keys and values as `[*layers, P, J, K, S, D]`."""
+
+    keys: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
+    values: Float[Array, "*layers P J K S D"] | Int8[Array, "*layers P J K S D"]
+    key_scales: Float[Array, "*layers P J K S 1"] | None = None
+    value_scales: Float[Array, "*layers P J K S 1"] | None = None
+
+    @classmethod
+    def of(cls, kv: KeyValues, dtype: jnp.dtype) -> "StoredKV":
+        """Rounds to `dtype`; for int8, the largest magnitude per head and position becomes 127."""
+        if dtype != jnp.int8:
+            return cls(kv.keys.astype(dtype), kv.values.astype(dtype))
+        (keys, key_scales), (values, value_scales) = (rounded_rows(x) for x in kv)
+        return cls(keys, values, key_scales[..., None], value_scales[..., None])
+
+    @property
+    def key_axis(self) -> int:
+        return -2
+
+    def scores(self, queries: Float[Array, "P J K r D"]) -> Float[Array, "P J K r S"]:
+        return product("pjkrd,pjksd->pjkrs", queries, self.keys)
+
+    def growing(self, rows: int, slots: int, length: int) -> "GrowingCache":
+        return GrowingCache((self.empty(rows, slots, length),))
 
 
 def _written(
@@ -194,23 +218,3 @@ class GrowingCache(NamedTuple):
             within = position if size == self.length else jnp.where(is_here, position - start, size)
             parts.append(part.written(new, layer, within, layout))
         return GrowingCache(tuple(parts))
-
-    def cut(self) -> "GrowingCache":
-        """Returns a cache of a single part in several: all but the last have one block.
-
-        A CPU reads such a part where it is. One block of a longer part is copied first.
-        """
-        (whole,) = self.parts
-        starts = [CACHE_BLOCK * i for i in range(num_parts(self.length))]
-        ends = [*starts[1:], self.length]
-        return GrowingCache(
-            tuple(
-                whole.mapped(partial(jax.lax.slice_in_dim, start_index=start, limit_index=end))
-                for start, end in zip(starts, ends, strict=True)
-            )
-        )
-
-
-def num_parts(cache_length: int) -> int:
-    """Returns the number of parts of a growing cache that is cut."""
-    return min(-(-cache_length // CACHE_BLOCK), _MOST_PARTS)

@@ -24,8 +24,8 @@ class LowRank(eqx.Module):
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """Computes what is added to the outputs."""
         # In both passes, the inner product is scaled, which is smaller than the outputs.
-        inner = _project(x, self.a) * jnp.asarray(self.scale, x.dtype)
-        return _project(inner, self.b.swapaxes(-1, -2))
+        inner = project(x, self.a) * jnp.asarray(self.scale, x.dtype)
+        return project(inner, self.b.swapaxes(-1, -2))
 
     def delta(self) -> Float[Array, "*stack out in"]:
         """Computes what is added to the weight, float32."""
@@ -36,12 +36,10 @@ class LowRank(eqx.Module):
 class Linear(eqx.Module):
     """`x @ weight.T + bias`, with the weight laid out as Hugging Face stores it, `[out, in]`."""
 
-    weight: Float[Array, "*stack rows columns"] | Int8[Array, "*stack rows columns"]
+    weight: Float[Array, "*stack out in"] | Int8[Array, "*stack out in"]
     bias: Float[Array, "*stack out"] | None = None
     scales: Float[Array, "*stack out"] | None = None
     """Scale of each output, by which the product with an int8 weight is multiplied."""
-    is_transposed: bool = eqx.field(static=True, default=False)
-    """Whether the weight is `[in, out]` instead."""
     adapter: LowRank | None = None
     """Trained addition to the weight, which then is frozen."""
 
@@ -61,11 +59,6 @@ class Linear(eqx.Module):
             return cast
         return dataclasses.replace(cast, weight=self.weight, scales=self.scales)
 
-    def transposed(self) -> "Linear":
-        """Returns the map stored transposed, for faster forward passes of few rows on CPUs."""
-        weight = self.weight.swapaxes(-1, -2)
-        return dataclasses.replace(self, weight=weight, is_transposed=not self.is_transposed)
-
     def rounded(self, dtype: jax.typing.DTypeLike) -> "Linear":
         """Returns the map with an int8 weight and the bias in `dtype`, for forward passes alone."""
         bias = None if self.bias is None else self.bias.astype(dtype)
@@ -75,111 +68,46 @@ class Linear(eqx.Module):
         return Linear(weight, bias, scales)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        if self.is_transposed or (self.scales is not None and self.adapter is None):
-            y = self._read_only(x)
-            return y if self.bias is None else y + self.bias
-        weight, adapter = self.weight.astype(x.dtype), self.adapter
-        sums_weights = adapter is not None and self.scales is None and x.dtype == jnp.float32
-        y = _project_adapted(x, weight, adapter) if sums_weights else _project(x, weight)
+        # int8 numbers are exact in bfloat16, and unpacked within the product.
+        y = project(x, self.weight.astype(x.dtype))
         # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
         y = checkpoint_name(y, "product")
         if self.scales is not None:
             y = (y * self.scales).astype(x.dtype)
-        if adapter is not None and not sums_weights:
-            y = y + adapter(x)
+        if self.adapter is not None:
+            y = y + self.adapter(x)
         return y if self.bias is None else y + self.bias
-
-    def _read_only(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        """Computes the product in a form without a gradient of its own."""
-        dims = "...i,io->...o" if self.is_transposed else "...i,oi->...o"
-        # int8 numbers are exact in bfloat16, and unpacked within the product. Its result is rounded
-        # to the dtype of `x` before it is scaled: where devices add up parts of it, float32 would
-        # be twice the bytes.
-        y = jnp.einsum(dims, x, self.weight.astype(x.dtype))
-        return y if self.scales is None else (y * self.scales).astype(x.dtype)
 
 
 @jax.custom_vjp
-def _project(
+def project(
     x: Float[Array, "*batch in"], weight: Float[Array, "out in"]
 ) -> Float[Array, "*batch out"]:
+    """Computes the product with a weight, in the dtype of both."""
     return jnp.einsum("...i,oi->...o", x, weight)
 
 
 def _project_forward(
     x: Float[Array, "*batch in"], weight: Float[Array, "out in"]
 ) -> tuple[Float[Array, "*batch out"], tuple[Array, Array]]:
-    return _project(x, weight), (x, weight)
+    return project(x, weight), (x, weight)
 
 
 def _project_backward(
     residuals: tuple[Array, Array], dy: Float[Array, "*batch out"]
 ) -> tuple[Float[Array, "*batch in"], Float[Array, "out in"]]:
-    """Computes the usual gradients; for the weight's, transposes the narrower operand.
+    """Computes the usual gradients, that of the weight from a plain list of tokens.
 
-    XLA's CPU compiler transposes the left operand with a strided copy, into which it fuses whatever
-    computes the operand: for a wide activation that copy took a third of an update's time.
+    Automatic differentiation would contract several axes at once, for which XLA's CPU compiler has
+    no fast product.
     """
     x, weight = residuals
     flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    if flat_dy.shape[1] > flat_x.shape[1]:
-        weight_gradient = jnp.einsum("ti,to->io", flat_x, flat_dy).T
-    else:
-        weight_gradient = jnp.einsum("to,ti->oi", flat_dy, flat_x)
-    return jnp.einsum("...o,oi->...i", dy, weight), weight_gradient
+    of_weight = jnp.einsum("to,ti->oi", flat_dy, flat_x)
+    return jnp.einsum("...o,oi->...i", dy, weight), of_weight
 
 
-_project.defvjp(_project_forward, _project_backward)
-
-
-@jax.custom_vjp
-def _project_adapted(
-    x: Float[Array, "*batch in"], weight: Float[Array, "out in"], adapter: LowRank
-) -> Float[Array, "*batch out"]:
-    """Computes the product with the sum of a weight and its adapter, in float32.
-
-    On CPUs, one product with the sum reads inputs and writes outputs once; two that are added do so
-    twice. Accelerators multiply float32 in fewer bits, in which the sum would lose small changes of
-    the adapter: there, outputs are added.
-    """
-    return jax.lax.platform_dependent(
-        x,
-        weight,
-        adapter,
-        cpu=lambda x, weight, adapter: _project(x, weight + adapter.delta()),
-        default=lambda x, weight, adapter: _project(x, weight) + adapter(x),
-    )
-
-
-def _project_adapted_forward(
-    x: Float[Array, "*batch in"], weight: Float[Array, "out in"], adapter: LowRank
-) -> tuple[Float[Array, "*batch out"], tuple[Array, Array, LowRank]]:
-    return _project_adapted(x, weight, adapter), (x, weight, adapter)
-
-
-def _project_adapted_backward(
-    residuals: tuple[Array, Array, LowRank], dy: Float[Array, "*batch out"]
-) -> tuple[Float[Array, "*batch in"], Float[Array, "out in"], LowRank]:
-    """Computes the usual gradients; the adapter's without that of the whole weight."""
-    x, weight, adapter = residuals
-    of_weight = _project_backward((x, weight), dy)[1]
-    of_inner = adapter.scale * jnp.einsum("...o,ro->...r", dy, adapter.b)
-    dx = jax.lax.platform_dependent(
-        dy,
-        of_inner,
-        weight,
-        adapter,
-        cpu=lambda dy, of_inner, weight, adapter: dy @ (weight + adapter.delta()),
-        default=lambda dy, of_inner, weight, adapter: dy @ weight + of_inner @ adapter.a,
-    )
-    flat_x, flat_dy = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    inner = adapter.scale * jnp.einsum("ti,ri->tr", flat_x, adapter.a)
-    of_a = jnp.einsum("tr,ti->ri", of_inner.reshape(-1, of_inner.shape[-1]), flat_x)
-    of_b = jnp.einsum("tr,to->ro", inner, flat_dy)
-    return dx, of_weight, dataclasses.replace(adapter, a=of_a, b=of_b)
-
-
-_project_adapted.defvjp(_project_adapted_forward, _project_adapted_backward)
+project.defvjp(_project_forward, _project_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

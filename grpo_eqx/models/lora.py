@@ -10,7 +10,7 @@ from jaxtyping import PRNGKeyArray
 
 from grpo_eqx.common.choices import ALL_LINEAR
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.layers import Linear, LowRank

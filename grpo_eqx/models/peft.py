@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 from grpo_eqx.common.errors import UserError, WeightsError, first_line
 from grpo_eqx.common.plain_data import are_all, brief, field
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.common.read_files import read_object, reading
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.models.interface import CausalLM, parameter_name

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from grpo_eqx.common.errors import UserError, WeightsError, first_line
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.models import peft
 from grpo_eqx.models.config import ModelConfig

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Integer
 
 from grpo_eqx.models.attention import Segment
-from grpo_eqx.models.kv_cache import KeyValues, KVCache
+from grpo_eqx.models.kv_cache import KeyValues, KVCache, StoredKV
 
 
 class PromptCache(NamedTuple):
@@ -37,17 +37,7 @@ class PromptCache(NamedTuple):
         """
         assert isinstance(self.kv, KeyValues)
         dtype = self.kv.keys.dtype if dtype is None else dtype
-        return self._replace(kv=[KVCache.of(self.kv.filled(head_multiple), dtype)], routes=None)
-
-    def unstacked(self) -> "PromptCache":
-        """Returns a `stored` cache with one cache per layer, for a model that is `unstacked` too.
-
-        Keys get their positions last (`KVCache.positions_last`): CPUs, which decode so, read them
-        faster.
-        """
-        assert isinstance(self.kv, list)
-        layers = (layer for stack in self.kv for layer in stack.unstacked())
-        return self._replace(kv=[layer.with_positions_last() for layer in layers])
+        return self._replace(kv=[StoredKV.of(self.kv.filled(head_multiple), dtype)], routes=None)
 
     def picked(self, within: Int[Array, "parts n"]) -> "PromptCache":
         """Gathers prompts from each equal part of the batch, without cross-device traffic."""

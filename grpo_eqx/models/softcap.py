@@ -14,7 +14,7 @@ def gradient_before_cap(
 ) -> Float[Array, "*shape"]:
     """Multiplies the gradient of capped values by the slope of the cap, `1 - (capped / cap)**2`.
 
-    The slope is 0 where values were masked after they were capped, with any number below `-cap`.
+    The slope is 0 at masked values: any number below `-cap` that was put in after the cap.
     """
     if cap is None:
         return gradient

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from grpo_eqx.common.errors import UserError
+from grpo_eqx.generation import cpu
 from grpo_eqx.generation.local_sampler import GENERATE
-from grpo_eqx.models.kv_cache import num_parts
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram
@@ -144,5 +144,7 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
         max_length=options.max_completion_length,
         prompt_length=run.prompts.train,
         attention_blocks=options.attention.block_sizes(run.prompts.train, repeats),
-        cache_parts=num_parts(options.max_completion_length) if options.decodes_on_cpu else 1,
+        cache_parts=1
+        if options.decoding_form is None
+        else cpu.num_parts(options.max_completion_length),
     )

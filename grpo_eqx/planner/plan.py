@@ -14,7 +14,7 @@ from grpo_eqx.run.lowered import EVALUATE
 from grpo_eqx.sharding.layout_report import readable_bytes
 from grpo_eqx.tracking.device_links import link_rates
 from grpo_eqx.tracking.device_peaks import DevicePeaks
-from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.micro_batches import RowShape
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

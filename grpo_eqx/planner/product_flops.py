@@ -23,7 +23,7 @@ _MATRIX_PRODUCTS = ("gemm", "matmul")
 
 
 def product_flops(each: Instruction, operands: Sequence[Array]) -> float:
-    """Returns the FLOPs of an instruction: two for each multiplication of a product, else 0.
+    """Returns the FLOPs of an instruction: 2 for each multiply-add of a product, else 0.
 
     **Arguments:**
 

@@ -18,8 +18,8 @@ from grpo_eqx.models.causal_attention import BlockSizes, Visible
 from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
 from grpo_eqx.planner.work import ATTENTION, Level, Loop
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.scorer import MICRO_BATCHES
 
 

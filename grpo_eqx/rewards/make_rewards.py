@@ -67,7 +67,7 @@ def named_funcs(given: Any, argument: str, taken: Sequence[str] = ()) -> dict[st
 
 
 def _named(func: Any, argument: str) -> tuple[str, RewardFunc]:
-    """Returns a function, or the built-in function with a name, and the name for logs."""
+    """Returns the function that a name or a function means, and its name in logs."""
     if isinstance(func, str):
         return func, reward_func(func)
     if not callable(func):

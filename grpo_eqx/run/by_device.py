@@ -7,15 +7,12 @@ import jax.numpy as jnp
 
 from grpo_eqx.common.choices import Remat
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.loss_backends import LOSS_BACKENDS, ChunkedLoss, LossBackend
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.device_memory import usable_bytes
 
 _TOKENS = 8192
 """Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
 _TOKENS_ON_CPU = 1024
-_KEPT_ON_CPU = 2**24
-"""Logits, 64 MiB, that a CPU reads back in less time than it computes them again."""
 _LANES = 128
 """Elements of a TPU's vectors. Stored heads fill whole ones: where heads of 64 did not, XLA laid
 the cache out by positions, and copied all of it in every layer to write a single one. So do rows of
@@ -57,13 +54,6 @@ def vector_size(mesh: jax.sharding.Mesh) -> int:
 def tokens_per_micro_batch(mesh: jax.sharding.Mesh) -> int:
     """Returns the tokens that a device processes at a time."""
     return _TOKENS_ON_CPU if on_cpu(mesh) else _TOKENS
-
-
-def make_loss_backend(name: str, mesh: jax.sharding.Mesh) -> LossBackend:
-    """Makes a built-in loss backend, in the form that is fastest on the devices."""
-    if name == "chunked" and on_cpu(mesh):
-        return ChunkedLoss(max_kept_logits=_KEPT_ON_CPU)
-    return LOSS_BACKENDS[name]()
 
 
 def device_bytes(mesh: jax.sharding.Mesh) -> int:

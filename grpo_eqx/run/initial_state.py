@@ -6,7 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.distributed.exchange import raise_on_all_hosts
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.lora import prepared

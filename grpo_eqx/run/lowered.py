@@ -8,8 +8,10 @@ import jax
 from grpo_eqx.generation import Sampling
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.generation.routes import Routes, shapes_of_routes
-from grpo_eqx.run.spec import Programs, RunSpec
-from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.run.initial_state import state_shapes
+from grpo_eqx.run.programs import Programs
+from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.rows import Rows, shapes_of_rows
 from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE, SCORE_SHARE
 from grpo_eqx.training.updater import UPDATE
@@ -36,7 +38,7 @@ def run_programs(
     - `run`, `programs`: the description of the run, and what runs on its devices.
     - `prompt_width`: the width of the prompts that are sampled, by default that of the longest.
     """
-    cfg, lengths, state = run.cfg, run.prompts, run.state_shapes(programs.updater)
+    cfg, lengths, state = run.cfg, run.prompts, state_shapes(run, programs.updater)
     sampler, scorer, updater = programs.sampler, programs.scorer, programs.updater
     batch = cfg.prompts_per_step, cfg.num_generations
     routes = _routes(run, programs)
@@ -102,7 +104,7 @@ def in_order_of_use(
 
 def _lower_share(run: RunSpec, programs: Programs) -> Callable[[], jax.stages.Lowered]:
     """Returns the lowering of the policy's score of a rollout's share."""
-    model = run.state_shapes(programs.updater).model
+    model = state_shapes(run, programs.updater).model
     rows = _rows(run, programs, programs.update_rows)
     return lambda: programs.scorer.lower(model, rows, _routes(run, programs))
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
+from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping, cpu
 from grpo_eqx.generation.local_sampler import sampling_weights
+from grpo_eqx.loss_backends import LOSS_BACKENDS
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.objective import Objective
 from grpo_eqx.rollout.layout_choice import AutoSharding, DecodingWork
@@ -20,7 +21,6 @@ from grpo_eqx.run.by_device import (
     compute_dtype,
     default_remat,
     device_bytes,
-    make_loss_backend,
     on_cpu,
     vector_size,
 )
@@ -29,9 +29,9 @@ from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.training.forward import Forward
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.optimizer import OptimizerNumbers, make_optimizer
 from grpo_eqx.training.options import UpdateOptions
-from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.scorer import Scorer
 from grpo_eqx.training.updater import Updater
 
@@ -67,7 +67,7 @@ def make_programs(
     """
     compiler = Compiler(on_compile)
     forward = Forward(
-        backend=run.passed.loss_backend or make_loss_backend(run.cfg.loss_backend, mesh),
+        backend=run.passed.loss_backend or LOSS_BACKENDS[run.cfg.loss_backend](),
         mesh=mesh,
         dtype=compute_dtype(run.cfg, mesh),
         remat=run.cfg.remat if run.cfg.remat != "auto" else default_remat(mesh),
@@ -147,7 +147,7 @@ def _sampler_options(
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         kv_head_multiple=vector_size(mesh),
         max_num_seqs=cfg.max_num_seqs,
-        decodes_on_cpu=on_cpu(mesh),
+        decoding_form=cpu.decoding_form if on_cpu(mesh) else None,
         records_routes=cfg.router_replay,
         rollout_sharding=run.rollout_sharding,
         attention=best_attention(mesh),

@@ -29,7 +29,7 @@ from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
 from grpo_eqx.sharding.rollout_sharding import RolloutSharding, lay_out, parse_rollout_sharding
 from grpo_eqx.sharding.rules import batch_sharding, num_batch_shards
-from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.micro_batches import RowShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,7 +222,7 @@ def _check_batches(
 
 
 def _check_fits(cfg: GRPOConfig, config: ModelConfig, passed: CausalLM | None) -> None:
-    """Rejects router replay without experts, and adapters that the model cannot have or lacks."""
+    """Rejects router replay without experts, and adapter settings that do not suit the model."""
     if cfg.router_replay and config.experts is None:
         raise UserError(
             "router_replay is on, and the model has no experts to choose from: leave it out."

@@ -267,7 +267,7 @@ _NOUNS: dict[type, str] = {
 
 
 def _convert(value: Any, kind: Any) -> Any:
-    """Returns a value as a type; raises an error where it cannot be meant as one."""
+    """Converts a value to a type; raises an error if it cannot mean a value of the type."""
     if hasattr(value, "item"):  # a scalar of NumPy or JAX
         value = value.item()
     if get_origin(kind) is Annotated:

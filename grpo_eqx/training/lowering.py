@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PRNGKeyArray
 
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.lora import Lora, prepared

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from jaxtyping import Int
 
-from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.micro_batches import RowShape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Packing:
 
     @property
     def padding_share(self) -> float:
-        """Share of the positions of all rows in use that hold no token."""
+        """Share of positions without a token, in the rows that are in use."""
         positions = self.number * self.shape.num_rows * self.shape.width
         return float(1 - self.num_tokens().sum() / positions)
 

@@ -18,8 +18,8 @@ from grpo_eqx.data.trajectory import Group
 from grpo_eqx.models.causal_attention import Visible
 from grpo_eqx.sharding.arrays import shard
 from grpo_eqx.sharding.rules import BATCH_AXES
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
 
 
 class RouteSource(NamedTuple):
@@ -107,9 +107,9 @@ class Rows(eqx.Module):
         return dataclasses.replace(self, route_source=None)
 
     def by_completion(self, x: Shaped[Array, "R S"]) -> Shaped[Array, "R C T"]:
-        """Gathers values of a micro-batch's scored tokens by completion, as the objective reads.
+        """Lays out values of a micro-batch's scored tokens by completion, as the objective does.
 
-        What is past the end of a completion means nothing.
+        Values past the end of a completion mean nothing.
         """
         columns = self.scored_starts[..., None] + jnp.arange(
             self.shape.completion_length, dtype=jnp.int32

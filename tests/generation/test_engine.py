@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.common.prng import gumbel, sample_keys
+from grpo_eqx.common.random_keys import gumbel, sample_keys
 from grpo_eqx.generation import Sampling, SlotCounts, Stopping, generate
+from grpo_eqx.generation.cpu import decoding_form
 from grpo_eqx.generation.engine import Generated, _sizes
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.generation.slots import Slots
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, KVCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, StoredKV
 from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.sharding import ExplicitMesh, RolloutLayout
 
@@ -43,11 +44,15 @@ def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(ids, jnp.int32), jnp.asarray(mask)
 
 
+FORMS = {False: None, True: decoding_form}
+"""Forms of decoding, by whether layers are unrolled, as on CPUs."""
+
+
 @functools.partial(
     jax.jit,
     static_argnames=(
         "sampling", "group", "max_length", "num_slots", "refill_at", "layout", "kv_cache_dtype",
-        "kv_head_multiple", "unrolled",
+        "kv_head_multiple", "decoding_form",
     ),
 )  # fmt: skip
 def _run(
@@ -136,7 +141,7 @@ def test_sampler_logps_are_the_trainers(temperature: float, side: str) -> None:
 def test_so_they_are_beyond_a_block_of_the_cache(num_slots: int | None, unrolled: bool) -> None:
     endless = Stopping.of_ids([], CONFIG.vocab_size)
     ids, mask = prompts()
-    slots = {"num_slots": num_slots, "unrolled": unrolled}
+    slots = {"num_slots": num_slots, "decoding_form": FORMS[unrolled]}
     rollout = run(ids, mask, max_length=2 * CACHE_BLOCK + 9, stopping=endless, **slots)
     assert (rollout.lengths == 2 * CACHE_BLOCK + 9).all()
     check_logps(rollout, 1.0)
@@ -207,7 +212,7 @@ def test_slots_change_nothing(num_slots: int, refill_at: int | None, unrolled: b
     lengths = np.asarray(expected.lengths)
     assert lengths.max() > 100
     assert lengths.min() < 10
-    slots = {"num_slots": num_slots, "refill_at": refill_at, "unrolled": unrolled}
+    slots = {"num_slots": num_slots, "refill_at": refill_at, "decoding_form": FORMS[unrolled]}
     found = run(*prompts(), **every, **slots)
     for name in ("ids", "mask", "finished"):
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
@@ -232,7 +237,7 @@ def test_each_shard_refills_its_slots_from_its_own_prompts(
 ) -> None:
     every = {"group": 8, "max_length": 60}
     expected = run(*prompts(), **every)
-    slots = {"num_slots": num_slots, "unrolled": unrolled}
+    slots = {"num_slots": num_slots, "decoding_form": FORMS[unrolled]}
     found = run(*prompts(), **every, **slots, layout=shards(num_shards))
     np.testing.assert_array_equal(found.ids, expected.ids)
 
@@ -264,12 +269,11 @@ def test_slots_are_reduced_where_a_step_reads_a_third_less(
     slots_per_row: int, prompt_width: int, cache_length: int, expected: list[int]
 ) -> None:
     R, W = 8, slots_per_row
-    kv = KVCache(*jnp.zeros((2, 1, R, 1, 1, prompt_width, 1)))
+    kv = StoredKV(*jnp.zeros((2, 1, R, 1, 1, prompt_width, 1)))
     ids = jnp.zeros(R, jnp.int32)
     prompt = PromptCache([kv], jnp.zeros((R, prompt_width), bool), ids, ids)
     slots = Slots.of_prompts(prompt, jnp.zeros((R, W), jnp.int32), cache_length)
-    assert _sizes(slots, unrolled=False) == expected
-    assert _sizes(slots, unrolled=True) == [*expected, expected[-1] // 2]
+    assert _sizes(slots) == expected
 
 
 @pytest.mark.slow
@@ -310,7 +314,11 @@ def test_a_rounded_cache_samples_nearly_the_same_distribution(
 ) -> None:
     """Its log-probs are off those of the model by rounding, and they are what is recorded."""
     rollout = run(
-        *prompts(), group=8, kv_cache_dtype=jnp.dtype(dtype), num_slots=5, unrolled=unrolled
+        *prompts(),
+        group=8,
+        kv_cache_dtype=jnp.dtype(dtype),
+        num_slots=5,
+        decoding_form=FORMS[unrolled],
     )
     mask = np.asarray(rollout.mask)
     gap = np.abs(np.asarray(rollout.logps) - trainers_logps(rollout))[mask]

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.generation import Sampling
 from grpo_eqx.generation.sampling import GREEDY, sample_tokens
 from grpo_eqx.sharding import parse_mesh

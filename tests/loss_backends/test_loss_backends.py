@@ -55,9 +55,6 @@ BACKENDS = {
     "chunked": ChunkedLoss(),
     "chunked 7x16": ChunkedLoss(token_tile=7, vocabulary_tile=16),
     "chunked 16x11": ChunkedLoss(token_tile=16, vocabulary_tile=11),
-    "chunked, kept": ChunkedLoss(max_kept_logits=2**24),
-    "chunked 7x16, kept": ChunkedLoss(7, 16, max_kept_logits=2**24),
-    "chunked 16x11, kept": ChunkedLoss(16, 11, max_kept_logits=2**24),
     # interpreted: the same kernels that compile for TPUs and GPUs
     "pallas tpu": PallasLoss(kernels="tpu", token_tile=50, vocabulary_tile=33),
     "pallas gpu": PallasLoss(kernels="gpu", token_tile=50, vocabulary_tile=33),
@@ -311,24 +308,12 @@ def num_products(
     return str(jax.make_jaxpr(gradient)(inputs.hidden, inputs.head)).count("dot_general[")
 
 
-@pytest.mark.parametrize("max_kept_logits", [0, 2**24])
-def test_a_frozen_head_needs_no_second_pass(max_kept_logits: int) -> None:
-    backend = ChunkedLoss(max_kept_logits=max_kept_logits)
-    assert num_products(backend, trains_head=False) == 2
-
-
 @pytest.mark.parametrize("mesh", [None, "2,1,4"])
-def test_few_logits_are_kept_and_many_are_recomputed(mesh: str | None) -> None:
-    """The logits, perhaps again in the backward pass, and two gradients; counted per device."""
+def test_a_frozen_head_needs_no_second_pass(mesh: str | None) -> None:
+    """The logits, again in the backward pass of a trained head, and the gradients."""
     devices = None if mesh is None else parse_mesh(mesh).build(jax.devices()[:8])
-    number = PROMPTS * GROUP * LENGTH * VOCAB // (1 if devices is None else devices.size)
-    assert num_products(ChunkedLoss(max_kept_logits=number), mesh=devices) == 3
-    assert num_products(ChunkedLoss(max_kept_logits=number - 1), mesh=devices) == 4
-
-
-def test_no_fewer_than_0_logits_are_kept() -> None:
-    with pytest.raises(UserError, match="max_kept_logits is -1: it must be a whole number"):
-        ChunkedLoss(max_kept_logits=-1)
+    assert num_products(ChunkedLoss(), mesh=devices) == 4
+    assert num_products(ChunkedLoss(), trains_head=False, mesh=devices) == 2
 
 
 @pytest.mark.grid
@@ -376,13 +361,12 @@ def test_the_head_s_gradient_has_its_dtype_and_is_summed_in_float32(backend: Los
     seed=st.integers(0, 10**6),
     token_tile=st.integers(1, 100),
     vocabulary_tile=st.integers(1, 60),
-    max_kept_logits=st.sampled_from([0, 2**24]),
     temperature=st.floats(0.2, 3.0),
 )
 def test_tiles_of_any_size_change_nothing(
-    seed: int, token_tile: int, vocabulary_tile: int, max_kept_logits: int, temperature: float
+    seed: int, token_tile: int, vocabulary_tile: int, temperature: float
 ) -> None:
-    backend = ChunkedLoss(token_tile, vocabulary_tile, max_kept_logits)
+    backend = ChunkedLoss(token_tile, vocabulary_tile)
     check(backend, Inputs("random", seed), temperature)
 
 

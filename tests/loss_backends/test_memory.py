@@ -55,14 +55,9 @@ def test_chunked_holds_no_logits_and_little_else(
     assert program.memory_analysis().temp_size_in_bytes < 256 * MiB
 
 
-def test_kept_logits_take_their_own_size_and_a_few_tiles() -> None:
-    kept, tile = 4 * TOKENS * 4096, 4 * 512 * 512
-    for backend, most in (
-        (ChunkedLoss(512, 512, max_kept_logits=TOKENS * 4096), kept + 12 * tile),
-        (ChunkedLoss(512, 512, max_kept_logits=TOKENS * 4096 - 1), 12 * tile),
-    ):
-        program = compiled(backend, 4096, 64, jnp.float32)
-        assert program.memory_analysis().temp_size_in_bytes < most
+def test_a_program_holds_a_few_tiles() -> None:
+    program = compiled(ChunkedLoss(512, 512), 4096, 64, jnp.float32)
+    assert program.memory_analysis().temp_size_in_bytes < 12 * 4 * 512 * 512
 
 
 def test_the_text_would_show_logits() -> None:

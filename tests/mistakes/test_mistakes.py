@@ -562,7 +562,6 @@ SCRIPTS = {
     "trainer(system_prompt=DATA.as_posix())": "the name of a file: give its text, as in",
     "trainer().save_model()": "nothing is trained yet: name a folder",
     "trainer().train(resume_from_checkpoint=True)": "has no checkpoint of this run to resume fro",
-    "loss_backends.ChunkedLoss(max_kept_logits=1e6)": "max_kept_logits is 1000000.0: it must be a",
     "loss_backends.ChunkedLoss(token_tile='512')": "token_tile is '512': it must be a whole",
     "recipes.dapo(loss_type='sapo')": "The recipe sets epsilon=0.2, epsilon_high=0.28",
     "recipes.dapo(prompts_per_step=2)": (

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
+from grpo_eqx.generation.cpu import KeysByElement
 from grpo_eqx.models.attention import OwnKeys, Segment, attend
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache, StoredKV
 
 jitted_attend = jax.jit(attend, static_argnames="softcap")
 in_both_forms = pytest.mark.parametrize(
@@ -21,13 +22,29 @@ def assert_close(actual: Array, desired: np.ndarray | Array) -> None:
     np.testing.assert_allclose(actual, desired, rtol=0, atol=1e-5 * np.abs(desired).max())
 
 
-def in_form(cache: KVCache, is_positions_last: bool) -> KVCache:
-    return cache.with_positions_last() if is_positions_last else cache
+def in_form(cache: StoredKV, is_positions_last: bool) -> KVCache:
+    return KeysByElement.of(cache) if is_positions_last else cache
+
+
+def cut(whole: GrowingCache) -> GrowingCache:
+    """A cache of a single part in as many as CPUs cut it into."""
+    (part,) = whole.parts
+    like = part if isinstance(part, KeysByElement) else KeysByElement.of(part)
+    sizes = [each.num_positions for each in like.growing(1, 1, whole.length).parts]
+    starts = [CACHE_BLOCK * i for i in range(len(sizes))]
+    return GrowingCache(
+        tuple(
+            part.mapped(lambda x, axis, i=i, n=n: jax.lax.slice_in_dim(x, i, i + n, axis=axis))
+            for i, n in zip(starts, sizes, strict=True)
+        )
+    )
 
 
 def by_position(cache: KVCache) -> list[Array]:
     """The arrays of a cache in either form, positions before elements."""
-    return jax.tree.leaves(cache.mapped(lambda x, axis: jnp.moveaxis(x, axis, -2)))
+    of_keys = cache.keys, cache.key_scales
+    keys = jax.tree.map(lambda x: jnp.moveaxis(x, cache.key_axis, -2), of_keys)
+    return jax.tree.leaves((keys[0], cache.values, keys[1], cache.value_scales))
 
 
 def softmax_attention(
@@ -83,7 +100,7 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
     visible = np.array([[True, False, True, True, False], [False] * 5])
     position = np.array([[0, 3, length // 2], [length // 2 + 1, length - 2, 4]])
     new = rng.normal(size=(2, P, G, K, 1, D)).astype(np.float32)
-    stored = KVCache.of(
+    stored = StoredKV.of(
         KeyValues(*jnp.asarray(cache)).filled(head_multiple),
         jnp.dtype("bfloat16" if is_rounded else "f4"),
     )
@@ -95,12 +112,12 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
         jnp.asarray(queries),
         Segment(
             in_form(
-                KVCache(*KeyValues(*jnp.asarray(prompt)).filled(head_multiple)), positions_last
+                StoredKV(*KeyValues(*jnp.asarray(prompt)).filled(head_multiple)), positions_last
             ),
             jnp.asarray(visible)[:, None],
         ),
         OwnKeys(
-            own_cache.cut() if is_cut else own_cache,
+            cut(own_cache) if is_cut else own_cache,
             jnp.int32(1),
             jnp.asarray(position),
             jnp.int32(length - 1),
@@ -135,12 +152,12 @@ def test_attention_with_a_soft_cap_and_a_window(
     position = np.array([[0, 2, length // 2], [length // 2 + 1, length - 2, 4]])
     visible = np.arange(Tp) + window > Tp + position[..., None]
     own = KeyValues(*jnp.asarray(cache))
-    own_cache = GrowingCache((in_form(KVCache(*own), positions_last),))
+    own_cache = GrowingCache((in_form(StoredKV(*own), positions_last),))
     attended = jitted_attend(
         jnp.asarray(queries),
-        Segment(in_form(KVCache(*jnp.asarray(prompt)), positions_last), jnp.asarray(visible)),
+        Segment(in_form(StoredKV(*jnp.asarray(prompt)), positions_last), jnp.asarray(visible)),
         OwnKeys(
-            own_cache.cut() if is_cut else own_cache,
+            cut(own_cache) if is_cut else own_cache,
             jnp.int32(0),
             jnp.asarray(position),
             jnp.int32(length - 1),
@@ -166,10 +183,10 @@ def test_a_written_cache_differs_where_it_was_written(dtype: str, positions_last
     old = KeyValues(*jnp.asarray(rng.normal(size=(2, L, P, G, K, S, D)), "f4"))
     new = KeyValues(*jnp.asarray(rng.normal(size=(2, P, G, K, 1, D)), "f4"))
     position = np.array([[0, 4, 2], [1, 1, 3]])
-    cache, of_new = KVCache.of(old, jnp.dtype(dtype)), KVCache.of(new, jnp.dtype(dtype))
+    cache, of_new = StoredKV.of(old, jnp.dtype(dtype)), StoredKV.of(new, jnp.dtype(dtype))
     cache = in_form(cache, positions_last)
     written = cache.written(new, jnp.int32(1), jnp.asarray(position))
-    assert written.positions_last == positions_last
+    assert type(written) is type(cache)
     for found, before, token in zip(*map(by_position, (written, cache, of_new)), strict=True):
         expected = np.array(before)
         for p, g in np.ndindex(P, G):
@@ -182,7 +199,7 @@ def test_a_written_cache_differs_where_it_was_written(dtype: str, positions_last
 def test_a_cache_gives_back_what_its_dtype_can_hold(dtype: str, positions_last: bool) -> None:
     kv = KeyValues(*jnp.asarray(np.random.default_rng(0).normal(size=(2, 2, 1, 3, 5, 8)), "f4"))
     kv = jax.tree.map(lambda x: x.at[0, 0, 0, 0].set(0), kv)  # a key of zeros has no scale
-    cache = in_form(KVCache.of(kv, jnp.dtype(dtype)), positions_last)
+    cache = in_form(StoredKV.of(kv, jnp.dtype(dtype)), positions_last)
     assert cache.keys.dtype == cache.values.dtype == dtype
     step = {"float32": 0.0, "bfloat16": 2**-7, "int8": 1 / 127}[dtype]
     for found, given in zip(by_position(cache.loaded(jnp.dtype("float32"))), kv, strict=True):
@@ -204,9 +221,9 @@ def test_a_cut_cache_is_written_where_the_whole_one_is(
     position = jnp.asarray(
         [[0, length - 1, length // 2, length // 3], rng.integers(length, size=G)]
     )
-    whole = GrowingCache((in_form(KVCache.of(old, jnp.dtype(dtype)), positions_last),))
-    expected = whole.written(new, jnp.int32(0), position).cut()
-    found = whole.cut().written(new, jnp.int32(0), position)
+    whole = GrowingCache((in_form(StoredKV.of(old, jnp.dtype(dtype)), positions_last),))
+    expected = cut(whole.written(new, jnp.int32(0), position))
+    found = cut(whole).written(new, jnp.int32(0), position)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
     assert found.length == length
     assert [start for start, _ in found.placed()] == [

@@ -405,7 +405,7 @@ def test_two_bases_are_refused(tmp_path: Path, fields: dict[str, Any]):
     message = refusal(tmp_path, rotary(**fields))
     assert "500.0" in message
     assert "10000.0" in message
-    assert "keep the one that the model was trained with" in message
+    assert "keep the value that the model was trained with" in message
 
 
 # Values of the wrong type.

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 from grpo_eqx.common.choices import Remat
 from grpo_eqx.models.causal_attention import BlockedAttention, Visible
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
-from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, KVCache
+from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KeyValues, StoredKV
 from grpo_eqx.models.layers import rms_norm
 from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.models.rotary import Rope, Rotary
@@ -243,7 +243,7 @@ def test_decoding_step_by_step_is_the_grouped_pass(side: str, head_multiple: int
     head_size = cache.kv[0].head_size
     assert head_size == max(CONFIG.head_size, head_multiple)
     shape = (CONFIG.num_hidden_layers, P, G, CONFIG.num_key_value_heads, Tc, head_size)
-    own = [GrowingCache((KVCache(jnp.full(shape, 1e3), jnp.full(shape, 1e3)),))]
+    own = [GrowingCache((StoredKV(jnp.full(shape, 1e3), jnp.full(shape, 1e3)),))]
     inputs, steps = jnp.broadcast_to(cache.last_ids[:, None], (P, G)), []
     for index in range(Tc):
         places = jnp.full((P, G), index)
@@ -260,7 +260,7 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
     cache = prefill(model, *prompts("left")).stored(jnp.dtype("float32"))
     P, S = len(LENGTHS), 3 * CACHE_BLOCK
     shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
-    kv = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
+    kv = StoredKV(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
     own = [GrowingCache((kv,))]
     places = jnp.asarray([[0, 5, CACHE_BLOCK], [CACHE_BLOCK - 1, CACHE_BLOCK + 1, 300]])
     inputs = random_ids(P, GROUP)
@@ -274,34 +274,6 @@ def test_completions_at_different_places_decode_as_alone_to_the_last_bit():
             new,
             new_alone,
         )
-
-
-def test_unstacked_layers_decode_as_the_stack_does():
-    model = random_model()
-    cache = prefill(model, *prompts("left")).stored(jnp.dtype("float32"))
-    unstacked = cache.unstacked()
-    assert all(layer.positions_last for layer in unstacked.kv)
-    P, S = len(LENGTHS), 4
-    shape = (CONFIG.num_hidden_layers, P, GROUP, CONFIG.num_key_value_heads, S, CONFIG.head_size)
-    own = KVCache(*jnp.asarray(np.random.default_rng(0).normal(size=(2, *shape)), jnp.float32))
-    arguments = random_ids(P, GROUP), jnp.full((P, GROUP), 2), jnp.asarray(3)
-    expected, (stack,), _ = decode(model, cache, [GrowingCache((own,))], *arguments)
-    of_layers = [GrowingCache((layer.with_positions_last(),)) for layer in own.unstacked()]
-    found, layers, _ = decode(model.unstacked(), unstacked, of_layers, *arguments)
-    assert_close(found, expected)
-    assert len(layers) == CONFIG.num_hidden_layers
-    together = jax.tree.map(lambda *each: jnp.concatenate(each), *layers)
-    expected_parts = tuple(part.with_positions_last() for part in stack.parts)
-    jax.tree.map(assert_close, together, GrowingCache(expected_parts))
-
-
-def test_transposed_weights_are_the_same_model():
-    model, ids = random_model(), random_ids(2, 8)
-    assert model.transposed().layers.q_proj.weight.shape != model.layers.q_proj.weight.shape
-    assert_close(logits(model.transposed(), ids), logits(model, ids))
-    again = model.transposed().transposed()
-    assert jax.tree.structure(again) == jax.tree.structure(model)
-    jax.tree.map(np.testing.assert_array_equal, again, model)
 
 
 # Rematerialization.

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 from jaxtyping import Array
 
-from grpo_eqx.common.prng import sample_keys
+from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.generation import Stopping, generate
+from grpo_eqx.generation.cpu import decoding_form
 from grpo_eqx.generation.sampling import GREEDY, Sampling
 from grpo_eqx.models import Decoder, from_pretrained, save_pretrained
 from grpo_eqx.models.registry import FAMILIES, read_config
 from grpo_eqx.sharding import AutoMesh
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import pack, take_tokens
 
 from ..training.runner import sample_of
@@ -92,7 +93,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 logits = jax.jit(Decoder.logits)
-_STATIC = "sampling", "max_length", "unrolled"
+_STATIC = "sampling", "max_length", "decoding_form"
 jitted_generate = jax.jit(generate, static_argnames=_STATIC)
 
 
@@ -208,7 +209,7 @@ def test_greedy_completions_are_theirs(pair: Pair, side: str, unrolled: bool):
         sampling=GREEDY,
         max_length=12,
         stopping=Stopping.of_ids([], SIZES["vocab_size"]),
-        unrolled=unrolled,
+        decoding_form=decoding_form if unrolled else None,
     )
     for sample in range(2):
         np.testing.assert_array_equal(made.ids[:, sample], theirs)

@@ -14,7 +14,7 @@ import pytest
 from jaxtyping import Array, Bool, Int
 from safetensors.numpy import load_file, save_file
 
-from grpo_eqx.common.prng import sample_keys
+from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import Stopping, generate
 from grpo_eqx.generation.sampling import GREEDY
@@ -22,8 +22,8 @@ from grpo_eqx.models import pretrained
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.pretrained import from_pretrained, model_folder, save_pretrained
 from grpo_eqx.sharding import AutoMesh
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import pack, take_tokens
 
 from ..training.runner import sample_of

@@ -19,7 +19,7 @@ from grpo_eqx.planner.work import Level, Work
 from grpo_eqx.run.prompt_lengths import PromptLengths
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.tracking.device_peaks import DevicePeaks
-from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.micro_batches import RowShape
 
 TINY = Qwen2Config(
     vocab_size=64,

@@ -15,8 +15,8 @@ from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, 
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips, open_loops
 from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work, work_levels
 from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import Rows, pack
 from grpo_eqx.training.scorer import MICRO_BATCHES
 

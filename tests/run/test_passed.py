@@ -10,7 +10,7 @@ import pytest
 
 from grpo_eqx import GRPOConfig
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.common.prng import make_key
+from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.planner import plan_config

@@ -18,7 +18,7 @@ from grpo_eqx.run.passed import Passed
 from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
 from grpo_eqx.sharding import ExplicitMesh
-from grpo_eqx.training.row_shape import RowShape
+from grpo_eqx.training.micro_batches import RowShape
 
 PROBLEMS = str(Path(__file__).parents[1] / "problems.jsonl")
 
@@ -43,12 +43,12 @@ def test_a_model_that_is_nowhere_is_one_line(name) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_cpus_keep_few_logits_and_an_object_is_taken_as_it_is() -> None:
+def test_a_passed_loss_backend_takes_the_place_of_the_setting() -> None:
     mesh = ExplicitMesh(dp=1, fsdp=1, tp=1).build(jax.devices()[:1])
     run = RunSpec.describe(GRPOConfig(data=PROBLEMS))
-    assert make_programs(run, mesh).updater.forward.backend == ChunkedLoss(max_kept_logits=2**24)
-    passed = RunSpec.describe(GRPOConfig(data=PROBLEMS), Passed(loss_backend=ChunkedLoss()))
-    assert make_programs(passed, mesh).updater.forward.backend == ChunkedLoss()
+    assert make_programs(run, mesh).updater.forward.backend == ChunkedLoss()
+    passed = RunSpec.describe(GRPOConfig(data=PROBLEMS), Passed(loss_backend=ChunkedLoss(7)))
+    assert make_programs(passed, mesh).updater.forward.backend == ChunkedLoss(7)
 
 
 def test_a_config_that_is_none_is_one_line(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from grpo_eqx.training.micro_batches import MOST_WIDTH, RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import MOST_WIDTH, RowShape
 
 LONGEST_PROMPT, LONGEST = 9, 24
 

@@ -7,8 +7,8 @@ import pytest
 
 from grpo_eqx.data.trajectory import Group
 from grpo_eqx.sharding import parse_mesh
+from grpo_eqx.training.micro_batches import RowShape
 from grpo_eqx.training.packing import Packing
-from grpo_eqx.training.row_shape import RowShape
 from grpo_eqx.training.rows import pack, place_tokens, place_values, take_tokens, with_loss
 
 from .runner import sample_of

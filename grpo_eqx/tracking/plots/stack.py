@@ -84,7 +84,7 @@ def _fill(
 
 
 def _limit(axes: Axes, total: np.ndarray, compiling: np.ndarray) -> str:
-    """Limits the axis to the height of most steps; returns words on bars that are cut off."""
+    """Limits the axis to the height of most steps; returns a note on the bars that it cuts off."""
     usual = total[compiling == 0] if (compiling == 0).any() else total
     top = _ROOM * float(np.percentile(usual, 95))
     axes.set_ylim(0, max(top, 1e-9))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from jax.extend.random import threefry2x32_p
 
-from grpo_eqx.common import prng
-from grpo_eqx.common.prng import NUM_SEEDS, gumbel, make_key
+from grpo_eqx.common import random_keys
+from grpo_eqx.common.random_keys import NUM_SEEDS, gumbel, make_key
 
 ROOT = Path(__file__).parents[2]
-OWN = ROOT / "grpo_eqx" / "common" / "prng.py"
+OWN = ROOT / "grpo_eqx" / "common" / "random_keys.py"
 
 
 @pytest.mark.parametrize("default", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -96,7 +96,7 @@ def test_unlikely_values_are_resolved(
 ) -> None:
     """The noise of two words is that of 48 of their bits, to the last ones."""
     words = tuple(jnp.full(1, each, jnp.uint32) for each in (word, other))
-    monkeypatch.setattr(prng, "_threefry", lambda key, counts: words)
+    monkeypatch.setattr(random_keys, "_threefry", lambda key, counts: words)
     uniform = ((word >> 8) * 2.0**24 + (other >> 8) + 0.5) * 2.0**-48
     [noise] = gumbel(make_key(0), 1)
     assert float(noise) == pytest.approx(-np.log(-np.log1p(-uniform)), rel=1e-6)
@@ -104,7 +104,7 @@ def test_unlikely_values_are_resolved(
 
 def test_the_least_value_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     highest = jnp.full(1, 2**32 - 1, jnp.uint32)
-    monkeypatch.setattr(prng, "_threefry", lambda key, counts: (highest, highest))
+    monkeypatch.setattr(random_keys, "_threefry", lambda key, counts: (highest, highest))
     assert float(gumbel(make_key(0), 1)[0]) == pytest.approx(-np.log(24 * np.log(2)), rel=1e-6)
 
 
