@@ -11,7 +11,7 @@ from qwen2_sizes import MODELS as MODELS
 from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
-from grpo_eqx.generation.cpu import decoding_form
+from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
@@ -56,7 +56,7 @@ def make_sampler(
         seed=0,
         dtype=_dtype(mesh),
         kv_head_multiple=vector_size(mesh),
-        decoding_form=decoding_form if _on_cpu(mesh) and not loops_over_layers else None,
+        decoding_form=CpuDecoding() if _on_cpu(mesh) and not loops_over_layers else None,
         rollout_sharding=parse_rollout_sharding(style),
         attention=best_attention(mesh),
     )

@@ -16,7 +16,7 @@ from timed_update import Batch, cpu_updater, packed, rows_of
 from grpo_eqx.common.random_keys import make_key
 from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
-from grpo_eqx.generation.cpu import decoding_form
+from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.models.cost import decode_bytes, update_flops
 from grpo_eqx.models.families.qwen2 import Qwen2
@@ -57,7 +57,7 @@ def timed_generate(
         pad_id=0,
         seed=0,
         dtype=jnp.dtype("float32"),
-        decoding_form=decoding_form,
+        decoding_form=CpuDecoding(),
         attention=best_attention(mesh),
     )
     sampler = LocalSampler(options, mesh)

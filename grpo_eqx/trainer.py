@@ -66,10 +66,10 @@ from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.rollout.collector import RolloutCollector
 from grpo_eqx.rollout.rollout import Rollout
 from grpo_eqx.run.initial_state import initial_state, state_shapes, untrained_state
-from grpo_eqx.run.lowered import evaluation_rows, in_order_of_use
 from grpo_eqx.run.passed import Passed, as_config, check_trackers, note_on_replaced, one_of
 from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.run.to_compile import evaluation_rows, in_order_of_use
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.settings.embedded import EMBEDDED_MODEL
 from grpo_eqx.sharding import Mesh, RolloutSharding

@@ -34,7 +34,11 @@ class _Kept(preservation.PreservationPolicy):
     """Policy by which steps that cannot be deleted stay besides."""
 
     def __init__(self, others: preservation.AnyPreservationPolicy, stuck: Iterable[int]):
-        """**Arguments:** the policy on all other steps; the steps that cannot be deleted."""
+        """**Arguments:**
+
+        - `others`: the policy on all other steps.
+        - `stuck`: steps that cannot be deleted.
+        """
         self.others, self.stuck = others, set(stuck)
         self.unwanted: set[int] = set()
         """Steps that were to be deleted last."""
@@ -63,10 +67,13 @@ class CheckpointStore:
         stuck: Sequence[int] = (),
         say: Callable[[str], None] = print_clean,
     ):
-        """**Arguments:** the folder, created where missing; the number of newest checkpoints to
-        keep, `None` for all; the name of the score by which the best is kept too, `None` for none;
-        damaged steps that cannot be moved, which are neither counted nor deleted; shows the user a
-        line.
+        """**Arguments:**
+
+        - `folder`: the folder, created where missing.
+        - `save_total_limit`: number of newest checkpoints to keep; `None` for all.
+        - `best`: name of the score by which the best checkpoint is kept too; `None` for none.
+        - `stuck`: damaged steps that cannot be moved, which are neither counted nor deleted.
+        - `say`: shows the user a line.
 
         Raises `RunError` if the folder cannot be written.
         """

@@ -93,10 +93,10 @@ def _programs(
     """Yields the programs that `train` calls, by name, to be lowered from shapes."""
     from grpo_eqx.data.batches import prompt_widths
     from grpo_eqx.planner.search import fitting
-    from grpo_eqx.run.lowered import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
     from grpo_eqx.run.passed import Passed
     from grpo_eqx.run.programs import make_programs
     from grpo_eqx.run.spec import RunSpec
+    from grpo_eqx.run.to_compile import EVALUATE, EVALUATE_SAMPLES, in_order_of_use, run_programs
 
     with stages.lasting("loading the tokenizer and the problems"):
         run, inputs = RunSpec.load(cfg.resolved(), Passed())

@@ -18,7 +18,7 @@ from grpo_eqx.evaluation.scoring import Grader
 from grpo_eqx.generation import LocalSampler, PendingSamples, Sampler, Sampling
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.rollout.rollout import Rollout
-from grpo_eqx.run.lowered import evaluation_rows
+from grpo_eqx.run.to_compile import evaluation_rows
 
 _EVAL_STEP = 2**31 - 1  # where evaluations draw: no training step
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int8
 
+from grpo_eqx.generation.engine import DecodingForm
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.kv_cache import CACHE_BLOCK, GrowingCache, KVCache
 from grpo_eqx.models.layers import Linear
@@ -21,22 +22,26 @@ _MOST_PARTS = 4
 of slots."""
 
 
-def decoding_form(model: CausalLM, prompts: PromptCache) -> tuple[CausalLM, PromptCache]:
-    """Returns a model and `stored` prompts for `CausalLM.decode` on CPUs.
+class CpuDecoding(DecodingForm):
+    """Each layer as a stack of its own, with transposed weights, and caches of other forms.
 
-    Each layer is a stack of its own: a CPU would copy its weights, keys and values out of a larger
-    stack at every step.
+    A CPU would copy the weights, keys and values of a layer out of a larger stack at every step.
     """
-    layers = jax.tree.map(
-        lambda x: TransposedLinear.of(x) if isinstance(x, Linear) else x,
-        model.layers,
-        is_leaf=lambda x: isinstance(x, Linear),
-    )
-    assert isinstance(prompts.kv, list)
-    (cache,) = prompts.kv
-    number = model.config.num_hidden_layers
-    layers, caches = _one_by_one(layers, number), _one_by_one(KeysByElement.of(cache), number)
-    return eqx.tree_at(lambda model: model.layers, model, layers), prompts._replace(kv=caches)
+
+    def __call__(self, model: CausalLM, prompts: PromptCache) -> tuple[CausalLM, PromptCache]:
+        layers = jax.tree.map(
+            lambda x: TransposedLinear.of(x) if isinstance(x, Linear) else x,
+            model.layers,
+            is_leaf=lambda x: isinstance(x, Linear),
+        )
+        assert isinstance(prompts.kv, list)
+        (cache,) = prompts.kv
+        number = model.config.num_hidden_layers
+        layers, caches = _one_by_one(layers, number), _one_by_one(KeysByElement.of(cache), number)
+        return eqx.tree_at(lambda model: model.layers, model, layers), prompts._replace(kv=caches)
+
+    def num_parts(self, cache_length: int) -> int:
+        return _num_parts(cache_length)
 
 
 def _one_by_one(stack: Any, number: int) -> list[Any]:
@@ -89,11 +94,11 @@ class KeysByElement(KVCache):
 
         A CPU reads such a part where it is. One block of a longer part is copied first.
         """
-        number = num_parts(length)
+        number = _num_parts(length)
         sizes = [CACHE_BLOCK] * (number - 1) + [length - CACHE_BLOCK * (number - 1)]
         return GrowingCache(tuple(self.empty(rows, slots, size) for size in sizes))
 
 
-def num_parts(cache_length: int) -> int:
-    """Returns the number of parts of a growing cache on CPUs."""
+def _num_parts(cache_length: int) -> int:
+    """Returns the number of parts of a growing cache."""
     return min(-(-cache_length // CACHE_BLOCK), _MOST_PARTS)

@@ -5,6 +5,7 @@ refilled from a queue; once nothing waits and most slots are idle, the live ones
 fewer slots. So no completion waits for the longest one, and only a few shapes are compiled.
 """
 
+import abc
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -38,10 +39,20 @@ MOST_HALVINGS = 3
 MOST_READ = 2 / 3
 """Largest share of keys and values that a step may still read for slots to be reduced. Each number
 of slots is one more loop to compile."""
-DecodingForm = Callable[[CausalLM, PromptCache], tuple[CausalLM, PromptCache]]
-"""Returns a model and `stored` prompts in another form for `CausalLM.decode`."""
 TOKENS, REFILLS = "decode_tokens", "refill_slots"
 """Scopes of the loops, by which the planner finds them in a compiled program."""
+
+
+class DecodingForm(abc.ABC):
+    """Form of model and prompts that a kind of device decodes fastest; hashable."""
+
+    @abc.abstractmethod
+    def __call__(self, model: CausalLM, prompts: PromptCache) -> tuple[CausalLM, PromptCache]:
+        """Returns a model and `stored` prompts for `CausalLM.decode`."""
+
+    @abc.abstractmethod
+    def num_parts(self, cache_length: int) -> int:
+        """Returns the number of parts of a growing cache."""
 
 
 class Generated(NamedTuple):

@@ -24,8 +24,8 @@ class LowRank(eqx.Module):
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
         """Computes what is added to the outputs."""
         # In both passes, the inner product is scaled, which is smaller than the outputs.
-        inner = project(x, self.a) * jnp.asarray(self.scale, x.dtype)
-        return project(inner, self.b.swapaxes(-1, -2))
+        inner = _project(x, self.a) * jnp.asarray(self.scale, x.dtype)
+        return _project(inner, self.b.swapaxes(-1, -2))
 
     def delta(self) -> Float[Array, "*stack out in"]:
         """Computes what is added to the weight, float32."""
@@ -68,8 +68,10 @@ class Linear(eqx.Module):
         return Linear(weight, bias, scales)
 
     def __call__(self, x: Float[Array, "*batch in"]) -> Float[Array, "*batch out"]:
-        # int8 numbers are exact in bfloat16, and unpacked within the product.
-        y = project(x, self.weight.astype(x.dtype))
+        # int8 numbers are exact in bfloat16, and unpacked within the product. Its result is rounded
+        # to the dtype of `x` before it is scaled: where devices add up parts of it, float32 would
+        # be twice the bytes.
+        y = _project(x, self.weight.astype(x.dtype))
         # Named so that rematerialization finds the product, which `custom_vjp` hides from it.
         y = checkpoint_name(y, "product")
         if self.scales is not None:
@@ -80,7 +82,7 @@ class Linear(eqx.Module):
 
 
 @jax.custom_vjp
-def project(
+def _project(
     x: Float[Array, "*batch in"], weight: Float[Array, "out in"]
 ) -> Float[Array, "*batch out"]:
     """Computes the product with a weight, in the dtype of both."""
@@ -90,7 +92,7 @@ def project(
 def _project_forward(
     x: Float[Array, "*batch in"], weight: Float[Array, "out in"]
 ) -> tuple[Float[Array, "*batch out"], tuple[Array, Array]]:
-    return project(x, weight), (x, weight)
+    return _project(x, weight), (x, weight)
 
 
 def _project_backward(
@@ -107,7 +109,7 @@ def _project_backward(
     return jnp.einsum("...o,oi->...i", dy, weight), of_weight
 
 
-project.defvjp(_project_forward, _project_backward)
+_project.defvjp(_project_forward, _project_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

@@ -5,16 +5,15 @@ from functools import partial
 from typing import Any
 
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.generation import cpu
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
 from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips
 from grpo_eqx.run.initial_state import state_shapes
-from grpo_eqx.run.lowered import EVALUATE, run_programs
 from grpo_eqx.run.programs import Programs, make_programs
 from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.run.to_compile import EVALUATE, run_programs
 from grpo_eqx.sharding.layout_report import bytes_per_device
 from grpo_eqx.tracking.device_peaks import device_peaks
 from grpo_eqx.training.scorer import SCORE, SCORE_REFERENCE
@@ -120,6 +119,7 @@ def _settings(run: RunSpec) -> dict[str, Any]:
 def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     """Returns what is known of a program's loops; `None` for a program that steps do not run."""
     cfg, options = run.cfg, programs.sampler.options
+    form = options.decoding_form
     repeats = run.model.num_attention_heads // run.model.num_key_value_heads
     if name == EVALUATE:
         return None
@@ -144,7 +144,5 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
         max_length=options.max_completion_length,
         prompt_length=run.prompts.train,
         attention_blocks=options.attention.block_sizes(run.prompts.train, repeats),
-        cache_parts=1
-        if options.decoding_form is None
-        else cpu.num_parts(options.max_completion_length),
+        cache_parts=form.num_parts(options.max_completion_length) if form else 1,
     )

@@ -10,7 +10,7 @@ from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.step_time import ProgramTime, Rates, StepTime, program_time
 from grpo_eqx.planner.trips import Trips
-from grpo_eqx.run.lowered import EVALUATE
+from grpo_eqx.run.to_compile import EVALUATE
 from grpo_eqx.sharding.layout_report import readable_bytes
 from grpo_eqx.tracking.device_links import link_rates
 from grpo_eqx.tracking.device_peaks import DevicePeaks

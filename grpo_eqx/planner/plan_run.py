@@ -18,9 +18,9 @@ from grpo_eqx.planner.devices import Target, described_slice, find_target
 from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Plan
 from grpo_eqx.planner.search import MICRO_BATCH, largest_micro_batch, search, settled
-from grpo_eqx.run.lowered import EVALUATE
 from grpo_eqx.run.passed import Passed
 from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.run.to_compile import EVALUATE
 from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks, measured_peaks

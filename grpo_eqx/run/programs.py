@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.tokenizer import ChatTokenizer
-from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping, cpu
+from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
+from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.generation.local_sampler import sampling_weights
 from grpo_eqx.loss_backends import LOSS_BACKENDS
 from grpo_eqx.models.causal_attention import best_attention
@@ -132,13 +133,12 @@ def _sampler_options(
     run: RunSpec, mesh: jax.sharding.Mesh, tokenizer: ChatTokenizer | None
 ) -> SamplerOptions:
     cfg = run.cfg
-    assert cfg.max_completion_length is not None  # resolved
     return SamplerOptions(
         sampling=Sampling(
             temperature=cfg.temperature, top_k=cfg.top_k, top_p=cfg.top_p, min_p=cfg.min_p
         ),
         max_prompt_length=run.prompts.train,
-        max_completion_length=cfg.max_completion_length,
+        max_completion_length=run.completion_length,
         stopping=_stopping(cfg, tokenizer, run.model.vocab_size),
         pad_id=0 if tokenizer is None else tokenizer.pad_id,
         seed=cfg.seed,
@@ -147,7 +147,7 @@ def _sampler_options(
         kv_cache_dtype=None if cfg.kv_cache_dtype == "auto" else jnp.dtype(cfg.kv_cache_dtype),
         kv_head_multiple=vector_size(mesh),
         max_num_seqs=cfg.max_num_seqs,
-        decoding_form=cpu.decoding_form if on_cpu(mesh) else None,
+        decoding_form=CpuDecoding() if on_cpu(mesh) else None,
         records_routes=cfg.router_replay,
         rollout_sharding=run.rollout_sharding,
         attention=best_attention(mesh),

@@ -163,6 +163,7 @@ class RunSpec:
 
     @property
     def completion_length(self) -> int:
+        """Tokens of the longest completion."""
         assert self.cfg.max_completion_length is not None  # resolved
         return self.cfg.max_completion_length
 

@@ -60,7 +60,9 @@ _DURATION = re.compile(r"(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
 
 
 def parse_duration(name: str, text: str) -> float:
-    """**Arguments:**
+    """Returns the seconds of a duration such as `11h50m`.
+
+    **Arguments:**
 
     - `name`: name of the setting, for messages.
     - `text`: the text.

@@ -1,4 +1,4 @@
-"""Shape of the rows that a run's updates and scores process, known before its first step."""
+"""Micro-batches: the shape of the rows that updates and scores process, known beforehand."""
 
 import dataclasses
 import math

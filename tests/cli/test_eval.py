@@ -13,7 +13,7 @@ from grpo_eqx.cli.main import main
 from grpo_eqx.data.word_problems import WordProblems
 from grpo_eqx.evaluation import results_file
 from grpo_eqx.rewards import gsm8k
-from grpo_eqx.run import programs as run_programs
+from grpo_eqx.run import to_compile
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 
@@ -78,7 +78,7 @@ def test_of_held_out_problems_it_gives_the_trainers_number(
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_programs, "_MOST_COMPLETIONS", 16)
+    monkeypatch.setattr(to_compile, "_MOST_COMPLETIONS", 16)
 
 
 @pytest.mark.slow

@@ -257,7 +257,7 @@ def test_a_model_or_tokenizer_that_was_passed_must_be_given(
     trainer.fit()
     run, flags = tmp_path / "run", ["--output", tmp_path / "model"]
     unsaid = export(run, *flags)
-    assert "is not the one that the run used: one was passed to GRPOTrainer" in unsaid.err
+    assert "is not the tokenizer that the run used: one was passed to GRPOTrainer" in unsaid.err
     another = export(run, *flags, "--model", small_model)
     assert f"is of another model than '{small_model}' (embed_tokens is" in another.err
     assert (unsaid.code, another.code) == (2, 2)

@@ -10,7 +10,7 @@ import pytest
 
 from .conftest import EXAMPLE, Command, wait_for_step
 
-pytestmark = [pytest.mark.slow, pytest.mark.grid("exact_resume")]
+pytestmark = pytest.mark.slow
 
 EVERYTHING: dict[str, Any] = {
     "steps": 12, "recipe": "dapo", "num_iterations": 2, "beta": 0.05, "sync_ref_model": True,

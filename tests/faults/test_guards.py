@@ -11,7 +11,7 @@ from grpo_eqx.common.errors import EXIT_FAULT
 
 from .conftest import Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.grid("guards")]
+pytestmark = pytest.mark.slow
 
 LOSSES = ("loss", "grad_norm", "entropy", "reward", "reward_std")
 

@@ -8,7 +8,7 @@ from grpo_eqx.common.errors import EXIT_FAULT, EXIT_USER_ERROR
 
 from .conftest import PROBLEMS, Command
 
-pytestmark = [pytest.mark.slow, pytest.mark.grid("hosts")]
+pytestmark = pytest.mark.slow
 
 
 def test_a_host_that_was_not_launched_is_named(

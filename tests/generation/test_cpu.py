@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from grpo_eqx.generation.cpu import TransposedLinear, decoding_form
+from grpo_eqx.generation.cpu import CpuDecoding, KeysByElement, TransposedLinear
 from grpo_eqx.models.families.qwen2 import Qwen2, Qwen2Config
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
 from grpo_eqx.models.layers import Linear
@@ -27,9 +27,13 @@ def test_the_model_decodes_as_in_its_own_form(length: int, dtype: str) -> None:
     stored = model.prefill(ids, jnp.ones(ids.shape, bool)).stored(jnp.dtype(dtype))
     places = jnp.asarray([[0, length - 1, length // 2], [1, length // 3, length - 2]])
     found = []
-    for own_model, prompt in ((model, stored), decoding_form(model, stored)):
+    for own_model, prompt in ((model, stored), CpuDecoding()(model, stored)):
         own = [each.growing(P, G, length) for each in prompt.kv]
         assert {each.length for each in own} == {length}
+        if prompt is not stored:
+            assert len(own) == CONFIG.num_hidden_layers
+            assert {len(each.parts) for each in own} == {CpuDecoding().num_parts(length)}
+            assert {type(part) for each in own for part in each.parts} == {KeysByElement}
         made = []
         for step in range(3):
             inputs = jnp.full((P, G), 5 + step, jnp.int32)

@@ -10,7 +10,7 @@ import pytest
 
 from grpo_eqx.common.random_keys import gumbel, sample_keys
 from grpo_eqx.generation import Sampling, SlotCounts, Stopping, generate
-from grpo_eqx.generation.cpu import decoding_form
+from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.generation.engine import Generated, _sizes
 from grpo_eqx.generation.sampling import GREEDY
 from grpo_eqx.generation.slots import Slots
@@ -44,7 +44,7 @@ def prompts(width: int = 7, side: str = "right") -> tuple[jax.Array, jax.Array]:
     return jnp.asarray(ids, jnp.int32), jnp.asarray(mask)
 
 
-FORMS = {False: None, True: decoding_form}
+FORMS = {False: None, True: CpuDecoding()}
 """Forms of decoding, by whether layers are unrolled, as on CPUs."""
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.generation import Stopping, generate
-from grpo_eqx.generation.cpu import decoding_form
+from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.generation.sampling import GREEDY, Sampling
 from grpo_eqx.models import Decoder, from_pretrained, save_pretrained
 from grpo_eqx.models.registry import FAMILIES, read_config
@@ -209,7 +209,7 @@ def test_greedy_completions_are_theirs(pair: Pair, side: str, unrolled: bool):
         sampling=GREEDY,
         max_length=12,
         stopping=Stopping.of_ids([], SIZES["vocab_size"]),
-        decoding_form=decoding_form if unrolled else None,
+        decoding_form=CpuDecoding() if unrolled else None,
     )
     for sample in range(2):
         np.testing.assert_array_equal(made.ids[:, sample], theirs)

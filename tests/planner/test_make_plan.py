@@ -17,8 +17,8 @@ from grpo_eqx.planner.make_plan import make_plan
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates
 from grpo_eqx.planner.work import work_levels
-from grpo_eqx.run.lowered import run_programs
 from grpo_eqx.run.programs import make_programs
+from grpo_eqx.run.to_compile import run_programs
 from grpo_eqx.sharding import RolloutLayout, RolloutSharding
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 

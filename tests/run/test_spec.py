@@ -10,6 +10,7 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig, UserError
+from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.loss_backends import ChunkedLoss
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.pretrained import find_config, model_folder
@@ -41,6 +42,12 @@ def test_a_model_that_is_nowhere_is_one_line(name) -> None:
     with pytest.raises(UserError, match="could not be downloaded") as error:
         find_config(name)
     assert "\n" not in str(error.value)
+
+
+def test_cpus_alone_decode_in_forms_of_their_own() -> None:
+    mesh = ExplicitMesh(dp=1, fsdp=1, tp=1).build(jax.devices()[:1])
+    run = RunSpec.describe(GRPOConfig(data=PROBLEMS))
+    assert isinstance(make_programs(run, mesh).sampler.options.decoding_form, CpuDecoding)
 
 
 def test_a_passed_loss_backend_takes_the_place_of_the_setting() -> None:

@@ -11,7 +11,7 @@ import optax
 import pytest
 from jaxtyping import Array, Float, Int, UInt8
 
-from grpo_eqx.generation.cpu import decoding_form
+from grpo_eqx.generation.cpu import CpuDecoding
 from grpo_eqx.generation.routes import Routes, replaced
 from grpo_eqx.models import Decoder, Qwen3MoeConfig
 from grpo_eqx.sharding import ReplicatedSharding, TensorSharding
@@ -185,7 +185,7 @@ def test_the_record_is_what_the_samplers_routers_choose() -> None:
 @pytest.mark.parametrize(
     ("mesh", "num_devices", "options"),
     [
-        ("auto", 1, dict(max_num_seqs=5, decoding_form=decoding_form)),  # refilled, then packed
+        ("auto", 1, dict(max_num_seqs=5, decoding_form=CpuDecoding())),  # refilled, then packed
         ("2,2,2", 8, dict(max_num_seqs=16, rollout_sharding=TensorSharding(2))),
         pytest.param(
             "1,4,1", 4, dict(rollout_sharding=ReplicatedSharding()), marks=pytest.mark.slow

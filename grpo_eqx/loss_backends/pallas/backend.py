@@ -55,7 +55,8 @@ class PallasLoss(LossBackend):
     ) -> TokenStats:
         """Computes what a call returns, for ids that are all in the vocabulary.
 
-        Raises `UserError` for blocks that the device cannot run.
+        **Arguments:** as in `LossBackend.token_stats`. Raises `UserError` for blocks that the
+        device cannot run.
         """
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         tiles = self.tiles(device, hidden.shape[-1], hidden.dtype, softcap)

@@ -40,7 +40,7 @@ def run_programs(
     """
     cfg, lengths, state = run.cfg, run.prompts, state_shapes(run, programs.updater)
     sampler, scorer, updater = programs.sampler, programs.scorer, programs.updater
-    batch = cfg.prompts_per_step, cfg.num_generations
+    batch = run.rollout_shape
     routes = _routes(run, programs)
     yield RunProgram(
         UPDATE,
@@ -90,7 +90,7 @@ def in_order_of_use(
     """
     first, *others = prompt_widths
     lowerings = {x.name: x.lower for x in run_programs(run, programs, prompt_width=first)}
-    sampler, batch = programs.sampler, (run.cfg.prompts_per_step, run.cfg.num_generations)
+    sampler, batch = programs.sampler, run.rollout_shape
     yield sampler.key(*batch, first), lowerings[GENERATE]
     if run.passes.entropies and run.cfg.steps_per_generation > 1:
         lowerings[SCORE_SHARE] = _lower_share(run, programs)
@@ -136,11 +136,9 @@ def _routes(run: RunSpec, programs: Programs) -> Routes | None:
     of_token, cfg = run.model.routes, run.cfg
     if of_token is None or not cfg.router_replay:
         return None
-    assert cfg.max_completion_length is not None  # resolved
-    batch = cfg.prompts_per_step, cfg.num_generations
     return shapes_of_routes(
         of_token,
         (cfg.prompts_per_step, run.prompts.train),
-        (*batch, cfg.max_completion_length),
+        (*run.rollout_shape, run.completion_length),
         programs.sampler.mesh,
     )

@@ -7,9 +7,9 @@ import jax
 import pytest
 
 from grpo_eqx import GRPOConfig
-from grpo_eqx.run.lowered import in_order_of_use, run_programs
 from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
+from grpo_eqx.run.to_compile import in_order_of_use, run_programs
 
 SMALL: dict[str, Any] = {
     "data": str(Path(__file__).parents[1] / "problems.jsonl"),
