@@ -68,7 +68,7 @@ class Trajectory:
         **Arguments:**
 
         - `ids`: the tokens.
-        - `sampler_logps`: their log-probs; by default 0, as of tokens that were not drawn.
+        - `sampler_logps`: their log-probs; by default 0, for tokens that nothing drew.
         - `version`: version of the weights that drew them.
         - `finish_reason`: why the completion ended.
         """

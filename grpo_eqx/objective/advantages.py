@@ -85,6 +85,8 @@ def informative_groups(
     Compares the weighted sums of the rewards or, where these are summed after normalizing, the
     rewards of every function with a nonzero weight, of which one must differ. DAPO samples until
     a batch has no others (arXiv 2503.14476, section 3.2).
+
+    **Arguments:** as in `compute_advantages`.
     """
     if aggregation == "normalize_then_sum":
         weighted = each[np.asarray(weights) != 0]

@@ -142,7 +142,7 @@ def _smaller_update(run: RunSpec, target: Target, say: Say) -> dict[str, Any] | 
 
 
 def _lighter_passes(run: RunSpec) -> Iterator[dict[str, Any]]:
-    """Yields no changes, then changes that keep less for the backward pass."""
+    """Yields the run without changes, then with changes that keep less for the backward pass."""
     settings: dict[str, Any] = {}
     yield settings
     if run.cfg.loss_backend == "dense" and run.passed.loss_backend is None:

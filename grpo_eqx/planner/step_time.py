@@ -46,10 +46,10 @@ class Rates(NamedTuple):
     def _receiving(self, route: Route, num_bytes: float) -> Range:
         """Returns the time to receive data.
 
-        In a torus at best over all links of the device that has the fewest in the directions of its
-        group, at worst over one of them. Between nodes at best at the rate within a node, as if
-        hardly anything left it, at worst all over the network. Devices that are threads of one
-        process copy in memory.
+        In a torus, the device with the fewest links along its group's axes decides: at best it
+        receives over all of these links, at worst over one. Between nodes, at best almost nothing
+        leaves a node, and the rate is that within a node; at worst everything crosses the network.
+        Devices that are threads of one process copy in memory.
         """
         if route.kind == "memory":
             seconds = num_bytes / self.peaks.bytes_per_second

@@ -194,10 +194,11 @@ class _Counter:
         return Work(product_flops(each, self._arrays(each, computation)))
 
     def _exchange(self, each: Instruction, computation: str) -> Work:
-        """Returns the bytes that a device receives at least, and the hops that it waits for.
+        """Returns the fewest bytes that a device can receive, and the hops that it waits for.
 
-        Of an all-gather with result R over n devices R(n-1)/n, of an all-reduce twice that, of a
-        reduce-scatter or an all-to-all of an operand of n parts n-1 parts.
+        Over n devices, an all-gather with a result of R bytes receives R(n-1)/n, and an all-reduce
+        twice as many. A reduce-scatter or all-to-all, whose operand has n parts, receives n-1
+        parts.
         """
         groups = Groups.of(each.attributes, self.program.num_devices)
         operands = self._arrays(each, computation)

@@ -50,7 +50,12 @@ class Rewards:
         weights: Sequence[float],
         failed: Bool[np.ndarray, "funcs P G"] | None = None,
     ) -> "Rewards":
-        """Builds the rewards from each function's own, and adds their weighted sum."""
+        """Builds the rewards from each function's own, and adds their weighted sum.
+
+        **Arguments:**
+
+        - `names`, `each`, `weights`, `failed`: as the fields.
+        """
         if failed is not None:
             each = np.where(failed.any(axis=0), np.nan, each)
         return cls(tuple(names), each, _weighted_sum(each, weights), tuple(weights), failed)

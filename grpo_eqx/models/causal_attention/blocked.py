@@ -186,7 +186,7 @@ def _forward(
 def _with_level(
     level: _Level, softcap: float | None, inputs: Inputs, visible: Visible, parts: RunningSoftmax
 ) -> RunningSoftmax:
-    """Adds the pairs of a level to the attention of all queries so far."""
+    """Merges the pairs of a level into what other levels have added up for all queries."""
 
     def add_block(index: _Index, parts: RunningSoftmax) -> RunningSoftmax:
         number = level.queries[index]

@@ -10,7 +10,7 @@ from grpo_eqx.models.rotary import RopeScaling
 
 
 def _read(fields: dict[str, Any]) -> dict[str, Any]:
-    """Drops types of layers, which transformers does not read: a window is that of every layer."""
+    """Drops `layer_types`, which transformers ignores here: a window applies to every layer."""
     return {key: value for key, value in fields.items() if key != "layer_types"}
 
 
