@@ -85,6 +85,32 @@ class Trajectory:
             finish_reason=finish_reason,
         )
 
+    def extended(
+        self,
+        ids: Sequence[int] | Int[np.ndarray, " t"],
+        sampler_logps: Float[np.ndarray, " t"] | None = None,
+        *,
+        version: int = 0,
+    ) -> "Trajectory":
+        """Returns the trajectory with more tokens.
+
+        **Arguments:**
+
+        - `ids`: the tokens.
+        - `sampler_logps`: their log-probs, of tokens that the model drew; by default, others wrote
+          them.
+        - `version`: version of the weights that drew them.
+        """
+        written = sampler_logps is not None
+        logps = np.zeros(len(ids)) if sampler_logps is None else sampler_logps
+        return dataclasses.replace(
+            self,
+            ids=np.concatenate([self.ids, ids]).astype(np.int32),
+            written=np.concatenate([self.written, np.full(len(ids), written)]),
+            sampler_logps=np.concatenate([self.sampler_logps, logps]).astype(np.float32),
+            versions=np.concatenate([self.versions, np.full(len(ids), version)]).astype(np.int32),
+        )
+
     @property
     def is_finished(self) -> bool:
         """Whether the completion ended by itself."""

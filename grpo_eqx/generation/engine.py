@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Integer, Key
 
 from grpo_eqx.common.random_keys import token_keys
 from grpo_eqx.generation.routes import Routes
@@ -48,7 +48,7 @@ class DecodingForm(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, model: CausalLM, prompts: PromptCache) -> tuple[CausalLM, PromptCache]:
-        """Returns a model and `stored` prompts for `CausalLM.decode`."""
+        """Returns a model and `stored` prompts for `CausalLM.extend`."""
 
     @abc.abstractmethod
     def num_parts(self, cache_length: int) -> int:
@@ -69,6 +69,57 @@ class Generated(NamedTuple):
     routes: Routes | None
     """Experts that the model's routers chose, if they are recorded."""
     counts: SlotCounts
+
+
+class Begun(NamedTuple):
+    """Completions before their first token."""
+
+    model: CausalLM
+    """In the form that decodes."""
+    queue: SlotQueue
+    slots: Slots
+    routes: Integer[Array, "P Tp Lk"] | None
+    """Experts that routers chose for the prompts, of models with experts."""
+
+
+def begin(
+    model: CausalLM,
+    prompt_ids: Int[Array | np.ndarray, "P Tp"],
+    prompt_mask: Bool[Array | np.ndarray, "P Tp"],
+    num_generations: int,
+    *,
+    max_length: int,
+    num_slots: int,
+    layout: RolloutLayout | None = None,
+    kv_cache_dtype: jnp.dtype | None = None,
+    kv_head_multiple: int = 1,
+    attention: CausalAttention = BlockedAttention(),
+    decoding_form: DecodingForm | None = None,
+    records_routes: bool = False,
+) -> Begun:
+    """Reads prompts, and puts their first completions into slots.
+
+    **Arguments:** as in `generate`, and
+
+    - `num_generations`: completions of each prompt.
+
+    Raises `ValueError` where slots or prompts do not divide evenly among the shards.
+    """
+    num_shards = 1 if layout is None else layout.num_prompt_shards
+    if num_slots < 1 or num_slots % num_shards or len(prompt_ids) % num_shards:
+        raise ValueError(f"{num_slots} slots, {len(prompt_ids)} prompts, {num_shards} shards")
+    read = model.prefill(
+        jnp.asarray(prompt_ids), jnp.asarray(prompt_mask), attention=attention, layout=layout
+    )
+    cache = read.stored(kv_cache_dtype, kv_head_multiple)
+    if layout is not None:
+        cache = laid_out_prompts(cache, layout)
+    if decoding_form is not None:
+        model, cache = decoding_form(model, cache)
+    queue = SlotQueue(cache, num_generations, num_shards)
+    routes = model.config.routes if records_routes else None
+    slots = queue.first_slots(num_slots, max_length, routes)
+    return Begun(model, queue, slots if layout is None else slots.laid_out(layout), read.routes)
 
 
 def generate(
@@ -119,25 +170,19 @@ def generate(
     P, G = keys.shape
     N = P * G
     num_slots = N if num_slots is None else min(num_slots, N)
-    num_shards = 1 if layout is None else layout.num_prompt_shards
-    uneven = num_slots % num_shards or P % num_shards
-    if num_slots < 1 or uneven or (refill_at is not None and refill_at < 1):
-        raise ValueError(f"{num_slots} slots, {num_shards} shards, refill_at {refill_at}")
-    cache = model.prefill(
-        jnp.asarray(prompt_ids), jnp.asarray(prompt_mask), attention=attention, layout=layout
-    )
-    of_prompts = cache.routes
-    routes = model.config.routes if records_routes else None
-    cache = cache.stored(kv_cache_dtype, kv_head_multiple)
-    if layout is not None:
-        cache = laid_out_prompts(cache, layout)
-    if decoding_form is not None:
-        model, cache = decoding_form(model, cache)
-    queue = SlotQueue(cache, G, num_shards)
-    slots = queue.first_slots(num_slots, max_length, routes)
+    if refill_at is not None and refill_at < 1:
+        raise ValueError(f"refill_at {refill_at}")
+    begun = begin(
+        model, prompt_ids, prompt_mask, G,
+        max_length=max_length, num_slots=num_slots, layout=layout, kv_cache_dtype=kv_cache_dtype,
+        kv_head_multiple=kv_head_multiple, attention=attention, decoding_form=decoding_form,
+        records_routes=records_routes,
+    )  # fmt: skip
+    model, queue, slots = begun.model, begun.queue, begun.slots
+    num_shards, routes = queue.num_shards, model.config.routes if records_routes else None
     made = MadeCompletions.of_nothing(N, max_length, routes)
     state = DecodeState(
-        slots=slots if layout is None else slots.laid_out(layout),
+        slots=slots,
         made=made if layout is None else made.laid_out(layout),
         waiting=queue.bounds()[:-1] + num_slots // num_shards,
         counts=SlotCounts.of_nothing(),
@@ -158,8 +203,8 @@ def generate(
     made = jax.tree.map(lambda x: x.reshape(P, G, *x.shape[1:]), state.saved())
     chosen = made.routes
     if chosen is not None:
-        assert of_prompts is not None
-        chosen = Routes(of_prompts, chosen)
+        assert begun.routes is not None
+        chosen = Routes(begun.routes, chosen)
     return Generated(made.ids, made.logps, made.lengths, made.finished, chosen, state.counts)
 
 
@@ -229,21 +274,46 @@ def _decode(
     state: DecodeState,
 ) -> DecodeState:
     """Decodes one token in every slot."""
-    slots = state.slots if layout is None else state.slots.laid_out(layout)
-    position = _by_slot(slots.position, layout)
+    slots, counts = decode_token(model, keys, stopping, sampling, layout, state.slots, state.counts)
+    return state._replace(slots=slots, counts=counts)
+
+
+def decode_token(
+    model: CausalLM,
+    keys: Key[Array, " rows"],
+    stopping: Stopping,
+    sampling: Sampling,
+    layout: RolloutLayout | None,
+    slots: Slots,
+    counts: SlotCounts,
+) -> tuple[Slots, SlotCounts]:
+    """Decodes one token in every slot.
+
+    **Arguments:**
+
+    - `model`: the weights, in the form that decodes.
+    - `keys`: the key of each completion.
+    - `stopping`, `sampling`: what ends a completion, and how tokens are drawn.
+    - `layout`: the layout over devices.
+    - `slots`, `counts`: the slots, and the counts so far.
+    """
+    slots = slots if layout is None else slots.laid_out(layout)
+    position = _by_slot(slots.length, layout)
     num_written = jnp.max(jnp.where(slots.live, slots.length, 0)) + 1
-    logits, cache, routes = model.decode(
-        slots.prompt, slots.cache, slots.inputs, position, num_written, layout
+    read = model.extend(
+        slots.prompt, slots.cache, slots.inputs[..., None], position, num_written, layout
     )
+    logits = model.project_logits(read.hidden[:, :, 0])
+    routes = None if read.routes is None else read.routes[:, :, 0]
     for sharding in [] if layout is None else layout.logits(logits.shape):
         logits = jax.lax.with_sharding_constraint(logits, sharding)
-    draws = token_keys(keys[slots.completion], slots.position)
+    draws = token_keys(keys[slots.completion], slots.length)
     drawn = _by_slot(sample_tokens(logits, draws, sampling), layout)
     stopped = stopping.advance(slots.stop_state, drawn[0])
-    slots = slots.after(*drawn, *stopped, cache, routes, layout)
+    slots = slots.after(*drawn, *stopped, read.own, routes, layout)
     if layout is not None:
         slots = slots.laid_out(layout)
-    return state._replace(slots=slots, counts=state.counts.after(slots, num_written))
+    return slots, counts.after(slots, num_written)
 
 
 def _by_slot(tree: _Tree, layout: RolloutLayout | None) -> _Tree:

@@ -14,9 +14,10 @@ from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.data.trajectory import Group, Trajectory
 from grpo_eqx.generation.engine import Generated, generate
-from grpo_eqx.generation.options import SamplerOptions
-from grpo_eqx.generation.sampler import PendingSamples, Sampled, Sampler, SamplingCounts
+from grpo_eqx.generation.options import SamplerOptions, laid_out_weights
+from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, SamplingCounts
 from grpo_eqx.generation.sampling import Sampling
+from grpo_eqx.generation.session import Draws, Session, TurnPrograms
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.arrays import fetch, shapes_of, shard
@@ -63,12 +64,6 @@ class _Pending(PendingSamples):
         return Sampled(trajectories, counts, made.routes)
 
 
-def sampling_weights(model: CausalLM, options: SamplerOptions) -> CausalLM:
-    """Returns the model with the weights that sampling reads: merged, in their dtype."""
-    dtype, model = options.compute_dtype, model.merged()
-    return model.rounded(dtype) if options.rollout_dtype == jnp.int8 else model.astype(dtype)
-
-
 class LocalSampler(Sampler):
     """Sampler on a mesh: one program completes all trajectories that are submitted together."""
 
@@ -85,6 +80,7 @@ class LocalSampler(Sampler):
         self.mesh = mesh
         self._compiler = compiler or Compiler()
         self._layouts: dict[tuple[int, int], RolloutLayout] = {}
+        self._turns: dict[tuple[int, int], TurnPrograms] = {}
         self._weights: tuple[CausalLM, int] | None = None
         self._jitted = self._compiler.jit(GENERATE, self._program, static_argnames="group")
 
@@ -97,6 +93,7 @@ class LocalSampler(Sampler):
         sampling: Sampling | None = None,
         *,
         prompt_width: int | None = None,
+        responder: Responder | None = None,
     ) -> PendingSamples:
         assert self._weights is not None, "set_weights comes first"
         model, version = self._weights
@@ -111,17 +108,30 @@ class LocalSampler(Sampler):
         assert all([x.address.sample for x in g] == [*range(num_generations)] for g in groups)
         width = prompt_width or max(map(len, prompts))
         sampling = sampling or self.options.sampling
-        key = self.key(len(groups), num_generations, width, sampling)
-        self._compiler.ensure(
-            key, lambda: self.lower(shapes_of(model, model.shardings(self.mesh)), *key)
-        )
         layout = self.layout(len(groups), num_generations)
         ids, mask = shard(
             _padded(prompts, self.options.pad_id, width), layout.sharding(layout.prompts)
         )
+        rows = np.array([group[0].address.prompt for group in groups], np.int32)
+        seed_step_rows = np.uint32(self.options.seed), np.int32(steps.pop()), rows
+        if responder is not None:
+            assert not self.options.records_routes, "routes of several turns are not recorded"
+            batch = len(groups), num_generations
+            if batch not in self._turns:
+                self._turns[batch] = TurnPrograms(
+                    self.options, layout, num_generations, self._compiler
+                )
+            draws = Draws(*shard(seed_step_rows, layout.sharding()))
+            return Session(
+                self._turns[batch], model, ids, mask, draws, sampling, self.options,
+                trajectories, version, responder,
+            )  # fmt: skip
+        key = self.key(len(groups), num_generations, width, sampling)
+        self._compiler.ensure(
+            key, lambda: self.lower(shapes_of(model, model.shardings(self.mesh)), *key)
+        )
         generated = self._jitted(
-            model, ids, mask, np.uint32(self.options.seed), np.int32(steps.pop()),
-            np.array([group[0].address.prompt for group in groups], np.int32),
+            model, ids, mask, *seed_step_rows,
             self.options.stopping,  # no constant of the program: it has an entry for every token
             num_generations, sampling,
         )  # fmt: skip
@@ -205,9 +215,7 @@ class LocalSampler(Sampler):
         options, P = self.options, len(prompt_ids)
         layout = self.layout(P, group)
         # Cast and resharded once for the whole rollout.
-        model = sampling_weights(model, options)
-        for rules in layout.parameter_rules:
-            model = jax.lax.with_sharding_constraint(model, model.shardings(layout.mesh, rules))
+        model = laid_out_weights(model, options, layout)
         made = generate(
             model,
             prompt_ids,

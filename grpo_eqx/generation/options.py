@@ -2,12 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 
 from grpo_eqx.generation.engine import DecodingForm
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.causal_attention import CausalAttention
+from grpo_eqx.models.interface import CausalLM
+from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rollout_sharding import LegacySharding, RolloutSharding
 
 
@@ -60,3 +63,17 @@ class SamplerOptions:
         stored = -(-head_size // self.kv_head_multiple) * self.kv_head_multiple
         scale_bytes = 4 if dtype == jnp.int8 else 0
         return (dtype.itemsize * stored + scale_bytes) / head_size
+
+
+def sampling_weights(model: CausalLM, options: SamplerOptions) -> CausalLM:
+    """Returns the model with the weights that sampling reads: merged, in their dtype."""
+    dtype, model = options.compute_dtype, model.merged()
+    return model.rounded(dtype) if options.rollout_dtype == jnp.int8 else model.astype(dtype)
+
+
+def laid_out_weights(model: CausalLM, options: SamplerOptions, layout: RolloutLayout) -> CausalLM:
+    """Returns the weights that sampling reads, as a layout splits them over the devices."""
+    model = sampling_weights(model, options)
+    for rules in layout.parameter_rules:
+        model = jax.lax.with_sharding_constraint(model, model.shardings(layout.mesh, rules))
+    return model

@@ -42,6 +42,35 @@ class Sampled(NamedTuple):
     """Experts that its routers chose, on the devices, where they are to be replayed."""
 
 
+class Responder(abc.ABC):
+    """Other side of a dialogue: says what the model reads after each of its turns.
+
+    All processes of a run call it alike, and get the same replies.
+    """
+
+    @abc.abstractmethod
+    def take(self, number: int, trajectory: Trajectory) -> None:
+        """Takes a completion whose turn has ended, and does not wait for the reply.
+
+        **Arguments:**
+
+        - `number`: index of the trajectory among those that were submitted.
+        - `trajectory`: the trajectory, with its completion so far.
+        """
+
+    @abc.abstractmethod
+    def replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
+        """Returns the replies that are there, by the number of their trajectory.
+
+        A reply is the tokens that the model reads next, at least one; `None` ends the completion.
+        A reply that leaves no room for another token ends it too, by its length, and is not read.
+
+        **Arguments:**
+
+        - `wait`: whether to wait for a reply where there is none.
+        """
+
+
 class PendingSamples(abc.ABC):
     """Completions that a sampler is working on."""
 
@@ -74,6 +103,7 @@ class Sampler(abc.ABC):
         sampling: Sampling | None = None,
         *,
         prompt_width: int | None = None,
+        responder: Responder | None = None,
     ) -> PendingSamples:
         """Begins to complete trajectories, and does not wait for them.
 
@@ -84,4 +114,5 @@ class Sampler(abc.ABC):
         - `sampling`: how tokens are drawn; by default as in training.
         - `prompt_width`: length to which prompts may be padded, for samplers that compile programs
           for each; by default that of the longest.
+        - `responder`: says what follows a turn; by default, completions have a single one.
         """

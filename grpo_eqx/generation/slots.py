@@ -59,7 +59,7 @@ class Slots(NamedTuple):
     length: Int[Array, "R W"]
     """Number of tokens decoded so far."""
     inputs: Int[Array, "R W"]
-    """Last token decoded; initially the prompt's last token."""
+    """Last token; initially the prompt's last token."""
     stop_state: Int[Array, "R W"]
     """State of the `Stopping` automaton after the decoded tokens."""
     ids: Int[Array, "R W Tc"]
@@ -112,11 +112,6 @@ class Slots(NamedTuple):
     def cache_length(self) -> int:
         return self.cache[0].length
 
-    @property
-    def position(self) -> Int[Array, "R W"]:
-        """Position of the next token; an idle slot's never runs past the end of its cache."""
-        return jnp.where(self.live, self.length, jnp.maximum(self.length - 1, 0))
-
     def after(
         self,
         tokens: Int[Array, "R W"],
@@ -155,7 +150,7 @@ class Slots(NamedTuple):
         return self._replace(
             live=self.live & ~ended & (length < T),
             length=length,
-            inputs=tokens,
+            inputs=jnp.where(self.live, tokens, self.inputs),
             stop_state=stop_state,
             ids=write(self.ids, tokens, place),
             logps=write(self.logps, logps, place),
@@ -273,18 +268,24 @@ class SlotQueue(NamedTuple):
 
     def refilled(self, state: DecodeState) -> DecodeState:
         """Returns the state with waiting completions in its idle slots."""
-        slots, made = state.slots, state.saved()
-        idle = ~slots.live.reshape(self.num_shards, -1)
+        idle = ~state.slots.live.reshape(self.num_shards, -1)
         candidates = state.waiting[:, None] + jnp.cumsum(idle, axis=1, dtype=jnp.int32) - 1
         taken = idle & (candidates < self.bounds()[1:, None])
-        completions, takes = candidates.reshape(-1), taken.reshape(-1)
+        waiting = state.waiting + taken.sum(axis=1, dtype=jnp.int32)
+        slots = self.admitted(state.slots, candidates.reshape(-1), taken.reshape(-1))
+        return DecodeState(slots, state.saved(), waiting, state.counts)
+
+    def admitted(
+        self, slots: Slots, completions: Int[Array, " R"], taken: Bool[Array, " R"]
+    ) -> Slots:
+        """Returns the slots, one per row, with completions at their start where `taken` is true."""
         prompts = self.prompts_of(completions)
 
         def put(new: Array | int, old: Array, axis: int = 0) -> Array:
-            where = takes.reshape((1,) * axis + (-1,) + (1,) * (old.ndim - axis - 1))
+            where = taken.reshape((1,) * axis + (-1,) + (1,) * (old.ndim - axis - 1))
             return jnp.where(where, new, old)
 
-        slots = slots._replace(
+        return slots._replace(
             prompt=prompts.mapped(put, slots.prompt),
             completion=put(completions[:, None], slots.completion),
             live=put(True, slots.live),
@@ -293,8 +294,6 @@ class SlotQueue(NamedTuple):
             stop_state=put(0, slots.stop_state),
             finished=put(False, slots.finished),
         )
-        waiting = state.waiting + taken.sum(axis=1, dtype=jnp.int32)
-        return DecodeState(slots, made, waiting, state.counts)
 
 
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:

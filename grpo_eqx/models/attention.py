@@ -1,8 +1,8 @@
-"""Attention of one position at a time, over a prompt and the completion so far.
+"""Attention of the next positions of completions, over a prompt and the completions so far.
 
-Queries have shape `[P, G, ...]`: `P` prompts with `G` completions each. Attention over several
-*segments* is merged exactly, so that a group's prompt is stored and read once, not once per
-completion.
+Queries have shape `[P, G, T, ...]`: `P` prompts with `G` completions each, of which `T` successive
+positions are computed at once. Attention over several *segments* is merged exactly, so that a
+group's prompt is stored and read once, not once per completion.
 """
 
 from functools import partial
@@ -17,9 +17,9 @@ from grpo_eqx.models.kv_cache import (
     GrowingCache,
     KeyValues,
     KVCache,
-    StoredKV,
     positions_read,
 )
+from grpo_eqx.models.product import product
 from grpo_eqx.models.running_softmax import MASKED, RunningSoftmax
 from grpo_eqx.models.softcap import soft_capped
 from grpo_eqx.models.tiles import filled
@@ -29,11 +29,11 @@ CACHE_BLOCKS = "cache_blocks"
 
 
 class Segment(NamedTuple):
-    """Run of keys and values, with a broadcastable mask of those that each row's queries see."""
+    """Run of keys and values, with a broadcastable mask of those that each query sees."""
 
     kv: KVCache
     """As attention computes with it (`KVCache.loaded`)."""
-    visible: Bool[Array, "#P #J S"]
+    visible: Bool[Array, "#P #G #T S"]
 
 
 class OwnKeys(NamedTuple):
@@ -45,11 +45,12 @@ class OwnKeys(NamedTuple):
     kv: GrowingCache
     """Cache of all layers."""
     layer: Int[Array, ""]
-    position: Int[Array, "P G"]
+    positions: Int[Array, "P G T"]
+    """Positions of the queries."""
     num_written: Int[Array, ""]
-    """Blocks from this position on are not read; it is above the `position` of any live query."""
+    """Blocks from this position on are not read; it is above every position of a live query."""
     new: KeyValues
-    """Keys and values of the queries' own positions, `[P, G, K, 1, D]`, before rounding."""
+    """Keys and values of the queries' own positions, `[P, G, K, T, D]`, before rounding."""
     window: Int[Array, ""] | None = None
     """Length of the sliding window; the largest int32 means no limit."""
 
@@ -65,20 +66,16 @@ class OwnKeys(NamedTuple):
             # All of one dtype, even where JAX's integers have 64 bits.
             return jax.lax.dynamic_slice(x, [jnp.asarray(i, jnp.int32) for i in corner], sizes)[0]
 
-        positions, own = start + first + jnp.arange(size), self.position[..., None]
-        kv = part.mapped(cut).loaded(dtype)
-        if part.values.dtype != dtype:
-            is_own = (positions == own)[:, :, None, :, None]
-
-            def with_own(rounded: Array, new: Array, axis: int) -> Array:
-                here, new = (jnp.moveaxis(x, -2, axis) for x in (is_own, new))
-                return jnp.where(here, new, rounded)
-
-            kv = kv.mapped(with_own, StoredKV(*self.new.filled(part.head_size)))
-        visible = positions <= own
+        positions, own = start + first + jnp.arange(size), self.positions[..., None]
+        # Where the cache is rounded, a query's own key is not: it is a segment of its own.
+        visible = positions < own if self.is_rounded(dtype) else positions <= own
         if self.window is not None:
             visible &= positions > own - self.window
-        return Segment(kv, visible)
+        return Segment(part.mapped(cut).loaded(dtype), visible)
+
+    def is_rounded(self, dtype: jnp.dtype) -> bool:
+        """Whether the cache holds less than `dtype`, in which attention computes."""
+        return self.kv.parts[0].values.dtype != dtype
 
     def num_blocks(self, part: KVCache, start: int) -> Int[Array, ""]:
         """Returns how many blocks of the part that begins at `start` hold anything."""
@@ -87,21 +84,24 @@ class OwnKeys(NamedTuple):
 
 
 def attend(
-    queries: Float[Array, "P G N D"], prompt: Segment, own: OwnKeys, softcap: float | None = None
-) -> Float[Array, "P G N D"]:
+    queries: Float[Array, "P G T N D"], prompt: Segment, own: OwnKeys, softcap: float | None = None
+) -> Float[Array, "P G T N D"]:
     """Computes softmax attention of each query over its prompt and its completion so far.
 
     Scores have the soft cap, if any (`soft_capped`). What is visible of a prompt may differ by
-    completion, whether or not they share its keys.
+    query, whether or not completions share its keys.
 
     Blocks of keys are merged by their softmax statistics, which equals one softmax over all of
     them. A query that sees nothing of a block has the same result without it, to the last bit.
 
     Queries of heads that the caches hold with zeros after them get the same zeros.
     """
-    P, G, N, D = queries.shape
+    P, G, T, N, D = queries.shape
     K, scale = prompt.kv.values.shape[2], D**-0.5
-    by_key = filled(queries.reshape(P, G, K, N // K, D), -1, prompt.kv.head_size)
+    repeats = N // K
+    # The queries that read one key head, those of all positions, are one run.
+    split = queries.reshape(P, G, T, K, repeats, D).transpose(0, 1, 3, 4, 2, 5)
+    by_key = filled(split.reshape(P, G, K, repeats * T, D), -1, prompt.kv.head_size)
 
     def add(
         part: KVCache, start: int, number: Int[Array, ""], softmax: RunningSoftmax
@@ -112,7 +112,7 @@ def attend(
             # compute all of it before the loop, whether the block is read or not.
             part, by_block, number = jax.lax.optimization_barrier((part, by_key, number))
         block = own.block(part, start, number, queries.dtype)
-        visible = block.visible[:, :, None, None]
+        visible = _by_query(block.visible, repeats)
         return _updated(softmax, by_block, block.kv, visible, scale, softcap)
 
     softmax = _attend_prompt(by_key, prompt, scale, softcap)
@@ -123,24 +123,53 @@ def attend(
             num_blocks = own.num_blocks(part, start)
             with jax.named_scope(CACHE_BLOCKS):
                 softmax = jax.lax.fori_loop(0, num_blocks, partial(add, part, start), softmax)
-    return softmax.attended(queries.dtype)[..., :D].reshape(P, G, N, D)
+    if own.is_rounded(queries.dtype):
+        softmax = _with_own(softmax, by_key, own.new, scale, softcap)
+    attended = softmax.attended(queries.dtype)[..., :D].reshape(P, G, K, repeats, T, D)
+    return attended.transpose(0, 1, 4, 2, 3, 5).reshape(P, G, T, N, D)
+
+
+def _by_query(visible: Bool[Array, "#P #G #T S"], repeats: int) -> Bool[Array, "#P #G 1 #r S"]:
+    """Returns a mask of positions for the run of queries of a key head."""
+    if visible.shape[2] > 1:
+        visible = jnp.tile(visible, (1, 1, repeats, 1))
+    return visible[:, :, None]
 
 
 def _attend_prompt(
     queries: Float[Array, "P G K r D"], prompt: Segment, scale: float, softcap: float | None
 ) -> RunningSoftmax:
-    P, G, K, repeats, D = queries.shape
+    P, G, K, run_length, D = queries.shape
     kv, visible = prompt
     if kv.values.shape[1] == G:
         nothing = RunningSoftmax.over_nothing(queries)
-        return _updated(nothing, queries, kv, visible[:, :, None, None], scale, softcap)
+        by_query = _by_query(visible, run_length // visible.shape[2])
+        return _updated(nothing, queries, kv, by_query, scale, softcap)
     # A group that shares its prompt is one long run of queries: one larger product per prompt.
     # Heads before completions: devices that share heads then have a part of the run each.
-    run = queries.transpose(0, 2, 3, 1, 4).reshape(P, 1, K, repeats * G, D)
-    by_query = visible if visible.shape[1] == 1 else jnp.tile(visible, (1, repeats, 1))
+    run = queries.transpose(0, 2, 3, 1, 4).reshape(P, 1, K, run_length * G, D)
+    if visible.shape[1] > 1:
+        by_position = visible.swapaxes(1, 2).reshape(P, 1, -1, visible.shape[-1])
+        visible = jnp.tile(by_position, (1, 1, run_length * G // by_position.shape[2], 1))
     nothing = RunningSoftmax.over_nothing(run)
-    part = _updated(nothing, run, kv, by_query[:, None, None], scale, softcap)
-    return RunningSoftmax(*(x.reshape(P, K, repeats, G, -1).transpose(0, 3, 1, 2, 4) for x in part))
+    part = _updated(nothing, run, kv, visible[:, :, None], scale, softcap)
+    return RunningSoftmax(
+        *(x.reshape(P, K, run_length, G, -1).transpose(0, 3, 1, 2, 4) for x in part)
+    )
+
+
+def _with_own(
+    part: RunningSoftmax,
+    queries: Float[Array, "P G K r D"],
+    new: KeyValues,
+    scale: float,
+    softcap: float | None,
+) -> RunningSoftmax:
+    """Adds to each query the key and the value of its own position."""
+    repeats = queries.shape[3] // new.keys.shape[3]
+    keys, values = (jnp.tile(filled(x, -1, queries.shape[-1]), (1, 1, 1, repeats, 1)) for x in new)
+    scores = product("pgkrd,pgkrd->pgkr", queries, keys)[..., None] * scale
+    return part.updated(soft_capped(scores, softcap), values[..., None, :], "pgkrs,pgkrsd->pgkrd")
 
 
 def _updated(

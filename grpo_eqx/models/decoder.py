@@ -16,7 +16,7 @@ from grpo_eqx.models.attention import OwnKeys, attend
 from grpo_eqx.models.causal_attention import BlockedAttention, CausalAttention, Visible
 from grpo_eqx.models.decoder_config import DecoderConfig
 from grpo_eqx.models.experts import Experts
-from grpo_eqx.models.interface import CausalLM, Decoded, Hidden, TensorForm, parameter_name
+from grpo_eqx.models.interface import CausalLM, Extended, Hidden, TensorForm, parameter_name
 from grpo_eqx.models.kv_cache import GrowingCache, KeyValues, KVCache
 from grpo_eqx.models.layers import Linear, geglu, rms_norm, swiglu
 from grpo_eqx.models.prompt_cache import PromptCache
@@ -340,37 +340,42 @@ class Decoder(CausalLM):
             None if chosen is None else _by_token(chosen[:, :, 0]),
         )
 
-    def decode(
+    def extend(
         self,
         prompt: PromptCache,
         own: list[GrowingCache],
-        ids: Int[Array, "P G"],
+        ids: Int[Array, "P G T"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
         layout: RolloutLayout | None = None,
-    ) -> Decoded:
+        lengths: Int[Array, "P G"] | None = None,
+    ) -> Extended:
         assert isinstance(prompt.kv, list), "decoding reads stored keys and values"
-        positions = prompt.last_positions[:, None] + position
-        by_kind = _ByKind.at(positions[..., None], self.config)
+        order = jnp.arange(ids.shape[2])
+        places = position[..., None] + order
+        if lengths is not None:  # past the end, nothing is written
+            places = jnp.where(order < lengths[..., None], places, own[0].length)
+        positions = prompt.last_positions[:, None, None] + places
+        by_kind = _ByKind.at(positions, self.config)
 
         def step(
-            carry: tuple[Float[Array, "P G 1 H"], GrowingCache],
+            carry: tuple[Float[Array, "P G T H"], GrowingCache],
             xs: tuple[DecoderLayer, Int[Array, ""] | None, KVCache, Int[Array, ""]],
-        ) -> tuple[tuple[Float[Array, "P G 1 H"], GrowingCache], _Chosen]:
+        ) -> tuple[tuple[Float[Array, "P G T H"], GrowingCache], _Chosen]:
             (x, own), (layer, kind, prompt_kv, depth) = carry, xs
             rotary, window = by_kind.of(kind)
             queries, new = layer.project(x, rotary, self.config)
-            own = own.written(new, depth, position, layout)
+            own = own.written(new, depth, places, layout)
             attended = attend(
-                queries[:, :, 0],
+                queries,
                 prompt.segment(prompt_kv.loaded(queries.dtype), positions, window),
-                OwnKeys(own, depth, position, num_written, new, window),
+                OwnKeys(own, depth, places, num_written, new, window),
                 self.config.architecture.score_softcap,
             )
-            x, chosen = layer.finish(x, attended[:, :, None], self.config, layout)
+            x, chosen = layer.finish(x, attended, self.config, layout)
             return (x, own), chosen
 
-        x, written, routes, first = self.embed(ids)[:, :, None], [], [], 0
+        x, written, routes, first = self.embed(ids), [], [], 0
         stacks = self.layers if isinstance(self.layers, list) else [self.layers]
         for stack, prompt_kv, kv in zip(stacks, prompt.kv, own, strict=True):
             depths = jnp.arange(len(prompt_kv.values))  # XLA unrolls the loop over a single one
@@ -378,11 +383,10 @@ class Decoder(CausalLM):
             (x, kv), chosen = jax.lax.scan(step, (x, kv), (stack, kinds, prompt_kv, depths))
             written.append(kv)
             if chosen is not None:
-                routes.append(_by_token(chosen[:, :, :, 0]))
+                routes.append(_by_token(chosen))
             first += len(depths)
-        hidden = _normed(x[:, :, 0], self.norm, self.config)
         joined = jnp.concatenate(routes, axis=-1) if routes else None
-        return Decoded(self.project_logits(hidden), written, joined)
+        return Extended(_normed(x, self.norm, self.config), written, joined)
 
     def _by_layer(self, routes: Integer[Array, "R T Lk"]) -> Integer[Array, "L R T k"]:
         """Splits the experts of tokens into those of each layer."""

@@ -31,15 +31,15 @@ class Hidden(NamedTuple):
     """Experts that routers chose for each token, of models with experts."""
 
 
-class Decoded(NamedTuple):
-    """One more position of each completion."""
+class Extended(NamedTuple):
+    """The next positions of completions."""
 
-    logits: Float[Array, "P G V"]
-    """In float32."""
+    hidden: Float[Array, "P G T H"]
+    """Final hidden states, each of which predicts what follows."""
     own: list[GrowingCache]
-    """The completions' keys and values, with those of this position."""
-    routes: Integer[Array, "P G Lk"] | None = None
-    """Experts that routers chose for this position, of models with experts."""
+    """The completions' keys and values, with those of these positions."""
+    routes: Integer[Array, "P G T Lk"] | None = None
+    """Experts that routers chose for these positions, of models with experts."""
 
 
 class TensorForm(NamedTuple):
@@ -57,7 +57,7 @@ class CausalLM(eqx.Module):
     config: eqx.AbstractVar[ModelConfig]
     embed_tokens: eqx.AbstractVar[Float[Array, "V H"] | RoundedTable]
     layers: eqx.AbstractVar[Any]
-    """Layers in one stack, whose arrays have a leading axis of layers; for `decode`, also a list of
+    """Layers in one stack, whose arrays have a leading axis of layers; for `extend`, also a list of
     such stacks."""
 
     @classmethod
@@ -145,25 +145,30 @@ class CausalLM(eqx.Module):
         """
 
     @abc.abstractmethod
-    def decode(
+    def extend(
         self,
         prompt: PromptCache,
         own: list[GrowingCache],
-        ids: Int[Array, "P G"],
+        ids: Int[Array, "P G T"],
         position: Int[Array, "P G"],
         num_written: Int[Array, ""],
         layout: RolloutLayout | None = None,
-    ) -> Decoded:
-        """Computes the logits after `ids`, each the input at position `position` of its completion.
+        lengths: Int[Array, "P G"] | None = None,
+    ) -> Extended:
+        """Reads the next inputs of completions; decoding reads a single one.
+
+        Each input sees its prompt, its completion so far, and the inputs before it.
 
         **Arguments:**
 
         - `prompt`: the prompts, stored for decoding.
         - `own`: the completions' keys and values so far, for each stack of layers (`GrowingCache`).
-        - `ids`: the next input of each completion.
-        - `position`: its position in the completion.
-        - `num_written`: positions of `own` to read, including that of `ids`.
+        - `ids`: the next inputs of each completion.
+        - `position`: position of the first in its completion.
+        - `num_written`: positions of `own` to read, including those of `ids`.
         - `layout`: the layout over devices.
+        - `lengths`: number of inputs of each completion, the first of `ids`; by default all. The
+          others leave no keys and values, and their hidden states mean nothing.
         """
 
     @property

@@ -103,28 +103,27 @@ class KVCache(eqx.Module):
         self,
         new: KeyValues,
         layer: Int[Array, ""],
-        position: Int[Array, "P J"],
+        positions: Int[Array, "P J T"],
         layout: RolloutLayout | None = None,
     ) -> "KVCache":
-        """Returns the cache of all layers with one position of each row replaced, in one layer.
+        """Returns the cache of all layers with some positions of each row replaced, in one layer.
 
         **Arguments:**
 
-        - `new`: keys and values of single positions, `[P, J, K, 1, D]`. Zeros follow each head, as
-          in the cache.
+        - `new`: keys and values, `[P, J, K, T, D]`. Zeros follow each head, as in the cache.
         - `layer`: the layer.
-        - `position`: where each row is written. A position past the end writes nothing.
+        - `positions`: where they are written. A position past the end writes nothing.
         - `layout`: the layout over devices.
         """
 
-        def write(cache: Array, token: Array, axis: int) -> Array:
+        def write(cache: Array, tokens: Array, axis: int) -> Array:
             func: Callable[..., Array] = partial(_written, axis=axis)
             if layout is not None:
                 row = layout.prompts, layout.groups
-                of_token = *row, layout.heads(token.shape[2])
-                of_cache = (), *of_token
-                func = layout.on_each_device(func, [of_cache, of_token, (), row], of_cache)
-            return func(cache, token, layer, position)
+                of_tokens = *row, layout.heads(tokens.shape[2])
+                of_cache = (), *of_tokens
+                func = layout.on_each_device(func, [of_cache, of_tokens, (), row], of_cache)
+            return func(cache, tokens, layer, positions)
 
         return self.mapped(write, StoredKV.of(new.filled(self.head_size), self.values.dtype))
 
@@ -165,24 +164,24 @@ class StoredKV(KVCache):
 
 def _written(
     cache: Num[Array, "L P J K _ _"],
-    token: Num[Array, "P J K 1 D"],
+    tokens: Num[Array, "P J K T D"],
     layer: Int[Array, ""],
-    position: Int[Array, "P J"],
+    positions: Int[Array, "P J T"],
     axis: int,
 ) -> Num[Array, "L P J K _ _"]:
-    """Returns one array of a cache with a token written, at its position on `axis`."""
-    P, J, K = token.shape[:3]
+    """Returns one array of a cache with tokens written, at their positions on `axis`."""
+    P, J, K, _, _ = tokens.shape
+    rows = jnp.arange(P)[:, None, None], jnp.arange(J)[:, None]
     where: list[Array | slice]
     if cache.dtype == jnp.int8:
         # Head by head: to write several at once, a TPU's compiler would lay int8 numbers out in
         # another way than attention reads them, and copy the cache for each token and layer.
-        position = position[..., None]
-        where = [jnp.arange(P)[:, None, None], jnp.arange(J)[:, None], jnp.arange(K), position]
+        where = [*(x[..., None] for x in rows), jnp.arange(K), positions[..., None]]
     else:
-        where = [jnp.arange(P)[:, None], jnp.arange(J), slice(None), position]
+        where = [*rows, slice(None), positions]
     if axis == -1:
         where.insert(-1, slice(None))
-    return cache.at[layer, *where].set(token[..., 0, :], mode="drop")
+    return cache.at[layer, *where].set(tokens.swapaxes(2, 3), mode="drop")
 
 
 class GrowingCache(NamedTuple):
@@ -207,14 +206,16 @@ class GrowingCache(NamedTuple):
         self,
         new: KeyValues,
         layer: Int[Array, ""],
-        position: Int[Array, "P J"],
+        positions: Int[Array, "P J T"],
         layout: RolloutLayout | None = None,
     ) -> "GrowingCache":
-        """Returns the cache with one position of each row replaced, as `KVCache.written` does."""
+        """Returns the cache with some positions of each row replaced, as `KVCache.written` does."""
         parts = []
         for start, part in self.placed():
             size = part.num_positions
-            is_here = (position >= start) & (position < start + size)
-            within = position if size == self.length else jnp.where(is_here, position - start, size)
+            is_here = (positions >= start) & (positions < start + size)
+            within = (
+                positions if size == self.length else jnp.where(is_here, positions - start, size)
+            )
             parts.append(part.written(new, layer, within, layout))
         return GrowingCache(tuple(parts))

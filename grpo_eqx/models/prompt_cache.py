@@ -59,7 +59,7 @@ class PromptCache(NamedTuple):
     def segment(
         self,
         layer_kv: KVCache,
-        positions: Int[Array, "P G"],
+        positions: Int[Array, "P G T"],
         window: Int[Array, ""] | None,
     ) -> Segment:
         """Returns one layer's keys and values, with a mask of what completions see of them.
@@ -70,8 +70,8 @@ class PromptCache(NamedTuple):
         - `positions`: positions of the completions' queries.
         - `window`: number of positions that a query sees, including its own; by default all.
         """
-        visible = self.visible[:, None]
+        visible = self.visible[:, None, None]
         if window is not None:
-            own = jnp.cumsum(self.visible, axis=1, dtype=jnp.int32)[:, None] - 1
+            own = jnp.cumsum(self.visible, axis=1, dtype=jnp.int32)[:, None, None] - 1
             visible &= own > positions[..., None] - window
         return Segment(layer_kv, visible)

@@ -13,7 +13,7 @@ from grpo_eqx.common.errors import UserError
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
 from grpo_eqx.generation.cpu import CpuDecoding
-from grpo_eqx.generation.local_sampler import sampling_weights
+from grpo_eqx.generation.options import sampling_weights
 from grpo_eqx.loss_backends import LOSS_BACKENDS
 from grpo_eqx.models.causal_attention import best_attention
 from grpo_eqx.objective import Objective

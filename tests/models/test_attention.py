@@ -105,21 +105,22 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
         jnp.dtype("bfloat16" if is_rounded else "f4"),
     )
     stored = in_form(stored, positions_last)
-    stored = stored.written(KeyValues(*jnp.asarray(new)), jnp.int32(1), jnp.asarray(position))
+    places = jnp.asarray(position)[..., None]
+    stored = stored.written(KeyValues(*jnp.asarray(new)), jnp.int32(1), places)
     cache = np.stack(by_position(stored.loaded(jnp.dtype("float32"))))[..., :D]
     own_cache = GrowingCache((stored,))
     attended = jitted_attend(
-        jnp.asarray(queries),
+        jnp.asarray(queries)[:, :, None],
         Segment(
             in_form(
                 StoredKV(*KeyValues(*jnp.asarray(prompt)).filled(head_multiple)), positions_last
             ),
-            jnp.asarray(visible)[:, None],
+            jnp.asarray(visible)[:, None, None],
         ),
         OwnKeys(
             cut(own_cache) if is_cut else own_cache,
             jnp.int32(1),
-            jnp.asarray(position),
+            places,
             jnp.int32(length - 1),
             KeyValues(*map(jnp.asarray, new)),
         ),
@@ -129,7 +130,7 @@ def test_attention_over_prompt_and_completion_is_attention_over_their_concatenat
         own_prompt, own = prompt[:, p, 0 if shares_prompt else g], np.array(cache[:, 1, p, g])
         own[:, :, position[p, g]] = new[:, p, g, :, 0]
         keys, values = np.concatenate([own_prompt, own], axis=2)
-        assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen))
+        assert_close(attended[p, g, 0], softmax_attention(queries[p, g], keys, values, seen))
 
 
 @pytest.mark.grid
@@ -154,12 +155,15 @@ def test_attention_with_a_soft_cap_and_a_window(
     own = KeyValues(*jnp.asarray(cache))
     own_cache = GrowingCache((in_form(StoredKV(*own), positions_last),))
     attended = jitted_attend(
-        jnp.asarray(queries),
-        Segment(in_form(StoredKV(*jnp.asarray(prompt)), positions_last), jnp.asarray(visible)),
+        jnp.asarray(queries)[:, :, None],
+        Segment(
+            in_form(StoredKV(*jnp.asarray(prompt)), positions_last),
+            jnp.asarray(visible)[:, :, None],
+        ),
         OwnKeys(
             cut(own_cache) if is_cut else own_cache,
             jnp.int32(0),
-            jnp.asarray(position),
+            jnp.asarray(position)[..., None],
             jnp.int32(length - 1),
             KeyValues(*(x[0, :, :, :, :1] for x in own)),  # read of a rounded cache only
             jnp.int32(window),
@@ -172,7 +176,7 @@ def test_attention_with_a_soft_cap_and_a_window(
         seen = np.concatenate([visible[p, g], (places <= at) & (places + window > at)])
         own_prompt = prompt[:, p, 0 if shares_prompt else g]
         keys, values = np.concatenate([own_prompt, cache[:, 0, p, g]], axis=2)
-        assert_close(attended[p, g], softmax_attention(queries[p, g], keys, values, seen, 3.0))
+        assert_close(attended[p, g, 0], softmax_attention(queries[p, g], keys, values, seen, 3.0))
 
 
 @in_both_forms
@@ -181,16 +185,17 @@ def test_a_written_cache_differs_where_it_was_written(dtype: str, positions_last
     L, P, G, K, S, D = 3, 2, 3, 2, 5, 8
     rng = np.random.default_rng(2)
     old = KeyValues(*jnp.asarray(rng.normal(size=(2, L, P, G, K, S, D)), "f4"))
-    new = KeyValues(*jnp.asarray(rng.normal(size=(2, P, G, K, 1, D)), "f4"))
-    position = np.array([[0, 4, 2], [1, 1, 3]])
+    new = KeyValues(*jnp.asarray(rng.normal(size=(2, P, G, K, 2, D)), "f4"))
+    positions = np.array([[[0, 1], [4, 5], [2, 3]], [[1, 2], [1, 9], [3, 0]]])  # 5, 9: past the end
     cache, of_new = StoredKV.of(old, jnp.dtype(dtype)), StoredKV.of(new, jnp.dtype(dtype))
     cache = in_form(cache, positions_last)
-    written = cache.written(new, jnp.int32(1), jnp.asarray(position))
+    written = cache.written(new, jnp.int32(1), jnp.asarray(positions))
     assert type(written) is type(cache)
-    for found, before, token in zip(*map(by_position, (written, cache, of_new)), strict=True):
+    for found, before, tokens in zip(*map(by_position, (written, cache, of_new)), strict=True):
         expected = np.array(before)
-        for p, g in np.ndindex(P, G):
-            expected[1, p, g, :, position[p, g]] = token[p, g, :, 0]
+        for (p, g, t), position in np.ndenumerate(positions):
+            if position < S:
+                expected[1, p, g, :, position] = tokens[p, g, :, t]
         np.testing.assert_array_equal(found, expected)
 
 
@@ -221,6 +226,7 @@ def test_a_cut_cache_is_written_where_the_whole_one_is(
     position = jnp.asarray(
         [[0, length - 1, length // 2, length // 3], rng.integers(length, size=G)]
     )
+    position = position[..., None]
     whole = GrowingCache((in_form(StoredKV.of(old, jnp.dtype(dtype)), positions_last),))
     expected = cut(whole.written(new, jnp.int32(0), position))
     found = cut(whole).written(new, jnp.int32(0), position)

@@ -1,0 +1,230 @@
+"""Completions of several turns are those of a sampler that decodes one sequence at a time."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from grpo_eqx.common.random_keys import sample_keys, token_keys
+from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.generation import LocalSampler, SamplerOptions, Sampling, Stopping
+from grpo_eqx.generation.cpu import CpuDecoding
+from grpo_eqx.generation.sampler import Responder
+from grpo_eqx.generation.sampling import sample_tokens
+from grpo_eqx.generation.turns import TOKENS_AT_ONCE
+from grpo_eqx.models.causal_attention import BlockedAttention
+from grpo_eqx.models.decoder import Decoder
+from grpo_eqx.models.families.gemma3 import Gemma3Config
+from grpo_eqx.models.families.qwen2 import Qwen2Config
+from grpo_eqx.models.kv_cache import CACHE_BLOCK
+from grpo_eqx.sharding import ExplicitMesh
+
+VOCAB, EOS, P, G, LONGEST = 29, (3, 5, 6), 8, 2, 60
+SIZES: Mapping[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": VOCAB, "head_dim": 8,
+}  # fmt: skip
+CONFIGS = {
+    "qwen2": Qwen2Config(**SIZES),
+    "windows": Gemma3Config(
+        **SIZES, sliding_window=6, layer_types=("sliding_attention", "full_attention")
+    ),
+}
+ONE_DEVICE = ExplicitMesh(dp=1, fsdp=1, tp=1)
+SAMPLING = Sampling(temperature=0.9)
+
+
+def trajectories() -> list[Trajectory]:
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(7, VOCAB, size=size).tolist() for size in (7, 4, 1, 9, 2, 5, 8, 3)]
+    return [
+        Trajectory(prompt, Address(5, row, sample))
+        for row, prompt in enumerate(prompts)
+        for sample in range(G)
+    ]
+
+
+def reply(number: int, turn: int) -> list[int] | None:
+    """Up to three replies to a completion, some longer than what is read at once."""
+    rng = random.Random(f"{number} {turn}")
+    if turn > number % 4:
+        return None
+    return [rng.randrange(VOCAB) for _ in range(rng.choice([1, 2, 5, TOKENS_AT_ONCE + 3]))]
+
+
+class Scripted(Responder):
+    """Replies when it likes: at once, in another order, or when it has to."""
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.rng = None if seed is None else random.Random(seed)
+        self.turns = [0] * (P * G)
+        self.asked: list[int] = []
+
+    def take(self, number: int, trajectory: Trajectory) -> None:
+        assert trajectory.ids[-1] in EOS
+        assert trajectory.written[-1]
+        self.asked.append(number)
+
+    def replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
+        ready = list(self.asked)
+        if self.rng is not None:
+            self.rng.shuffle(ready)
+            ready = ready[: self.rng.randint(int(wait), len(ready))]
+        self.asked = [number for number in self.asked if number not in ready]
+        return list(self._replied(ready))
+
+    def _replied(self, numbers: list[int]) -> Iterator[tuple[int, list[int] | None]]:
+        for number in numbers:
+            self.turns[number] += 1
+            yield number, reply(number, self.turns[number])
+
+
+def sampler(mesh: ExplicitMesh | None = None, **options: Any) -> LocalSampler:
+    mesh = mesh or ONE_DEVICE
+    settings: dict[str, Any] = {
+        "sampling": SAMPLING, "max_prompt_length": 10, "max_completion_length": LONGEST,
+        "stopping": Stopping.of_ids(EOS, VOCAB), "pad_id": 0, "seed": 0,
+        "dtype": jnp.dtype("float32"), "attention": BlockedAttention(), **options,
+    }  # fmt: skip
+    devices = jax.devices()[: mesh.dp * mesh.fsdp * mesh.tp]
+    return LocalSampler(SamplerOptions(**settings), mesh.build(devices))
+
+
+def sampled(
+    model: Decoder, seed: int | None = None, mesh: ExplicitMesh | None = None, **options: Any
+) -> list[Trajectory]:
+    made = sampler(mesh, **options)
+    made.set_weights(jax.device_put(model, model.shardings(made.mesh)), 7)
+    return made.submit(trajectories(), responder=Scripted(seed)).result().trajectories
+
+
+def one_at_a_time(model: Decoder) -> list[Trajectory]:
+    """The whole context anew for every token."""
+    width = 10 + LONGEST
+    logits = jax.jit(
+        lambda ids, last: model.logits(ids[None], (jnp.arange(width) <= last)[None])[0, last]
+    )
+    draw = jax.jit(lambda logits, key: sample_tokens(logits, key, SAMPLING))
+    keys = sample_keys(0, jnp.int32(5), jnp.arange(P), G).reshape(-1)
+    done = []
+    for number, each in enumerate(trajectories()):
+        ids, logps, written, turn, reason = list[int](), list[float](), list[bool](), 0, None
+        while reason is None:
+            context = np.zeros(width, np.int32)
+            known = [*each.prompt_ids, *ids]
+            context[: len(known)] = known
+            row = logits(jnp.asarray(context), len(known) - 1)
+            token, logp = draw(row, token_keys(keys[number], jnp.int32(len(ids))))
+            ids, logps, written = [*ids, int(token)], [*logps, float(logp)], [*written, True]
+            if ids[-1] in EOS:
+                turn += 1
+                follows = reply(number, turn)
+                if follows is None:
+                    reason = "stop"
+                elif len(ids) + len(follows) >= LONGEST:
+                    reason = "length"
+                else:
+                    ids += follows
+                    logps += [0.0] * len(follows)
+                    written += [False] * len(follows)
+            elif len(ids) == LONGEST:
+                reason = "length"
+        done.append(
+            Trajectory(
+                each.prompt_ids, each.address, np.array(ids), np.array(written), np.array(logps),
+                np.full(len(ids), 7), reason,
+            )
+        )  # fmt: skip
+    return done
+
+
+def check_same(found: list[Trajectory], expected: list[Trajectory], tolerance: float) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one.prompt_ids, one.address) == (other.prompt_ids, other.address)
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.written.tolist() == other.written.tolist()
+        assert one.versions.tolist() == other.versions.tolist()
+        assert one.finish_reason == other.finish_reason
+        np.testing.assert_allclose(one.sampler_logps, other.sampler_logps, rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request: pytest.FixtureRequest) -> Decoder:
+    return Decoder.init(CONFIGS[request.param], jax.random.key(0), std=0.3)
+
+
+@pytest.fixture(scope="module")
+def expected(model: Decoder) -> list[Trajectory]:
+    made = one_at_a_time(model)
+    assert {each.finish_reason for each in made} == {"stop", "length"}
+    assert max(np.diff(each.written).sum() for each in made) >= 4
+    return made
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("form", [None, CpuDecoding()], ids=["as_stored", "cpu"])
+@pytest.mark.parametrize("slots", [None, 8])
+@pytest.mark.parametrize(
+    "mesh", [ONE_DEVICE, ExplicitMesh(dp=2, fsdp=2, tp=2)], ids=["one device", "2,2,2"]
+)
+def test_they_are_those_of_one_sequence_at_a_time(
+    model: Decoder,
+    expected: list[Trajectory],
+    mesh: ExplicitMesh,
+    slots: int | None,
+    form: CpuDecoding | None,
+) -> None:
+    found = sampled(model, None, mesh, max_num_seqs=slots, decoding_form=form)
+    check_same(found, expected, 1e-4)
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kv_cache_dtype": jnp.dtype("int8")},
+        {"rollout_dtype": jnp.dtype("int8"), "max_num_seqs": 8},
+        {"max_completion_length": 3 * CACHE_BLOCK, "stopping": Stopping.of_ids((3,), VOCAB)},
+        {"max_completion_length": 2 * CACHE_BLOCK + 3, "decoding_form": CpuDecoding()},
+        {"mesh": ExplicitMesh(dp=2, fsdp=2, tp=2), "max_num_seqs": 8},
+    ],
+    ids=["int8 cache", "int8 weights", "long", "parts", "devices"],
+)
+def test_with_other_options_too_it_does_not_matter_when_replies_come(
+    options: dict[str, Any],
+) -> None:
+    model = Decoder.init(CONFIGS["qwen2"], jax.random.key(0), std=0.3)
+    check_same(sampled(model, 1, **options), sampled(model, None, **options), 0)
+
+
+def test_slots_are_refilled_before_it_waits(model: Decoder) -> None:
+    """The device is never idle while a completion could have a slot."""
+
+    class Slow(Scripted):
+        def replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
+            if not wait:
+                return []
+            assert len(self.asked) == min(8, P * G - self.num_done)
+            self.num_done += len(self.asked)
+            numbers, self.asked = self.asked, []
+            return [(number, None) for number in numbers]
+
+        num_done = 0
+
+    made = sampler(max_num_seqs=8, max_completion_length=400)
+    made.set_weights(model, 0)
+    made.submit(trajectories(), responder=Slow()).result()
+
+
+@pytest.mark.parametrize("slots", [None, 8])
+def test_when_replies_come_changes_nothing(
+    model: Decoder, expected: list[Trajectory], slots: int | None
+) -> None:
+    at_once = sampled(model, None, max_num_seqs=slots)
+    for seed in range(3):
+        check_same(sampled(model, seed, max_num_seqs=slots), at_once, 0)
