@@ -6,7 +6,7 @@ import functools
 import locale
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -26,13 +26,21 @@ class ChatTemplate:
     the messages. So the same messages make the same text, in every process and on every day.
     """
 
-    def __init__(self, tokenizer: Any, system_prompt: str | None, moment: datetime):
+    def __init__(
+        self,
+        tokenizer: Any,
+        system_prompt: str | None,
+        moment: datetime,
+        kwargs: Mapping[str, Any] | None = None,
+    ):
         """**Arguments:**
 
         - `tokenizer`: a tokenizer of transformers.
         - `system_prompt`: the text of a system message, for messages without one.
         - `moment`: the time, for templates that ask for it.
+        - `kwargs`: further variables of the template, such as `enable_thinking`.
         """
+        self.kwargs = dict(kwargs or {})
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.moment = moment
@@ -64,8 +72,20 @@ class ChatTemplate:
         asks = "strftime_now" in str(self.tokenizer.chat_template)  # of one template or several
         return self.moment.isoformat() if asks else None
 
-    def render(self, messages: Conversation, *, opens: bool = True) -> str:
-        """Renders messages, with the start of the assistant's message if `opens` is true.
+    def render(
+        self,
+        messages: Conversation,
+        *,
+        opens: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """Renders messages.
+
+        **Arguments:**
+
+        - `messages`: the messages.
+        - `opens`: whether the start of the assistant's message follows.
+        - `tools`: schemas of the functions that the assistant can call.
 
         Raises `UserError` if the template fails on them.
         """
@@ -75,8 +95,10 @@ class ChatTemplate:
         try:
             with self._standing_still(repr(messages)):
                 return self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=opens
-                )
+                    messages, tokenize=False, add_generation_prompt=opens,
+                    # Llama's template renders text about tools even for an empty list.
+                    tools=list(tools) or None, **self.kwargs,
+                )  # fmt: skip
         except Exception as error:  # of any class, also raised on purpose
             roles = listed([message["role"] for message in messages])
             fix = "set chat_template to a file with another"

@@ -2,24 +2,18 @@
 
 import asyncio
 import concurrent.futures
-import contextlib
 import dataclasses
 import os
-import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from grpo_eqx.common.errors import RewardError
+from grpo_eqx.common.event_loop import GRACE, LoopThread
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.rewards.contract import Reading, read_rewards, reason_of
 from grpo_eqx.rewards.limits import RewardLimits
 from grpo_eqx.rewards.outcomes import Failure, Outcome, Samples, outcomes_of, raised
-
-_LAST_SECONDS = 1.0
-"""Seconds that cancelled tasks have to end."""
-GRACE = 5.0
-"""Seconds that an event loop has to notice that its time is up."""
 
 AsyncFunc = Callable[..., Awaitable[Any]]
 
@@ -51,64 +45,27 @@ class AsyncCall:
 
 
 class AsyncCalls:
-    """An event loop in a thread, so that functions can keep their connections between batches.
-
-    The thread starts with the first call, and is a daemon: a function that blocks it cannot keep
-    the process from ending. It runs the loop again whenever a function stops it, until `close`.
-    """
+    """Calls in an event loop, so that functions can keep their connections between batches."""
 
     def __init__(self, limits: RewardLimits):
         self.limits = limits
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._closed = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._loop = LoopThread("rewards", _warn_of_a_task)
 
     def start(self, name: str, func: AsyncFunc, samples: Samples) -> AsyncCall:
         """Starts to score a batch."""
-        if self._loop is None:
-            self._loop, self._closed = asyncio.new_event_loop(), threading.Event()
-            self._loop.set_exception_handler(_warn_of_a_task)
-            self._thread = threading.Thread(
-                target=_serve, args=[self._loop, self._closed], name="rewards", daemon=True
-            )
-            self._thread.start()
         seconds = self.limits.shortest
         latest = None if seconds is None else time.monotonic() + seconds + GRACE
-        scored = _scored(name, func, samples, self.limits)
-        outcomes = asyncio.run_coroutine_threadsafe(scored, self._loop)
+        outcomes = self._loop.run(_scored(name, func, samples, self.limits))
         return AsyncCall(name, len(samples), outcomes, latest)
 
     def close(self) -> None:
         """Ends the event loop and all its tasks."""
-        if self._loop is None or self._thread is None:
-            return
-        self._closed.set()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(GRACE)
-        self._loop = self._thread = None
+        self._loop.close()
 
 
-def _serve(loop: asyncio.AbstractEventLoop, closed: threading.Event) -> None:
-    """Runs a loop until `closed` is set, and ends the tasks that are left in it."""
-    asyncio.set_event_loop(loop)
-    while not closed.is_set():
-        with contextlib.suppress(BaseException):  # such as sys.exit in a task, or stop()
-            loop.run_forever()
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    with contextlib.suppress(BaseException):
-        if tasks:
-            loop.run_until_complete(asyncio.wait(tasks, timeout=_LAST_SECONDS))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-    loop.close()
-
-
-def _warn_of_a_task(loop: asyncio.AbstractEventLoop, context: Mapping[str, Any]) -> None:
+def _warn_of_a_task(error: BaseException) -> None:
     """Warns of an error in a task that a function started and did not await."""
-    error = context.get("exception")
-    if isinstance(error, BaseException):
-        warn(f"a task that an async reward function did not await {reason_of(error)}")
+    warn(f"a task that an async reward function did not await {reason_of(error)}")
 
 
 async def _scored(

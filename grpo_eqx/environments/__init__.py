@@ -1,0 +1,1 @@
+"""Tools that completions call, and the dialogues with them."""

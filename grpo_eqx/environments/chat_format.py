@@ -1,0 +1,272 @@
+"""How a chat template writes the turns of a dialogue with tools, found by rendering probes."""
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grpo_eqx.common.errors import UserError, first_line
+from grpo_eqx.data.prompts import Conversation
+from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.environments.tools import Schema
+
+Message = dict[str, Any]
+_TEXT = {"name": "text"}
+_NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
+_CALLS: Mapping[str, Mapping[str, Any]] = {
+    "JSON in tags, as Hermes and Qwen 2.5 and 3 write it": {
+        "open": "<tool_call>",
+        "close_pattern": r"</tool_call>\s*",
+        "content": "json",
+        "transform": {"type": "function", "function": "{content}"},
+    },
+    "tags for each parameter, as Qwen 3.5 writes them": {
+        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+        "close_pattern": r"</tool_call>\s*",
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
+            "value_parser": _TEXT,
+        },
+        "transform": _NAMED,
+    },
+    "tags for keys and values, as GLM 4 writes them": {
+        "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
+        "close_pattern": r"</tool_call>\s*",
+        "content": "xml-inline",
+        "content_args": {
+            "tag_pattern": (
+                r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+            ),
+            "value_parser": _TEXT,
+        },
+        "transform": _NAMED,
+    },
+    "bare JSON, as Llama 3 writes it": {
+        "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+        "close_pattern": r"\}END\s*",
+        "content": "json",
+        "transform": _NAMED,
+    },
+    "channels, as GPT-OSS writes them": {
+        "open_pattern": (
+            r"to=functions\.(?P<name>[^\s<]+)<\|channel\|>commentary\s+json<\|message\|>"
+        ),
+        "close_pattern": r"<\|call\|>\s*",
+        "content": "json",
+        "transform": _NAMED,
+    },
+    "calls in Gemma 4's tags": {
+        "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+        "close_pattern": r"<tool_call\|>\s*",
+        "content": "json",
+        "content_args": {"string_delims": [['<|"|>', '<|"|>']], "unquoted_keys": True},
+        "transform": _NAMED,
+    },
+}
+"""Fields of transformers' response templates for the calls of tools; END stands for the ends of a
+turn."""
+_REASONING = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
+_USER: Message = {"role": "user", "content": "dummy"}
+_PROBE = {"probe_text": "a probe", "probe_number": 7}
+_PROBE_SCHEMA: Schema = {
+    "type": "function",
+    "function": {
+        "name": "probe_name",
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "probe_text": {"type": "string", "description": "A text."},
+                "probe_number": {"type": "integer", "description": "A number."},
+            },
+            "required": ["probe_text", "probe_number"],
+        },
+    },
+}
+
+
+class Parsed(NamedTuple):
+    """A turn of the model."""
+
+    message: Message
+    """As chat templates read it; `tool_calls` are its calls, if any."""
+
+    @property
+    def calls(self) -> list[Message]:
+        """The functions that it calls, each with `name` and `arguments`."""
+        return [call["function"] for call in self.message.get("tool_calls", [])]
+
+
+class ChatFormat:
+    """The format of a tokenizer's chat template."""
+
+    def __init__(self, tokenizer: ChatTokenizer):
+        """Raises `UserError` for a template in which dialogues with tools cannot be written."""
+        self.tokenizer = tokenizer
+        self._check_tools()
+        self._check_prefix()
+        own = getattr(tokenizer.tokenizer, "response_template", None)
+        self._response = self._found() if own is None else own
+
+    def suffix_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Returns what follows the end token of a turn: answers, and the start of the next turn.
+
+        As TRL computes it: a made-up dialogue that ends with a call is cut, behind its last end
+        token, from the same dialogue with the answers.
+
+        **Arguments:**
+
+        - `messages`: the answers, of role `tool` or `user`.
+        """
+        first = messages[0]
+        turn: Message = {"role": "assistant", "content": ""}
+        if first["role"] == "tool":
+            call = {"name": first["name"], "arguments": {}}
+            turn["tool_calls"] = [{"type": "function", "function": call}]
+        before = self._ids([_USER, turn], opens=False)
+        whole = self._ids([_USER, turn, *messages], opens=True)
+        ends = set(self.tokenizer.eos_ids)
+        last = max((i for i, token in enumerate(before) if token in ends), default=len(before) - 1)
+        before = before[: last + 1]
+        if whole[: len(before)] != before:
+            raise UserError(_REWRITES)
+        return whole[len(before) :]
+
+    def parse(self, ids: Sequence[int], prefix: Sequence[int], tools: Sequence[Schema]) -> Parsed:
+        """Reads a turn; what cannot be read as calls is plain text.
+
+        **Arguments:**
+
+        - `ids`: tokens of the turn, with its end token.
+        - `prefix`: all tokens before it.
+        - `tools`: schemas of the tools, which give arguments their types.
+        """
+        tokenizer = self.tokenizer.tokenizer
+        if not ids:
+            return Parsed({"role": "assistant", "content": ""})
+        try:
+            message = tokenizer.parse_response(
+                list(ids), self._response, prefix=list(prefix), tools=list(tools)
+            )
+            _check_calls(message.get("tool_calls", []))
+        except (ValueError, TypeError):
+            return Parsed({"role": "assistant", "content": self._text(ids)})
+        content = message.get("content") or ""
+        for end in tokenizer.convert_ids_to_tokens(list(self.tokenizer.eos_ids)):
+            content = content.removesuffix(end)
+        return Parsed({**message, "content": content})
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _ids(self, messages: Conversation, *, opens: bool) -> list[int]:
+        text = self.tokenizer.template.render(messages, opens=opens)
+        ids: list[int] = self.tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def _check_tools(self) -> None:
+        """Raises `UserError` for a template that leaves out tools, calls or answers."""
+        turn = _turn(_PROBE)
+        answer = {"role": "tool", "name": "probe_name", "content": "probe_answer"}
+        try:
+            text = self.tokenizer.template.render([_USER, turn, answer], tools=[_PROBE_SCHEMA])
+        except UserError as error:
+            raise UserError(
+                f"the chat template cannot render a dialogue with tools ({first_line(error)}): use "
+                f"a model that was trained with tools, or set chat_template to a file with a "
+                f"template that renders them."
+            ) from error
+        parts = {
+            "the schemas of tools": "A probe.",
+            "the model's calls": "a probe",
+            "the answers of tools": "probe_answer",
+        }
+        for what, part in parts.items():
+            if part not in text:
+                raise UserError(
+                    f"the chat template leaves out {what}: use a model that was trained with "
+                    f"tools, or set chat_template to a file with a template that renders them."
+                )
+
+    def _check_prefix(self) -> None:
+        """Raises `UserError` for a template that renders a turn otherwise once others follow it."""
+        answer = {"role": "tool", "name": "probe_name", "content": "probe_answer"}
+        last = {"role": "assistant", "content": "probe_last"}
+        for content in ("", "<think>\nprobe_thought\n</think>\n\nprobe_content"):
+            turn = {**_turn(_PROBE), "content": content}
+            dialogue = [_USER, turn, answer, last]
+            texts = [self.tokenizer.template.render(dialogue[:n], opens=False) for n in (2, 3, 4)]
+            if any(not longer.startswith(text) for text, longer in itertools.pairwise(texts)):
+                raise UserError(_REWRITES)
+
+    def _found(self) -> Mapping[str, Any]:
+        """Returns the response template that reads back the calls which the chat template writes.
+
+        Raises `UserError` if none does.
+        """
+        render = self.tokenizer.template.render
+        asked = render([_USER], tools=[_PROBE_SCHEMA])
+        closed = render([_USER], tools=[_PROBE_SCHEMA], opens=False)
+        opening = asked.removeprefix(closed).partition("<think>")[0]
+        written = render([_USER, _turn(_PROBE)], tools=[_PROBE_SCHEMA], opens=False)
+        tokenizer = self.tokenizer.tokenizer
+        for field in _CALLS.values():
+            template = self._response_template(field, opening)
+            turn = written.removeprefix(closed).removeprefix(opening)
+            try:
+                found = tokenizer.parse_response(
+                    turn, template, prefix=closed + opening, tools=[_PROBE_SCHEMA]
+                )
+            except (ValueError, TypeError):
+                continue
+            calls = [call.get("function") for call in found.get("tool_calls", [])]
+            if calls == [{"name": "probe_name", "arguments": _PROBE}]:
+                return template
+        raise UserError(
+            "the chat template writes the calls of tools in a format that is unknown here: set the "
+            "tokenizer's response_template, as transformers describes it."
+        )
+
+    def _response_template(self, field: Mapping[str, Any], opening: str) -> Mapping[str, Any]:
+        names = self.tokenizer.tokenizer.convert_ids_to_tokens(list(self.tokenizer.eos_ids))
+        ends = "(?:" + "|".join(map(re.escape, names)) + ")"
+        calls = {**field, "repeats": True}
+        calls["close_pattern"] = calls["close_pattern"].replace("END", ends)
+        return {
+            "defaults": {"role": "assistant"},
+            "start_anchor": opening,
+            "fields": {
+                "reasoning_content": _REASONING,
+                "tool_calls": calls,
+                "content": {"close_pattern": rf"{ends}\s*", "content": "text"},
+            },
+        }
+
+
+_REWRITES = (
+    "the chat template renders a turn of the model otherwise once others follow it, so the tokens "
+    "that were sampled would not be those that are trained: set chat_template to a file with a "
+    "template that keeps earlier turns, or turn thinking off in chat_template_kwargs."
+)
+
+
+def _turn(arguments: Mapping[str, Any]) -> Message:
+    call = {"name": "probe_name", "arguments": dict(arguments)}
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": call}],
+    }
+
+
+def _check_calls(calls: Any) -> None:
+    """Raises `ValueError` for calls without a name; adds missing arguments."""
+    if not isinstance(calls, list):
+        raise ValueError("tool_calls is no list")
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise ValueError("a call has no name")
+        if function.get("arguments") is None:
+            function["arguments"] = {}

@@ -1,0 +1,122 @@
+"""Tools: functions that the model calls, and the schemas by which it knows them."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from grpo_eqx.common.errors import UserError, class_name, first_line
+from grpo_eqx.common.plain_data import brief
+
+Schema = Mapping[str, Any]
+"""JSON schema of a function, as chat templates render it."""
+
+
+class Tool(NamedTuple):
+    """A function that the model can call."""
+
+    name: str
+    func: Callable[..., Any]
+    """A function, or an `async` one."""
+    schema: Schema
+
+    @classmethod
+    def of(cls, func: Any, owner: str = "tool") -> "Tool":
+        """Reads name, parameters and description from a function's signature and docstring.
+
+        **Arguments:**
+
+        - `func`: the function, or a bound method.
+        - `owner`: what to call it in messages.
+
+        Raises `UserError` for what has no schema.
+        """
+        from transformers.utils.chat_template_utils import (
+            DocstringParsingException,
+            TypeHintParsingException,
+            get_json_schema,
+        )
+
+        if not (inspect.isfunction(func) or inspect.ismethod(func)):
+            raise UserError(f"{owner} {brief(func)} {_what_it_is(func)}.")
+        called = f"{owner} {func.__name__}"
+        if starred := [
+            f"{'*' * (1 + (p.kind is p.VAR_KEYWORD))}{p.name}"
+            for p in inspect.signature(func).parameters.values()
+            if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]:
+            raise UserError(
+                f"{called} takes {starred[0]}, whose names the model cannot know: name each "
+                f"argument."
+            )
+        try:
+            return cls(func.__name__, func, get_json_schema(func))
+        except DocstringParsingException as error:
+            fix = (
+                "describe the tool in one, with each argument under 'Args:'"
+                if "no docstring" in str(error)
+                else "list each argument under 'Args:', as in 'x: the first number'"
+            )
+            raise UserError(f"{called}: {_reason(error)}: {fix}.") from error
+        except TypeHintParsingException as error:
+            raise UserError(
+                f"{called}: {_reason(error)}: annotate each argument with a type of JSON, as in "
+                f"x: int."
+            ) from error
+
+
+def make_tools(functions: Any) -> list[Tool]:
+    """Returns a user's functions as tools; none for `None`.
+
+    Raises `UserError` for what the model cannot call, and for two tools of one name.
+    """
+    if functions is None:
+        return []
+    if callable(functions) or isinstance(functions, str | Mapping):
+        raise UserError(
+            f"tools is {brief(functions)}: pass a list of functions, as in tools=[multiply]."
+        )
+    tools = [Tool.of(func) for func in functions]
+    check_names(tools)
+    return tools
+
+
+def methods_as_tools(environment: object, without: Sequence[str]) -> list[Tool]:
+    """Returns the public methods that the class of an environment defines as tools.
+
+    Properties are not evaluated.
+
+    **Arguments:**
+
+    - `environment`: an instance.
+    - `without`: names of methods that are no tools.
+    """
+    kind = type(environment)
+    names = [
+        name
+        for name, _ in inspect.getmembers(kind, predicate=inspect.isfunction)
+        if not name.startswith("_") and name not in without
+    ]
+    owner = f"environment {kind.__name__}: method"
+    return [Tool.of(getattr(environment, name), owner) for name in names]
+
+
+def check_names(tools: Sequence[Tool]) -> None:
+    """Raises `UserError` for two tools of one name."""
+    ((name, count), *_) = Counter(tool.name for tool in tools).most_common(1) or [("", 0)]
+    if count > 1:
+        raise UserError(f"{count} tools have the name {name}: give each a name of its own.")
+
+
+def _what_it_is(func: Any) -> str:
+    """Returns why something is no tool and the fix, as the continuation of a sentence."""
+    if inspect.isclass(func):
+        return "is a class: pass functions, or pass the class as environment_factory"
+    if callable(func):
+        return f"is of type {class_name(func)}: wrap it in a function with a docstring"
+    return "is no function: pass functions, as in tools=[multiply]"
+
+
+def _reason(error: Exception) -> str:
+    """Returns the error of transformers without its end, as the continuation of a sentence."""
+    return first_line(error).rstrip("!.").removeprefix("Cannot generate JSON schema for ")

@@ -1,0 +1,218 @@
+"""Dialogues: calls are run and answered, within limits."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_eqx.common.errors import RunError
+from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.environments.calls import Calls
+from grpo_eqx.environments.chat_format import ChatFormat
+from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
+from grpo_eqx.environments.tools import make_tools
+from tests.environments.templates import HERMES, tokenizer_with
+
+CHAT = ChatFormat(tokenizer_with(HERMES))
+USER = {"role": "user", "content": "What is 6 times 7?"}
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiplies.
+
+    Args:
+        a: A number.
+        b: Another.
+    """
+    return a * b
+
+
+def words(number: int) -> str:
+    """Returns many words.
+
+    Args:
+        number: How many.
+    """
+    return " ".join(map(str, range(number)))
+
+
+def fail(text: str) -> str:
+    """Fails.
+
+    Args:
+        text: With what.
+    """
+    raise ValueError(text)
+
+
+TOOLS = {tool.name: tool for tool in make_tools([multiply, words, fail])}
+
+
+def call(name: str, **arguments: Any) -> str:
+    written = json.dumps({"name": name, "arguments": arguments})
+    return f"<tool_call>\n{written}\n</tool_call>"
+
+
+def ids_of(text: str) -> list[int]:
+    ids: list[int] = CHAT.tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+@pytest.fixture
+def calls() -> Iterator[Calls]:
+    runner = Calls(timeout=20.0)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture
+def dialogues(calls: Calls) -> Callable[..., Dialogues]:
+    def make(number: int = 1, tools: Mapping[str, Any] = TOOLS, **limits: Any) -> Dialogues:
+        each = {n: Dialogue(tools) for n in range(number)}
+        return Dialogues(each, CHAT, calls, ToolLimits(**limits))
+
+    return make
+
+
+def begun() -> Trajectory:
+    return Trajectory(ids_of(CHAT.tokenizer.template.render([USER])), Address(0, 0, 0))
+
+
+def drawn(trajectory: Trajectory, text: str) -> Trajectory:
+    ids = ids_of(text)
+    return trajectory.extended(ids, np.zeros(len(ids)))
+
+
+def speak(dialogues: Dialogues, *texts: str) -> tuple[Trajectory, list[list[int] | None]]:
+    """The model writes these turns; returns the trajectory and the replies to each."""
+    trajectory, replies = begun(), list[list[int] | None]()
+    for text in texts:
+        trajectory = drawn(trajectory, text + "<|im_end|>")
+        dialogues.take(0, trajectory)
+        ((number, reply),) = dialogues.replies(wait=True)
+        assert number == 0
+        replies.append(None if reply is None else list(reply))
+        if reply is not None:
+            trajectory = trajectory.extended(reply)
+    return trajectory, replies
+
+
+def test_calls_are_answered_until_there_are_none(dialogues: Callable[..., Dialogues]) -> None:
+    made = dialogues()
+    asked = "Let me see." + call("multiply", a=6, b=7)
+    trajectory, (reply, last) = speak(made, asked, "It is 42.")
+    assert reply is not None
+    assert last is None
+    dialogue = made.dialogues[0]
+    dialogue.finish(trajectory, CHAT)
+    functions = [{"name": "multiply", "arguments": {"a": 6, "b": 7}}]
+    assert dialogue.messages == [
+        {
+            "role": "assistant",
+            "content": "Let me see.",
+            "tool_calls": [{"type": "function", "function": each} for each in functions],
+        },
+        {"role": "tool", "name": "multiply", "content": "42"},
+        {"role": "assistant", "content": "It is 42."},
+    ]
+    rendered = CHAT.tokenizer.template.render([USER, *dialogue.messages], opens=False)
+    read = [*trajectory.prompt_ids, *trajectory.ids.tolist()]
+    assert CHAT.tokenizer.tokenizer.decode(read) == rendered.removesuffix("\n")
+    assert (dialogue.num_turns, dialogue.num_calls, dialogue.num_failures) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer"),
+    [
+        (call("fail", text="no such page"), "{'error': 'no such page'}"),
+        (call("divide", a=1), "{'error': 'Tool divide not found.'}"),
+        (call("multiply", a=1), "missing 1 required positional argument: 'b'"),
+        (call("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),
+        (call("multiply", a=[1], b="x"), "can't multiply sequence by non-int"),
+    ],
+)
+def test_what_a_call_raises_is_its_answer(
+    dialogues: Callable[..., Dialogues], asked: str, answer: str
+) -> None:
+    made = dialogues()
+    speak(made, asked)
+    dialogue = made.dialogues[0]
+    assert answer in dialogue.messages[-1]["content"]
+    assert dialogue.num_failures == 1
+
+
+def test_a_failure_can_stop_the_run(dialogues: Callable[..., Dialogues]) -> None:
+    with pytest.raises(RunError, match="tool fail raised ValueError: no such page: fix it, or set"):
+        speak(dialogues(failures="stop"), call("fail", text="no such page"))
+
+
+def test_calls_of_a_turn_are_answered_in_their_order(dialogues: Callable[..., Dialogues]) -> None:
+    made = dialogues()
+    speak(made, call("words", number=2) + call("multiply", a=2, b=3) + call("words", number=1))
+    assert [m["content"] for m in made.dialogues[0].messages[1:]] == ["0 1", "6", "0"]
+
+
+def test_dialogues_do_not_wait_for_each_other(dialogues: Callable[..., Dialogues]) -> None:
+    """The first call ends only after the second one was answered."""
+    released = threading.Event()
+
+    def wait(seconds: float) -> str:
+        """Waits.
+
+        Args:
+            seconds: How long at most.
+        """
+        return str(released.wait(seconds))
+
+    tools = {tool.name: tool for tool in make_tools([wait, multiply])}
+    made = dialogues(2, tools)
+    waiting = drawn(begun(), call("wait", seconds=20.0) + "<|im_end|>")
+    quick = drawn(begun(), call("multiply", a=2, b=3) + "<|im_end|>")
+    made.take(0, waiting)
+    made.take(1, quick)
+    ((number, _),) = made.replies(wait=True)
+    assert number == 1
+    assert list(made.replies(wait=False)) == []
+    released.set()
+    ((number, _),) = made.replies(wait=True)
+    assert number == 0
+    assert made.dialogues[0].messages[-1]["content"] == "True"
+
+
+def test_turns_end_at_their_limit(dialogues: Callable[..., Dialogues]) -> None:
+    made = dialogues(max_iterations=1)
+    again = call("multiply", a=1, b=1)
+    _, replies = speak(made, again, again)
+    assert [reply is None for reply in replies] == [False, True]
+    assert made.dialogues[0].num_turns == 1
+
+
+@pytest.mark.parametrize("side", ["left", "middle", "right"])
+def test_a_long_answer_is_cut(dialogues: Callable[..., Dialogues], side: str) -> None:
+    made = dialogues(max_response_length=20, truncate_side=side)
+    speak(made, call("words", number=300))
+    content = made.dialogues[0].messages[-1]["content"]
+    assert len(ids_of(content)) <= 20 + 3
+    assert content.startswith("0 1") == (side != "left")
+    assert content.endswith("299") == (side != "right")
+
+
+def test_answers_that_did_not_fit_are_taken_back(dialogues: Callable[..., Dialogues]) -> None:
+    made = dialogues()
+    trajectory = drawn(begun(), call("words", number=9) + "<|im_end|>")
+    made.take(0, trajectory)
+    made.replies(wait=True)
+    dialogue = made.dialogues[0]
+    dialogue.finish(trajectory, CHAT)
+    assert [message["role"] for message in dialogue.messages] == ["assistant"]
+
+
+def test_a_turn_that_was_cut_is_a_message(dialogues: Callable[..., Dialogues]) -> None:
+    made = dialogues()
+    trajectory, _ = speak(made, call("multiply", a=2, b=3))
+    trajectory = drawn(trajectory, "It is")
+    made.dialogues[0].finish(trajectory, CHAT)
+    assert made.dialogues[0].messages[-1] == {"role": "assistant", "content": "It is"}
