@@ -1,4 +1,4 @@
-"""Tokens that the model did not write are context: they are read, and nothing is learned of them."""
+"""Tokens that the model did not write are read as context, and nothing is learned of them."""
 
 import dataclasses
 import functools
