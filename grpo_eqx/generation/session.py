@@ -3,7 +3,7 @@
 import dataclasses
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +19,19 @@ from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Samp
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.generation.slots import SlotQueue, Slots
 from grpo_eqx.generation.stopping import Stopping
-from grpo_eqx.generation.turns import TOKENS_AT_ONCE, Report, decode_turns, read_tokens
+from grpo_eqx.generation.turns import (
+    TOKENS_AT_ONCE,
+    Readers,
+    Report,
+    decode_turns,
+    num_readers,
+    read_tokens,
+)
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.sharding.arrays import fetch, shard
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import num_shards
 
 
 class Draws(NamedTuple):
@@ -88,15 +96,8 @@ class TurnPrograms:
         )
         return slots, jax.lax.with_sharding_constraint(report, self.layout.sharding())
 
-    def _read(
-        self,
-        model: CausalLM,
-        slots: Slots,
-        ids: Int[Array, "R W n"],
-        lengths: Int[Array, "R W"],
-        resumes: Bool[Array, "R W"],
-    ) -> Slots:
-        return read_tokens(model, slots, ids, lengths, resumes, self.layout)
+    def _read(self, model: CausalLM, slots: Slots, readers: Readers) -> Slots:
+        return read_tokens(model, slots, readers, self.layout)
 
     def _admit(self, prompts: PromptCache, slots: Slots, completions: Int[Array, " R"]) -> Slots:
         queue = SlotQueue(prompts, self._group, self.layout.num_prompt_shards)
@@ -150,7 +151,10 @@ class Session(PendingSamples):
         shape = (P, N // P) if num_slots == N else (num_slots, 1)
         self._completion = first.reshape(shape)
         """The completion of each slot."""
-        self._slot = {int(n): np.unravel_index(i, shape) for i, n in enumerate(first)}
+        self._slot = {int(n): divmod(i, shape[1]) for i, n in enumerate(first)}
+        """The slot of each completion that has one."""
+        self._slots_per_device = num_slots // layout.num_shards
+        self._readers = layout.num_shards, num_readers(self._slots_per_device)
         self._waiting = [deque(x[num_slots // shards :].tolist()) for x in of_shards]
         self._unread: dict[int, list[int]] = {}
         """Tokens of replies that the model is still to read."""
@@ -197,24 +201,46 @@ class Session(PendingSamples):
         self._trajectories[number] = ended
 
     def _read_replies(self) -> None:
-        """Has the model read all that was replied, `TOKENS_AT_ONCE` tokens of a slot at a time."""
+        """Has the model read all that was replied."""
         while self._unread:
-            shape = self._completion.shape
-            ids = np.zeros((*shape, TOKENS_AT_ONCE), np.int32)
-            lengths, resumes = np.zeros(shape, np.int32), np.zeros(shape, bool)
-            for number, tokens in self._unread.items():
-                slot, now = self._slot[number], tokens[:TOKENS_AT_ONCE]
-                ids[slot][: len(now)], lengths[slot] = now, len(now)
-                resumes[slot] = len(now) == len(tokens)
-            self._unread = {
-                number: tokens[TOKENS_AT_ONCE:]
-                for number, tokens in self._unread.items()
-                if len(tokens) > TOKENS_AT_ONCE
-            }
-            self._live |= resumes
-            self._slots = self._programs.read(
-                self._model, self._slots, *self._shard((ids, lengths, resumes))
-            )
+            readers = self._next_readers()
+            self._slots = self._programs.read(self._model, self._slots, readers)
+
+    def _next_readers(self) -> Readers:
+        """Takes the next tokens of as many replies as can be read at once, of those unread."""
+        shape = self._readers
+        slots, resumes = np.full(shape, self._slots_per_device, np.int32), np.zeros(shape, bool)
+        ids, lengths = np.zeros((*shape, TOKENS_AT_ONCE), np.int32), np.zeros(shape, np.int32)
+        number_of = [0] * len(slots)
+        for number, tokens in list(self._unread.items()):
+            device, slot = self._place(*self._slot[number])
+            if number_of[device] == shape[1]:
+                continue
+            reader = device, number_of[device]
+            number_of[device] += 1
+            now, later = tokens[:TOKENS_AT_ONCE], tokens[TOKENS_AT_ONCE:]
+            slots[reader], lengths[reader], resumes[reader] = slot, len(now), not later
+            ids[reader][: len(now)] = now
+            self._live[self._slot[number]] = not later
+            self._unread[number] = later
+        self._unread = {number: later for number, later in self._unread.items() if later}
+        layout = self._programs.layout
+        arrays = (
+            slots.reshape(-1),
+            ids.reshape(-1, 1, TOKENS_AT_ONCE),
+            lengths.reshape(-1, 1),
+            resumes.reshape(-1, 1),
+        )
+        return Readers(*shard(arrays, layout.sharding(layout.prompts + layout.groups)))
+
+    def _place(self, row: int, column: int) -> tuple[int, int]:
+        """Returns the device of a slot, and the slot's number among those of the device."""
+        layout = self._programs.layout
+        groups = num_shards(layout.mesh, layout.groups)
+        rows, columns = self._completion.shape
+        rows, columns = rows // layout.num_prompt_shards, columns // groups
+        device = row // rows * groups + column // columns
+        return device, row % rows * columns + column % columns
 
     def _admit(self) -> None:
         """Gives slots of completions that have ended to those that wait."""
@@ -224,7 +250,7 @@ class Session(PendingSamples):
             waiting = self._waiting[row // per_shard]
             if self._trajectories[number].finish_reason is not None and waiting:
                 taken[row] = self._completion[row, 0] = waiting.popleft()
-                self._slot[int(taken[row])] = (np.intp(row), np.intp(0))
+                self._slot[int(taken[row])] = row, 0
                 self._live[row] = True
         if (taken >= 0).any():
             layout = self._programs.layout
@@ -260,7 +286,3 @@ class Session(PendingSamples):
                 self._asked.add(number)
                 self._responder.take(number, trajectory)
         self._live = live.copy()
-
-    def _shard(self, tree: tuple[np.ndarray, ...]) -> Any:
-        layout = self._programs.layout
-        return shard(tree, layout.sharding(layout.prompts, layout.groups))

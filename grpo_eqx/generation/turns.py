@@ -1,5 +1,6 @@
 """Programs of completions of several turns: decoding that pauses, and reading what others wrote."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from grpo_eqx.generation.slots import SlotCounts, Slots
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
+from grpo_eqx.sharding.rules import num_shards
 
 MOST_STEPS = 32
 """Limit on the tokens that slots decode between two pauses."""
@@ -73,40 +75,107 @@ def decode_turns(
     return slots, Report(slots.live, slots.length, slots.finished, ids, logps, counts)
 
 
-def read_tokens(
-    model: CausalLM,
-    slots: Slots,
-    ids: Int[Array, "R W n"],
-    lengths: Int[Array, "R W"],
-    resumes: Bool[Array, "R W"],
-    layout: RolloutLayout | None,
-) -> Slots:
+class Readers(NamedTuple):
+    """Slots that read tokens, in rows of their own: equally many of each device."""
+
+    slots: Int[Array, " n"]
+    """Number of each slot among those of its device; past the last one, there is nothing to
+    read."""
+    ids: Int[Array, "n 1 T"]
+    """The tokens."""
+    lengths: Int[Array, "n 1"]
+    """Number of tokens, the first of `ids`."""
+    resumes: Bool[Array, "n 1"]
+    """True where the slot decodes from there on, with a new turn."""
+
+
+def num_readers(num_slots: int) -> int:
+    """Returns how many slots of a device read at once, of so many."""
+    return max(1, num_slots // 8)
+
+
+def read_tokens(model: CausalLM, slots: Slots, readers: Readers, layout: RolloutLayout) -> Slots:
     """Returns the slots with tokens that their completions continue with, whoever wrote them.
+
+    Keys and values of the readers are copied to rows of their own and back, so that the time
+    follows their number, not that of all slots.
 
     **Arguments:**
 
     - `model`: the weights, in the form that decodes.
     - `slots`: the slots.
-    - `ids`: the tokens.
-    - `lengths`: number of tokens of each slot, the first of `ids`; live slots have none.
-    - `resumes`: slots that decode from there on, with a new turn.
+    - `readers`: the slots that read, and what they read.
     - `layout`: the layout over devices.
     """
-    if layout is not None:
-        slots = slots.laid_out(layout)
-    num_written = jnp.max(jnp.where(lengths > 0, slots.length + lengths, 0))
+    slots = slots.laid_out(layout)
+    row = layout.prompts + layout.groups
+    width = slots.completion.shape[1] // num_shards(layout.mesh, layout.groups)
+    heads = layout.heads(slots.cache[0].parts[0].values.shape[3])
+
+    def pick_prompts(x: Array, axis: int = 0) -> Array:
+        def pick(x: Array, slots: Array) -> Array:
+            return jnp.take(x, jnp.minimum(slots // width, x.shape[axis] - 1), axis=axis)
+
+        axes, rows = [layout.prompts], [row]
+        if axis == 1:
+            axes, rows = [(), layout.prompts, (), heads], [(), row, (), heads]
+        return layout.on_each_device(pick, [axes, [row]], rows)(x, readers.slots)
+
+    def pick(x: Array, axis: int = 0) -> Array:
+        axes, rows = _axes(layout, axis, heads)
+
+        def local(x: Array, slots: Array) -> Array:
+            flat = _flat(x, axis)
+            picked = jnp.take(flat, jnp.minimum(slots, flat.shape[axis] - 1), axis=axis)
+            return jnp.expand_dims(picked, axis + 1)
+
+        return layout.on_each_device(local, [axes, [row]], rows)(x, readers.slots)
+
+    def put(x: Array, new: Array, axis: int = 0) -> Array:
+        axes, rows = _axes(layout, axis, heads)
+
+        def local(x: Array, slots: Array, new: Array) -> Array:
+            where = (slice(None),) * axis + (slots,)
+            flat = _flat(x, axis).at[where].set(new.squeeze(axis + 1), mode="drop")
+            return flat.reshape(x.shape)
+
+        return layout.on_each_device(local, [axes, [row], rows], axes)(x, readers.slots, new)
+
+    length, last = pick(slots.length), pick(slots.inputs)
     # The last token is left to the next call, as that of a prompt is.
-    inputs = jnp.concatenate([slots.inputs[..., None], ids[..., :-1]], axis=-1)
+    inputs = jnp.concatenate([last[..., None], readers.ids[..., :-1]], axis=-1)
     read = model.extend(
-        slots.prompt, slots.cache, inputs, slots.length, num_written, layout, lengths
+        slots.prompt.mapped(pick_prompts),
+        jax.tree.map(partial(pick, axis=1), slots.cache),
+        inputs,
+        length,
+        jnp.max(jnp.where(readers.lengths > 0, length + readers.lengths, 0)),
+        layout._replace(prompts=row, groups=()),
+        readers.lengths,
     )
-    last = jnp.take_along_axis(ids, jnp.maximum(lengths - 1, 0)[..., None], axis=-1)[..., 0]
+    ends = jnp.maximum(readers.lengths - 1, 0)[..., None]
+    resumes = readers.resumes
     slots = slots._replace(
-        live=slots.live | resumes,
-        length=slots.length + lengths,
-        inputs=jnp.where(lengths > 0, last, slots.inputs),
-        stop_state=jnp.where(resumes, 0, slots.stop_state),
-        finished=slots.finished & ~resumes,
-        cache=read.own,
+        live=put(slots.live, pick(slots.live) | resumes),
+        length=put(slots.length, length + readers.lengths),
+        inputs=put(slots.inputs, jnp.take_along_axis(readers.ids, ends, axis=-1)[..., 0]),
+        stop_state=put(slots.stop_state, jnp.where(resumes, 0, pick(slots.stop_state))),
+        finished=put(slots.finished, pick(slots.finished) & ~resumes),
+        cache=jax.tree.map(partial(put, axis=1), slots.cache, read.own),
     )
-    return slots if layout is None else slots.laid_out(layout)
+    return slots.laid_out(layout)
+
+
+def _axes(
+    layout: RolloutLayout, axis: int, heads: tuple[str, ...]
+) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Returns the mesh axes of an array of slots, whose rows are at `axis`, and of readers."""
+    row = layout.prompts + layout.groups
+    if axis == 0:
+        return [layout.prompts, layout.groups], [row]
+    return [(), layout.prompts, layout.groups, heads], [(), row, (), heads]
+
+
+def _flat(x: Array, axis: int) -> Array:
+    """Joins the rows of slots, at `axis`, and the slots of each row."""
+    return x.reshape(*x.shape[:axis], -1, *x.shape[axis + 2 :])
