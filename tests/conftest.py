@@ -70,22 +70,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps a quarter of each grid, a different one for each commit, and marks the rest `long`.
+    """Keeps a part of each grid, a different one for each commit, and marks the rest `long`.
 
     A grid is a test with parameters, or tests whose marks have one name, such as those of a file
-    that starts many processes. At least one case stays, and one that is not slow if there is any. A
-    test's name and the commit decide, so that all workers agree and a failure can be repeated.
+    that starts many processes; a quarter of it stays. The slow tests of a file that are no grid are
+    one too, of which half stay. At least one case stays, and one that is not slow if there is any.
+    A test's name and the commit decide, so that all workers agree and a failure can be repeated.
     """
     commit = _commit()
     grids = defaultdict(list)
     for item in items:
-        mark = item.get_closest_marker("grid")
-        if mark is not None and item.get_closest_marker("long") is None:
+        mark, is_slow = item.get_closest_marker("grid"), bool(item.get_closest_marker("slow"))
+        if item.get_closest_marker("long") is not None:
+            continue
+        if mark is not None:
             name = mark.args or item.nodeid.partition("[")[0]
-            grids[name, item.get_closest_marker("slow") is None].append(item)
-    for cases in grids.values():
+            grids[name, is_slow, 4].append(item)
+        elif is_slow:
+            grids[item.nodeid.partition("::")[0], is_slow, 2].append(item)
+    for (*_, parts), cases in grids.items():
         cases.sort(key=lambda item: zlib.crc32(f"{commit} {item.nodeid}".encode()))
-        for item in cases[math.ceil(len(cases) / 4) :]:
+        for item in cases[math.ceil(len(cases) / parts) :]:
             item.add_marker(pytest.mark.long)
 
 
