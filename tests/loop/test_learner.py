@@ -23,6 +23,7 @@ from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training import Forward, Rows, RowShape, Scorer, TokenScores, TrainState, Updater
 
 P, G = 4, 3
+ADVANTAGES = np.arange(1.0, P * G + 1).reshape(P, G)
 LENGTHS = np.array([[3, 5, 2], [4, 4, 1], [5, 2, 3], [1, 5, 4]])
 
 
@@ -69,7 +70,7 @@ def learned(made: Rollout, scored: Any = None, **settings: Any) -> tuple[Learner
     scorer = Mock(spec=Scorer, side_effect=scored, forward=forward)
     learner = Learner(scorer, updater, whole, share, cfg, passes)
     learner.begin(state, made)
-    list(learner.learn(state, made, np.ones((P, G))))
+    list(learner.learn(state, made, ADVANTAGES))
     return learner, updated
 
 
@@ -120,3 +121,22 @@ def test_scores_reach_the_tokens_that_they_are_of(steps_per_generation: int) -> 
         np.testing.assert_array_equal(rows.old_logps[there], rows.targets[there])
     seen = {int(i) for rows in updated for i in np.asarray(rows.targets).ravel() if i >= 0}
     assert seen == {int(i) for each in made.trajectories for i in each.ids}
+
+
+@pytest.mark.parametrize("steps_per_generation", [1, 2, 4])
+def test_advantages_reach_their_completions(steps_per_generation: int) -> None:
+    """Here a completion's tokens are its number."""
+    made = rollout(np.ones((P, G), bool))
+    for n, each in enumerate(made.trajectories):
+        each.ids[:] = n
+    _, updated = learned(made, steps_per_generation=steps_per_generation)
+    assert len(updated) == steps_per_generation
+    found = dict[int, float]()
+    for rows in updated:
+        assert rows.advantages is not None
+        for m in range(len(rows.lengths)):
+            of_batch = jax.tree.map(lambda x, m=m: x[m] if x.ndim > 2 else x, rows)
+            first = np.asarray(of_batch.by_completion(of_batch.targets))[..., 0]
+            for place in np.argwhere(np.asarray(rows.lengths[m]) > 0).tolist():
+                found[int(first[tuple(place)])] = float(rows.advantages[m][tuple(place)])
+    assert found == dict(enumerate(ADVANTAGES.reshape(-1).tolist()))
