@@ -1,4 +1,4 @@
-"""How a chat template writes the turns of a dialogue with tools, found by rendering probes."""
+"""The format in which a chat template writes dialogues with tools, found by rendering probes."""
 
 import itertools
 import re

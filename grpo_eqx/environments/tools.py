@@ -89,7 +89,7 @@ def methods_as_tools(environment: object, without: Sequence[str]) -> list[Tool]:
     **Arguments:**
 
     - `environment`: an instance.
-    - `without`: names of methods that are no tools.
+    - `without`: names of public methods that the model cannot call.
     """
     kind = type(environment)
     names = [
@@ -109,12 +109,12 @@ def check_names(tools: Sequence[Tool]) -> None:
 
 
 def _what_it_is(func: Any) -> str:
-    """Returns why something is no tool and the fix, as the continuation of a sentence."""
+    """Returns why something cannot be a tool, and the fix, as the continuation of a sentence."""
     if inspect.isclass(func):
         return "is a class: pass functions, or pass the class as environment_factory"
     if callable(func):
         return f"is of type {class_name(func)}: wrap it in a function with a docstring"
-    return "is no function: pass functions, as in tools=[multiply]"
+    return "is not a function: pass functions, as in tools=[multiply]"
 
 
 def _reason(error: Exception) -> str:

@@ -115,8 +115,8 @@ def starred(*numbers: int) -> int:
         ([Counter], "is a class: pass functions, or pass the class as environment_factory"),
         ([functools.partial(multiply, 1)], "is of type partial: wrap it in a function"),
         ([len], "wrap it in a function with a docstring"),
-        (["multiply"], "is no function: pass functions"),
-        ([3], "is no function: pass functions"),
+        (["multiply"], "is not a function: pass functions"),
+        ([3], "is not a function: pass functions"),
     ],
 )
 def test_what_the_model_cannot_call_is_refused(tools: Any, said: str) -> None:
