@@ -102,7 +102,10 @@ async def _in_thread(call: Call) -> Outcome:
             return
 
     context = contextvars.copy_context()
-    threading.Thread(target=context.run, args=[run], name="tool", daemon=True).start()
+    try:
+        threading.Thread(target=context.run, args=[run], name="tool", daemon=True).start()
+    except RuntimeError as error:  # as many threads as the process may have
+        return Outcome(None, error)
     outcome = await done
     if inspect.isawaitable(outcome.result):
         try:

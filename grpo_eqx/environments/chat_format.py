@@ -1,6 +1,5 @@
 """The format in which a chat template writes dialogues with tools, found by rendering probes."""
 
-import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,24 +12,27 @@ from grpo_eqx.environments.tools import Schema
 Message = dict[str, Any]
 _TEXT = {"name": "text"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-_CALLS: Mapping[str, Mapping[str, Any]] = {
-    "JSON in tags, as Hermes and Qwen 2.5 and 3 write it": {
+_CALLS: Sequence[Mapping[str, Any]] = (
+    # JSON in tags, as Hermes and Qwen 2.5 and 3 write it.
+    {
         "open": "<tool_call>",
         "close_pattern": r"</tool_call>\s*",
         "content": "json",
         "transform": {"type": "function", "function": "{content}"},
     },
-    "tags for each parameter, as Qwen 3.5 writes them": {
+    # Tags for each parameter, as Qwen 3.5 writes them.
+    {
         "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
         "close_pattern": r"</tool_call>\s*",
         "content": "xml-inline",
         "content_args": {
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>\s*(?P<value>.*?)\s*</parameter>",
+            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>",
             "value_parser": _TEXT,
         },
         "transform": _NAMED,
     },
-    "tags for keys and values, as GLM 4 writes them": {
+    # Tags for keys and values, as GLM 4 writes them.
+    {
         "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
         "close_pattern": r"</tool_call>\s*",
         "content": "xml-inline",
@@ -42,13 +44,15 @@ _CALLS: Mapping[str, Mapping[str, Any]] = {
         },
         "transform": _NAMED,
     },
-    "bare JSON, as Llama 3 writes it": {
+    # Bare JSON, as Llama 3 writes it.
+    {
         "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
         "close_pattern": r"\}END\s*",
         "content": "json",
         "transform": _NAMED,
     },
-    "channels, as GPT-OSS writes them": {
+    # Channels, as GPT-OSS writes them.
+    {
         "open_pattern": (
             r"to=functions\.(?P<name>[^\s<]+)<\|channel\|>commentary\s+json<\|message\|>"
         ),
@@ -56,14 +60,15 @@ _CALLS: Mapping[str, Mapping[str, Any]] = {
         "content": "json",
         "transform": _NAMED,
     },
-    "calls in Gemma 4's tags": {
+    # Calls in Gemma 4's tags.
+    {
         "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
         "close_pattern": r"<tool_call\|>\s*",
         "content": "json",
         "content_args": {"string_delims": [['<|"|>', '<|"|>']], "unquoted_keys": True},
         "transform": _NAMED,
     },
-}
+)
 """Fields of transformers' response templates for the calls of tools; END stands for the ends of a
 turn."""
 _REASONING = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
@@ -126,9 +131,12 @@ class ChatFormat:
             turn["tool_calls"] = [{"type": "function", "function": call}]
         before = self._ids([_USER, turn], opens=False)
         whole = self._ids([_USER, turn, *messages], opens=True)
-        ends = set(self.tokenizer.eos_ids)
-        last = max((i for i, token in enumerate(before) if token in ends), default=len(before) - 1)
-        before = before[: last + 1]
+        start, ends = len(self._ids([_USER], opens=False)), set(self.tokenizer.eos_ids)
+        own = [i for i, token in enumerate(before) if i >= start and token in ends]
+        if own:
+            before = before[: own[-1] + 1]
+        elif whole[len(before) : len(before) + 1] and whole[len(before)] in ends:
+            before = [*before, whole[len(before)]]  # which the model has written
         if whole[: len(before)] != before:
             raise UserError(_REWRITES)
         return whole[len(before) :]
@@ -150,7 +158,7 @@ class ChatFormat:
                 list(ids), self._response, prefix=list(prefix), tools=list(tools)
             )
             _check_calls(message.get("tool_calls", []))
-        except (ValueError, TypeError):
+        except Exception:  # whatever the model may write
             return Parsed({"role": "assistant", "content": self._text(ids)})
         content = message.get("content") or ""
         for end in tokenizer.convert_ids_to_tokens(list(self.tokenizer.eos_ids)):
@@ -192,13 +200,13 @@ class ChatFormat:
     def _check_prefix(self) -> None:
         """Raises `UserError` for a template that renders a turn otherwise once others follow it."""
         answer = {"role": "tool", "name": "probe_name", "content": "probe_answer"}
-        last = {"role": "assistant", "content": "probe_last"}
-        for content in ("", "<think>\nprobe_thought\n</think>\n\nprobe_content"):
-            turn = {**_turn(_PROBE), "content": content}
-            dialogue = [_USER, turn, answer, last]
-            texts = [self.tokenizer.template.render(dialogue[:n], opens=False) for n in (2, 3, 4)]
-            if any(not longer.startswith(text) for text, longer in itertools.pairwise(texts)):
-                raise UserError(_REWRITES)
+        self.suffix_ids([answer])
+        thought = "<think>\nprobe_thought\n</think>\n\nprobe_content"
+        turn = {**_turn(_PROBE), "content": thought}
+        alone = self.tokenizer.template.render([_USER, turn], opens=False)
+        followed = self.tokenizer.template.render([_USER, turn, answer], opens=False)
+        if "probe_thought" in alone and "probe_thought" not in followed:
+            raise UserError(_REWRITES)
 
     def _found(self) -> Mapping[str, Any]:
         """Returns the response template that reads back the calls which the chat template writes.
@@ -211,7 +219,7 @@ class ChatFormat:
         opening = asked.removeprefix(closed).partition("<think>")[0]
         written = render([_USER, _turn(_PROBE)], tools=[_PROBE_SCHEMA], opens=False)
         tokenizer = self.tokenizer.tokenizer
-        for field in _CALLS.values():
+        for field in _CALLS:
             template = self._response_template(field, opening)
             turn = written.removeprefix(closed).removeprefix(opening)
             try:

@@ -2,10 +2,11 @@
 
 import concurrent.futures
 import dataclasses
+import inspect
 import json
 import queue
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from grpo_eqx.common.errors import RunError, first_line
 from grpo_eqx.common.event_loop import GRACE
@@ -31,7 +32,7 @@ class ToolLimits:
     max_response_length: int | None = None
     """Tokens of an answer; longer ones are cut."""
     truncate_side: Literal["left", "middle", "right"] = "middle"
-    """Side at which a longer answer is cut."""
+    """Part of a longer answer that is kept, by verl's names; `middle`: half of either end."""
     failures: Literal["answer", "stop"] = "answer"
     """Whether the model is told what a call raised, or the run stops."""
 
@@ -96,7 +97,8 @@ class Dialogues(Responder):
         """
         self.dialogues, self._chat, self._calls, self._limits = dialogues, chat, calls, limits
         self._num_processes = num_processes
-        self._ready: queue.SimpleQueue[tuple[int, list[int] | BaseException | None]]
+        self._most_calls = 1
+        self._ready: queue.SimpleQueue[tuple[int, _Turn | BaseException | None]]
         self._ready = queue.SimpleQueue()
 
     def take(self, number: int, trajectory: Trajectory) -> None:
@@ -115,21 +117,17 @@ class Dialogues(Responder):
             return
         dialogue.num_turns += 1
         dialogue.num_calls += len(calls)
-        known = [dialogue.tools.get(call["name"]) for call in calls]
-        to_run = [
-            Call(_unknown if tool is None else tool.func, _arguments(call, tool))
-            for call, tool in zip(calls, known, strict=True)
-        ]
+        self._most_calls = max(self._most_calls, len(calls))
         run = self._calls.in_order if dialogue.is_stateful else self._calls.together
+        running = run([_call(call, dialogue.tools.get(call["name"])) for call in calls])
 
-        def answer(done: concurrent.futures.Future[list[Outcome]]) -> None:
+        def note(done: concurrent.futures.Future[list[Outcome]]) -> None:
             try:
-                reply: Any = self._answered(dialogue, calls, done.result())
+                self._ready.put((number, _Turn(calls, done.result())))
             except BaseException as error:
-                reply = error
-            self._ready.put((number, reply))
+                self._ready.put((number, error))
 
-        run(to_run).add_done_callback(answer)
+        running.add_done_callback(note)
 
     def replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
         if self._num_processes == 1:
@@ -142,7 +140,10 @@ class Dialogues(Responder):
                 return together
 
     def _own(self, seconds: float | None) -> list[tuple[int, list[int] | None]]:
-        """Returns the replies that are there, after waiting for the first."""
+        """Returns the replies that are there, after waiting for the first.
+
+        They are rendered here, not where calls end: templates are rendered by one thread alone.
+        """
         found = []
         try:
             found.append(
@@ -151,40 +152,46 @@ class Dialogues(Responder):
             while True:
                 found.append(self._ready.get_nowait())
         except queue.Empty:
-            pass
-        if not found and seconds == self._patience() and seconds:
-            raise RunError(
-                "an async tool blocks its event loop, so that no call can go on: await whatever it "
-                "waits for, or make it a plain function, which runs in a thread."
-            )
-        for _, reply in found:
-            if isinstance(reply, BaseException):
-                raise reply
-        return found  # type: ignore[return-value]
+            if not found and self._num_processes == 1 and seconds != 0:
+                raise RunError(
+                    "an async tool blocks its event loop, so that no call can go on: await "
+                    "whatever it waits for, or make it a plain function, which runs in a thread."
+                ) from None
+        replies = []
+        for number, turn in found:
+            if isinstance(turn, BaseException):
+                raise turn
+            reply = None if turn is None else self._answered(self.dialogues[number], turn)
+            replies.append((number, reply))
+        return replies
 
     def _patience(self) -> float | None:
-        """Returns the seconds within which some call must end."""
+        """Returns the seconds within which some turn's calls must end."""
         timeout = self._limits.timeout
-        most = max((len(d.tools) for d in self.dialogues.values()), default=1)
-        return None if timeout is None else timeout * max(most, 1) + GRACE
+        return None if timeout is None else timeout * self._most_calls + GRACE
 
-    def _answered(
-        self, dialogue: Dialogue, calls: Sequence[Message], outcomes: Sequence[Outcome]
-    ) -> list[int]:
+    def _answered(self, dialogue: Dialogue, turn: "_Turn") -> list[int]:
         """Adds the answers to a dialogue, and returns them as the model reads them."""
         answers: list[Message] = []
-        for call, outcome in zip(calls, outcomes, strict=True):
+        for call, outcome in zip(turn.calls, turn.outcomes, strict=True):
             dialogue.seconds += outcome.seconds
-            content = str(outcome.result)
-            if outcome.error is not None:
+            content, error = "", outcome.error
+            try:
+                content = str(outcome.result)
+            except Exception as failed:  # such as of an integer that is too long for Python
+                error = failed
+            if error is not None:
                 dialogue.num_failures += 1
-                content = str({"error": str(outcome.error)})
-                if self._limits.failures == "stop":
-                    raise RunError(
-                        f"tool {call['name']} raised {type(outcome.error).__name__}: "
-                        f"{first_line(outcome.error)}: fix it, or set tool_failures to answer, "
-                        f"which tells the model."
-                    ) from outcome.error
+                content = str({"error": str(error)})
+            if (
+                error is not None
+                and self._limits.failures == "stop"
+                and not isinstance(error, _MistakeError)
+            ):
+                raise RunError(
+                    f"tool {call['name']} raised {type(error).__name__} ({first_line(error)}): fix "
+                    f"it, or set tool_failures to answer, which tells the model."
+                ) from error
             answers.append({"role": "tool", "name": call["name"], "content": self._cut(content)})
         ids = self._chat.suffix_ids(answers)
         dialogue.messages += answers
@@ -192,26 +199,41 @@ class Dialogues(Responder):
         return ids
 
     def _cut(self, content: str) -> str:
-        """Cuts an answer to the limit of its tokens."""
+        """Cuts an answer to the limit of its tokens; it has text that can be encoded."""
+        content = content.encode(errors="replace").decode()
         most = self._limits.max_response_length
         tokenizer = self._chat.tokenizer.tokenizer
-        if most is None or len(content) <= most:  # a token has a character at least
+        if most is None or len(content.encode()) <= most:  # a token has a byte at least
             return content
         ids = tokenizer(content, add_special_tokens=False)["input_ids"]
         if len(ids) <= most:
             return content
-        side, mark = self._limits.truncate_side, "..."
-        first = {"left": 0, "middle": most // 2, "right": most}[side]
+        first = {"left": most, "middle": most // 2, "right": 0}[self._limits.truncate_side]
         parts = [ids[:first], ids[len(ids) - (most - first) :]]
-        return mark.join(tokenizer.decode(part) for part in parts)
+        return "...".join(tokenizer.decode(part) for part in parts)
 
 
-def _unknown(**arguments: Any) -> None:
-    raise ValueError(f"Tool {arguments['name']} not found.")
+class _Turn(NamedTuple):
+    """Calls that have ended."""
+
+    calls: Sequence[Message]
+    outcomes: Sequence[Outcome]
 
 
-def _arguments(call: Message, tool: Tool | None) -> Mapping[str, Any]:
-    arguments = call["arguments"]
+class _MistakeError(ValueError):
+    """A call of the model that no function can answer."""
+
+
+def _call(call: Message, tool: Tool | None) -> Call:
+    """Returns the call of a tool; of one that the model calls wrongly, one that says so."""
+
+    def mistaken(text: str) -> None:
+        raise _MistakeError(text)
+
     if tool is None:
-        return {"name": call["name"]}
-    return arguments if isinstance(arguments, Mapping) else {}
+        return Call(mistaken, {"text": f"Tool {call['name']} not found."})
+    try:
+        inspect.signature(tool.func).bind(**call["arguments"])
+    except TypeError as error:
+        return Call(mistaken, {"text": f"{call['name']}() {first_line(error)}"})
+    return Call(tool.func, call["arguments"])

@@ -2,7 +2,7 @@
 
 import inspect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo_eqx.common.errors import UserError, class_name, first_line
@@ -72,7 +72,11 @@ def make_tools(functions: Any) -> list[Tool]:
     """
     if functions is None:
         return []
-    if callable(functions) or isinstance(functions, str | Mapping):
+    if (
+        callable(functions)
+        or isinstance(functions, str | Mapping)
+        or not isinstance(functions, Iterable)
+    ):
         raise UserError(
             f"tools is {brief(functions)}: pass a list of functions, as in tools=[multiply]."
         )

@@ -94,7 +94,8 @@ class TurnPrograms:
         slots, report = decode_turns(
             model, slots, keys, stopping, sampling, self.layout, pause_after
         )
-        return slots, jax.lax.with_sharding_constraint(report, self.layout.sharding())
+        report = jax.lax.with_sharding_constraint(report, self.layout.sharding())
+        return slots.laid_out(self.layout), report
 
     def _read(self, model: CausalLM, slots: Slots, readers: Readers) -> Slots:
         return read_tokens(model, slots, readers, self.layout)

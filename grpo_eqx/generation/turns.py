@@ -135,9 +135,7 @@ def read_tokens(model: CausalLM, slots: Slots, readers: Readers, layout: Rollout
         axes, rows = _axes(layout, axis, heads)
 
         def local(x: Array, slots: Array, new: Array) -> Array:
-            where = (slice(None),) * axis + (slots,)
-            flat = _flat(x, axis).at[where].set(new.squeeze(axis + 1), mode="drop")
-            return flat.reshape(x.shape)
+            return _with_rows(_flat(x, axis), slots, new.squeeze(axis + 1), axis).reshape(x.shape)
 
         return layout.on_each_device(local, [axes, [row], rows], axes)(x, readers.slots, new)
 
@@ -164,6 +162,25 @@ def read_tokens(model: CausalLM, slots: Slots, readers: Readers, layout: Rollout
         cache=jax.tree.map(partial(put, axis=1), slots.cache, read.own),
     )
     return slots.laid_out(layout)
+
+
+def _with_rows(x: Array, places: Int[Array, " n"], rows: Array, axis: int) -> Array:
+    """Replaces rows of `axis`, one after the other; a place past the end replaces nothing.
+
+    Not as a scatter that drops such places: where `x` is cut from a larger array, as a device's
+    part of what all hold, XLA for CPUs writes what follows that part into its last row.
+    """
+    last = x.shape[axis] - 1
+
+    def replace(i: Int[Array, ""], x: Array) -> Array:
+        place = jnp.minimum(places[i], last)
+        old, new = (
+            jax.lax.dynamic_slice_in_dim(of, at, 1, axis) for of, at in ((x, place), (rows, i))
+        )
+        row = jnp.where(places[i] <= last, new, old)
+        return jax.lax.dynamic_update_slice_in_dim(x, row, place, axis)
+
+    return jax.lax.fori_loop(0, len(places), replace, x)
 
 
 def _axes(

@@ -129,8 +129,8 @@ def test_calls_are_answered_until_there_are_none(dialogues: Callable[..., Dialog
     [
         (call("fail", text="no such page"), "{'error': 'no such page'}"),
         (call("divide", a=1), "{'error': 'Tool divide not found.'}"),
-        (call("multiply", a=1), "missing 1 required positional argument: 'b'"),
-        (call("multiply", a=1, b=2, c=3), "unexpected keyword argument 'c'"),
+        (call("multiply", a=1), "multiply() missing a required argument: 'b'"),
+        (call("multiply", a=1, b=2, c=3), "multiply() got an unexpected keyword argument 'c'"),
         (call("multiply", a=[1], b="x"), "can't multiply sequence by non-int"),
     ],
 )
@@ -145,8 +145,37 @@ def test_what_a_call_raises_is_its_answer(
 
 
 def test_a_failure_can_stop_the_run(dialogues: Callable[..., Dialogues]) -> None:
-    with pytest.raises(RunError, match="tool fail raised ValueError: no such page: fix it, or set"):
+    with pytest.raises(
+        RunError, match=r"tool fail raised ValueError .no such page.: fix it, or set"
+    ):
         speak(dialogues(failures="stop"), call("fail", text="no such page"))
+
+
+def test_mistakes_of_the_model_do_not_stop_it(dialogues: Callable[..., Dialogues]) -> None:
+    made = dialogues(failures="stop")
+    speak(
+        made,
+        call("divide", a=1)
+        + call("multiply", a=1)
+        + '<tool_call>\n{"name": "words", "arguments": [3]}\n</tool_call>',
+    )
+    assert made.dialogues[0].num_failures == 3
+
+
+def test_a_result_without_a_text_is_a_failure(dialogues: Callable[..., Dialogues]) -> None:
+    def power(exponent: int) -> int:
+        """Computes a power of ten.
+
+        Args:
+            exponent: The exponent.
+        """
+        return 10**exponent
+
+    tools = {tool.name: tool for tool in make_tools([power])}
+    made = dialogues(1, tools)
+    speak(made, call("power", exponent=5000))
+    assert "Exceeds the limit" in made.dialogues[0].messages[-1]["content"]
+    assert made.dialogues[0].num_failures == 1
 
 
 def test_calls_of_a_turn_are_answered_in_their_order(dialogues: Callable[..., Dialogues]) -> None:
@@ -196,8 +225,8 @@ def test_a_long_answer_is_cut(dialogues: Callable[..., Dialogues], side: str) ->
     speak(made, call("words", number=300))
     content = made.dialogues[0].messages[-1]["content"]
     assert len(ids_of(content)) <= 20 + 3
-    assert content.startswith("0 1") == (side != "left")
-    assert content.endswith("299") == (side != "right")
+    assert content.startswith("0 1") == (side != "right")
+    assert content.endswith("299") == (side != "left")
 
 
 def test_answers_that_did_not_fit_are_taken_back(dialogues: Callable[..., Dialogues]) -> None:

@@ -111,6 +111,7 @@ def starred(*numbers: int) -> int:
         ([no_argument], "tool no_argument: .*no description for the argument 'x': list each"),
         ([starred], r"tool starred takes \*numbers, whose names the model cannot know"),
         ([multiply, multiply], "2 tools have the name multiply: give each a name of its own"),
+        (5, "tools is 5: pass a list of functions"),
         (multiply, "tools is <function multiply .*pass a list of functions"),
         ([Counter], "is a class: pass functions, or pass the class as environment_factory"),
         ([functools.partial(multiply, 1)], "is of type partial: wrap it in a function"),

@@ -169,7 +169,9 @@ def expected(model: Decoder) -> list[Trajectory]:
 @pytest.mark.parametrize("form", [None, CpuDecoding()], ids=["as_stored", "cpu"])
 @pytest.mark.parametrize("slots", [None, 8])
 @pytest.mark.parametrize(
-    "mesh", [ONE_DEVICE, ExplicitMesh(dp=2, fsdp=2, tp=2)], ids=["one device", "2,2,2"]
+    "mesh",
+    [ONE_DEVICE, ExplicitMesh(dp=2, fsdp=2, tp=2), ExplicitMesh(dp=2, fsdp=2, tp=1)],
+    ids=["one device", "2,2,2", "2,2,1"],
 )
 def test_they_are_those_of_one_sequence_at_a_time(
     model: Decoder,
@@ -192,8 +194,9 @@ def test_they_are_those_of_one_sequence_at_a_time(
         {"max_completion_length": 3 * CACHE_BLOCK, "stopping": Stopping.of_ids((3,), VOCAB)},
         {"max_completion_length": 2 * CACHE_BLOCK + 3, "decoding_form": CpuDecoding()},
         {"mesh": ExplicitMesh(dp=2, fsdp=2, tp=2), "max_num_seqs": 8},
+        {"mesh": ExplicitMesh(dp=2, fsdp=1, tp=2), "max_num_seqs": 8},
     ],
-    ids=["int8 cache", "int8 weights", "long", "parts", "devices"],
+    ids=["int8 cache", "int8 weights", "long", "parts", "devices", "slots of a device"],
 )
 def test_with_other_options_too_it_does_not_matter_when_replies_come(
     options: dict[str, Any],
