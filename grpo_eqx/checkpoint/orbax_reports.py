@@ -40,7 +40,7 @@ def _is_of_others(record: logging.LogRecord) -> bool:
 
 
 def _report_others(report: Any, unraisable: Any) -> None:
-    """Reports what could not be raised, unless it is of an abandoned read."""
+    """Reports an exception that could not be raised, unless it came from an abandoned read."""
     late = str(unraisable.exc_value) == "Event loop is closed"  # it was read, and nobody waits
     if not late and not _passes_orbax(unraisable.exc_traceback):
         report(unraisable)

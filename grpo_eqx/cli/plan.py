@@ -37,8 +37,8 @@ class _PlanFlags(Subcommand, abc.ABC):
     (v6e:4x4), which need not be attached, or the devices of this machine (local)."""
     compare: tuple[str, ...] | None = None
     """Topologies, rollout shardings or sizes of micro-batches to plan side by side: --compare v6e-8
-    v6e-16, --compare replicated tensor:4, --compare 2 4 8. Of those that fit, the cheapest is first
-    in the table, or without a price the fastest."""
+    v6e-16, --compare replicated tensor:4, --compare 2 4 8. The plans that
+    fit come first in the table, the cheapest first, or without a price the fastest."""
     search: Searchable | None = None
     """Find the largest value of this setting for which the run fits."""
     expected_completion_length: PositiveInt | None = None

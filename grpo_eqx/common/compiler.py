@@ -75,9 +75,9 @@ class Compiler:
             done.set_result(None)
 
     def wait(self, key: Hashable) -> None:
-        """Waits for a program that was started; raises what its compilation raised.
+        """Waits for a compilation that was started, and raises the error that it ended with.
 
-        Two threads that compile the same program would each do all of the work.
+        Otherwise, two threads that compile the same program would each do all of the work.
         """
         compiling = self._compiling.get(key)
         if compiling is None:

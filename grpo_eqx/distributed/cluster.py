@@ -13,7 +13,7 @@ NUM_PROCESSES = "JAX_NUM_PROCESSES"
 PROCESS_ID = "JAX_PROCESS_ID"
 """Environment variables that `jax.distributed.initialize` reads too."""
 JOB = "GRPO_EQX_JOB"
-"""Environment variable with a unique name that a launcher gives to a start of processes."""
+"""Environment variable with a name that a launcher makes for each launch of processes."""
 _PORT = 8476
 """Default port of the coordinator."""
 

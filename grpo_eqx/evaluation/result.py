@@ -85,7 +85,7 @@ class Evaluation:
         return float(_pass_at(self.solved, k).mean())
 
     def joined(self, other: "Evaluation") -> "Evaluation":
-        """Returns the evaluation of these problems, followed by the problems of `other`."""
+        """Returns one evaluation of the problems of both: these first, then those of `other`."""
         pairs = {name: (own, other.scores[name]) for name, own in self.scores.items()}
         return dataclasses.replace(
             self,

@@ -56,7 +56,7 @@ class DecodingForm(abc.ABC):
 
 
 class Generated(NamedTuple):
-    """Completions of `P` prompts, `G` of each. What follows the tokens of one means nothing."""
+    """Completions of `P` prompts, `G` of each. Entries past the end of one mean nothing."""
 
     ids: Int[Array, "P G Tc"]
     """Tokens, the end-of-sequence token included."""
@@ -171,7 +171,7 @@ def generate(
     N = P * G
     num_slots = N if num_slots is None else min(num_slots, N)
     if refill_at is not None and refill_at < 1:
-        raise ValueError(f"refill_at {refill_at}")
+        raise ValueError(f"{num_slots} slots, refill_at {refill_at}")
     begun = begin(
         model, prompt_ids, prompt_mask, G,
         max_length=max_length, num_slots=num_slots, layout=layout, kv_cache_dtype=kv_cache_dtype,

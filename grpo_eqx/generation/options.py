@@ -66,7 +66,7 @@ class SamplerOptions:
 
 
 def sampling_weights(model: CausalLM, options: SamplerOptions) -> CausalLM:
-    """Returns the model with the weights that sampling reads: merged, in their dtype."""
+    """Returns the model that sampling reads: adapters merged, weights in the sampling dtype."""
     dtype, model = options.compute_dtype, model.merged()
     return model.rounded(dtype) if options.rollout_dtype == jnp.int8 else model.astype(dtype)
 

@@ -35,7 +35,7 @@ class Stopping(eqx.Module):
     def of_strings(
         cls, eos_ids: Sequence[int], stop: Sequence[str], token_bytes: Sequence[bytes]
     ) -> "Stopping":
-        """Creates one that ends at stop strings too, given the bytes that each token adds.
+        """Creates an automaton that also ends at stop strings, from the bytes that each token adds.
 
         Raises `UserError` for an empty stop string, and for an id outside the vocabulary.
         """

@@ -58,7 +58,7 @@ class TrainingEvents:
         return self._step >= self._run.cfg.steps or self._stopped is not None
 
     def begin(self) -> None:
-        """Tells callbacks that training begins, and makes an evaluation that is missing."""
+        """Tells callbacks that training begins, and runs an evaluation that is missing."""
         self._tell("on_train_begin")
         planned, names = self._evaluations.are_due(self._step), self._evaluations.metric_names
         ends = self.ends and self._evaluations.are_due(self._step, ends=True)

@@ -272,10 +272,10 @@ def trip_count(
 ) -> int | None:
     """Returns the number of trips of a `while`; `None` where it depends on the arguments.
 
-    Compilers for CPUs and GPUs state the number, and the compiler for TPUs does not. It is then
-    computed for a counter that starts at a constant, grows by a constant, and is compared with a
-    constant. The steps of a ring that exchanges parts of an operand between products are such a
-    loop, of two steps a trip.
+    Compilers for CPUs and GPUs state the number. The compiler for TPUs does not: there, the number
+    is computed for a counter that starts at a constant, grows by a constant, and is compared with a
+    constant. A ring that exchanges parts of an operand between products is such a loop, each trip
+    of which makes two steps.
 
     **Arguments:**
 

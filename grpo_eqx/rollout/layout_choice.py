@@ -41,7 +41,7 @@ _LOGITS = 4
 
 
 class Batch(NamedTuple):
-    """Completions of a rollout: so many of each prompt, decoded `slots` at a time."""
+    """Completions of a rollout: `generations` of each prompt, decoded `slots` at a time."""
 
     prompts: int
     generations: int
@@ -153,7 +153,7 @@ class _Group(NamedTuple):
     rate: float
     """Bytes a second over a link."""
     latency: float
-    """Seconds until data have reached all devices, however few they are."""
+    """Seconds until data have reached all devices, however little data."""
 
     @classmethod
     def along(cls, axes: tuple[str, ...], mesh: jax.sharding.Mesh, links: LinkRates) -> "_Group":

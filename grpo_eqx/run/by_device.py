@@ -11,7 +11,7 @@ from grpo_eqx.settings.config import GRPOConfig
 from grpo_eqx.sharding.device_memory import usable_bytes
 
 _TOKENS = 8192
-"""Tokens of a micro-batch that keep an accelerator busy, and its links idle enough."""
+"""Tokens of a micro-batch that keep an accelerator busy, without its links as the bottleneck."""
 _TOKENS_ON_CPU = 1024
 _LANES = 128
 """Elements of a TPU's vectors. Stored heads fill whole ones: where heads of 64 did not, XLA laid

@@ -29,7 +29,7 @@ class Range:
     admits: Callable[[float], bool]
     words: str
     most: float = _LARGEST
-    """Largest of them, where the words do not say so."""
+    """Largest value, where `words` do not say it."""
 
 
 def _count(least: int, words: str) -> Range:

@@ -294,9 +294,9 @@ class DeviceGroups(NamedTuple):
 
     mesh: jax.sharding.Mesh
     within: tuple[str, ...]
-    """Axes within a group, of a prime number of devices each, so that a dim that all of them
-    cannot split evenly can be split over some. The axes along `tp` come first, so that a dim that
-    `tp` splits is only cut further."""
+    """Axes within a group, each of a prime number of devices. A dim that cannot be split evenly
+    over all axes can then be split over some of them. The axes along `tp` come first, so that a dim
+    that `tp` splits is only cut further."""
 
     @classmethod
     def of(cls, mesh: jax.sharding.Mesh, size: int) -> "DeviceGroups":

@@ -30,14 +30,14 @@ class ExpertUse(NamedTuple):
         counted: Bool[Array, "R W"],
         shape: ExpertsShape,
     ) -> "ExpertUse":
-        """Counts the experts of a micro-batch's tokens.
+        """Counts how often the tokens of a micro-batch use each expert.
 
         **Arguments:**
 
         - `chosen`, `replayed`: experts that routers choose, and experts that are used in their
           place.
-        - `counted`: tokens that count.
-        - `shape`: numbers of experts.
+        - `counted`: True on the tokens to include.
+        - `shape`: the numbers of experts.
         """
         split = (*counted.shape, -1, shape.per_token)
         chosen = chosen.reshape(split)

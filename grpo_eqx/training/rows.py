@@ -299,8 +299,9 @@ def _sharded_rows(packing: Packing, mesh: jax.sharding.Mesh, write: Callable[[sl
 def _held(packing: Packing, rows: slice) -> list[list[int]]:
     """Lists the completions in some rows.
 
-    **Returns:** for each its micro-batch, row, place and number; its length, its first column and
-    its prompt's; the prompt's tokens; and where its tokens begin among those that are scored.
+    **Returns:** for each completion its micro-batch, row, place in the row and number; its length;
+    its first column and that of its prompt; the number of the prompt's tokens; and the place of
+    the completion's first token among the scored ones.
     """
     places = np.argwhere(packing.completions[:, rows] >= 0)
     fields = (

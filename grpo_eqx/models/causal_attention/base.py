@@ -177,7 +177,7 @@ class Residuals(NamedTuple):
     """Logarithm of each query's sum of exponentials."""
 
     def inner(self, slope: Float[Array, "R K r T D"]) -> Float[Array, "R K r T"]:
-        """Computes inner products of slopes and results, which a softmax's gradient subtracts."""
+        """Computes inner products of cotangents and results, which a softmax's gradient has."""
         return inner_products(self.attended, slope)
 
 

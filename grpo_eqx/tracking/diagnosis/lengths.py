@@ -20,7 +20,7 @@ _GROWTH = 2.0
 """Growth of the mean length. Healthy reasoning also grows (arXiv 2501.12948, figure 3), but over
 hundreds of steps, and with the reward."""
 _SOME = 0.25
-"""Share cut off that shows that completions grow because they do not end."""
+"""Share of truncated completions above which lengths grow because completions do not end."""
 _REWARD_WINDOW = 10
 _SEE_ENDS = (
     "; as none ended by itself, see that the tokens at which completions end, in the run's first "

@@ -73,7 +73,7 @@ def _name_ids(root: ElementTree.Element, name: str) -> None:
 
 
 def _path(path: str) -> str:
-    """Returns the drawing commands of a path, rounded to a tenth of a unit, a part of a pixel."""
+    """Returns the drawing commands of a path, its coordinates rounded to a tenth of a unit."""
     rounded = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.1f}".removesuffix(".0"), path)
     return " ".join(rounded.split())
 

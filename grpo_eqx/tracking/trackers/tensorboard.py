@@ -24,8 +24,8 @@ class TensorBoardTracker(Tracker):
         """**Arguments:**
 
         - `folder`: the folder for the files.
-        - `step`: the step after which the run goes on; 0 for a new run. TensorBoard drops what
-          earlier files have of later steps.
+        - `step`: the step after which the run goes on; 0 for a new run. TensorBoard drops the
+          later steps that earlier files have.
         """
         from tensorboardX import summary
         from tensorboardX.proto import event_pb2, summary_pb2
