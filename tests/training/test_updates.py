@@ -559,6 +559,19 @@ def test_an_update_that_is_not_finite_is_skipped(mesh: str, num_devices: int, ba
     jax.tree.map(np.testing.assert_array_equal, (state.model, state.opt_state), before)
 
 
+def test_so_is_one_that_only_the_optimizer_makes_not_finite(batch: Batch) -> None:
+    """Loss and gradient are finite here."""
+    overflow = optax.stateless(lambda updates, _: jax.tree.map(lambda x: x * jnp.inf, updates))
+    runner = make_runner(CONFIG.vocab_size, TP, TC, optimizer=overflow)
+    model = model_on(runner.mesh)
+    before = jax.tree.map(np.asarray, model)
+    state, metrics = runner.update(runner.updater.init(model), batch)
+    assert np.isfinite(metrics["loss"])
+    assert np.isfinite(metrics["grad_norm"])
+    assert metrics["skipped_updates"] == 1
+    jax.tree.map(np.testing.assert_array_equal, state.model, before)
+
+
 def test_parameters_and_moments_are_split_over_the_mesh() -> None:
     runner = make_runner(CONFIG.vocab_size, TP, TC, "auto", 8, optimizer=optax.adam(1e-3))
     state = runner.updater.init(model_on(runner.mesh))
