@@ -231,3 +231,11 @@ def test_when_replies_come_changes_nothing(
     at_once = sampled(model, None, max_num_seqs=slots)
     for seed in range(3):
         check_same(sampled(model, seed, max_num_seqs=slots), at_once, 0)
+
+
+def test_tokens_carry_the_version_of_the_weights_that_drew_them() -> None:
+    model, made = Decoder.init(CONFIGS["qwen2"], jax.random.key(0), std=0.3), sampler()
+    for version in (7, 8):
+        made.set_weights(model, version)
+        for each in made.submit(trajectories()).result().trajectories:
+            assert each.versions.tolist() == [version] * len(each)
