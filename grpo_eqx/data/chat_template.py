@@ -26,21 +26,13 @@ class ChatTemplate:
     the messages. So the same messages make the same text, in every process and on every day.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        system_prompt: str | None,
-        moment: datetime,
-        kwargs: Mapping[str, Any] | None = None,
-    ):
+    def __init__(self, tokenizer: Any, system_prompt: str | None, moment: datetime):
         """**Arguments:**
 
         - `tokenizer`: a tokenizer of transformers.
         - `system_prompt`: the text of a system message, for messages without one.
         - `moment`: the time, for templates that ask for it.
-        - `kwargs`: further variables of the template, such as `enable_thinking`.
         """
-        self.kwargs = dict(kwargs or {})
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
         self.moment = moment
@@ -97,7 +89,7 @@ class ChatTemplate:
                 return self.tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=opens,
                     # Llama's template renders text about tools even for an empty list.
-                    tools=list(tools) or None, **self.kwargs,
+                    tools=list(tools) or None,
                 )  # fmt: skip
         except Exception as error:  # of any class, also raised on purpose
             roles = listed([message["role"] for message in messages])

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from grpo_eqx.common.errors import first_line
 from grpo_eqx.common.event_loop import LoopThread
 from grpo_eqx.common.process_state import warn
+from grpo_eqx.rewards.contract import reason_of
 
 
 class Call(NamedTuple):
@@ -108,15 +108,10 @@ async def _in_thread(call: Call) -> Outcome:
         return Outcome(None, error)
     outcome = await done
     if inspect.isawaitable(outcome.result):
-        try:
-            return Outcome(await outcome.result)
-        except BaseException as error:
-            return Outcome(None, error)
+        return await _awaited(Call(lambda: outcome.result, {}))
     return outcome
 
 
 def _warn_of_a_task(error: BaseException) -> None:
-    warn(
-        f"a task that an async tool did not await raised {type(error).__name__}: "
-        f"{first_line(error)}"
-    )
+    """Warns of an error in a task that a tool started and did not await."""
+    warn(f"a task that an async tool did not await {reason_of(error)}")

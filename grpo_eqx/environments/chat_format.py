@@ -73,11 +73,13 @@ _CALLS: Sequence[Mapping[str, Any]] = (
 turn."""
 _REASONING = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
 _USER: Message = {"role": "user", "content": "dummy"}
+_NAME = "probe_name"
+_ANSWER: Message = {"role": "tool", "name": _NAME, "content": "probe_answer"}
 _PROBE = {"probe_text": "a probe", "probe_number": 7}
 _PROBE_SCHEMA: Schema = {
     "type": "function",
     "function": {
-        "name": "probe_name",
+        "name": _NAME,
         "description": "A probe.",
         "parameters": {
             "type": "object",
@@ -127,8 +129,7 @@ class ChatFormat:
         first = messages[0]
         turn: Message = {"role": "assistant", "content": ""}
         if first["role"] == "tool":
-            call = {"name": first["name"], "arguments": {}}
-            turn["tool_calls"] = [{"type": "function", "function": call}]
+            turn = _turn(first["name"], {})
         before = self._ids([_USER, turn], opens=False)
         whole = self._ids([_USER, turn, *messages], opens=True)
         start, ends = len(self._ids([_USER], opens=False)), set(self.tokenizer.eos_ids)
@@ -175,10 +176,9 @@ class ChatFormat:
 
     def _check_tools(self) -> None:
         """Raises `UserError` for a template that leaves out tools, calls or answers."""
-        turn = _turn(_PROBE)
-        answer = {"role": "tool", "name": "probe_name", "content": "probe_answer"}
+        dialogue = [_USER, _turn(_NAME, _PROBE), _ANSWER]
         try:
-            text = self.tokenizer.template.render([_USER, turn, answer], tools=[_PROBE_SCHEMA])
+            text = self.tokenizer.template.render(dialogue, tools=[_PROBE_SCHEMA])
         except UserError as error:
             raise UserError(
                 f"the chat template cannot render a dialogue with tools ({first_line(error)}): use "
@@ -199,12 +199,11 @@ class ChatFormat:
 
     def _check_prefix(self) -> None:
         """Raises `UserError` for a template that renders a turn otherwise once others follow it."""
-        answer = {"role": "tool", "name": "probe_name", "content": "probe_answer"}
-        self.suffix_ids([answer])
+        self.suffix_ids([_ANSWER])
         thought = "<think>\nprobe_thought\n</think>\n\nprobe_content"
-        turn = {**_turn(_PROBE), "content": thought}
+        turn = {**_turn(_NAME, _PROBE), "content": thought}
         alone = self.tokenizer.template.render([_USER, turn], opens=False)
-        followed = self.tokenizer.template.render([_USER, turn, answer], opens=False)
+        followed = self.tokenizer.template.render([_USER, turn, _ANSWER], opens=False)
         if "probe_thought" in alone and "probe_thought" not in followed:
             raise UserError(_REWRITES)
 
@@ -217,7 +216,7 @@ class ChatFormat:
         asked = render([_USER], tools=[_PROBE_SCHEMA])
         closed = render([_USER], tools=[_PROBE_SCHEMA], opens=False)
         opening = asked.removeprefix(closed).partition("<think>")[0]
-        written = render([_USER, _turn(_PROBE)], tools=[_PROBE_SCHEMA], opens=False)
+        written = render([_USER, _turn(_NAME, _PROBE)], tools=[_PROBE_SCHEMA], opens=False)
         tokenizer = self.tokenizer.tokenizer
         for field in _CALLS:
             template = self._response_template(field, opening)
@@ -229,7 +228,7 @@ class ChatFormat:
             except (ValueError, TypeError):
                 continue
             calls = [call.get("function") for call in found.get("tool_calls", [])]
-            if calls == [{"name": "probe_name", "arguments": _PROBE}]:
+            if calls == [{"name": _NAME, "arguments": _PROBE}]:
                 return template
         raise UserError(
             "the chat template writes the calls of tools in a format that is unknown here: set the "
@@ -255,12 +254,13 @@ class ChatFormat:
 _REWRITES = (
     "the chat template renders a turn of the model otherwise once others follow it, so the tokens "
     "that were sampled would not be those that are trained: set chat_template to a file with a "
-    "template that keeps earlier turns, or turn thinking off in chat_template_kwargs."
+    "template that keeps earlier turns."
 )
 
 
-def _turn(arguments: Mapping[str, Any]) -> Message:
-    call = {"name": "probe_name", "arguments": dict(arguments)}
+def _turn(name: str, arguments: Mapping[str, Any]) -> Message:
+    """Returns a turn that calls one function."""
+    call = {"name": name, "arguments": dict(arguments)}
     return {
         "role": "assistant",
         "content": "",

@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from grpo_eqx.generation.engine import TOKENS, decode_token
 from grpo_eqx.generation.sampling import Sampling
-from grpo_eqx.generation.slots import SlotCounts, Slots
+from grpo_eqx.generation.slots import SlotCounts, Slots, laid_out_prompts
 from grpo_eqx.generation.stopping import Stopping
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
@@ -110,16 +110,11 @@ def read_tokens(model: CausalLM, slots: Slots, readers: Readers, layout: Rollout
     slots = slots.laid_out(layout)
     row = layout.prompts + layout.groups
     width = slots.completion.shape[1] // num_shards(layout.mesh, layout.groups)
+    of_rows = layout._replace(prompts=row, groups=())
+    parts = layout.num_prompt_shards
+    prompts = jnp.minimum(readers.slots // width, len(slots.completion) // parts - 1)
+    prompts = prompts.reshape(parts, -1)
     heads = layout.heads(slots.cache[0].parts[0].values.shape[3])
-
-    def pick_prompts(x: Array, axis: int = 0) -> Array:
-        def pick(x: Array, slots: Array) -> Array:
-            return jnp.take(x, jnp.minimum(slots // width, x.shape[axis] - 1), axis=axis)
-
-        axes, rows = [layout.prompts], [row]
-        if axis == 1:
-            axes, rows = [(), layout.prompts, (), heads], [(), row, (), heads]
-        return layout.on_each_device(pick, [axes, [row]], rows)(x, readers.slots)
 
     def pick(x: Array, axis: int = 0) -> Array:
         axes, rows = _axes(layout, axis, heads)
@@ -143,12 +138,12 @@ def read_tokens(model: CausalLM, slots: Slots, readers: Readers, layout: Rollout
     # The last token is left to the next call, as that of a prompt is.
     inputs = jnp.concatenate([last[..., None], readers.ids[..., :-1]], axis=-1)
     read = model.extend(
-        slots.prompt.mapped(pick_prompts),
+        laid_out_prompts(slots.prompt.picked(prompts), of_rows),
         jax.tree.map(partial(pick, axis=1), slots.cache),
         inputs,
         length,
         jnp.max(jnp.where(readers.lengths > 0, length + readers.lengths, 0)),
-        layout._replace(prompts=row, groups=()),
+        of_rows,
         readers.lengths,
     )
     ends = jnp.maximum(readers.lengths - 1, 0)[..., None]
