@@ -95,11 +95,16 @@ def sampler(mesh: ExplicitMesh | None = None, **options: Any) -> LocalSampler:
 
 
 def sampled(
-    model: Decoder, seed: int | None = None, mesh: ExplicitMesh | None = None, **options: Any
+    model: Decoder,
+    seed: int | None = None,
+    mesh: ExplicitMesh | None = None,
+    num_prompts: int = P,
+    **options: Any,
 ) -> list[Trajectory]:
     made = sampler(mesh, **options)
     made.set_weights(jax.device_put(model, model.shardings(made.mesh)), 7)
-    return made.submit(trajectories(), responder=Scripted(seed)).result().trajectories
+    prompts = trajectories()[: num_prompts * G]
+    return made.submit(prompts, responder=Scripted(seed)).result().trajectories
 
 
 def one_at_a_time(model: Decoder) -> list[Trajectory]:
@@ -239,3 +244,10 @@ def test_tokens_carry_the_version_of_the_weights_that_drew_them() -> None:
         made.set_weights(model, version)
         for each in made.submit(trajectories()).result().trajectories:
             assert each.versions.tolist() == [version] * len(each)
+
+
+def test_devices_that_share_the_completions_of_a_prompt_change_nothing() -> None:
+    """Four prompts on eight devices: each has one completion of a prompt."""
+    model = Decoder.init(CONFIGS["qwen2"], jax.random.key(0), std=0.3)
+    found = sampled(model, 1, ExplicitMesh(dp=2, fsdp=2, tp=2), num_prompts=4)
+    check_same(found, sampled(model, num_prompts=4), 1e-4)
