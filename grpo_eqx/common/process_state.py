@@ -15,9 +15,8 @@ import sys
 import warnings
 from bdb import Bdb
 from collections.abc import Callable, Mapping, Sequence
-from fcntl import F_GETFL, F_SETFL, fcntl
 from locale import LC_ALL, setlocale
-from os import _exit, chdir, close, dup, dup2, environ, fstat, getcwd, getpid, umask
+from os import _exit, chdir, environ, getcwd, getpid, umask
 from random import getstate, setstate
 from resource import getrlimit, setrlimit
 from signal import (
@@ -45,12 +44,12 @@ from numpy.random import get_state, set_state
 
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import listed
+from grpo_eqx.common.standard_streams import Descriptors, restore_stream, streams
 
 _NAMES: Final = [vars(module) for module in (builtins, os, shutil, subprocess)]
 """Python's own names that the run needs; sandboxes around a model's code replace some of them."""
 _DEBUGGERS: Final = "pydevd", "coverage"
 """Beginnings of the names of debuggers' modules, besides Python's own."""
-_STREAMS: Final = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
 
 
 class _Kind(NamedTuple):
@@ -133,26 +132,6 @@ def _timers() -> dict[int, bool]:
     return {clock: getitimer(clock)[0] > 0 for clock in clocks}
 
 
-def _streams() -> dict[str, Any]:
-    """Returns Python's streams, with `None` for closed streams."""
-    streams = {name: getattr(sys, name, None) for name in _STREAMS}
-    return {name: None if _is_closed(x) else x for name, x in streams.items()}
-
-
-def _is_closed(stream: Any) -> bool:
-    try:
-        return bool(stream.closed)
-    except Exception:  # None, or not a stream
-        return False
-
-
-def _restore_stream(name: str, before: Any) -> None:
-    if _is_closed(before):  # a new stream takes its place
-        number, mode = _STREAMS[name]
-        before = open(number, mode, closefd=False)  # noqa: SIM115
-    setattr(sys, name, before)
-
-
 def _limits() -> dict[int, tuple[int, int]]:
     names = [name for name in dir(resource) if name.startswith("RLIMIT_")]
     return {each: getrlimit(each) for each in (getattr(resource, x) for x in names)}
@@ -190,7 +169,7 @@ _KINDS: Final[Mapping[str, _Kind]] = {
         lambda: pthread_sigmask(SIG_BLOCK, []),
         lambda before: pthread_sigmask(SIG_SETMASK, before),
     ),
-    "the standard streams": _each(_streams, _restore_stream),
+    "the standard streams": _each(streams, restore_stream),
     "the working directory": _Kind(getcwd, chdir),
     "the mode of new files": _Kind(_file_mode, umask),
     "limits on resources": _each(_limits, setrlimit),
@@ -259,7 +238,7 @@ class _Guarded(contextlib.AbstractContextManager[None]):
         self._state, self._caller, self._elsewhere = state, caller, elsewhere
 
     def __enter__(self) -> None:
-        self._process, self._descriptors = getpid(), _Descriptors()
+        self._process, self._descriptors = getpid(), Descriptors()
         self._is_inner, self._state._is_open = self._state._is_open, True
         mappings = [] if self._is_inner or self._elsewhere else _NAMES
         self._names = [(names, names.copy()) for names in mappings]
@@ -280,6 +259,7 @@ class _Guarded(contextlib.AbstractContextManager[None]):
             _exit(0)
         self._state._is_open = self._is_inner
         said += ["the standard descriptors"] * self._descriptors.restore()
+        self._descriptors.close()
         now = {name: _read(name) for name in self._before}
         changed = [
             name for name, state in self._before.items() if not _is_unchanged(state, now[name])
@@ -290,36 +270,6 @@ class _Guarded(contextlib.AbstractContextManager[None]):
             self._state._draws.pop(self._caller, None)
         lost = [name for name in changed if not _restore(name, self._before[name])]
         self._state._say(self._caller, said + changed, lost)
-
-
-class _Descriptors:
-    """Files of the standard descriptors, with copies to restore them."""
-
-    def __init__(self) -> None:
-        self._files = _standard_files()
-        self._copies = {number: dup(number) for number in self._files}
-
-    def restore(self) -> bool:
-        """Restores closed and changed descriptors; returns whether there are any."""
-        now = _standard_files()
-        changed = [number for number, file in self._files.items() if now.get(number) != file]
-        for number, copy in self._copies.items():
-            with contextlib.suppress(OSError):  # the copy is also closed
-                if number in changed:
-                    dup2(copy, number)
-                    fcntl(number, F_SETFL, self._files[number][-1])
-                close(copy)
-        return bool(changed)
-
-
-def _standard_files() -> dict[int, tuple[int, int, int]]:
-    """Returns the files of the standard descriptors, with flags such as O_NONBLOCK."""
-    found = {}
-    for number, _ in _STREAMS.values():
-        with contextlib.suppress(OSError):  # it is closed
-            status = fstat(number)
-            found[number] = status.st_dev, status.st_ino, fcntl(number, F_GETFL)
-    return found
 
 
 def _is_unchanged(before: Any, now: Any) -> bool:

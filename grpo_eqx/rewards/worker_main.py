@@ -3,15 +3,16 @@
 Its guardian loads this file, which loads more files of this package without the package, because
 the package would import JAX. So a worker is small, starts soon, and touches no accelerator. It
 imports by name all functions that it calls after a reward function, because reward functions may
-replace attributes of modules; and it restores the built-in names.
+replace attributes of modules; and it puts back what would change later calls.
 """
 
 import builtins
 import faulthandler
-import fcntl
 import importlib.util
 import os
 import resource
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,14 +27,17 @@ from traceback import format_exception
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-_OUT_OF_THE_WAY = 500
-"""Least number of the worker's descriptor, above numbers that functions may guess."""
 _LONGEST_TRACEBACK = 20_000
-_FILES = "grpo_eqx.common.clean_text", "grpo_eqx.common.errors", "grpo_eqx.rewards.contract"
+_FILES = (
+    "grpo_eqx.common.clean_text",
+    "grpo_eqx.common.errors",
+    "grpo_eqx.common.standard_streams",
+    "grpo_eqx.rewards.contract",
+)
 """Files of this package that workers load, in the order of their imports."""
 _cancel_dump = faulthandler.cancel_dump_traceback_later
-_NAMES = vars(builtins)
-_OWN_NAMES = _NAMES.copy()
+_NAMES = [(vars(x), vars(x).copy()) for x in (builtins, os, shutil, subprocess)]
+"""Names of modules that functions may replace, and their values before."""
 _TRACE, _RECURSION = gettrace(), getrecursionlimit()
 _LIMITS = {x: getrlimit(x) for name, x in vars(resource).items() if name.startswith("RLIMIT_")}
 """Limits on resources, updated once functions are loaded, as their modules may set limits."""
@@ -52,21 +56,19 @@ def _load(name: str) -> ModuleType:
 
 
 if TYPE_CHECKING:
+    from grpo_eqx.common import standard_streams
     from grpo_eqx.rewards import contract
 else:
-    for name in _FILES:
-        contract = _load(name)
+    *_, standard_streams, contract = [_load(name) for name in _FILES]
     for name in _FILES:
         del sys.modules[name]
+_STREAMS, _DESCRIPTORS = standard_streams.streams(), standard_streams.Descriptors()
 
 
 def main(descriptor: int) -> None:
     """Serves calls from a socket until it is closed."""
-    calls = descriptor
-    with suppress(OSError):  # so high a number may not be allowed
-        calls = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _OUT_OF_THE_WAY)
-        os.close(descriptor)
-    os.set_inheritable(calls, False)
+    calls = standard_streams.copied(descriptor)
+    os.close(descriptor)
     try:
         token, setup = _received(calls)
         funcs, reply = _loaded(setup)
@@ -127,8 +129,9 @@ def _theirs(call: Callable[[], Any]) -> Any:
 
 
 def _put_back() -> None:
-    """Restores state that would change how the worker reads and replies, or end it later."""
-    _NAMES.update(_OWN_NAMES)
+    """Restores state that would change the worker's replies and later calls, or end it later."""
+    for names, own in _NAMES:
+        names.update(own)
     settrace(_TRACE)
     setprofile(None)
     setrecursionlimit(max(_RECURSION, getrecursionlimit()))
@@ -139,6 +142,9 @@ def _put_back() -> None:
         if getrlimit(limit) != before:
             with suppress(ValueError):  # the function has lowered the hard limit
                 setrlimit(limit, before)
+    _DESCRIPTORS.restore()
+    for name, stream in _STREAMS.items():
+        standard_streams.restore_stream(name, stream)
 
 
 def _traceback_of(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Reward functions that do what they should not: every other reward is right, nothing is left."""
 
+import contextlib
 import importlib
 import io
 import os
@@ -20,7 +21,7 @@ from grpo_eqx.rewards.limits import RewardLimits
 
 from ..processes import with_variable
 from . import odd_rewards
-from .hostile import ASYNC, CASES, EVERYWHERE, WORKERS
+from .hostile import ASYNC, CASES, EVERYWHERE, OK, WORKERS
 
 MARK = f"GRPO_EQX_TEST_OF_HOSTILE_{os.getpid()}"
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "rewards.md"
@@ -38,22 +39,24 @@ pytestmark = [
 ]
 
 
+def _runner(place: str, policy: str) -> RewardRunner:
+    limits = RewardLimits(
+        failures=policy,
+        workers=2 * (place == WORKERS),
+        timeout=3.0 if place in (ASYNC, WORKERS) else None,
+    )
+    importable = importlib.import_module("hostile")
+    func = importable.obey_async if place == ASYNC else importable.obey
+    return RewardRunner({"obey": func}, limits=limits)
+
+
 @pytest.fixture(scope="module")
 def runners() -> Iterator[dict[tuple[str, str], RewardRunner]]:
-    """Runners that last for all cases, so that what one leaves would disturb the next."""
+    """Runners that last for all cases: what one leaves in this process would disturb the next."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parent)
         patch.setenv(MARK, "1")
-        importable = importlib.import_module("hostile")
-        made = {}
-        for place, policy in PLACES:
-            limits = RewardLimits(
-                failures=policy,
-                workers=2 * (place == WORKERS),
-                timeout=3.0 if place in (ASYNC, WORKERS) else None,
-            )
-            func = importable.obey_async if place == ASYNC else importable.obey
-            made[place, policy] = RewardRunner({"obey": func}, limits=limits)
+        made = {each: _runner(*each) for each in PLACES if each[0] != WORKERS}
         yield made
         for runner in made.values():
             runner.close()
@@ -61,10 +64,21 @@ def runners() -> Iterator[dict[tuple[str, str], RewardRunner]]:
     assert not left
 
 
+@pytest.fixture
+def runner(
+    runners: dict[tuple[str, str], RewardRunner], place: str, policy: str
+) -> Iterator[RewardRunner]:
+    """One of these, or one with workers of its own: what a function changes there may stay."""
+    runner = runners.get((place, policy)) or _runner(place, policy)
+    yield runner
+    if place == WORKERS:
+        runner.close()
+
+
 @pytest.mark.grid
 @pytest.mark.parametrize(("place", "policy", "text"), ALL, ids=map("-".join, ALL))
 def test_a_hostile_function_costs_its_own_completion_at_most(
-    runners: dict[tuple[str, str], RewardRunner],
+    runner: RewardRunner,
     place: str,
     policy: str,
     text: str,
@@ -73,7 +87,7 @@ def test_a_hostile_function_costs_its_own_completion_at_most(
 ) -> None:
     if text == "close stdout" and place != WORKERS:  # not pytest's own
         monkeypatch.setattr(sys, "stdout", io.StringIO())
-    case, runner = CASES[text], runners[place, policy]
+    case = CASES[text]
     runner._guard = StateGuard()  # which has said nothing yet
     columns = {"tests": [["1"], {"a": [2]}]}
     prompts, ids = [Prompt("?", columns)], [[[1], [2, 3], [4]]]
@@ -103,6 +117,19 @@ def test_a_hostile_function_costs_its_own_completion_at_most(
         assert re.search(warned, said)
     if case.said is not None and place != WORKERS:
         assert re.search(rf"warning: reward function obey changed [^:]*{case.said}", said)
+
+
+def test_a_worker_puts_back_names_and_streams_that_later_calls_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    obey = importlib.import_module("hostile").obey
+    runner = RewardRunner({"obey": obey}, limits=RewardLimits(workers=1, timeout=30.0))
+    breaking = ["guard", "replace all names", "replace stdout by what raises", "close stdout"]
+    texts = [*breaking, "close many descriptors", "print a flood"]
+    with contextlib.closing(runner):
+        rewards = runner([Prompt("?", {})], [texts], [[[1]] * len(texts)])
+    np.testing.assert_array_equal(rewards.each, OK)
 
 
 def test_there_are_three_hundred_cases_and_the_guide_has_their_kinds() -> None:
