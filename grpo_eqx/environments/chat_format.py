@@ -12,66 +12,127 @@ from grpo_eqx.environments.tools import Schema
 Message = dict[str, Any]
 _TEXT = {"name": "text"}
 _NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}
-_CALLS: Sequence[Mapping[str, Any]] = (
+_THOUGHT = {"open": "<think>", "close_pattern": r"</think>\s*"}
+
+
+class _Format(NamedTuple):
+    """Fields of transformers' response templates; END stands for the ends of a turn."""
+
+    calls: Mapping[str, Any]
+    thought: Mapping[str, Any] = _THOUGHT
+    thought_name: str = "reasoning_content"
+    """The name by which chat templates read thoughts."""
+    content: Mapping[str, Any] = {"close_pattern": r"END\s*"}
+
+    def response_template(self, starts: Sequence[str], ends: Sequence[str]) -> Mapping[str, Any]:
+        """**Arguments:**
+
+        - `starts`: texts after one of which a turn starts.
+        - `ends`: texts that end it.
+        """
+        end = "(?:" + "|".join(map(re.escape, ends)) + ")"
+        fields = {
+            self.thought_name: self.thought,
+            "tool_calls": {**self.calls, "repeats": True},
+            "content": self.content,
+        }
+        return {
+            "defaults": {"role": "assistant"},
+            "start_anchor_pattern": "|".join(map(re.escape, starts)),
+            "fields": {
+                name: {**field, "close_pattern": field["close_pattern"].replace("END", end)}
+                for name, field in fields.items()
+            },
+        }
+
+
+_FORMATS = (
     # JSON in tags, as Hermes and Qwen 2.5 and 3 write it.
-    {
-        "open": "<tool_call>",
-        "close_pattern": r"</tool_call>\s*",
-        "content": "json",
-        "transform": {"type": "function", "function": "{content}"},
-    },
+    _Format(
+        {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        }
+    ),
     # Tags for each parameter, as Qwen 3.5 writes them.
-    {
-        "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
-        "close_pattern": r"</tool_call>\s*",
-        "content": "xml-inline",
-        "content_args": {
-            "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>",
-            "value_parser": _TEXT,
-        },
-        "transform": _NAMED,
-    },
+    _Format(
+        {
+            "open_pattern": r"<tool_call>\s*<function=(?P<name>[^>\n]+)>",
+            "close_pattern": r"</tool_call>\s*",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>",
+                "value_parser": _TEXT,
+            },
+            "transform": _NAMED,
+        }
+    ),
     # Tags for keys and values, as GLM 4 writes them.
-    {
-        "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
-        "close_pattern": r"</tool_call>\s*",
-        "content": "xml-inline",
-        "content_args": {
-            "tag_pattern": (
-                r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-            ),
-            "value_parser": _TEXT,
-        },
-        "transform": _NAMED,
-    },
+    _Format(
+        {
+            "open_pattern": r"<tool_call>(?P<name>[^\s<]+)\s*",
+            "close_pattern": r"</tool_call>\s*",
+            "content": "xml-inline",
+            "content_args": {
+                "tag_pattern": (
+                    r"<arg_key>(?P<key>[^<]+)</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+                ),
+                "value_parser": _TEXT,
+            },
+            "transform": _NAMED,
+        }
+    ),
     # Bare JSON, as Llama 3 writes it.
-    {
-        "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
-        "close_pattern": r"\}END\s*",
-        "content": "json",
-        "transform": _NAMED,
-    },
+    _Format(
+        {
+            "open_pattern": r'\{"name":\s*"(?P<name>[^"]+)",\s*"parameters":\s*',
+            "close_pattern": r"\}END\s*",
+            "content": "json",
+            "transform": _NAMED,
+        }
+    ),
     # Channels, as GPT-OSS writes them.
-    {
-        "open_pattern": (
-            r"to=functions\.(?P<name>[^\s<]+)<\|channel\|>commentary\s+json<\|message\|>"
-        ),
-        "close_pattern": r"<\|call\|>\s*",
-        "content": "json",
-        "transform": _NAMED,
-    },
-    # Calls in Gemma 4's tags.
-    {
-        "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
-        "close_pattern": r"<tool_call\|>\s*",
-        "content": "json",
-        "content_args": {"string_delims": [['<|"|>', '<|"|>']], "unquoted_keys": True},
-        "transform": _NAMED,
-    },
+    _Format(
+        {
+            "open_pattern": (
+                r"to=functions\.(?P<name>[^\s<]+)<\|channel\|>commentary\s+json<\|message\|>"
+            ),
+            "close_pattern": r"<\|call\|>\s*",
+            "content": "json",
+            "transform": _NAMED,
+        },
+        {"open": "<|channel|>analysis<|message|>", "close_pattern": r"<\|end\|>\s*"},
+        "thinking",
+        {"open": "<|channel|>final<|message|>", "close_pattern": r"END\s*"},
+    ),
+    # Calls and thoughts in Gemma 4's tags.
+    _Format(
+        {
+            "open_pattern": r"<\|tool_call>call:(?P<name>\w+)",
+            "close_pattern": r"<tool_call\|>\s*",
+            "content": "json",
+            "content_args": {"string_delims": [['<|"|>', '<|"|>']], "unquoted_keys": True},
+            "transform": _NAMED,
+        },
+        {"open": "<|channel>thought\n", "close_pattern": r"<channel\|>\s*"},
+    ),
+    # Lists of calls in Python, as LFM 2 and 2.5 write them.
+    _Format(
+        {
+            "open": "<|tool_call_start|>",
+            "close_pattern": r"<\|tool_call_end\|>\s*",
+            "content": "python-call-list",
+            "transform": {
+                "type": "function",
+                "function": {"name": "{name}", "arguments": "{arguments}"},
+            },
+            "transform_each": True,
+        },
+        thought_name="thinking",
+    ),
 )
-"""Fields of transformers' response templates for the calls of tools; END stands for the ends of a
-turn."""
-_REASONING = {"open": "<think>", "close_pattern": r"</think>\s*", "content": "text"}
 _USER: Message = {"role": "user", "content": "dummy"}
 _NAME = "probe_name"
 _ANSWER: Message = {"role": "tool", "name": _NAME, "content": "probe_answer"}
@@ -155,10 +216,7 @@ class ChatFormat:
         if not ids:
             return Parsed({"role": "assistant", "content": ""})
         try:
-            message = tokenizer.parse_response(
-                list(ids), self._response, prefix=list(prefix), tools=list(tools)
-            )
-            _check_calls(message.get("tool_calls", []))
+            message = self._message(self._response, list(ids), list(prefix), tools)
         except Exception:  # whatever the model may write
             return Parsed({"role": "assistant", "content": self._text(ids)})
         content = message.get("content") or ""
@@ -180,10 +238,11 @@ class ChatFormat:
         try:
             text = self.tokenizer.template.render(dialogue, tools=[_PROBE_SCHEMA])
         except UserError as error:
+            reason = first_line(error.__cause__ or error)
             raise UserError(
-                f"the chat template cannot render a dialogue with tools ({first_line(error)}): use "
-                f"a model that was trained with tools, or set chat_template to a file with a "
-                f"template that renders them."
+                f"the chat template cannot render a dialogue with tools ({reason}): use a model "
+                f"that was trained with tools, or set chat_template to a file with a template that "
+                f"renders them."
             ) from error
         parts = {
             "the schemas of tools": "A probe.",
@@ -215,40 +274,41 @@ class ChatFormat:
         render = self.tokenizer.template.render
         asked = render([_USER], tools=[_PROBE_SCHEMA])
         closed = render([_USER], tools=[_PROBE_SCHEMA], opens=False)
-        opening = asked.removeprefix(closed).partition("<think>")[0]
+        opening = asked.removeprefix(closed)
+        # Where an answer is part of the model's turn, as with Gemma 4, nothing opens the next one.
+        answered = render([_USER, _turn(_NAME, _PROBE), _ANSWER]).rpartition("probe_answer")[2]
         written = render([_USER, _turn(_NAME, _PROBE)], tools=[_PROBE_SCHEMA], opens=False)
-        tokenizer = self.tokenizer.tokenizer
-        for field in _CALLS:
-            template = self._response_template(field, opening)
-            turn = written.removeprefix(closed).removeprefix(opening)
+        ends = self.tokenizer.tokenizer.convert_ids_to_tokens(list(self.tokenizer.eos_ids))
+        for form in _FORMATS:
+            starts = [text.partition(form.thought["open"])[0] for text in (opening, answered)]
+            template = form.response_template(starts, ends)
+            prefix = closed + starts[0]
             try:
-                found = tokenizer.parse_response(
-                    turn, template, prefix=closed + opening, tools=[_PROBE_SCHEMA]
+                found = self._message(
+                    template, written.removeprefix(prefix), prefix, [_PROBE_SCHEMA]
                 )
             except (ValueError, TypeError):
                 continue
-            calls = [call.get("function") for call in found.get("tool_calls", [])]
-            if calls == [{"name": _NAME, "arguments": _PROBE}]:
+            if Parsed(found).calls == [{"name": _NAME, "arguments": _PROBE}]:
                 return template
         raise UserError(
             "the chat template writes the calls of tools in a format that is unknown here: set the "
             "tokenizer's response_template, as transformers describes it."
         )
 
-    def _response_template(self, field: Mapping[str, Any], opening: str) -> Mapping[str, Any]:
-        names = self.tokenizer.tokenizer.convert_ids_to_tokens(list(self.tokenizer.eos_ids))
-        ends = "(?:" + "|".join(map(re.escape, names)) + ")"
-        calls = {**field, "repeats": True}
-        calls["close_pattern"] = calls["close_pattern"].replace("END", ends)
-        return {
-            "defaults": {"role": "assistant"},
-            "start_anchor": opening,
-            "fields": {
-                "reasoning_content": _REASONING,
-                "tool_calls": calls,
-                "content": {"close_pattern": rf"{ends}\s*", "content": "text"},
-            },
-        }
+    def _message(
+        self, template: Mapping[str, Any], turn: Any, prefix: Any, tools: Sequence[Schema]
+    ) -> Message:
+        """Returns a turn as a message. Turn and prefix are texts or ids.
+
+        Raises `ValueError` or `TypeError`, mostly, for what cannot be read.
+        """
+        message = self.tokenizer.tokenizer.parse_response(
+            turn, template, prefix=prefix, tools=list(tools)
+        )
+        if "tool_calls" in message:
+            message["tool_calls"] = _checked(message["tool_calls"])
+        return message
 
 
 _REWRITES = (
@@ -268,13 +328,18 @@ def _turn(name: str, arguments: Mapping[str, Any]) -> Message:
     }
 
 
-def _check_calls(calls: Any) -> None:
-    """Raises `ValueError` for calls without a name; adds missing arguments."""
+def _checked(calls: Any) -> list[Message]:
+    """Returns calls with their arguments; raises `ValueError` for calls without a name.
+
+    Where a template has a list of calls in each of several places, they are one list here.
+    """
     if not isinstance(calls, list):
         raise ValueError("tool_calls is no list")
-    for call in calls:
+    flat = [one for each in calls for one in (each if isinstance(each, list) else [each])]
+    for call in flat:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError("a call has no name")
         if function.get("arguments") is None:
             function["arguments"] = {}
+    return flat

@@ -35,7 +35,23 @@ TAGS = _template(
     "<parameter={{ k }}>\n{{ v }}\n</parameter>\n{% endfor %}</function>\n</tool_call>"
 )
 LLAMA = _template('{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}')
-FORMS = {"hermes": HERMES, "tags": TAGS, "llama": LLAMA}
+PYTHON = _template(
+    "<|tool_call_start|>[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}="
+    "{{ v | tojson if v is string else v }}{% if not loop.last %}, {% endif %}{% endfor %})]"
+    "<|tool_call_end|>"
+)
+FORMS = {"hermes": HERMES, "tags": TAGS, "llama": LLAMA, "python": PYTHON}
+CONTINUES_TURNS = (
+    _TOOLS
+    + "{% for m in messages %}{% if m.role == 'tool' %}<result>{{ m.content }}</result>{% else %}"
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>{{ m.role }}\n"
+    "{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}"
+    '<tool_call>{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}'
+    "</tool_call>{% endfor %}<|im_end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}"
+    "<|im_start|>assistant\n{% endif %}"
+)
+"""The model's turn goes on after the answers."""
 FORGETS_CALLS = _template("")
 FORGETS_THOUGHTS = _template(
     '<tool_call>\n{"name": "{{ f.name }}", "arguments": {{ f.arguments | tojson }}}\n</tool_call>',

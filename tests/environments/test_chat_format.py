@@ -8,10 +8,12 @@ from grpo_eqx import UserError
 from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.tools import Tool
 from tests.environments.templates import (
+    CONTINUES_TURNS,
     FORGETS_CALLS,
     FORGETS_THOUGHTS,
     FORMS,
     HERMES,
+    PYTHON,
     UNKNOWN_CALLS,
     tokenizer_with,
 )
@@ -81,6 +83,23 @@ def test_several_calls_have_their_order() -> None:
     parsed = chat.parse(ids, prompt, [SCHEMA])
     assert parsed.calls == calls
     assert parsed.message["content"] == "I look."
+
+
+@pytest.mark.parametrize("between", [", ", "]<|tool_call_end|>\n<|tool_call_start|>["])
+def test_lists_of_calls_are_one_list(between: str) -> None:
+    chat = ChatFormat(tokenizer_with(PYTHON))
+    text = f'<|tool_call_start|>[find(word="a"){between}find(most=2)]<|tool_call_end|><|im_end|>'
+    parsed = chat.parse(ids_of(chat, text), [], [SCHEMA])
+    assert [call["arguments"] for call in parsed.calls] == [{"word": "a"}, {"most": 2}]
+
+
+def test_calls_before_an_answer_are_not_read_again() -> None:
+    chat = ChatFormat(tokenizer_with(CONTINUES_TURNS))
+    prompt, ids = written(chat, turn({"name": "find", "arguments": {"word": "tree"}}))
+    suffix = chat.suffix_ids([{"role": "tool", "name": "find", "content": "oak"}])
+    last = ids_of(chat, "It is an oak.<|im_end|>")
+    parsed = chat.parse(last, [*prompt, *ids, *suffix], [SCHEMA])
+    assert parsed.message == {"role": "assistant", "content": "It is an oak."}
 
 
 @pytest.mark.parametrize(
