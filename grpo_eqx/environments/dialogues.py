@@ -177,7 +177,7 @@ class Dialogues(Responder):
             dialogue.seconds += outcome.seconds
             content, error = "", outcome.error
             try:
-                content = str(outcome.result)
+                content = _text(outcome.result)
             except Exception as failed:  # such as of an integer that is too long for Python
                 error = failed
             if error is not None:
@@ -211,6 +211,21 @@ class Dialogues(Responder):
         first = {"left": most, "middle": most // 2, "right": 0}[self._limits.truncate_side]
         parts = [ids[:first], ids[len(ids) - (most - first) :]]
         return "...".join(tokenizer.decode(part) for part in parts)
+
+
+def _text(result: object) -> str:
+    """Returns the text of a tool's result; of a list of blocks with text, their texts."""
+    if isinstance(result, list) and result and all(map(_is_text_block, result)):
+        return "".join(block["text"] for block in result)
+    return str(result)
+
+
+def _is_text_block(block: object) -> bool:
+    return (
+        isinstance(block, dict)
+        and block.get("type") == "text"
+        and isinstance(block.get("text"), str)
+    )
 
 
 class _Turn(NamedTuple):

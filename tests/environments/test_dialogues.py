@@ -178,6 +178,27 @@ def test_a_result_without_a_text_is_a_failure(dialogues: Callable[..., Dialogues
     assert made.dialogues[0].num_failures == 1
 
 
+@pytest.mark.parametrize(
+    ("result", "answer"),
+    [
+        ([{"type": "text", "text": "one "}, {"type": "text", "text": "two"}], "one two"),
+        ([{"type": "text"}], "[{'type': 'text'}]"),
+        ([1, 2], "[1, 2]"),
+        ([], "[]"),
+    ],
+)
+def test_blocks_of_text_are_answered_as_their_text(
+    dialogues: Callable[..., Dialogues], result: list[Any], answer: str
+) -> None:
+    def look() -> list:
+        """Looks."""
+        return result
+
+    made = dialogues(1, {tool.name: tool for tool in make_tools([look])})
+    speak(made, call("look"))
+    assert made.dialogues[0].messages[-1]["content"] == answer
+
+
 def test_calls_of_a_turn_are_answered_in_their_order(dialogues: Callable[..., Dialogues]) -> None:
     made = dialogues()
     speak(made, call("words", number=2) + call("multiply", a=2, b=3) + call("words", number=1))
