@@ -145,7 +145,7 @@ def _compiled(
 def _range(plan: Plan) -> Range:
     """Returns the milliseconds of a token, with all that a rollout does: a plan's range."""
     assert plan.step_time is not None
-    tokens = plan.completion_length
+    tokens = plan.expected.length
     return plan.step_time.programs["generate"].total.times(1e3 / tokens)
 
 

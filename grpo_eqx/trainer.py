@@ -1,11 +1,11 @@
 """`GRPOTrainer`: Group Relative Policy Optimization (arXiv 2402.03300) as a host loop."""
 
+import contextlib
 import dataclasses
 import functools
-import itertools
 import sys
 import tempfile
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,10 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.common.choices import LOCAL, Searchable
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError, near
+from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
+from grpo_eqx.data.prompts import Seeds
 from grpo_eqx.data.records import GivenPrompt
 from grpo_eqx.data.run_inputs import encode_prompts, hub_commits
 from grpo_eqx.data.tokenizer import ChatTokenizer
@@ -31,6 +33,8 @@ from grpo_eqx.distributed.exchange import from_main, raise_on_all_hosts
 from grpo_eqx.distributed.lost_hosts import explains_lost_hosts
 from grpo_eqx.distributed.startup import is_main
 from grpo_eqx.distributed.watchdog import Watchdog
+from grpo_eqx.environments.acting import make_acting
+from grpo_eqx.environments.pool import Environments, Factory
 from grpo_eqx.evaluation.evaluator import Draws, Evaluator, completed
 from grpo_eqx.evaluation.in_training import TrainingEvaluations
 from grpo_eqx.evaluation.result import Evaluation
@@ -62,6 +66,7 @@ from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.planner.search import fitting
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
+from grpo_eqx.rewards.outcomes import ENVIRONMENTS
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.rollout.collector import RolloutCollector
 from grpo_eqx.rollout.rollout import Rollout
@@ -69,9 +74,9 @@ from grpo_eqx.run.initial_state import initial_state, state_shapes, untrained_st
 from grpo_eqx.run.passed import Passed, as_config, check_trackers, note_on_replaced, one_of
 from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.spec import RunSpec
-from grpo_eqx.run.to_compile import evaluation_rows, in_order_of_use
+from grpo_eqx.run.to_compile import evaluation_rows, in_order_of_use, sampling_programs
 from grpo_eqx.settings.config import GRPOConfig
-from grpo_eqx.settings.embedded import EMBEDDED_MODEL
+from grpo_eqx.settings.embedded import EMBEDDED_DATA, EMBEDDED_MODEL
 from grpo_eqx.sharding import Mesh, RolloutSharding
 from grpo_eqx.sharding.arrays import fetch
 from grpo_eqx.sharding.layout_report import LayoutReport
@@ -142,6 +147,8 @@ class GRPOTrainer:
         mesh: Mesh | None = None,
         rollout_sharding: RolloutSharding | None = None,
         loss_backend: LossBackend | None = None,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: Factory | Mapping[str, Factory] | None = None,
         trackers: Sequence[Tracker] = (),
         callbacks: Sequence[Callback] = (),
         args: GRPOConfig | None = None,
@@ -159,11 +166,18 @@ class GRPOTrainer:
         - `train_data`, `eval_data`: a `datasets.Dataset`, a list of dicts, a path, a hub name or a
           `PromptSource`, in place of `cfg.data` and `cfg.eval_data`.
         - `eval_func`: scores an evaluation's completions; 1.0 means solved. One that it fails on,
-          where failures do not stop the run, is not solved.
+          where failures do not stop the run, is not solved. By default `get_reward` of environments
+          that have it.
         - `eval_metrics`: functions with the same signature, by name or as a list, whose means an
           evaluation reports besides.
         - `optimizer`: any optax transformation, complete with learning rate and clipping.
         - `mesh`, `rollout_sharding`, `loss_backend`: strategy objects.
+        - `tools`: functions, plain or async, that the model can call; it knows them by their type
+          hints and docstrings.
+        - `environment_factory`: a class of environments, of which each completion has an instance:
+          its public methods are tools, or it is an `Environment`. Or several by name, of which each
+          problem names one in a column `environment`. Without data, `reset(seed=...)` makes the
+          prompt of each problem.
         - `trackers`: destinations of metrics besides the run folder.
         - `callbacks`: objects that are told of the run's events, and may end it.
         - `args`, `train_dataset`, `eval_dataset`, `processing_class`: TRL's names of `cfg`,
@@ -180,6 +194,10 @@ class GRPOTrainer:
         train_data = one_of(train_dataset=train_dataset, train_data=train_data)
         eval_data = one_of(eval_dataset=eval_dataset, eval_data=eval_data)
         given = as_config(cfg, model, train_data, eval_data)
+        self._environments = Environments(tools, environment_factory, given.tool_timeout)
+        if self._environments.make_prompts and given.data == EMBEDDED_DATA and train_data is None:
+            self._environments.check_rewarded(reward_funcs)
+            train_data = Seeds()
         passed = Passed(
             model=None if isinstance(model, str | Path) else model,
             tokenizer=one_of(processing_class=processing_class, tokenizer=tokenizer),
@@ -189,6 +207,8 @@ class GRPOTrainer:
             mesh=mesh,
             rollout_sharding=rollout_sharding,
             loss_backend=loss_backend,
+            tools=self._environments.schemas,
+            changes_prompts=bool(self._environments.kinds),
         )
         join_run(given, callbacks)
         self._watchdog = Watchdog(given.hang_timeout)
@@ -208,7 +228,10 @@ class GRPOTrainer:
         )
         self.cfg = cfg = given.resolved(architecture).with_absolute_paths()
         self._lock = folder_lock(cfg)
-        self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs))
+        own_rewards = self._environments.own_rewards
+        self.rewards = raise_on_all_hosts(lambda: make_rewards(self.cfg, reward_funcs, own_rewards))
+        if eval_func is gsm8k.correct:
+            eval_func = self._environments.own_score or eval_func
         scorer = raise_on_all_hosts(lambda: Grader(self.cfg, eval_func, eval_metrics))
         check_same_code({**self.rewards.funcs, **scorer.funcs})
         replaced = passed.described()
@@ -258,12 +281,13 @@ class GRPOTrainer:
             self.programs.scorer, self.programs.updater, self.programs.rollout_rows,
             self.programs.update_rows, cfg, self._run.passes,
         )  # fmt: skip
+        self._acting = make_acting(self.sampler, self._environments, self.tokenizer, cfg)
         self._step_metrics = StepMetrics(
             cfg, self.sampler, self._learner, self.programs.compiler.num_shapes, rate
         )
         self._evaluator = Evaluator(
             self.sampler, self.tokenizer, self.heldout, scorer,
-            max_prompt_length=cfg.max_prompt_length,
+            max_prompt_length=cfg.max_prompt_length, acting=self._acting,
         )  # fmt: skip
         self._evaluations = TrainingEvaluations(cfg, self._evaluator)
         vocab_size = self._run.model.vocab_size
@@ -277,7 +301,9 @@ class GRPOTrainer:
         if is_loaded and will_train(cfg, self._facts(cfg)):
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
-            self.programs.compiler.start(itertools.islice(self._in_order_of_use(), 1))
+            self.programs.compiler.start(
+                sampling_programs(self._run, self.programs, self._prompt_widths()[0])
+            )
         devices = f"{self.mesh.size} device{'s' if self.mesh.size > 1 else ''}"
         loading = self._stages.lasting(f"loading the model onto {devices}")
         with self._stages.silent_after_errors(), loading:
@@ -285,8 +311,9 @@ class GRPOTrainer:
         self._base_model = self._run.base_model
         self._run = self._run.without_passed_model()
         self.rollouts = RolloutCollector(
-            self.sampler, self.prompts, self.tokenizer, self.rewards, cfg, self.mesh, without_token
-        )
+            self._acting or self.sampler, self.prompts, self.tokenizer, self.rewards, cfg,
+            self.mesh, without_token,
+        )  # fmt: skip
 
     def _check_problems(self, scorer: Grader) -> None:
         """Raises `UserError` where the problems lack what the reward functions need of them."""
@@ -295,9 +322,11 @@ class GRPOTrainer:
         if any(func in built_in for func in funcs.values()):
             gsm8k.check_answers(problems)
             scorer.check_answers(self.heldout.prompts)
-        check_signatures(funcs, problems[0].columns)
+        self._environments.check_columns(problems[0].columns)
+        passed = [ENVIRONMENTS] * bool(self._environments.kinds)
+        check_signatures(funcs, [*problems[0].columns, *passed])
         self._notes += (note_on_unpassed(funcs, problems[0].columns),)
-        scorer.check_signatures(self.heldout.prompts[0].columns)
+        scorer.check_signatures([*self.heldout.prompts[0].columns, *passed])
 
     @explains_lost_hosts
     @explains_out_of_memory
@@ -329,7 +358,7 @@ class GRPOTrainer:
             continued = again or (found is not None and found.folder == checkpoints.folder)
             folder = RunFolder(checkpoints.folder.parent)
             raise_on_all_hosts(lambda: folder.check_start(continued=continued))
-            with self.rewards:
+            with self.rewards, self._acting or contextlib.nullcontext():
                 if (self.state.step if found is None else found.steps[0]) < cfg.steps:
                     with self._stages.lasting("trying the reward functions on one completion"):
                         raise_on_all_hosts(self._try_rewards)
@@ -383,7 +412,8 @@ class GRPOTrainer:
             self._stages, self._watchdog.progress,
         )  # fmt: skip
         if not events.ends:
-            self.programs.compiler.start(self._in_order_of_use(self.state.next_batch))
+            widths = self._prompt_widths(self.state.next_batch)
+            self.programs.compiler.start(in_order_of_use(self._run, self.programs, widths))
         events.begin()
         clock, compiled = StepClock(self._note_progress), CompilationCounter()
         memory = MemoryGauge(self.mesh.local_devices)
@@ -421,7 +451,7 @@ class GRPOTrainer:
             if record.wants_completions(self.state.step):
                 record.completions(
                     completion_columns(
-                        self.state.step, kept.prompts, kept.texts, kept.groups, kept.rewards,
+                        self.state.step, kept.prompts, kept.shown_texts, kept.groups, kept.rewards,
                         advantages,
                     ),
                     token_columns(kept.groups, self.tokenizer),
@@ -450,7 +480,8 @@ class GRPOTrainer:
         step = self.state.step
         when = f"after {step:,} step{'s' if step > 1 else ''}" if step else "before training"
         doing = f"evaluating on {len(self.heldout):,} problems {when}"
-        with self._stages.lasting(doing), self._watchdog:
+        acting = self._acting or contextlib.nullcontext()
+        with self._stages.lasting(doing), self._watchdog, acting:
             evaluation = self._evaluator.evaluate(
                 self.state.model, step, draws,
                 on_progress=self._watchdog.progress,
@@ -482,20 +513,21 @@ class GRPOTrainer:
 
         Raises `UserError` for a prompt that has more than `max_prompt_length` tokens.
         """
-        tokens = encode_prompts(
+        problems, tokens = encode_prompts(
             prompts, self.cfg, self.tokenizer, self.state.model.config,
             like=self.prompts.data.prompts[0],
         )  # fmt: skip
         if not tokens:
             return []
-        with self._watchdog:
-            self.sampler.set_weights(self.state.model, self.state.step)
-            groups = completed(
-                self.sampler, tokens, Draws(float(temperature)),
+        with self._watchdog, self._acting or contextlib.nullcontext():
+            sampler = self._acting or self.sampler
+            sampler.set_weights(self.state.model, self.state.step)
+            parts = completed(
+                sampler, problems, tokens, Draws(float(temperature)),
                 batch_size=evaluation_rows(len(tokens), 1, self.mesh.size),
                 max_prompt_length=self.cfg.max_prompt_length, track=_TRACK,
             )  # fmt: skip
-            ids = [group[0].ids.tolist() for part in groups for group in part]
+            ids = [group[0].ids.tolist() for part in parts for group in part.groups]
             return self.tokenizer.decode_completions(ids)
 
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
@@ -635,19 +667,20 @@ class GRPOTrainer:
             raise
         self._watchdog.progress("reading the checkpoint")
 
-    def _in_order_of_use(
-        self, next_batch: int = 0
-    ) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
-        """Returns the programs of steps, for `Compiler.start`."""
+    def _prompt_widths(self, next_batch: int = 0) -> list[int]:
+        """Returns the widths of prompts, first that of the next batch."""
         width = self.prompts.width(self.prompts.indices(next_batch))
-        widths = sorted(self.prompts.widths, key=lambda x: x != width)
-        return in_order_of_use(self._run, self.programs, widths)
+        return sorted(self.prompts.widths, key=lambda x: x != width)
 
     def _try_rewards(self) -> None:
         """Calls the reward functions once, on a completion of the first problem."""
         text = "The answer is 42."
         ids = self.tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
-        self.rewards.try_out(self.prompts.data.prompts[0], text, ids)
+        problem, acted = self.prompts.data.prompts[0], None
+        if self._acting is not None:
+            messages = [{"role": "assistant", "content": text}]
+            acted = Acted([messages], [self._acting.trial(problem)], [False])
+        self.rewards.try_out(problem, text, ids, acted)
 
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:

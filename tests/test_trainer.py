@@ -225,7 +225,7 @@ class Calls:
             each.completed(np.full(16, each.address.prompt + 3, np.int32)) for each in trajectories
         ]
         counts = SamplingCounts(16, 16 * 32, 16.0 * 32)
-        return types.SimpleNamespace(result=lambda: Sampled(done, counts))
+        return types.SimpleNamespace(result=lambda: Sampled(done, counts), release=lambda: None)
 
     def _score(
         self, model: Any, rows: Any, routes: Any = None, *, is_reference: bool = False

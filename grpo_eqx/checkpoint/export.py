@@ -153,9 +153,10 @@ def _load_step(
         named = model_folder(name)
         config = read_config(named / "config.json")
         template = facts.config.get("chat_template")
+        variables = facts.config.get("chat_template_kwargs", ())
         if model is not None and template != PLAIN:  # the folder has the one to write
-            template = None
-        tokenizer = tokenizer_in(named, facts.config["system_prompt"], template)
+            template, variables = None, ()
+        tokenizer = tokenizer_in(named, facts.config["system_prompt"], template, variables)
     except UserError as error:
         raise UserError(f"the checkpoint {str(path)!r} needs its model: {error} {fix}") from error
     tokenizer.check_belongs_to(config.vocab_size)

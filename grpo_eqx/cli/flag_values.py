@@ -55,7 +55,7 @@ def is_of_setting(kind: Any) -> bool:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     plain = bool, int, float, str, Path, NoneType
-    return kind in plain or get_origin(kind) in (Literal, tuple)
+    return kind in plain or get_origin(kind) in (Literal, tuple, Mapping)
 
 
 def _parts(kind: Any) -> tuple[Any, ...]:
@@ -82,16 +82,19 @@ def refuse_assignments(arguments: Sequence[str], known: Collection[str]) -> None
     - `arguments`: the command line.
     - `known`: names of flags, without dashes.
     """
-    answers = []
+    answers, flag = list[str](), ""
     for before, argument in itertools.pairwise(["", *arguments]):
+        flag = argument if argument.startswith("--") else flag
         match = _ASSIGNMENT.fullmatch(argument)
         if match is None or (before.startswith("--") and "=" not in before):
             continue
+        if flag.replace("_", "-") == "--chat-template-kwargs":  # which takes assignments
+            continue
         name, value = match.groups()
-        flag = name.rpartition(".")[2].replace("_", "-")
+        meant = name.rpartition(".")[2].replace("_", "-")
         answer = advice(name) or "flags start with --"
-        if flag in known:
-            answer = f"write --{flag} {value}"
+        if meant in known:
+            answer = f"write --{meant} {value}"
         answers.append(f"{argument!r} is not a flag: {answer}.")
     if answers:
         raise UserError(" ".join(answers))

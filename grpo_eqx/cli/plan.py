@@ -44,6 +44,12 @@ class _PlanFlags(Subcommand, abc.ABC):
     expected_completion_length: PositiveInt | None = None
     """Tokens of a completion, on average, that times and costs are for. None:
     max_completion_length, as if none ended earlier."""
+    expected_turns: PositiveInt = 1
+    """Turns of a completion, on average. Above 1, as in runs whose completions call tools, the plan
+    is of the programs that sample turns."""
+    expected_observation_length: PositiveInt | None = None
+    """Tokens that the model reads between two turns, on average, such as the answers of tools. They
+    count among the tokens of a completion. Needs expected_turns above 1."""
     price_per_device_hour: PositiveFloat | None = None
     """Price of a TPU chip or GPU for an hour. Plans then have the cost of 1,000 steps."""
     json: Path | None = None
@@ -102,14 +108,18 @@ class Plan(ConfigFlags, _PlanFlags):
     def _plans(self, cfg: GRPOConfig) -> "tuple[dict[str, PlanOfRun], dict[str, UserError]]":
         """Returns the plans by name, and the errors of plans that cannot be made."""
         from grpo_eqx.planner.comparison import Variant, variants
-        from grpo_eqx.planner.plan import check_expected_length
+        from grpo_eqx.planner.plan import Asked
         from grpo_eqx.planner.planning_process import ask
 
-        expected = self.expected_completion_length
+        numbers = Asked(
+            self.expected_completion_length, self.expected_turns, self.expected_observation_length,
+            self.price_per_device_hour,
+        )  # fmt: skip
+        numbers.check_turns()
         if self.search != "max_completion_length":
             longest = cfg.resolved().max_completion_length
             assert longest is not None  # resolved
-            check_expected_length(expected, longest)
+            numbers.check_lengths(longest)
         plans: dict[str, PlanOfRun] = {}
         refused: dict[str, UserError] = {}
         alone = self.compare is None
@@ -121,14 +131,15 @@ class Plan(ConfigFlags, _PlanFlags):
             def plan_of(each: Variant) -> "PlanOfRun":
                 changed = dataclasses.replace(cfg, **each.changes)
                 return ask(
-                    changed, each.topology, say, self.search, help_if_not=alone, evaluates=alone
-                )
+                    changed, each.topology, say, self.search,
+                    acts=self.expected_turns > 1, help_if_not=alone, evaluates=alone,
+                )  # fmt: skip
 
             # Each plan runs in its own process, whose compiler hardly uses a second core.
             planned = {name: pool.submit(plan_of, each) for name, each in asked.items()}
             for name, plan in planned.items():
                 try:
-                    plans[name] = plan.result().asked(expected, self.price_per_device_hour)
+                    plans[name] = plan.result().for_asked(numbers)
                 except UserError as error:
                     refused[name] = error
         return plans, refused

@@ -60,6 +60,22 @@ class PromptSource(abc.ABC):
 
 
 @dataclasses.dataclass(eq=False)
+class Seeds(PromptSource):
+    """Problems without a text, numbered in a column `seed`: environments make their prompts."""
+
+    count: int = 10_000
+    name: str = "seeds of the environment"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < self.count:
+            raise IndexError(index)
+        return Prompt("", {"seed": index})
+
+
+@dataclasses.dataclass(eq=False)
 class Part(PromptSource):
     """Consecutive problems of a source."""
 

@@ -1,6 +1,7 @@
 """The inputs of a run besides weights: tokenizer and problems, read and checked."""
 
 import copy
+import json
 import os
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -16,7 +17,7 @@ from grpo_eqx.data.load import Data, load_data
 from grpo_eqx.data.prompts import Prompt, PromptSource, quoted
 from grpo_eqx.data.records import GivenPrompt, as_prompts
 from grpo_eqx.data.token_files import TokenFiles
-from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.tokenizer import ChatTokenizer, Tools
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.hub import HubName, commit, downloaded
 from grpo_eqx.models.pretrained import model_folder
@@ -90,6 +91,7 @@ def load_inputs(
     *,
     model_passed: bool = False,
     moment: datetime,
+    tools: Tools | None = None,
 ) -> Inputs:
     """Reads the tokenizer and the problems that the config names, unless they are passed.
 
@@ -99,6 +101,7 @@ def load_inputs(
     - `tokenizer`, `train_data`, `eval_data`: objects passed to the trainer.
     - `model_passed`: whether a model was passed to the trainer.
     - `moment`: the time, for chat templates that ask for it.
+    - `tools`: schemas of functions that the model can call, by the environment of a problem.
     """
     train, heldout = load_data(
         cfg.data if train_data is None else train_data,
@@ -111,7 +114,8 @@ def load_inputs(
             f"chat_template is {cfg.chat_template!r}, and the problems of {train} are texts "
             f"that the model continues as they are: it would do nothing; leave it unset."
         )
-    tokenizer = _tokenizer_for(sources, cfg, tokenizer, model_passed=model_passed).at(moment)
+    tokenizer = _tokenizer_for(sources, cfg, tokenizer, model_passed=model_passed)
+    tokenizer = tokenizer.at(moment).with_tools(tools or {})
     inputs = Inputs(
         tokenizer,
         _tokenize(cfg, train, len(train), tokenizer),
@@ -139,8 +143,8 @@ def encode_prompts(
     tokenizer: ChatTokenizer,
     model: ModelConfig,
     like: Prompt,
-) -> list[list[int]]:
-    """Tokenizes prompts like the run's problems.
+) -> tuple[list[Prompt], list[list[int]]]:
+    """Tokenizes prompts like the run's problems, and returns both.
 
     **Arguments:**
 
@@ -168,7 +172,7 @@ def encode_prompts(
             )
         tokenizer.check_ids(ids, model.vocab_size, prompt)
         check_positions(cfg, model, prompt, len(ids))
-    return tokens
+    return messages, tokens
 
 
 def _tokenizer_for(
@@ -245,34 +249,70 @@ def _problem(source: PromptSource, index: int) -> Prompt:
 def _chat_tokenizer(cfg: GRPOConfig, given: ChatTokenizer | Any | None) -> ChatTokenizer:
     """Returns the given tokenizer, or else the tokenizer of the config's model."""
     if isinstance(given, ChatTokenizer):
-        for name in ("system_prompt", "chat_template"):
-            if getattr(cfg, name) is not None:
+        for name in ("system_prompt", "chat_template", "chat_template_kwargs"):
+            if getattr(cfg, name):
                 raise UserError(
                     f"{name} is set, and a ChatTokenizer was passed, which brings its own: leave "
                     f"it unset, or pass the tokenizer of transformers."
                 )
         return given
     if given is None:
-        return tokenizer_in(model_folder(cfg.model), cfg.system_prompt, cfg.chat_template)
+        return tokenizer_in(
+            model_folder(cfg.model), cfg.system_prompt, cfg.chat_template,
+            tuple(cfg.chat_template_kwargs),
+        )  # fmt: skip
     chat = ChatTokenizer(
         copy.copy(given), system_prompt=cfg.system_prompt, plain=cfg.chat_template == PLAIN
     )
-    return _with_template(chat, cfg.chat_template)
+    return _with_template(chat, cfg.chat_template, tuple(cfg.chat_template_kwargs))
 
 
 def tokenizer_in(
-    folder: Path, system_prompt: str | None, chat_template: str | None
+    folder: Path,
+    system_prompt: str | None,
+    chat_template: str | None,
+    chat_template_kwargs: Sequence[str] = (),
 ) -> ChatTokenizer:
     """Returns the tokenizer in a model's folder, changed by the settings of these names."""
     plain = chat_template == PLAIN
     chat = ChatTokenizer.from_pretrained(folder, system_prompt, plain=plain)
-    return _with_template(chat, chat_template)
+    return _with_template(chat, chat_template, chat_template_kwargs)
 
 
-def _with_template(chat: ChatTokenizer, chat_template: str | None) -> ChatTokenizer:
+def _with_template(
+    chat: ChatTokenizer, chat_template: str | None, variables: Sequence[str]
+) -> ChatTokenizer:
+    """Gives a tokenizer the template that settings name, with variables set at its start.
+
+    The template that is saved with a model then has them, too.
+    """
     if chat_template not in (None, PLAIN):
         chat.tokenizer.chat_template = _read_template(str(chat_template))
+    if variables:
+        if not isinstance(chat.tokenizer.chat_template, str) or chat.plain:
+            raise UserError(
+                "chat_template_kwargs is set, and there is no single chat template: it would do "
+                "nothing; leave it out, or set chat_template to a file."
+            )
+        start = "".join(map(_assignment, variables))
+        chat.tokenizer.chat_template = start + chat.tokenizer.chat_template
     return chat
+
+
+def _assignment(variable: str) -> str:
+    """Returns the statement of a template that sets a variable, unless its caller does."""
+    name, _, text = variable.partition("=")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not name.isidentifier() or value is None:
+        raise UserError(
+            f"chat_template_kwargs has {variable!r}: write NAME=VALUE with a value in JSON, as in "
+            f"enable_thinking=false."
+        )
+    # A default, which whoever renders with the saved template can replace.
+    return f"{{% if {name} is not defined %}}{{% set {name} = {json.dumps(value)} %}}{{% endif %}}"
 
 
 def _read_template(path: str) -> str:

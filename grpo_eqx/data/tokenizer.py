@@ -4,18 +4,23 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from grpo_eqx.common.errors import UserError, listed
+from grpo_eqx.common.plain_data import brief
 from grpo_eqx.data.chat_template import ChatTemplate
 from grpo_eqx.data.prompts import Prompt, quoted
 from grpo_eqx.data.special_tokens import TAGS, SpecialTokens, opened_at_end
 from grpo_eqx.data.token_files import GENERATION_CONFIG, TokenFiles, check_same_ids
 from grpo_eqx.data.token_texts import TokenTexts
 
+ENVIRONMENT = "environment"
+"""Column of the data that names a problem's environment, where there are several."""
+Tools = Mapping[str | None, Sequence[Mapping[str, Any]]]
+"""Schemas of functions that the model can call, by the environment of a problem; `None`: any."""
 _SMALLEST_SHARE = 0.8
 """Least share of a model's vocabulary that its tokenizer has; the rest is padding."""
 
@@ -60,6 +65,7 @@ class ChatTokenizer:
         self.tokenizer = tokenizer
         self._ends = _union(eos_ids, () if own is None else (own,))
         self.system_prompt = system_prompt
+        self.tools: Tools = {}
         self.template = ChatTemplate(tokenizer, system_prompt, datetime.now())
         # The contents of the model's generation_config.json, to be saved with the model again.
         self.generation_config: dict[str, Any] = {}
@@ -134,6 +140,28 @@ class ChatTokenizer:
         other.template = ChatTemplate(self.tokenizer, self.system_prompt, moment)
         return other
 
+    def with_tools(self, tools: Tools) -> "ChatTokenizer":
+        """Returns the tokenizer whose prompts describe tools."""
+        other = copy.copy(self)
+        other.tools = tools
+        return other
+
+    def tools_of(self, prompt: Prompt) -> Sequence[Mapping[str, Any]]:
+        """Returns the schemas of the functions that the model can call for a prompt.
+
+        Raises `UserError` for the name of an unknown environment.
+        """
+        if not self.tools:
+            return ()
+        name = None if None in self.tools else prompt.columns.get(ENVIRONMENT)
+        if not isinstance(name, str | None) or name not in self.tools:
+            raise UserError(
+                f"the column {ENVIRONMENT} of a problem is {brief(name)}: use "
+                f"{listed([str(known) for known in self.tools], 'or')}, the names in "
+                f"environment_factory."
+            )
+        return self.tools[name]
+
     def check_belongs_to(self, vocab_size: int) -> None:
         """Raises `UserError` if this cannot be the tokenizer of a model with `vocab_size` rows.
 
@@ -183,7 +211,10 @@ class ChatTokenizer:
             )
 
     def fingerprint(self) -> str:
-        """Returns a short hash, equal for tokenizers that read and write the same tokens."""
+        """Returns a short hash, equal for tokenizers that read and write the same tokens.
+
+        Tools show in the tokens of problems.
+        """
         backend = self.tokenizer.backend_tokenizer.to_str() if self.tokenizer.is_fast else ""
         vocabulary = sorted(self.tokenizer.get_vocab().items())
         ends = self.eos_ids, self.pad_id, self.system_prompt
@@ -207,6 +238,12 @@ class ChatTokenizer:
         content = prompt.content
         if isinstance(content, str):
             if self._is_plain(prompt):
+                if self.tools:
+                    raise UserError(
+                        "tools or environments are passed, and the problems are texts that the "
+                        "model continues as they are: give a question or messages, which a chat "
+                        "template renders."
+                    )
                 if self.system_prompt is not None:
                     raise UserError(
                         "system_prompt is set, and the problems are texts that the model continues "
@@ -225,7 +262,7 @@ class ChatTokenizer:
                 "chat_template to a file with one, or to none for texts that the model continues "
                 "as they are."
             )
-        return self.template.render(content)
+        return self.template.render(content, tools=self.tools_of(prompt))
 
     def _is_plain(self, prompt: Prompt) -> bool:
         return self.plain or prompt.plain

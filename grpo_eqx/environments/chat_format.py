@@ -136,6 +136,7 @@ _FORMATS = (
 _USER: Message = {"role": "user", "content": "dummy"}
 _NAME = "probe_name"
 _ANSWER: Message = {"role": "tool", "name": _NAME, "content": "probe_answer"}
+_THOUGHTFUL = "<think>\nprobe_thought\n</think>\n\nprobe_content"
 _PROBE = {"probe_text": "a probe", "probe_number": 7}
 _PROBE_SCHEMA: Schema = {
     "type": "function",
@@ -169,11 +170,23 @@ class Parsed(NamedTuple):
 class ChatFormat:
     """The format of a tokenizer's chat template."""
 
-    def __init__(self, tokenizer: ChatTokenizer):
-        """Raises `UserError` for a template in which dialogues with tools cannot be written."""
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: ChatTokenizer, *, has_tools: bool = True):
+        """**Arguments:**
+
+        - `tokenizer`: the tokenizer.
+        - `has_tools`: whether the model calls tools; otherwise turns are texts, which messages of
+          the user answer.
+
+        Raises `UserError` for a template in which the dialogues cannot be written.
+        """
+        self.tokenizer, self._response = tokenizer, None
+        self._content = ""
+        """Content of made-up turns."""
+        if not has_tools:
+            self._check_prefix({"role": "assistant"}, {"role": "user", "content": "probe_answer"})
+            return
         self._check_tools()
-        self._check_prefix()
+        self._check_prefix(_turn(_NAME, _PROBE), _ANSWER)
         own = getattr(tokenizer.tokenizer, "response_template", None)
         self._response = self._found() if own is None else own
 
@@ -188,9 +201,10 @@ class ChatFormat:
         - `messages`: the answers, of role `tool` or `user`.
         """
         first = messages[0]
-        turn: Message = {"role": "assistant", "content": ""}
+        turn: Message = {"role": "assistant"}
         if first["role"] == "tool":
             turn = _turn(first["name"], {})
+        turn["content"] = self._content
         before = self._ids([_USER, turn], opens=False)
         whole = self._ids([_USER, turn, *messages], opens=True)
         start, ends = len(self._ids([_USER], opens=False)), set(self.tokenizer.eos_ids)
@@ -213,6 +227,8 @@ class ChatFormat:
         - `tools`: schemas of the tools, which give arguments their types.
         """
         tokenizer = self.tokenizer.tokenizer
+        if self._response is None:
+            return Parsed({"role": "assistant", "content": self._text(ids)})
         if not ids:
             return Parsed({"role": "assistant", "content": ""})
         try:
@@ -256,13 +272,16 @@ class ChatFormat:
                     f"tools, or set chat_template to a file with a template that renders them."
                 )
 
-    def _check_prefix(self) -> None:
+    def _check_prefix(self, turn: Message, answer: Message) -> None:
         """Raises `UserError` for a template that renders a turn otherwise once others follow it."""
-        self.suffix_ids([_ANSWER])
-        thought = "<think>\nprobe_thought\n</think>\n\nprobe_content"
-        turn = {**_turn(_NAME, _PROBE), "content": thought}
+        turn = {**turn, "content": _THOUGHTFUL}
+        try:
+            self.suffix_ids([answer])
+        except UserError:  # Qwen 3 keeps a turn's thought, but an empty one only at the end
+            self._content = _THOUGHTFUL
+            self.suffix_ids([answer])
         alone = self.tokenizer.template.render([_USER, turn], opens=False)
-        followed = self.tokenizer.template.render([_USER, turn, _ANSWER], opens=False)
+        followed = self.tokenizer.template.render([_USER, turn, answer], opens=False)
         if "probe_thought" in alone and "probe_thought" not in followed:
             raise UserError(_REWRITES)
 

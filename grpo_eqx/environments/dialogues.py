@@ -4,18 +4,24 @@ import concurrent.futures
 import dataclasses
 import inspect
 import json
+import math
+import numbers
 import queue
-from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
-from grpo_eqx.common.errors import RunError, first_line
+from grpo_eqx.common.errors import RunError, class_name, first_line
 from grpo_eqx.common.event_loop import GRACE
+from grpo_eqx.common.plain_data import brief
+from grpo_eqx.data.acted import ToolCounts
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.distributed.exchange import gather_bytes, raise_on_all_hosts
-from grpo_eqx.environments.calls import Call, Calls, Outcome
+from grpo_eqx.environments.calls import Call, Calls, Outcome, StillRunsError
 from grpo_eqx.environments.chat_format import ChatFormat, Message
+from grpo_eqx.environments.environment import Step
 from grpo_eqx.environments.tools import Tool
 from grpo_eqx.generation.sampler import Responder
+from grpo_eqx.settings.config import GRPOConfig
 
 _BETWEEN_EXCHANGES = 0.05
 """Seconds that a process waits for a reply of its own before it asks the others for theirs."""
@@ -36,14 +42,27 @@ class ToolLimits:
     failures: Literal["answer", "stop"] = "answer"
     """Whether the model is told what a call raised, or the run stops."""
 
+    @classmethod
+    def of(cls, cfg: GRPOConfig) -> "ToolLimits":
+        """Returns the limits of a config."""
+        return cls(
+            timeout=cfg.tool_timeout,
+            max_iterations=cfg.max_tool_calling_iterations,
+            max_response_length=cfg.max_tool_response_length,
+            truncate_side=cfg.tool_response_truncate_side,
+            failures=cfg.tool_failures,
+        )
+
 
 @dataclasses.dataclass
 class Dialogue:
-    """A completion with the tools that it can call."""
+    """A completion with the tools or the environment that answer it."""
 
-    tools: Mapping[str, Tool]
-    is_stateful: bool = False
-    """Whether the calls of a turn run one after the other, as they change one environment."""
+    tools: Mapping[str, Tool] = dataclasses.field(default_factory=dict)
+    environment: Any = None
+    """The completion's own environment, whose calls run one after the other, or `None`."""
+    takes_turns: bool = False
+    """Whether the environment's `step` takes each turn; otherwise calls in turns are answered."""
     messages: list[Message] = dataclasses.field(default_factory=list)
     """Messages of the completion, the model's and the answers."""
     num_read: int = 0
@@ -54,6 +73,8 @@ class Dialogue:
     num_failures: int = 0
     seconds: float = 0.0
     """Seconds of all calls."""
+    is_lost: bool = False
+    """Whether the environment failed, so that the completion cannot be rewarded."""
 
     def finish(self, trajectory: Trajectory, chat: ChatFormat) -> None:
         """Completes the messages from what was sampled in the end.
@@ -75,6 +96,24 @@ class Dialogue:
         self.num_read = len(trajectory)
         return parsed.calls
 
+    @property
+    def counts(self) -> ToolCounts:
+        """Calls of the completion."""
+        return ToolCounts(
+            1, self.num_turns, self.num_calls, self.num_failures, int(self.is_lost), self.seconds
+        )
+
+    def calls_of(self, asked: Sequence[Message]) -> list[Call]:
+        """Returns the calls that answer a turn.
+
+        **Arguments:**
+
+        - `asked`: the calls that the model wrote.
+        """
+        if self.takes_turns:
+            return [Call(self.environment.step, {"text": self.messages[-1]["content"]})]
+        return [_call(each, self.tools.get(each["name"]), self.is_lost) for each in asked]
+
 
 class Dialogues(Responder):
     """The dialogues of a batch. Each process runs the calls of its own completions."""
@@ -82,6 +121,7 @@ class Dialogues(Responder):
     def __init__(
         self,
         dialogues: Mapping[int, Dialogue],
+        silent: Collection[int],
         chat: ChatFormat,
         calls: Calls,
         limits: ToolLimits,
@@ -90,18 +130,22 @@ class Dialogues(Responder):
         """**Arguments:**
 
         - `dialogues`: those of this process, by the number of their trajectory.
+        - `silent`: numbers of this process's trajectories that nothing answers.
         - `chat`: format of the turns.
         - `calls`: runs the calls.
         - `limits`: the limits.
         - `num_processes`: number of processes of the run.
         """
-        self.dialogues, self._chat, self._calls, self._limits = dialogues, chat, calls, limits
+        self.dialogues, self._silent, self._chat = dialogues, silent, chat
+        self._calls, self._limits = calls, limits
         self._num_processes = num_processes
         self._most_calls = 1
         self._ready: queue.SimpleQueue[tuple[int, _Turn | BaseException | None]]
         self._ready = queue.SimpleQueue()
 
     def take(self, number: int, trajectory: Trajectory) -> None:
+        if number in self._silent:
+            self._ready.put((number, None))
         if (dialogue := self.dialogues.get(number)) is None:
             return  # of another process
         try:
@@ -109,21 +153,21 @@ class Dialogues(Responder):
         except Exception as error:  # for all processes to raise
             self._ready.put((number, error))
 
-    def _start(self, number: int, dialogue: Dialogue, calls: Sequence[Message]) -> None:
+    def _start(self, number: int, dialogue: Dialogue, asked: Sequence[Message]) -> None:
         """Starts the calls of a turn; their answers become ready."""
-        most = self._limits.max_iterations
+        most, calls = self._limits.max_iterations, dialogue.calls_of(asked)
         if not calls or (most is not None and dialogue.num_turns >= most):
             self._ready.put((number, None))
             return
         dialogue.num_turns += 1
         dialogue.num_calls += len(calls)
         self._most_calls = max(self._most_calls, len(calls))
-        run = self._calls.in_order if dialogue.is_stateful else self._calls.together
-        running = run([_call(call, dialogue.tools.get(call["name"])) for call in calls])
+        is_shared = dialogue.environment is None
+        running = (self._calls.together if is_shared else self._calls.in_order)(calls)
 
         def note(done: concurrent.futures.Future[list[Outcome]]) -> None:
             try:
-                self._ready.put((number, _Turn(calls, done.result())))
+                self._ready.put((number, _Turn(asked, done.result())))
             except BaseException as error:
                 self._ready.put((number, error))
 
@@ -161,7 +205,7 @@ class Dialogues(Responder):
         for number, turn in found:
             if isinstance(turn, BaseException):
                 raise turn
-            reply = None if turn is None else self._answered(self.dialogues[number], turn)
+            reply = None if turn is None else self._reply(self.dialogues[number], turn)
             replies.append((number, reply))
         return replies
 
@@ -170,33 +214,60 @@ class Dialogues(Responder):
         timeout = self._limits.timeout
         return None if timeout is None else timeout * self._most_calls + GRACE
 
-    def _answered(self, dialogue: Dialogue, turn: "_Turn") -> list[int]:
+    def _reply(self, dialogue: Dialogue, turn: "_Turn") -> list[int] | None:
         """Adds the answers to a dialogue, and returns them as the model reads them."""
-        answers: list[Message] = []
-        for call, outcome in zip(turn.calls, turn.outcomes, strict=True):
+        for outcome in turn.outcomes:
             dialogue.seconds += outcome.seconds
+            if dialogue.environment is not None and isinstance(outcome.error, StillRunsError):
+                dialogue.is_lost = True
+        answers = (
+            self._observed(dialogue, turn) if dialogue.takes_turns else self._told(dialogue, turn)
+        )
+        if not answers:
+            return None
+        ids = self._chat.suffix_ids(answers)
+        dialogue.messages += answers
+        dialogue.num_read += len(ids)
+        return ids
+
+    def _told(self, dialogue: Dialogue, turn: "_Turn") -> list[Message]:
+        """Returns the answers of tools; an error is an answer, too."""
+        answers: list[Message] = []
+        for call, outcome in zip(turn.asked, turn.outcomes, strict=True):
             content, error = "", outcome.error
             try:
                 content = _text(outcome.result)
             except Exception as failed:  # such as of an integer that is too long for Python
                 error = failed
             if error is not None:
-                dialogue.num_failures += 1
+                self._count_failure(dialogue, f"tool {call['name']}", error)
                 content = str({"error": str(error)})
-            if (
-                error is not None
-                and self._limits.failures == "stop"
-                and not isinstance(error, _MistakeError)
-            ):
-                raise RunError(
-                    f"tool {call['name']} raised {type(error).__name__} ({first_line(error)}): fix "
-                    f"it, or set tool_failures to answer, which tells the model."
-                ) from error
             answers.append({"role": "tool", "name": call["name"], "content": self._cut(content)})
-        ids = self._chat.suffix_ids(answers)
-        dialogue.messages += answers
-        dialogue.num_read += len(ids)
-        return ids
+        return answers
+
+    def _observed(self, dialogue: Dialogue, turn: "_Turn") -> list[Message]:
+        """Returns what an environment shows after a turn; nothing if the completion ends."""
+        (outcome,) = turn.outcomes
+        step, error = outcome.result, outcome.error
+        if error is None and not _is_step(step):
+            error = TypeError(f"{brief(step)} is no Step: return Step(observation, reward, done)")
+        if error is not None:
+            dialogue.is_lost = True
+            self._count_failure(dialogue, f"step of {class_name(dialogue.environment)}", error)
+            return []
+        dialogue.environment.total_reward += step.reward
+        if step.done:
+            return []
+        return [{"role": "user", "content": self._cut(step.observation)}]
+
+    def _count_failure(self, dialogue: Dialogue, caller: str, error: BaseException) -> None:
+        """Counts a call that failed; raises `RunError` where failures stop the run."""
+        dialogue.num_failures += 1
+        if self._limits.failures == "stop" and not isinstance(error, _MistakeError):
+            raise RunError(
+                f"{caller} raised {type(error).__name__} ({first_line(error)}): fix it, or set "
+                f"tool_failures to answer, which goes on without it."
+            ) from error
 
     def _cut(self, content: str) -> str:
         """Cuts an answer to the limit of its tokens; it has text that can be encoded."""
@@ -231,7 +302,8 @@ def _is_text_block(block: object) -> bool:
 class _Turn(NamedTuple):
     """Calls that have ended."""
 
-    calls: Sequence[Message]
+    asked: Sequence[Message]
+    """The calls as the model wrote them."""
     outcomes: Sequence[Outcome]
 
 
@@ -239,12 +311,31 @@ class _MistakeError(ValueError):
     """A call of the model that no function can answer."""
 
 
-def _call(call: Message, tool: Tool | None) -> Call:
-    """Returns the call of a tool; of one that the model calls wrongly, one that says so."""
+def _is_step(value: object) -> bool:
+    """Returns whether `step` returned what it should: a text, unless the completion ends."""
+    return (
+        isinstance(value, Step)
+        and isinstance(value.reward, numbers.Real)
+        and math.isfinite(value.reward)
+        and (bool(value.done) or isinstance(value.observation, str))
+    )
+
+
+def _call(call: Message, tool: Tool | None, is_busy: bool) -> Call:
+    """Returns the call of a tool; of one that the model calls wrongly, one that says so.
+
+    **Arguments:**
+
+    - `call`: name and arguments.
+    - `tool`: the tool of that name, if there is one.
+    - `is_busy`: whether an earlier call may still run in the environment.
+    """
 
     def mistaken(text: str) -> None:
         raise _MistakeError(text)
 
+    if is_busy:
+        return Call(mistaken, {"text": "an earlier call still runs"})
     if tool is None:
         return Call(mistaken, {"text": f"Tool {call['name']} not found."})
     try:

@@ -1,18 +1,17 @@
-"""Environments: their classes, as TRL's `environment_factory` takes them, and their instances."""
+"""Environments of a run: classes, as TRL's `environment_factory` takes them, and instances."""
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from grpo_eqx.common.errors import UserError, class_name, listed
 from grpo_eqx.common.plain_data import brief
-from grpo_eqx.common.process_state import warn
+from grpo_eqx.data.tokenizer import ENVIRONMENT, Tools
 from grpo_eqx.environments.calls import Call, Calls
-from grpo_eqx.environments.tools import Tool, check_names, methods_as_tools
+from grpo_eqx.environments.environment import Environment
+from grpo_eqx.environments.tools import Schema, Tool, check_names, make_tools, methods_as_tools
+from grpo_eqx.rewards import RewardFunc
 
-COLUMN = "environment"
-"""Column of the data that names a row's environment, where there are several."""
 _NOT_TOOLS = "reset", "get_reward", "close"
 
 Factory = Callable[[], Any]
@@ -32,9 +31,13 @@ class EnvironmentKind:
         Raises `UserError` for what cannot be an environment.
         """
         self._factory, self._shared = factory, list(tools)
+        self.made: list[Any] = []
+        """All instances, but for lost ones."""
         first = self._made()
         self._free = [first]
         self.cls = type(first)
+        self.takes_turns = isinstance(first, Environment)
+        """Whether its `step` takes whole turns; otherwise its methods are tools."""
         self.has_reward = callable(getattr(self.cls, "get_reward", None))
         reset = getattr(self.cls, "reset", None)
         if not callable(reset):
@@ -42,11 +45,25 @@ class EnvironmentKind:
                 f"environment {self.cls.__name__} has no method reset: define one, which takes the "
                 f"columns of a row, as in def reset(self, **row)."
             )
-        check_names(self.tools_of(first))
+        if self.takes_turns and tools:
+            raise UserError(
+                f"environment {self.cls.__name__} takes whole turns by step, and tools are passed: "
+                f"pass no tools, or define a class whose methods are tools, which is no subclass "
+                f"of Environment."
+            )
+        self.schemas: list[Schema] = [tool.schema for tool in self.tools_of(first)]
+        """Schemas of its tools, which prompts describe."""
 
     def tools_of(self, environment: object) -> list[Tool]:
-        """Returns the tools of an instance: those of all, and its own public methods."""
-        return [*self._shared, *methods_as_tools(environment, _NOT_TOOLS)]
+        """Returns the tools of an instance: those of all, and its own public methods.
+
+        Raises `UserError` for a method that cannot be a tool, and for two tools of one name.
+        """
+        if self.takes_turns:
+            return []
+        tools = [*self._shared, *methods_as_tools(environment, _NOT_TOOLS)]
+        check_names(tools)
+        return tools
 
     def take(self) -> Any:
         """Returns an instance that no completion uses."""
@@ -56,12 +73,14 @@ class EnvironmentKind:
         """Takes an instance back, to be reset and used again."""
         self._free.append(environment)
 
-    def taken_back(self) -> list[Any]:
-        """Takes the free instances out, to be closed."""
-        free, self._free = self._free, []
-        return free
+    def remove(self, *environments: Any) -> None:
+        """Takes instances out: they are not used again."""
+        gone = set(map(id, environments))
+        self.made, self._free = (
+            [x for x in own if id(x) not in gone] for own in (self.made, self._free)
+        )
 
-    def check_columns(self, columns: Iterable[str]) -> None:
+    def check_columns(self, columns: Collection[str]) -> None:
         """Raises `UserError` where `reset` needs an argument that rows of the data lack."""
         parameters = inspect.signature(self.cls.reset).parameters
         known = {*columns, "prompt"}
@@ -100,25 +119,30 @@ class EnvironmentKind:
                 f"environment_factory {brief(self._factory)} returned {brief(environment)}: return "
                 f"an environment."
             )
+        self.made.append(environment)
         return environment
 
 
 class Environments:
-    """The environments of a run."""
+    """The tools and the environments of a run, and what calls them."""
 
-    def __init__(self, factory: Any, tools: Sequence[Tool], calls: Calls):
+    def __init__(self, tools: Any = None, factory: Any = None, timeout: float | None = None):
         """**Arguments:**
 
+        - `tools`: functions that the model can call in every completion.
         - `factory`: makes environments; or several factories by name, of which each row of the data
           names one in a column `environment`.
-        - `tools`: tools that all environments have.
-        - `calls`: calls their methods.
+        - `timeout`: limit of a call in seconds; by default none.
 
-        Raises `UserError` for what cannot be an environment.
+        Raises `UserError` for what cannot be a tool or an environment.
         """
-        self._calls = calls
+        self.calls, self.tools = Calls(timeout), make_tools(tools)
         self.is_named = isinstance(factory, Mapping)
         factories: Mapping[str | None, Any] = factory if self.is_named else {None: factory}
+        if factory is None:
+            factories = {}
+        elif not factories:
+            raise UserError("environment_factory is an empty dict: give at least one factory.")
         for name, each in factories.items():
             if not callable(each):
                 called = "environment_factory" if name is None else f"environment_factory[{name!r}]"
@@ -126,51 +150,94 @@ class Environments:
                     f"{called} is {brief(each)}: pass a class, not an instance of it, as in "
                     f"environment_factory=MyEnvironment."
                 )
-        if not factories:
-            raise UserError("environment_factory is an empty dict: give at least one factory.")
-        self.kinds = {name: EnvironmentKind(each, tools) for name, each in factories.items()}
-        self._taken: list[tuple[EnvironmentKind, Any]] = []
+        self.kinds = {name: EnvironmentKind(each, self.tools) for name, each in factories.items()}
 
-    def kind_of(self, row: Mapping[str, Any]) -> EnvironmentKind:
-        """Returns the kind of environment of a row; raises `UserError` for an unknown one."""
-        name = row.get(COLUMN) if self.is_named else None
-        if name not in self.kinds:
-            known = listed([str(known) for known in self.kinds], "or")
+    def __bool__(self) -> bool:
+        """Returns whether completions of the run act at all."""
+        return bool(self.tools or self.kinds)
+
+    @property
+    def make_prompts(self) -> bool:
+        """Whether environments can do without data, as there is a single kind."""
+        return bool(self.kinds) and not self.is_named
+
+    @property
+    def schemas(self) -> Tools:
+        """Schemas of the tools that prompts describe, by their `environment`; `None`: any."""
+        if not self.kinds:
+            return {None: [tool.schema for tool in self.tools]} if self.tools else {}
+        return {name: kind.schemas for name, kind in self.kinds.items()}
+
+    @property
+    def own_rewards(self) -> dict[str, RewardFunc]:
+        """Reward functions that call `get_reward`, by the classes of environments that have it."""
+        return {cls.__name__: _OwnReward(self.calls, cls) for cls in self._rewarding}
+
+    @property
+    def own_score(self) -> RewardFunc | None:
+        """Function that calls `get_reward` of all environments that have it, if any has."""
+        return _OwnReward(self.calls, *self._rewarding) if self._rewarding else None
+
+    def check_rewarded(self, reward_funcs: object) -> None:
+        """Raises `UserError` where nothing rewards completions of prompts that `reset` makes."""
+        if reward_funcs is None and not self._rewarding:
+            (kind,) = self.kinds.values()
             raise UserError(
-                f"the column {COLUMN} of a row is {brief(name)}: use {known}, the names in "
-                f"environment_factory."
+                f"environment {kind.cls.__name__} makes the prompts and has no get_reward: define "
+                f"it, or pass reward_funcs."
             )
-        return self.kinds[name]
 
-    def take(self, kind: EnvironmentKind) -> Any:
-        """Returns an instance for one completion, until `give_all_back`."""
-        environment = kind.take()
-        self._taken.append((kind, environment))
-        return environment
+    @property
+    def _rewarding(self) -> list[type]:
+        return list(dict.fromkeys(kind.cls for kind in self.kinds.values() if kind.has_reward))
 
-    def give_all_back(self, lost: Iterable[int] = ()) -> None:
-        """Takes all instances back, but for those in which a call may still run.
+    def kind_of(self, columns: Mapping[str, Any]) -> EnvironmentKind | None:
+        """Returns the kind of environment of a row, if there are any."""
+        return self.kinds.get(columns[ENVIRONMENT] if self.is_named else None)
+
+    def check_columns(self, columns: Collection[str]) -> None:
+        """Raises `UserError` for an environment that cannot be reset with a problem's columns."""
+        for kind in self.kinds.values():
+            kind.check_columns([x for x in columns if not (self.is_named and x == ENVIRONMENT)])
+
+    def give_back(self, environment: Any, *, is_lost: bool = False) -> None:
+        """Takes an instance back.
 
         **Arguments:**
 
-        - `lost`: `id` of each instance to leave behind.
+        - `environment`: the instance.
+        - `is_lost`: whether it failed. It is closed then, and not used again.
         """
-        left = set(lost)
-        for kind, environment in self._taken:
-            if id(environment) not in left:
-                kind.give_back(environment)
-        self._taken = []
+        (kind,) = (x for x in self.kinds.values() if any(own is environment for own in x.made))
+        if is_lost:
+            kind.remove(environment)
+            self.calls.close_all([environment], waits=False)
+        else:
+            kind.give_back(environment)
 
     def close(self) -> None:
-        """Calls `close` of every instance that has it, and waits for it."""
-        self.give_all_back()
-        closing = [
-            Call(environment.close, {})
-            for kind in self.kinds.values()
-            for environment in kind.taken_back()
-            if callable(getattr(environment, "close", None))
-        ]
-        with contextlib.suppress(KeyboardInterrupt):
-            for outcome in self._calls.together(closing).result() if closing else ():
-                if outcome.error is not None:
-                    warn(f"close of an environment raised {class_name(outcome.error)}")
+        """Calls `close` of every instance that has it, and ends the event loop."""
+        everything = [each for kind in self.kinds.values() for each in kind.made]
+        for kind in self.kinds.values():
+            kind.remove(*kind.made)
+        self.calls.close_all(everything)
+        self.calls.close()
+
+
+class _OwnReward:
+    """Reward function of classes of environments: what their `get_reward` returns."""
+
+    def __init__(self, calls: Calls, *classes: type):
+        self._calls, self._classes = calls, classes
+        self.__name__ = "_".join(cls.__name__ for cls in classes)
+
+    async def __call__(self, environments: Sequence[Any], **columns: Any) -> list[float | None]:
+        """Returns the rewards of environments of exactly these classes, and `None` for others."""
+        own = [i for i, each in enumerate(environments) if type(each) in self._classes]
+        outcomes = await self._calls.awaited([Call(environments[i].get_reward, {}) for i in own])
+        rewards: list[float | None] = [None] * len(environments)
+        for i, outcome in zip(own, outcomes, strict=True):
+            if outcome.error is not None:
+                raise outcome.error
+            rewards[i] = outcome.result
+        return rewards

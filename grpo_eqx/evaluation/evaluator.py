@@ -9,7 +9,9 @@ import numpy as np
 
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError
+from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.batches import TokenizedPrompts, padded_length
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Group, Trajectory
 from grpo_eqx.distributed.startup import is_main
@@ -45,8 +47,17 @@ class Draws(NamedTuple):
         return cls(temperature, int(num_samples))
 
 
+class Completed(NamedTuple):
+    """Completions of a batch of prompts."""
+
+    groups: list[Group]
+    acted: Acted | None
+    """Their dialogues, where completions act."""
+
+
 def completed(
     sampler: Sampler,
+    problems: Sequence[Prompt],
     tokens: Sequence[Sequence[int]],
     draws: Draws,
     *,
@@ -54,8 +65,8 @@ def completed(
     max_prompt_length: int,
     first: int = 0,
     track: Track = iter,
-) -> Iterator[list[Group]]:
-    """Completes tokenized prompts in batches of one shape, and yields the groups of each batch.
+) -> Iterator[Completed]:
+    """Completes tokenized prompts in batches of one shape, and yields each batch.
 
     The sampler works on the next batch while the caller uses a batch. The draws of a prompt depend
     on its position alone.
@@ -63,7 +74,7 @@ def completed(
     **Arguments:**
 
     - `sampler`: what completes them, with its weights.
-    - `tokens`: the prompts.
+    - `problems`, `tokens`: the prompts, and their tokens.
     - `draws`: how completions are drawn.
     - `batch_size`: prompts of a batch.
     - `max_prompt_length`: the tokens that a prompt may have.
@@ -75,27 +86,34 @@ def completed(
 
     def submit(start: int) -> PendingSamples:
         chosen = tokens[start : start + batch_size]
-        padded = [*chosen, *[chosen[0]] * (batch_size - len(chosen))]
+        num_missing = batch_size - len(chosen)
+        padded = [*chosen, *[chosen[0]] * num_missing]
         trajectories = [
             Trajectory(ids, Address(_EVAL_STEP, start + row, sample))
             for row, ids in enumerate(padded)
             for sample in range(n)
         ]
-        return sampler.submit(trajectories, sampling, prompt_width=width)
+        own = [*problems[start : start + batch_size], *[None] * num_missing]
+        return sampler.submit(trajectories, sampling, problems=own, prompt_width=width)
 
-    def groups(start: int, pending: PendingSamples) -> list[Group]:
-        made = pending.result().trajectories
+    def batch(start: int, pending: PendingSamples) -> Completed:
+        made = pending.result()
         number = min(batch_size, len(tokens) - start)  # the last batch was filled up
-        return [made[p * n : (p + 1) * n] for p in range(number)]
+        return Completed(
+            [made.trajectories[p * n : (p + 1) * n] for p in range(number)],
+            None if made.acted is None else made.acted.of(range(number * n)),
+        )
 
     ahead: tuple[int, PendingSamples] | None = None
     for start in track(range(first, len(tokens), batch_size)):
         pending = submit(start)
         if ahead is not None:
-            yield groups(*ahead)
+            yield batch(*ahead)
+            ahead[1].release()
         ahead = start, pending
     if ahead is not None:
-        yield groups(*ahead)
+        yield batch(*ahead)
+        ahead[1].release()
 
 
 class Batch(NamedTuple):
@@ -118,8 +136,18 @@ class Evaluator:
         scorer: Grader,
         *,
         max_prompt_length: int,
+        acting: Sampler | None = None,
     ):
+        """**Arguments:**
+
+        - `sampler`: completes prompts on the run's devices.
+        - `tokenizer`, `problems`: the tokenizer and the held-out problems.
+        - `scorer`: scores completions.
+        - `max_prompt_length`: the tokens that a prompt may have.
+        - `acting`: completes prompts in its place, where completions act.
+        """
         self.sampler = sampler
+        self._source: Sampler = acting or sampler
         self.tokenizer = tokenizer
         self.problems = problems
         self.scorer = scorer
@@ -161,15 +189,15 @@ class Evaluator:
         """
         prompts = self.problems.prompts
         self.scorer.check_answers(prompts)
-        self.sampler.set_weights(model, version)
+        self._source.set_weights(model, version)
         parts = completed(
-            self.sampler, self.problems.tokens, draws, batch_size=self.batch_size(draws),
+            self._source, prompts, self.problems.tokens, draws, batch_size=self.batch_size(draws),
             max_prompt_length=self.max_prompt_length, first=first, track=track,
         )  # fmt: skip
         with self.scorer:
-            for groups in parts:
+            for groups, acted in parts:
                 chosen = prompts[first : first + len(groups)]
-                rollout = Rollout(chosen, groups, self.tokenizer)
+                rollout = Rollout(chosen, groups, self.tokenizer, acted=acted)
                 yield Batch(first, rollout, self.scorer(rollout, draws.temperature))
                 first += len(chosen)
 

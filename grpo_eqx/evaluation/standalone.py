@@ -37,8 +37,9 @@ from grpo_eqx.sharding.mesh import check_hosts, parse_mesh
 
 _EMBEDDED_PROBLEMS = 512
 _OF_RESULTS = (
-    "system_prompt", "chat_template", "max_prompt_length", "max_completion_length",
-    "stop_strings", "dtype", "rollout_dtype", "kv_cache_dtype", "max_num_seqs", "mesh", "seed",
+    "system_prompt", "chat_template", "chat_template_kwargs", "max_prompt_length",
+    "max_completion_length", "stop_strings", "dtype", "rollout_dtype", "kv_cache_dtype",
+    "max_num_seqs", "mesh", "seed",
 )  # fmt: skip
 _PACKAGES = ("grpo_eqx", "jax", "jaxlib", "equinox", "transformers")
 

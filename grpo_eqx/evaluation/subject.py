@@ -27,9 +27,9 @@ from grpo_eqx.training.updater import Updater
 
 _OF_A_RUN = (
     "model", "data", "eval_data", "eval_problems", "system_prompt", "chat_template",
-    "max_prompt_length", "overlong_prompts", "max_completion_length", "stop_strings", "dtype",
-    "rollout_dtype", "kv_cache_dtype", "max_num_seqs", "seed", "lora_rank", "lora_alpha",
-    "lora_target", "use_rslora", "load_in_8bit",
+    "chat_template_kwargs", "max_prompt_length", "overlong_prompts", "max_completion_length",
+    "stop_strings", "dtype", "rollout_dtype", "kv_cache_dtype", "max_num_seqs", "seed",
+    "lora_rank", "lora_alpha", "lora_target", "use_rslora", "load_in_8bit",
 )  # fmt: skip
 """Settings of a run that decide the answers of its model."""
 
@@ -99,7 +99,11 @@ class Subject:
         settings = _of_a_run(_config_of(run))
         template = settings.get("chat_template")
         # The tokenizer in the model's folder already has the template.
-        own = {"model": str(run.model), "chat_template": template if template == PLAIN else None}
+        own = {
+            "model": str(run.model),
+            "chat_template": template if template == PLAIN else None,
+            "chat_template_kwargs": (),
+        }
         facts = _facts(SavedStep(run.checkpoints, steps[0])) if steps else None
         return cls(name, {**settings, **own}, None, facts, of_run=True)
 

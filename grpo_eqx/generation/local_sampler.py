@@ -1,6 +1,7 @@
 """The sampler on the run's own devices, with the weights that are trained."""
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,13 +13,15 @@ from jaxtyping import Array, Bool, Int, UInt
 
 from grpo_eqx.common.compiler import Compiler
 from grpo_eqx.common.random_keys import sample_keys
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Group, Trajectory
 from grpo_eqx.generation.engine import Generated, generate
 from grpo_eqx.generation.options import SamplerOptions, laid_out_weights
 from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler, SamplingCounts
 from grpo_eqx.generation.sampling import Sampling
-from grpo_eqx.generation.session import Draws, Session, TurnPrograms
+from grpo_eqx.generation.session import Session
 from grpo_eqx.generation.stopping import Stopping
+from grpo_eqx.generation.turn_programs import Draws, TurnPrograms
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.sharding.arrays import fetch, shapes_of, shard
 from grpo_eqx.sharding.rollout_layout import RolloutLayout
@@ -92,6 +95,7 @@ class LocalSampler(Sampler):
         trajectories: Sequence[Trajectory],
         sampling: Sampling | None = None,
         *,
+        problems: Sequence[Prompt | None] | None = None,
         prompt_width: int | None = None,
         responder: Responder | None = None,
     ) -> PendingSamples:
@@ -104,7 +108,8 @@ class LocalSampler(Sampler):
         steps = {each.address.step for each in trajectories}
         num_generations = len(groups[0])
         assert len(steps) == 1, "trajectories of one step are submitted together"
-        assert not any(map(len, trajectories)), "completions cannot be continued yet"
+        is_begun = any(map(len, trajectories))
+        assert responder is not None or not is_begun, "completions are continued in turns"
         assert all([x.address.sample for x in g] == [*range(num_generations)] for g in groups)
         width = prompt_width or max(map(len, prompts))
         sampling = sampling or self.options.sampling
@@ -116,14 +121,13 @@ class LocalSampler(Sampler):
         seed_step_rows = np.uint32(self.options.seed), np.int32(steps.pop()), rows
         if responder is not None:
             assert not self.options.records_routes, "routes of several turns are not recorded"
-            batch = len(groups), num_generations
-            if batch not in self._turns:
-                self._turns[batch] = TurnPrograms(
-                    self.options, layout, num_generations, self._compiler
-                )
+            turns = self.turns(len(groups), num_generations)
+            shapes = shapes_of(model, model.shardings(self.mesh))
+            for program in turns.to_compile(shapes, width, sampling):
+                self._compiler.ensure(program.key, program.lower)
             draws = Draws(*shard(seed_step_rows, layout.sharding()))
             return Session(
-                self._turns[batch], model, ids, mask, draws, sampling, self.options,
+                turns, model, ids, mask, draws, sampling, self.options,
                 trajectories, version, responder,
             )  # fmt: skip
         key = self.key(len(groups), num_generations, width, sampling)
@@ -186,6 +190,14 @@ class LocalSampler(Sampler):
             num_generations,
             sampling or self.options.sampling,
         )
+
+    def turns(self, num_prompts: int, num_generations: int) -> TurnPrograms:
+        """Returns the programs that complete such a batch in several turns."""
+        batch = num_prompts, num_generations
+        if batch not in self._turns:
+            lay_out = functools.partial(self.layout, *batch)
+            self._turns[batch] = TurnPrograms(self.options, lay_out, batch, self._compiler)
+        return self._turns[batch]
 
     def layout(self, num_prompts: int, num_generations: int) -> RolloutLayout:
         """Returns the layout in which that many completions of each prompt are made.

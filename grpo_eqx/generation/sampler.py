@@ -4,6 +4,8 @@ import abc
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from grpo_eqx.data.acted import Acted
+from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.generation.routes import Routes
 from grpo_eqx.generation.sampling import Sampling
@@ -40,6 +42,8 @@ class Sampled(NamedTuple):
     counts: SamplingCounts = NO_COUNTS
     routes: Routes | None = None
     """Experts that its routers chose, on the devices, where they are to be replayed."""
+    acted: Acted | None = None
+    """Dialogues of the completions, of samplers that act."""
 
 
 class Responder(abc.ABC):
@@ -78,6 +82,9 @@ class PendingSamples(abc.ABC):
     def result(self) -> Sampled:
         """Waits until all of them have ended, and returns them."""
 
+    def release(self) -> None:  # noqa: B027
+        """Says that the environments of the results are not looked at any more."""
+
 
 class Sampler(abc.ABC):
     """Source of completions.
@@ -102,6 +109,7 @@ class Sampler(abc.ABC):
         trajectories: Sequence[Trajectory],
         sampling: Sampling | None = None,
         *,
+        problems: Sequence[Prompt | None] | None = None,
         prompt_width: int | None = None,
         responder: Responder | None = None,
     ) -> PendingSamples:
@@ -109,9 +117,12 @@ class Sampler(abc.ABC):
 
         **Arguments:**
 
-        - `trajectories`: prompts with the addresses of their draws, without completions.
-          Trajectories of one prompt follow each other, the same number for every prompt.
+        - `trajectories`: prompts with the addresses of their draws. Trajectories of one prompt
+          follow each other, the same number for every prompt. With a responder, completions may
+          begin with tokens of others.
         - `sampling`: how tokens are drawn; by default as in training.
+        - `problems`: the problem of each prompt, for samplers that act; `None` for prompts that
+          only fill the batch up.
         - `prompt_width`: length to which prompts may be padded, for samplers that compile programs
           for each; by default that of the longest.
         - `responder`: says what follows a turn; by default, completions have a single one.

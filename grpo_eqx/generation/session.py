@@ -2,108 +2,21 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int, UInt
+from jaxtyping import Array, Bool, Int
 
-from grpo_eqx.common.compiler import Compiler
-from grpo_eqx.common.random_keys import sample_keys
 from grpo_eqx.data.trajectory import FinishReason, Trajectory
-from grpo_eqx.generation.engine import begin, refill_at_least
-from grpo_eqx.generation.options import SamplerOptions, laid_out_weights
+from grpo_eqx.generation.engine import refill_at_least
+from grpo_eqx.generation.options import SamplerOptions
 from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, SamplingCounts
 from grpo_eqx.generation.sampling import Sampling
-from grpo_eqx.generation.slots import SlotQueue, Slots
-from grpo_eqx.generation.stopping import Stopping
-from grpo_eqx.generation.turns import (
-    TOKENS_AT_ONCE,
-    Readers,
-    Report,
-    decode_turns,
-    num_readers,
-    read_tokens,
-)
+from grpo_eqx.generation.turn_programs import Draws, TurnPrograms
+from grpo_eqx.generation.turns import TOKENS_AT_ONCE, Readers, Report
 from grpo_eqx.models.interface import CausalLM
-from grpo_eqx.models.prompt_cache import PromptCache
 from grpo_eqx.sharding.arrays import fetch, shard
-from grpo_eqx.sharding.rollout_layout import RolloutLayout
 from grpo_eqx.sharding.rules import num_shards
-
-
-class Draws(NamedTuple):
-    """Addresses of the draws of a batch."""
-
-    seed: UInt[Array, ""]
-    step: Int[Array, ""]
-    rows: Int[Array, " P"]
-    """Row of each prompt among those that are sampled for the step."""
-
-
-class TurnPrograms:
-    """The compiled programs of one layout."""
-
-    def __init__(
-        self, options: SamplerOptions, layout: RolloutLayout, group: int, compiler: Compiler
-    ):
-        """**Arguments:**
-
-        - `options`: options of the sampler.
-        - `layout`: the layout over devices.
-        - `group`: completions of each prompt.
-        - `compiler`: compiles the programs.
-        """
-        self._options, self.layout, self._group = options, layout, group
-        self.begin = compiler.jit("prefill", self._begin, static_argnums=3)
-        self.decode = compiler.jit("decode", self._decode, static_argnums=5, donate_argnums=1)
-        self.read = compiler.jit("extend", self._read, donate_argnums=1)
-        self.admit = compiler.jit("admit", self._admit, donate_argnums=1)
-
-    def _begin(
-        self,
-        model: CausalLM,
-        prompt_ids: Int[Array, "P Tp"],
-        prompt_mask: Bool[Array, "P Tp"],
-        num_slots: int,
-    ) -> tuple[CausalLM, PromptCache | None, Slots]:
-        options, layout = self._options, self.layout
-        model = laid_out_weights(model, options, layout)
-        begun = begin(
-            model, prompt_ids, prompt_mask, self._group,
-            max_length=options.max_completion_length, num_slots=num_slots, layout=layout,
-            kv_cache_dtype=options.kv_cache_dtype, kv_head_multiple=options.kv_head_multiple,
-            attention=options.attention.over(layout), decoding_form=options.decoding_form,
-        )  # fmt: skip
-        # Where every completion has a slot, slots hold all prompts.
-        is_refilled = num_slots < len(prompt_ids) * self._group
-        return begun.model, begun.queue.prompts if is_refilled else None, begun.slots
-
-    def _decode(
-        self,
-        model: CausalLM,
-        slots: Slots,
-        draws: Draws,
-        stopping: Stopping,
-        pause_after: Int[Array, ""],
-        sampling: Sampling,
-    ) -> tuple[Slots, Report]:
-        keys = sample_keys(draws.seed, draws.step, draws.rows, self._group).reshape(-1)
-        slots, report = decode_turns(
-            model, slots, keys, stopping, sampling, self.layout, pause_after
-        )
-        report = jax.lax.with_sharding_constraint(report, self.layout.sharding())
-        return slots.laid_out(self.layout), report
-
-    def _read(self, model: CausalLM, slots: Slots, readers: Readers) -> Slots:
-        return read_tokens(model, slots, readers, self.layout)
-
-    def _admit(self, prompts: PromptCache, slots: Slots, completions: Int[Array, " R"]) -> Slots:
-        queue = SlotQueue(prompts, self._group, self.layout.num_prompt_shards)
-        admitted = queue.admitted(slots, jnp.maximum(completions, 0), completions >= 0)
-        return admitted.laid_out(self.layout)
 
 
 class Session(PendingSamples):
@@ -132,7 +45,8 @@ class Session(PendingSamples):
         - `prompt_ids`, `prompt_mask`: the prompts, on the devices.
         - `draws`, `sampling`: the addresses of draws, and how tokens are drawn.
         - `options`: options of the sampler.
-        - `trajectories`: prompts with the addresses of their draws, `P` groups of equal size.
+        - `trajectories`: prompts with the addresses of their draws, `P` groups of equal size, and
+          the tokens that completions begin with, if any, which leave room for more.
         - `version`: version of the weights.
         - `responder`: says what follows a turn.
         """
@@ -141,10 +55,8 @@ class Session(PendingSamples):
         self._most_tokens, self._responder = options.max_completion_length, responder
         N, P, layout = len(trajectories), len(prompt_ids), programs.layout
         self._stopping, self._draws = shard(options.stopping, layout.sharding()), draws
-        num_slots = N if options.max_num_seqs is None else min(options.max_num_seqs, N)
-        self._model, self._prompts, self._slots = programs.begin(
-            model, prompt_ids, prompt_mask, num_slots
-        )
+        num_slots = programs.num_slots
+        self._model, self._prompts, self._slots = programs.begin(model, prompt_ids, prompt_mask)
         shards = layout.num_prompt_shards
         self._pause_after = np.int32(refill_at_least(num_slots))
         of_shards = np.arange(N).reshape(shards, -1)
@@ -155,16 +67,18 @@ class Session(PendingSamples):
         self._slot = {int(n): divmod(i, shape[1]) for i, n in enumerate(first)}
         """The slot of each completion that has one."""
         self._slots_per_device = num_slots // layout.num_shards
-        self._readers = layout.num_shards, num_readers(self._slots_per_device)
         self._waiting = [deque(x[num_slots // shards :].tolist()) for x in of_shards]
         self._unread: dict[int, list[int]] = {}
-        """Tokens of replies that the model is still to read."""
+        """Tokens of others that the model is still to read."""
         self._live = np.ones(shape, bool)
         self._asked: set[int] = set()
         """Completions that wait for a reply."""
         self._counts = SamplingCounts()
         self._report: Report | None = None
-        self._decode()  # while the host goes on
+        self._read_begun(self._slot)
+        self._read()
+        if self._live.any():
+            self._decode()  # while the host goes on
 
     def result(self) -> Sampled:
         while True:
@@ -174,7 +88,7 @@ class Session(PendingSamples):
                 break
             self._admit()
             self._take_replies()
-            self._read_replies()
+            self._read()
             if self._live.any():
                 self._decode()
         del self._model, self._prompts, self._slots  # whoever keeps the session
@@ -201,15 +115,21 @@ class Session(PendingSamples):
         ended = dataclasses.replace(self._trajectories[number], finish_reason=reason)
         self._trajectories[number] = ended
 
-    def _read_replies(self) -> None:
-        """Has the model read all that was replied."""
+    def _read_begun(self, numbers: Iterable[int]) -> None:
+        """Has the model read the tokens that completions begin with, as they get a slot."""
+        for number in numbers:
+            if len(trajectory := self._trajectories[number]):
+                self._unread[number] = trajectory.ids.tolist()
+
+    def _read(self) -> None:
+        """Has the model read all that others wrote."""
         while self._unread:
             readers = self._next_readers()
             self._slots = self._programs.read(self._model, self._slots, readers)
 
     def _next_readers(self) -> Readers:
-        """Takes the next tokens of as many replies as can be read at once, of those unread."""
-        shape = self._readers
+        """Takes the next unread tokens of as many completions as can read at once."""
+        shape = self._programs.readers
         slots, resumes = np.full(shape, self._slots_per_device, np.int32), np.zeros(shape, bool)
         ids, lengths = np.zeros((*shape, TOKENS_AT_ONCE), np.int32), np.zeros(shape, np.int32)
         number_of = [0] * len(slots)
@@ -253,6 +173,7 @@ class Session(PendingSamples):
                 taken[row] = self._completion[row, 0] = waiting.popleft()
                 self._slot[int(taken[row])] = row, 0
                 self._live[row] = True
+        self._read_begun(taken[taken >= 0].tolist())
         if (taken >= 0).any():
             layout = self._programs.layout
             completions = shard(taken, layout.sharding(layout.prompts))

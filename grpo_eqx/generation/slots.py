@@ -3,7 +3,7 @@
 Each slot decodes one completion at a time, at its own position.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -161,17 +161,17 @@ class Slots(NamedTuple):
 
     def laid_out(self, layout: RolloutLayout) -> "Slots":
         """Returns the slots with rows sharded as prompts, and the slots of each row as groups."""
+        return jax.lax.with_sharding_constraint(self, self.shardings(layout))
+
+    def shardings(self, layout: RolloutLayout) -> Any:
+        """Returns the tree of `laid_out` slots, with a sharding for each array."""
         by_slot = layout.sharding(layout.prompts, layout.groups)
         heads = layout.heads(self.cache[0].parts[0].values.shape[3])
         of_cache = layout.sharding((), layout.prompts, layout.groups, heads)
-
-        def split(x: Array) -> Array:
-            return jax.lax.with_sharding_constraint(x, by_slot)
-
-        return Slots(
-            prompt=laid_out_prompts(self.prompt, layout),
-            **{name: jax.tree.map(split, getattr(self, name)) for name in self._fields[1:-1]},
-            cache=jax.lax.with_sharding_constraint(self.cache, of_cache),
+        shardings = jax.tree.map(lambda x: by_slot, self)
+        return shardings._replace(
+            prompt=prompt_shardings(self.prompt, layout),
+            cache=jax.tree.map(lambda x: of_cache, self.cache),
         )
 
     def packed(self, order: Int[Array, " n"]) -> "Slots":
@@ -298,14 +298,19 @@ class SlotQueue(NamedTuple):
 
 def laid_out_prompts(prompts: PromptCache, layout: RolloutLayout) -> PromptCache:
     """Shards prompts, with their keys and values, over devices as `layout` says."""
+    return jax.lax.with_sharding_constraint(prompts, prompt_shardings(prompts, layout))
+
+
+def prompt_shardings(prompts: PromptCache, layout: RolloutLayout) -> Any:
+    """Returns the tree of `laid_out_prompts`, with a sharding for each array."""
     assert isinstance(prompts.kv, list)
     heads = layout.heads(prompts.kv[0].values.shape[3])
+    of_keys = layout.sharding((), layout.prompts, (), heads)
 
-    def split(x: Array, axis: int = 0) -> Array:
-        axes = [layout.prompts] if axis == 0 else [(), layout.prompts, (), heads]
-        return jax.lax.with_sharding_constraint(x, layout.sharding(*axes))
+    def of(x: Any, axis: int = 0) -> Any:
+        return of_keys if axis else layout.sharding(layout.prompts)
 
-    return prompts.mapped(split)
+    return prompts.mapped(of)
 
 
 def _nothing(shape: tuple[int, ...], routes: jax.ShapeDtypeStruct | None) -> Array | None:

@@ -120,9 +120,7 @@ def read_tokens(model: CausalLM, slots: Slots, readers: Readers, layout: Rollout
         axes, rows = _axes(layout, axis, heads)
 
         def local(x: Array, slots: Array) -> Array:
-            flat = _flat(x, axis)
-            picked = jnp.take(flat, jnp.minimum(slots, flat.shape[axis] - 1), axis=axis)
-            return jnp.expand_dims(picked, axis + 1)
+            return jnp.expand_dims(_rows(_flat(x, axis), slots, axis), axis + 1)
 
         return layout.on_each_device(local, [axes, [row]], rows)(x, readers.slots)
 
@@ -157,6 +155,20 @@ def read_tokens(model: CausalLM, slots: Slots, readers: Readers, layout: Rollout
         cache=jax.tree.map(partial(put, axis=1), slots.cache, read.own),
     )
     return slots.laid_out(layout)
+
+
+def _rows(x: Array, places: Int[Array, " n"], axis: int) -> Array:
+    """Returns rows of `axis`, copied one after the other; for a place past the end, the last.
+
+    Not as a gather, for which XLA for TPUs first copies all rows.
+    """
+
+    def copy(i: Int[Array, ""], rows: Array) -> Array:
+        row = jax.lax.dynamic_slice_in_dim(x, places[i], 1, axis)
+        return jax.lax.dynamic_update_slice_in_dim(rows, row, i, axis)
+
+    rows = jnp.zeros((*x.shape[:axis], len(places), *x.shape[axis + 1 :]), x.dtype)
+    return jax.lax.fori_loop(0, len(places), copy, rows)
 
 
 def _with_rows(x: Array, places: Int[Array, " n"], rows: Array, axis: int) -> Array:

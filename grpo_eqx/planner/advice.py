@@ -3,7 +3,9 @@
 import math
 
 from grpo_eqx.generation.local_sampler import GENERATE
+from grpo_eqx.generation.turn_programs import DECODE
 from grpo_eqx.models.cost import WeightCost
+from grpo_eqx.planner.make_plan import SAMPLING
 from grpo_eqx.planner.plan import Plan
 from grpo_eqx.planner.search import MICRO_BATCH
 from grpo_eqx.planner.step_time import Resource
@@ -19,12 +21,14 @@ def advice(program: str, bound_by: Resource, plan: Plan) -> str | None:
 
     It changes speed, not what is learned, and may take more memory.
     """
-    if program == GENERATE:
-        return _for_generate(bound_by, plan)
+    if program in (GENERATE, DECODE):
+        return _for_decoding(bound_by, plan)
+    if program in SAMPLING:
+        return None
     return _for_micro_batches(program, bound_by, plan)
 
 
-def _for_generate(bound_by: Resource, plan: Plan) -> str | None:
+def _for_decoding(bound_by: Resource, plan: Plan) -> str | None:
     settings, strategy = plan.settings, plan.rollout_sharding.partition(":")[0]
     if bound_by == "links":
         if strategy in ("replicated", "tensor"):
@@ -81,7 +85,7 @@ def _larger_sizes(program: str, plan: Plan) -> list[int]:
         return []
     # Devices are dealt whole groups, as far as rows hold them.
     of_device = math.ceil(trips.num_prompts / trips.rows.num_shards) * trips.num_generations
-    most = min(size * trips.number(plan.completion_length), of_device)
+    most = min(size * trips.number(plan.expected.length), of_device)
     return [] if most <= size else sorted({min(size << i, most) for i in range(1, 1 + _MOST_SIZES)})
 
 

@@ -90,7 +90,7 @@ def in_order(plans: Mapping[str, Plan]) -> list[tuple[str, Plan]]:
 def comparison(plans: Mapping[str, Plan]) -> Table:
     """Returns a table with a row for each plan, the best first."""
     model = next(iter(plans.values())).model
-    priced = any(plan.price_per_device_hour is not None for plan in plans.values())
+    priced = any(plan.asked.price_per_device_hour is not None for plan in plans.values())
     table = Table(
         title=f"{model}, plans side by side",
         caption=f"Plans that fit come first, by their least {'cost' if priced else 'time'}.",

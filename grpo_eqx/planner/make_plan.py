@@ -6,10 +6,11 @@ from typing import Any
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.generation.local_sampler import GENERATE
+from grpo_eqx.generation.turn_programs import ADMIT, DECODE, EXTEND, PREFILL, SLOTS
 from grpo_eqx.planner.compiled_program import compile_program
 from grpo_eqx.planner.devices import Target
-from grpo_eqx.planner.plan import Plan, PlannedProgram
-from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips
+from grpo_eqx.planner.plan import Plan, PlannedProgram, is_evaluation
+from grpo_eqx.planner.trips import Decoding, MicroBatches, Trips, Turns
 from grpo_eqx.run.initial_state import state_shapes
 from grpo_eqx.run.programs import Programs, make_programs
 from grpo_eqx.run.spec import RunSpec
@@ -29,7 +30,9 @@ SETTINGS = (
     "lora_rank", "load_in_8bit", "router_replay",
 )  # fmt: skip
 """Settings of the run that a plan reports."""
-TRAINING = (GENERATE, SCORE, SCORE_REFERENCE, UPDATE)
+SAMPLING = (GENERATE, PREFILL, SLOTS, DECODE, EXTEND, ADMIT)
+"""Programs that complete prompts, of which a run has the first or the others."""
+TRAINING = (*SAMPLING, SCORE, SCORE_REFERENCE, UPDATE)
 """Programs of a step, in the order in which they are shown."""
 UPDATING = (SCORE, SCORE_REFERENCE, UPDATE)
 """Programs that run in micro-batches."""
@@ -62,7 +65,7 @@ def make_plan(
     }
     layout = programs.sampler.layout(run.cfg.prompts_per_step, run.cfg.num_generations)
     scores = run.passes.num_scores(run.cfg)
-    runs = {GENERATE: 1, **scores, UPDATE: run.cfg.updates_per_step}
+    runs = {**dict.fromkeys(SAMPLING, 1), **scores, UPDATE: run.cfg.updates_per_step}
     planned: dict[str, PlannedProgram] = {}
     plan = Plan(
         topology=target.name,
@@ -83,27 +86,32 @@ def make_plan(
         peaks=device_peaks(target.device_kind),
     )
     for program in run_programs(run, programs):
-        if program.name not in only:
+        evaluates = is_evaluation(program.name)
+        if (EVALUATE if evaluates else program.name) not in only:
             continue
         compiling = f"compiling {program.name} for {target.name}"
         try:
             lowered = program.lower()
         except UserError as error:
-            if program.name != EVALUATE or run.cfg.eval_steps is not None:
+            if not evaluates or run.cfg.eval_steps is not None:
                 raise
             say(f"no evaluation is planned: {error}")  # training can do without one
-            continue
+            break
         planned[program.name] = PlannedProgram(
             compiled=compile_program(
                 lowered, target, list(mesh.devices.flat), begin=partial(say, compiling)
             ),
-            elsewhere_bytes=sum(resident.values()) - sum(resident[x] for x in program.arguments),
+            elsewhere_bytes=sum(resident.values())
+            - sum(resident[x] for x in program.arguments)
+            + bytes_per_device(program.beside()),
             runs=runs.get(program.name, 0),
             trips=_trips(program.name, run, programs),
         )
         if stop_early and not plan.fits:
             break
-    planned.update({name: planned.pop(name) for name in (*TRAINING, EVALUATE) if name in planned})
+    in_order = [name for name in TRAINING if name in planned]
+    in_order += [name for name in planned if is_evaluation(name)]
+    planned.update({name: planned.pop(name) for name in in_order})
     return plan
 
 
@@ -121,9 +129,9 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
     cfg, options = run.cfg, programs.sampler.options
     form = options.decoding_form
     repeats = run.model.num_attention_heads // run.model.num_key_value_heads
-    if name == EVALUATE:
+    if is_evaluation(name):
         return None
-    if name != GENERATE:
+    if name not in SAMPLING:
         batch, rows = run.rollout_shape, programs.rollout_rows
         if name == UPDATE:
             batch, rows = run.update_shape, programs.update_rows
@@ -137,7 +145,7 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
         )
     layout = programs.sampler.layout(cfg.prompts_per_step, cfg.num_generations)
     number = cfg.prompts_per_step * cfg.num_generations
-    return Decoding(
+    decoding = Decoding(
         num_completions=number,
         num_slots=min(cfg.max_num_seqs or number, number),
         num_shards=layout.num_prompt_shards,
@@ -146,3 +154,7 @@ def _trips(name: str, run: RunSpec, programs: Programs) -> Trips | None:
         attention_blocks=options.attention.block_sizes(run.prompts.train, repeats),
         cache_parts=form.num_parts(options.max_completion_length) if form else 1,
     )
+    if name == GENERATE:
+        return decoding
+    devices, of_each = programs.sampler.turns(*run.rollout_shape).readers
+    return Turns(program=name, decoding=decoding, num_readers=devices * of_each)

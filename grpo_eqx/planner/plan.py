@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from grpo_eqx.common.choices import LOCAL
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.compiled_program import CompiledProgram
 from grpo_eqx.planner.step_time import ProgramTime, Rates, StepTime, program_time
-from grpo_eqx.planner.trips import Trips
+from grpo_eqx.planner.trips import Expected, Trips
 from grpo_eqx.run.to_compile import EVALUATE
 from grpo_eqx.sharding.layout_report import readable_bytes
 from grpo_eqx.tracking.device_links import link_rates
@@ -58,17 +58,22 @@ class PlannedProgram:
             trips=None if trips is None else Trips.from_json(trips),
         )
 
-    def time(self, length: int, rates: Rates) -> ProgramTime | None:
+    def time(self, expected: Expected, rates: Rates) -> ProgramTime | None:
         """Returns its time in a step; `None` where it has no part in one, or no known time.
 
         **Arguments:**
 
-        - `length`: the mean number of tokens of a completion.
+        - `expected`: what completions are like, on average.
         - `rates`: the rates of a device.
         """
         if self.trips is None or not self.compiled.levels:
             return None
-        return program_time(self.compiled.levels, self.trips, self.runs, length, rates)
+        return program_time(self.compiled.levels, self.trips, self.runs, expected, rates)
+
+
+def is_evaluation(program: str) -> bool:
+    """Returns whether a program is of evaluations."""
+    return program.split()[0] == EVALUATE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,13 +112,49 @@ class Change:
         )
 
 
-def check_expected_length(expected: int | None, longest: int) -> None:
-    """Refuses a mean length that completions of up to `longest` tokens cannot have."""
-    if expected is not None and not 1 <= expected <= longest:
-        raise UserError(
-            f"expected_completion_length is {expected}: it must be from 1 to "
-            f"max_completion_length, which is {longest}."
-        )
+class Asked(NamedTuple):
+    """Numbers that times and costs are for, and memory does not depend on."""
+
+    expected_completion_length: int | None = None
+    """Tokens of a completion, on average; `None`: `max_completion_length`."""
+    expected_turns: int = 1
+    expected_observation_length: int | None = None
+    """Tokens that the model reads between two turns."""
+    price_per_device_hour: float | None = None
+
+    def expected(self, longest: int) -> Expected:
+        """Returns what completions of up to `longest` tokens are like, on average."""
+        length = self.expected_completion_length or longest
+        return Expected(length, self.expected_turns, self.expected_observation_length or 0)
+
+    def check_turns(self) -> None:
+        """Raises `UserError` for turns without what is read between them, and the reverse."""
+        turns, read = self.expected_turns, self.expected_observation_length
+        if turns == 1 and read is not None:
+            raise UserError(
+                f"expected_observation_length is {read}, and expected_turns is 1: set "
+                f"expected_turns above 1, as nothing is read after the last turn."
+            )
+        if turns > 1 and read is None:
+            raise UserError(
+                f"expected_turns is {turns}: set expected_observation_length, the tokens that the "
+                f"model reads between two turns."
+            )
+
+    def check_lengths(self, longest: int) -> None:
+        """Raises `UserError` for means that completions of up to `longest` tokens cannot have."""
+        length, expected = self.expected_completion_length, self.expected(longest)
+        if length is not None and not 1 <= length <= longest:
+            raise UserError(
+                f"expected_completion_length is {length}: it must be from 1 to "
+                f"max_completion_length, which is {longest}."
+            )
+        if expected.drawn < expected.turns:
+            raise UserError(
+                f"expected_turns is {expected.turns} and expected_observation_length is "
+                f"{expected.observation_length}, which leaves no token for each turn in "
+                f"completions of {expected.length}: lower one of them."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -145,13 +186,14 @@ class Plan:
     resident: Mapping[str, int]
     """Bytes resident throughout, by name: `parameters`, `optimizer_state`, `reference_model`."""
     programs: Mapping[str, PlannedProgram]
-    """Programs of a training step, in order: `generate`, `score` (the model, before its updates),
-    `score_reference`, `update`; and `evaluate`, which training can do without."""
+    """Programs of a training step, in order: `generate`, or `prefill`, `slots`, `decode`, `extend`
+    and `admit` where completions have several turns, `score` (the model, before its updates),
+    `score_reference`, `update`; and those that begin with `evaluate`, which training can do
+    without."""
     peaks: DevicePeaks | None
     """Peak rates of a device, measured for local CPUs; `None` where they are unknown."""
-    expected_completion_length: int | None = None
-    """Tokens of a completion, on average, that times are for; `None`: `max_completion_length`."""
-    price_per_device_hour: float | None = None
+    asked: Asked = dataclasses.field(default_factory=Asked)
+    """Numbers that its times and costs are for."""
     found: Found | None = None
     """Result of a search, where one was asked for; the plan is then made with it."""
     change: Change | None = None
@@ -160,7 +202,7 @@ class Plan:
     @property
     def training(self) -> Mapping[str, PlannedProgram]:
         """The programs of a training step."""
-        return {name: program for name, program in self.programs.items() if name != EVALUATE}
+        return {name: x for name, x in self.programs.items() if not is_evaluation(name)}
 
     @property
     def peak_bytes(self) -> int:
@@ -179,13 +221,12 @@ class Plan:
     @property
     def fits(self) -> bool:
         """Whether every program of a training step fits the devices."""
-        return not set(self.too_large) - {EVALUATE}
+        return all(map(is_evaluation, self.too_large))
 
     @property
-    def completion_length(self) -> int:
-        """Tokens of a completion, on average, that times are for."""
-        longest: int = self.settings["max_completion_length"]
-        return self.expected_completion_length or longest
+    def expected(self) -> Expected:
+        """Completions, on average, that times are for."""
+        return self.asked.expected(self.settings["max_completion_length"])
 
     @functools.cached_property
     def step_time(self) -> StepTime | None:
@@ -194,34 +235,27 @@ class Plan:
             return None
         rates = Rates(self.peaks, link_rates(self.device_kind))
         times = {
-            name: each.time(self.completion_length, rates)
+            name: each.time(self.expected, rates)
             for name, each in self.training.items()
             if each.runs > 0
         }
         known = {name: each for name, each in times.items() if each is not None}
         if len(known) < len(times):
             return None
-        price = self.price_per_device_hour
+        known = {name: each for name, each in known.items() if each.parts}  # the others never run
+        price = self.asked.price_per_device_hour
         return StepTime(known, None if price is None else price * self.num_devices / 3600)
 
-    def asked(
-        self, expected_completion_length: int | None, price_per_device_hour: float | None
-    ) -> "Plan":
-        """Returns the plan with times and cost for other lengths and prices.
+    def for_asked(self, asked: Asked) -> "Plan":
+        """Returns the plan with times and cost for other lengths, turns and prices.
 
-        Raises `UserError` for a length that no completion has.
+        Raises `UserError` for lengths that no completion has.
         """
-        check_expected_length(expected_completion_length, self.settings["max_completion_length"])
-        asked = expected_completion_length, price_per_device_hour
+        asked.check_lengths(self.settings["max_completion_length"])
         change = self.change
         if change is not None:
-            change = dataclasses.replace(change, plan=change.plan.asked(*asked))
-        return dataclasses.replace(
-            self,
-            expected_completion_length=expected_completion_length,
-            price_per_device_hour=price_per_device_hour,
-            change=change,
-        )
+            change = dataclasses.replace(change, plan=change.plan.for_asked(asked))
+        return dataclasses.replace(self, asked=asked, change=change)
 
     @property
     def verdict(self) -> str:
@@ -251,13 +285,13 @@ class Plan:
                 " No setting that was tried makes it fit: use more devices, or shorter prompts or "
                 "completions."
             )
-        if self.fits and EVALUATE in self.too_large:
+        if self.fits and self.too_large:
             said += " Evaluation does not fit: lower max_num_seqs or max_prompt_length."
         return said if self.found is None else f"{said} {self.found}"
 
     def to_json(self) -> dict[str, Any]:
         """Returns the plan as plain JSON."""
-        names = {field.name for field in dataclasses.fields(self)} - {"found", "change"}
+        names = {field.name for field in dataclasses.fields(self)} - {"found", "change", "asked"}
         found, change = self.found, self.change
         links = link_rates(self.device_kind)
         return {
@@ -265,6 +299,7 @@ class Plan:
             "peak_bytes": self.peak_bytes,
             "verdict": self.verdict,
             **{name: getattr(self, name) for name in sorted(names)},
+            **self.asked._asdict(),
             "rows": dataclasses.asdict(self.rows),
             "programs": {name: program.to_json() for name, program in self.programs.items()},
             "peaks": None if self.peaks is None else self.peaks._asdict(),
@@ -285,6 +320,7 @@ class Plan:
         own: dict[str, Any] = {
             field.name: fields.get(field.name) for field in dataclasses.fields(cls)
         }
+        own["asked"] = Asked(*(fields[name] for name in Asked._fields))
         own["rows"] = RowShape(**fields["rows"])
         own["peaks"] = None if fields["peaks"] is None else DevicePeaks(**fields["peaks"])
         own["programs"] = {

@@ -12,10 +12,9 @@ from grpo_eqx.common.choices import LOCAL, Searchable
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.distributed.tpu_slices import larger_slices
-from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.planner.devices import Target, described_slice, find_target
-from grpo_eqx.planner.make_plan import TRAINING, UPDATING, Say, make_plan
+from grpo_eqx.planner.make_plan import SAMPLING, TRAINING, UPDATING, Say, make_plan
 from grpo_eqx.planner.plan import Change, Plan
 from grpo_eqx.planner.search import MICRO_BATCH, largest_micro_batch, search, settled
 from grpo_eqx.run.passed import Passed
@@ -120,7 +119,7 @@ def find_change(run: RunSpec, target: Target, plan: Plan, say: Say) -> Change | 
     settings: dict[str, Any] | None = {}
     if set(UPDATING) & set(plan.too_large):
         settings = _smaller_update(run, target, say)
-    if settings is not None and GENERATE in plan.too_large:
+    if settings is not None and set(SAMPLING) & set(plan.too_large):
         fewer = _fewer_slots(run.changed(**settings), target, say)
         settings = None if fewer is None else settings | fewer
     if settings:
@@ -160,7 +159,7 @@ def _fewer_slots(run: RunSpec, target: Target, say: Say) -> dict[str, Any] | Non
         settings = {"max_num_seqs": slots}
         say(f"trying max_num_seqs {slots}")
         try:
-            plan = make_plan(run.changed(**settings), target, say, only=[GENERATE])
+            plan = make_plan(run.changed(**settings), target, say, only=SAMPLING)
         except UserError:
             return None  # so few do not divide evenly
         if plan.fits:

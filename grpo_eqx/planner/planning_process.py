@@ -44,6 +44,7 @@ def ask(
     say: Say,
     setting: Searchable | None = None,
     *,
+    acts: bool = False,
     help_if_not: bool = True,
     evaluates: bool = True,
 ) -> Plan:
@@ -53,6 +54,7 @@ def ask(
 
     - `say`: the progress callback.
     - `setting`: a setting, to find the largest value with which the run fits.
+    - `acts`: whether completions have several turns.
     - `help_if_not`: whether to look for changes that help where the run does not fit.
     - `evaluates`: whether evaluations are planned too.
 
@@ -64,6 +66,7 @@ def ask(
         "config": {name: str(x) if isinstance(x, Path) else x for name, x in fields.items()},
         "topology": topology,
         "search": setting,
+        "acts": acts,
         "help_if_not": help_if_not,
         "evaluates": evaluates,
     }
@@ -158,7 +161,7 @@ def _answer(question: Mapping[str, Any], say: Any) -> Mapping[str, Any]:
         for name, value in question["config"].items()
     }
     target = find_target(question["topology"])
-    run = RunSpec.describe(GRPOConfig(**fields))
+    run = RunSpec.describe(GRPOConfig(**fields), acts=question["acts"])
     how = {name: question[name] for name in ("help_if_not", "evaluates")}
     return plan_run(run, target, say, question["search"], **how).to_json()
 

@@ -9,6 +9,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from grpo_eqx.generation.turn_programs import EXTEND
 from grpo_eqx.planner.advice import advice
 from grpo_eqx.planner.plan import Plan, PlannedProgram
 from grpo_eqx.planner.step_time import Part, ProgramTime, StepTime
@@ -165,7 +166,10 @@ def _time_parts(plan: Plan) -> Iterator[RenderableType]:
         then = f": {hint}" if hint else ""
         bound = f"{_BOUNDS[program.bound_by]}{_loop_that_receives(program)}"
         yield Text(f"{name} is bound by {bound}{then}.", style="dim")
-    yield Text(f"{_summary(plan, plan.step_time)}\n")
+    said = [_summary(plan, plan.step_time)]
+    if EXTEND in plan.step_time.programs:
+        said.append(_turns(plan, plan.step_time))
+    yield Text("\n".join([*said, ""]))
 
 
 def _loop_that_receives(program: ProgramTime) -> str:
@@ -178,16 +182,35 @@ def _loop_that_receives(program: ProgramTime) -> str:
 
 def _summary(plan: Plan, time: StepTime) -> str:
     """Returns the time of a step and of 1,000, and their cost, in a sentence."""
-    length = f"completions of {plan.completion_length} tokens"
     said = (
-        f"With {length}, a step takes {shown_seconds(time.total)} at the devices' peaks, and "
-        f"{STEPS:,} steps {shown_duration(time.total.times(STEPS))}"
+        f"With {_completions(plan)}, a step takes {shown_seconds(time.total)} at the devices' "
+        f"peaks, and {STEPS:,} steps {shown_duration(time.total.times(STEPS))}"
     )
     cost = time.cost(STEPS)
     if cost is None:
         return f"{said}."
-    price = f"{plan.price_per_device_hour:g} per device and hour"
+    price = f"{plan.asked.price_per_device_hour:g} per device and hour"
     return f"{said}, at a cost of {shown_cost(cost)} ({price})."
+
+
+def _completions(plan: Plan) -> str:
+    expected = plan.expected
+    said = f"completions of {expected.length} tokens"
+    if expected.turns == 1:
+        return said
+    return (
+        f"{said} in {expected.turns} turns, between which the model reads "
+        f"{expected.observation_length} tokens"
+    )
+
+
+def _turns(plan: Plan, time: StepTime) -> str:
+    """Says what it costs that completions have several turns, in a sentence."""
+    read = time.programs[EXTEND].total
+    return (
+        f"Reading between turns takes {shown_seconds(read)} of that, for {plan.expected.num_read} "
+        f"tokens of each completion. Devices may idle besides, while tools run."
+    )
 
 
 def shown(numbers: Range, form: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from grpo_eqx.planner.routes import Route
-from grpo_eqx.planner.trips import Range, Repeats, Trips, open_loops
+from grpo_eqx.planner.trips import Expected, Range, Repeats, Trips, open_loops
 from grpo_eqx.planner.work import Level, Loop, Work
 from grpo_eqx.tracking.device_links import HOP_SECONDS, LinkRates
 from grpo_eqx.tracking.device_peaks import DevicePeaks
@@ -169,7 +169,7 @@ class ProgramTime:
 
 
 def program_time(
-    levels: Sequence[Level], trips: Trips, runs: int, length: int, rates: Rates
+    levels: Sequence[Level], trips: Trips, runs: int, expected: Expected, rates: Rates
 ) -> ProgramTime | None:
     """Computes the time of a program in a step; `None` where it needs links of unknown rates.
 
@@ -178,12 +178,12 @@ def program_time(
     - `levels`: the work of the program, per loop.
     - `trips`: what is known of its open loops.
     - `runs`: the number of times that a step runs it.
-    - `length`: the mean number of tokens of a completion.
+    - `expected`: what completions are like, on average.
     - `rates`: the rates of a device.
     """
     if not all(rates.knows(level.work) for level in levels):
         return None
-    repeats = trips.repeats(levels, length)
+    repeats = trips.repeats(levels, expected)
     parts: dict[tuple[Loop, ...], Part] = {}
     for level in levels:
         path = open_loops(level.loops)

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from grpo_eqx.generation.engine import REFILLS, TOKENS, refill_at_least
+from grpo_eqx.generation.turn_programs import ADMIT, DECODE, EXTEND
+from grpo_eqx.generation.turns import MOST_STEPS, TOKENS_AT_ONCE
 from grpo_eqx.models.attention import CACHE_BLOCKS
 from grpo_eqx.models.causal_attention import BlockSizes, Visible
 from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
@@ -39,6 +41,31 @@ class Range(NamedTuple):
         return Range(self.least * least, self.most * most)
 
 
+class Expected(NamedTuple):
+    """Completions on average."""
+
+    length: int
+    """Tokens of a completion, with those that the model reads between its turns."""
+    turns: int = 1
+    observation_length: int = 0
+    """Tokens that the model reads between two turns."""
+
+    @property
+    def drawn(self) -> int:
+        """Tokens that the model draws."""
+        return self.length - self.num_read
+
+    @property
+    def num_read(self) -> int:
+        """Tokens that the model reads between its turns."""
+        return (self.turns - 1) * self.observation_length
+
+    @property
+    def reads(self) -> int:
+        """Times that a slot reads, of at most `TOKENS_AT_ONCE` tokens."""
+        return (self.turns - 1) * -(-self.observation_length // TOKENS_AT_ONCE)
+
+
 ONCE = Range(1.0, 1.0)
 _Path = tuple[Loop, ...]
 
@@ -57,38 +84,42 @@ class Repeats(NamedTuple):
 class Trips(abc.ABC):
     """Strategy that knows the open loops of a program."""
 
-    def repeats(self, levels: Sequence[Level], length: int) -> dict[_Path, Repeats]:
+    def repeats(self, levels: Sequence[Level], expected: Expected) -> dict[_Path, Repeats]:
         """Returns how often the body of each path of open loops runs.
 
         **Arguments:**
 
         - `levels`: the levels of a program.
-        - `length`: the mean number of tokens of a completion. The longest completion has between
-          `length` and `max_completion_length`.
+        - `expected`: what completions are like, on average. The longest one has between that length
+          and `max_completion_length`.
         """
         paths = list(dict.fromkeys(open_loops(level.loops) for level in levels))
-        return {path: self._repeats(path, paths, length) for path in paths}
+        return {path: self._repeats(path, paths, expected) for path in paths}
 
-    def _repeats(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats:
+    def _repeats(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats:
         if not path:
-            return Repeats("once", ONCE)
-        known = self.of_body(path, paths, length)
+            return self.whole(expected)
+        known = self.of_body(path, paths, expected)
         if known is not None:
             return known
-        before = self._repeats(path[:-1], paths, length)
+        before = self._repeats(path[:-1], paths, expected)
         # Nothing is known of it, as of a loop in a user's loss backend.
         where = f"loop at {path[-1].source or path[-1].name}, counted once"
         return Repeats(where, before.times)
 
+    def whole(self, expected: Expected) -> Repeats:
+        """Returns how often a step runs what is outside of all open loops."""
+        return Repeats("once", ONCE)
+
     @abc.abstractmethod
-    def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
+    def of_body(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats | None:
         """Returns how often the body of the last loop of a path runs, `None` if it is unknown.
 
         **Arguments:**
 
         - `path`: the path of open loops.
         - `paths`: the paths of the whole program, in order.
-        - `length`: the mean number of tokens of a completion.
+        - `expected`: what completions are like, on average.
         """
 
     @abc.abstractmethod
@@ -99,6 +130,10 @@ class Trips(abc.ABC):
     def from_json(fields: Mapping[str, Any]) -> "Trips":
         """Inverts `to_json`."""
         own: dict[str, Any] = dict(fields)
+        if "decoding" in own:
+            decoding = Trips.from_json(own.pop("decoding"))
+            assert isinstance(decoding, Decoding)
+            return Turns(decoding=decoding, **own)
         own["attention_blocks"] = BlockSizes(*own["attention_blocks"])
         if "rows" not in own:
             return Decoding(**own)
@@ -125,12 +160,12 @@ class Decoding(Trips):
     cache_parts: int
     """Parts of the slots' caches, each of which has a loop over its blocks."""
 
-    def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
-        first, scope = path[0], path[-1].scope
+    def of_body(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats | None:
+        first, scope, length = path[0], path[-1].scope, expected.length
         if scope in (ATTENTION, QUERY_BLOCKS, BLOCK_PAIRS):
-            return self._of_prompts(path, paths)
+            return self.of_prompts(path, paths)
         if scope == REFILLS:
-            return Repeats("each refill", self._refills(length))
+            return Repeats("each refill", self.refills(length))
         in_queue = first.scope == REFILLS
         if in_queue:
             decoded = self._in_queue(length)
@@ -141,11 +176,11 @@ class Decoding(Trips):
             return None
         if scope == CACHE_BLOCKS:
             # Each block costs the same, so the parts may share them equally.
-            blocks = self._blocks(length, in_queue=in_queue).times(1 / self.cache_parts)
+            blocks = self.blocks(length, in_queue=in_queue).times(1 / self.cache_parts)
             return Repeats("each block of keys", decoded.times.times(blocks))
         return decoded if scope == TOKENS else None
 
-    def _of_prompts(self, path: _Path, paths: Sequence[_Path]) -> Repeats:
+    def of_prompts(self, path: _Path, paths: Sequence[_Path]) -> Repeats:
         if path[-1].scope != ATTENTION:
             zeros = jnp.zeros((1, 1, self.prompt_length), jnp.int32)
             whole = Visible(zeros, zeros, zeros)
@@ -162,7 +197,7 @@ class Decoding(Trips):
         times = Range(turns * length, math.ceil(turns) * self.max_length)
         return Repeats("each token in turn", times)
 
-    def _refills(self, length: int) -> Range:
+    def refills(self, length: int) -> Range:
         turns = self.num_completions / self.num_slots - 1
         at_least = refill_at_least(self.num_slots // self.num_shards)
         most = (self.num_completions - self.num_slots) / at_least
@@ -174,12 +209,72 @@ class Decoding(Trips):
             return Repeats("each token in fewer slots", Range(0.0, 0.0))
         return Repeats("each token", Range(length, self.max_length))
 
-    def _blocks(self, length: int, *, in_queue: bool) -> Range:
+    def blocks(self, length: int, *, in_queue: bool) -> Range:
         def mean(tokens: int) -> float:
             return float(np.ceil(np.arange(1, tokens + 1) / CACHE_BLOCK).mean())
 
         most = math.ceil(self.max_length / CACHE_BLOCK) if in_queue else mean(self.max_length)
         return Range(mean(length), most)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Turns(Trips):
+    """The loops of a program of a session, in which completions have several turns.
+
+    Replies are there when a turn ends, at both ends of a range: how long they take is not known. At
+    best all slots decode at a time and all readers read; at worst decoding pauses for each few
+    turns that end, and reads as often.
+    """
+
+    program: str
+    decoding: Decoding
+    num_readers: int
+    """Slots that read at a time."""
+
+    def whole(self, expected: Expected) -> Repeats:
+        if self.program == DECODE:
+            return Repeats("each pause", self._pauses(expected))
+        if self.program == EXTEND:
+            return Repeats("each read", self._reads(expected))
+        if self.program == ADMIT:
+            return Repeats("each refill", self.decoding.refills(expected.length))
+        return Repeats("once", ONCE)
+
+    def of_body(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats | None:
+        scope = path[-1].scope
+        if scope in (ATTENTION, QUERY_BLOCKS, BLOCK_PAIRS):
+            return self.decoding.of_prompts(path, paths)
+        if scope == TOKENS:
+            return Repeats("each token", self._steps(expected))
+        if scope != CACHE_BLOCKS:
+            return None
+        times = self._steps(expected) if self.program == DECODE else self._reads(expected)
+        blocks = self.decoding.blocks(expected.length, in_queue=True)
+        blocks = blocks.times(1 / self.decoding.cache_parts)
+        return Repeats("each block of keys", times.times(blocks))
+
+    def _steps(self, expected: Expected) -> Range:
+        """Returns how many tokens a slot decodes, for one completion after the other."""
+        rounds = self.decoding.num_completions / self.decoding.num_slots
+        longest = self.decoding.max_length - expected.num_read
+        return Range(rounds * expected.drawn, math.ceil(rounds) * longest)
+
+    def _pauses(self, expected: Expected) -> Range:
+        steps, turns = self._steps(expected), self.decoding.num_completions * expected.turns
+        most = steps.most / MOST_STEPS + turns / self._pause_after
+        return Range(math.ceil(steps.least / MOST_STEPS), min(most, steps.most))
+
+    def _reads(self, expected: Expected) -> Range:
+        of_all = self.decoding.num_completions * expected.reads
+        fewest = min(self.num_readers, self._pause_after)
+        return Range(of_all / self.num_readers, of_all / fewest)
+
+    @property
+    def _pause_after(self) -> int:
+        return refill_at_least(self.decoding.num_slots)
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -199,9 +294,9 @@ class MicroBatches(Trips):
     attention_blocks: BlockSizes
     """Sizes of blocks in attention."""
 
-    def of_body(self, path: _Path, paths: Sequence[_Path], length: int) -> Repeats | None:
+    def of_body(self, path: _Path, paths: Sequence[_Path], expected: Expected) -> Repeats | None:
         # What all micro-batches share, as everything is shared by a single one, has left the loop.
-        packing = self._packing(length)
+        packing = self._packing(expected.length)
         number = float(packing.number)
         if path[-1].scope == MICRO_BATCHES:
             return Repeats("each micro-batch", Range(number, number))

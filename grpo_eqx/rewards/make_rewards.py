@@ -17,14 +17,29 @@ RewardFuncs = RewardFunc | str | Sequence[RewardFunc | str] | Mapping[str, Rewar
 _DICT = 'name each in a dict, as in {"first": a_function, "second": another}'
 
 
-def make_rewards(cfg: GRPOConfig, given: RewardFuncs | None) -> RewardRunner:
-    """Makes the runner of the given reward functions, or else the config's, with its penalty."""
-    penalized = cfg.overlong_buffer > 0
-    taken = (SOFT_OVERLONG,) * penalized
-    funcs = named_funcs(cfg.reward_funcs if given is None else given, "reward_funcs", taken)
+def make_rewards(
+    cfg: GRPOConfig, given: RewardFuncs | None, own: Mapping[str, RewardFunc] | None = None
+) -> RewardRunner:
+    """Makes the runner of a run's reward functions, with its penalty.
+
+    **Arguments:**
+
+    - `cfg`: the settings.
+    - `given`: functions that were passed in place of the config's.
+    - `own`: functions of environments, of weight 1 each. The config's are left out where they are
+      the default.
+    """
+    penalized, own = cfg.overlong_buffer > 0, own or {}
+    if given is None and not (own and cfg.reward_funcs == GRPOConfig().reward_funcs):
+        given = cfg.reward_funcs
+    taken = (*own, *(SOFT_OVERLONG,) * penalized)
+    funcs = named_funcs(() if given is None else given, "reward_funcs", taken)
     limits = _limits(cfg)
-    limits.check_used(funcs)
-    runner = RewardRunner(funcs, cfg.reward_weights, limits=limits)
+    limits.check_used({**funcs, **own})
+    weights = cfg.reward_weights
+    if weights is not None and len(weights) == len(funcs):
+        weights = (*weights, *(1.0,) * len(own))
+    runner = RewardRunner({**funcs, **own}, weights, limits=limits)
     if not penalized:
         return runner
     assert cfg.max_completion_length is not None  # resolved
@@ -60,8 +75,8 @@ def named_funcs(given: Any, argument: str, taken: Sequence[str] = ()) -> dict[st
             raise UserError(f"two reward functions have the same name, {name}: {_DICT}.")
         if name in taken:
             raise UserError(
-                f"{argument} has a function with the name {name}, which is that of a penalty of "
-                f"this run: {_DICT}."
+                f"{argument} has a function with the name {name}, which is that of a penalty or an "
+                f"environment of this run: {_DICT}."
             )
     return dict(pairs)
 

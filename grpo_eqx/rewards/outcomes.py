@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from grpo_eqx.common.errors import RewardError
+from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.prompts import Conversation, Prompt, last_text, quoted
 from grpo_eqx.rewards.contract import Reading, reason_of
 
+ENVIRONMENTS = "environments"
+"""Argument of reward functions in runs with environments."""
 _LONGEST_QUOTE = 60
 _CONSTANTS = frozenset({str, bytes, int, float, complex, bool, type(None)})
 
@@ -22,6 +25,8 @@ class Samples:
     """Texts; for a prompt that is a conversation, a list with the assistant's message, as in
     TRL."""
     columns: Mapping[str, list[Any]]
+    environments: list[Any] | None = None
+    """Environments that completions acted in, which functions get as they are."""
 
     @classmethod
     def of(
@@ -29,8 +34,12 @@ class Samples:
         prompts: Sequence[Prompt],
         completions: Sequence[Sequence[str]],
         completion_ids: Sequence[Sequence[Sequence[int]]],
+        acted: Acted | None = None,
     ) -> "Samples":
-        """Flattens `completions[p][g]` and their tokens, and repeats the prompts' columns."""
+        """Flattens `completions[p][g]` and their tokens, and repeats the prompts' columns.
+
+        Completions that act are lists of messages, all of those after the prompt.
+        """
         rows = [prompt for prompt in prompts for _ in range(len(completions[0]))]
         columns: dict[str, list[Any]] = {
             "completion_ids": [ids for of_prompt in completion_ids for ids in of_prompt]
@@ -41,7 +50,12 @@ class Samples:
             text if isinstance(row.content, str) else [{"role": "assistant", "content": text}]
             for row, text in zip(rows, texts, strict=True)
         ]
-        return cls([row.content for row in rows], answers, columns)
+        environments = None
+        if acted is not None:
+            answers = [list(own) for own in acted.messages]
+            if any(each is not None for each in acted.environments):
+                environments = list(acted.environments)
+        return cls([row.content for row in rows], answers, columns, environments)
 
     def __len__(self) -> int:
         return len(self.completions)
@@ -50,14 +64,27 @@ class Samples:
         """Returns the keyword arguments of a call, as copies that a function may change."""
         columns = {"prompts": self.prompts, "completions": self.completions, **self.columns}
         objects = dict[int, Any]()
-        return {
+        arguments = {
             name: [_copied(value, objects) for value in values] for name, values in columns.items()
         }
+        if self.environments is not None:
+            arguments[ENVIRONMENTS] = list(self.environments)
+        return arguments
+
+    def chosen(self, indices: Sequence[int]) -> "Samples":
+        """Returns the arguments for some completions."""
+        columns = {name: [values[i] for i in indices] for name, values in self.columns.items()}
+        environments = self.environments
+        return Samples(
+            [self.prompts[i] for i in indices],
+            [self.completions[i] for i in indices],
+            columns,
+            None if environments is None else [environments[i] for i in indices],
+        )
 
     def one(self, index: int) -> "Samples":
         """Returns the arguments for one completion, as lists of length one."""
-        columns = {name: [values[index]] for name, values in self.columns.items()}
-        return Samples([self.prompts[index]], [self.completions[index]], columns)
+        return self.chosen([index])
 
     def named(self, index: int) -> str:
         """Names a completion in a message."""

@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 
 from grpo_eqx.common.errors import RewardError, RewardFailureError, UserError, first_line
 from grpo_eqx.common.process_state import StateGuard, warn
+from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.rewards.async_calls import AsyncCalls
 from grpo_eqx.rewards.contract import read_rewards
@@ -160,6 +161,7 @@ class RewardRunner:
         completions: Sequence[Sequence[str]],
         completion_ids: Sequence[Sequence[Sequence[int]]],
         tagged: Sequence[Sequence[str]] | None = None,
+        acted: Acted | None = None,
     ) -> Rewards:
         """Computes the rewards of `completions[p][g]`, the completions of `prompts[p]`.
 
@@ -169,6 +171,8 @@ class RewardRunner:
         - `completion_ids`: the tokens of each completion.
         - `tagged`: texts with all tags of the layout, which built-in functions read in place of
           `completions`.
+        - `acted`: dialogues of the completions, whose messages functions get in place of texts. No
+          function applies to a lost one.
 
         Raises `RewardError`, naming the function, if a function does not return a list with a
         number or `None` for each completion.
@@ -178,12 +182,12 @@ class RewardRunner:
         and the completion, with the function's own error as its cause. If `limits.failures` is
         `drop`, the completion has no rewards instead.
         """
-        samples = Samples.of(prompts, completions, completion_ids)
+        samples = Samples.of(prompts, completions, completion_ids, acted)
         of_built_in = samples
-        if tagged is not None and tagged is not completions:
+        if acted is None and tagged is not None and tagged is not completions:
             of_built_in = Samples.of(prompts, tagged, completion_ids)
         shape = len(self.funcs), len(prompts), len(completions[0])
-        by_name = self._outcomes(samples, of_built_in)
+        by_name = self._outcomes_but_lost(samples, of_built_in, () if acted is None else acted.lost)
         outcomes = [by_name[name] for name in self.funcs]
         failed = np.array([[isinstance(x, Failure) for x in own] for own in outcomes])
         each = np.array([[_number(x) for x in own] for own in outcomes])
@@ -192,13 +196,25 @@ class RewardRunner:
         each[np.ix_(penalties, unrewarded)] = np.nan
         return self.combined(each.reshape(shape), failed.reshape(shape))
 
-    def try_out(self, prompt: Prompt, completion: str, ids: Sequence[int]) -> None:
-        """Calls every function once, on one completion and its tokens; raises their errors.
+    def try_out(
+        self,
+        prompt: Prompt,
+        completion: str,
+        ids: Sequence[int],
+        acted: Acted | None = None,
+    ) -> None:
+        """Calls every function once, on one completion; raises their errors.
 
         A broken function thus ends a run before its first rollout.
+
+        **Arguments:**
+
+        - `prompt`: the prompt.
+        - `completion`, `ids`: text and tokens of the completion.
+        - `acted`: its dialogue, where completions act.
         """
         try:
-            self([prompt], [[completion]], [[list(ids)]])
+            self([prompt], [[completion]], [[list(ids)]], acted=acted)
         except RewardError as error:
             trial = "This was a trial call before the first rollout, with a made-up completion."
             raise type(error)(f"{error} {trial}") from error.__cause__
@@ -221,6 +237,21 @@ class RewardRunner:
                     f"(the warning above has the first), and max_failed_rewards is "
                     f"{self.limits.max_failed}: fix the function, or raise it."
                 )
+
+    def _outcomes_but_lost(
+        self, samples: Samples, of_built_in: Samples, lost: Sequence[bool]
+    ) -> dict[str, list[Outcome]]:
+        """Calls all functions for completions that are not lost; to lost ones, none applies."""
+        if not any(lost):
+            return self._outcomes(samples, of_built_in)
+        kept = [i for i, is_lost in enumerate(lost) if not is_lost]
+        nothing: list[Outcome] = [None] * len(lost)
+        outcomes = {name: nothing.copy() for name in self.funcs}
+        if kept:
+            for name, own in self._outcomes(samples.chosen(kept), of_built_in.chosen(kept)).items():
+                for i, outcome in zip(kept, own, strict=True):
+                    outcomes[name][i] = outcome
+        return outcomes
 
     def _outcomes(self, samples: Samples, of_built_in: Samples) -> dict[str, list[Outcome]]:
         """Calls all functions; async functions run beside the others."""

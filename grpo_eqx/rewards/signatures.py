@@ -5,11 +5,16 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from grpo_eqx.common.errors import UserError, did_you_mean
+from grpo_eqx.rewards.outcomes import ENVIRONMENTS
 
 _ALWAYS = "prompts", "completions", "completion_ids"
 _OTHERWISE = {
     "question": "the questions are its prompts",
     "prompt": "the prompts of all completions are its prompts, a list",
+    ENVIRONMENTS: (
+        "pass environment_factory to GRPOTrainer, and leave reward_workers at 0 or write the "
+        "function as async def"
+    ),
 }
 """Arguments that people expect, and where to find their values."""
 _OF_TRL = "trainer_state", "log_extra", "log_metric"

@@ -24,6 +24,7 @@ from grpo_eqx.tracking.metrics import (
     failure_metrics,
     id_metrics,
     reward_metrics,
+    tool_metrics,
 )
 from grpo_eqx.tracking.step_profiler import phase
 from grpo_eqx.training.state import TrainState
@@ -101,14 +102,15 @@ class RolloutCollector:
         """
         most = self.cfg.max_generation_batches if self.cfg.dynamic_sampling else 1
         assert most is not None  # resolved
-        started, self._started = self._started, None
-        kept = self._sampled(started or self._start(state, 0), clock)
+        started, self._started = self._started or self._start(state, 0), None
+        kept = self._sampled(started, clock)
         if most == 1:
             on_sampled(kept)
-        kept = self._rewarded(kept, clock)
+        kept = self._rewarded(kept, started, clock)
         made, number = kept, 1
         while number < most and not self.teaches(kept).all():
-            fresh = self._rewarded(self._sampled(self._start(state, number), clock), clock)
+            started = self._start(state, number)
+            fresh = self._rewarded(self._sampled(started, clock), started, clock)
             kept, made = self._replaced(kept, fresh), made.joined(fresh)
             number += 1
         if most > 1:
@@ -121,8 +123,9 @@ class RolloutCollector:
         metrics = {
             **reward_metrics(rewards),
             **failure_metrics(rewards),
-            **completion_metrics(made.lengths, made.finished),
+            **completion_metrics(made.num_written, made.finished),
             **id_metrics([each.ids for each in made.trajectories], self.without_token),
+            **tool_metrics(None if made.acted is None else made.acted.counts),
         }
         if self.cfg.dynamic_sampling:
             dropped = 1 - self.teaches(kept).sum() / len(rewards.total)
@@ -145,8 +148,11 @@ class RolloutCollector:
             for row, i in enumerate(indices)
             for sample in range(self.cfg.num_generations)
         ]
-        width = self.prompts.width(indices)
-        return _Started(indices, self.sampler.submit(trajectories, prompt_width=width))
+        problems = [self.prompts.data.prompts[i] for i in indices]
+        pending = self.sampler.submit(
+            trajectories, problems=problems, prompt_width=self.prompts.width(indices)
+        )
+        return _Started(indices, pending)
 
     @phase("rollout")
     def _sampled(self, started: _Started, clock: StepClock) -> Rollout:
@@ -157,13 +163,15 @@ class RolloutCollector:
             [problems[i] for i in started.indices],
             [made.trajectories[i : i + G] for i in range(0, len(made.trajectories), G)],
             self.tokenizer, started.indices, counts=made.counts, routes=made.routes,
+            acted=made.acted,
         )  # fmt: skip
         clock.lap("rollout")
         return rollout
 
     @phase("reward")
-    def _rewarded(self, rollout: Rollout, clock: StepClock) -> Rollout:
+    def _rewarded(self, rollout: Rollout, started: _Started, clock: StepClock) -> Rollout:
         rewards = rewarded(self.rewards, rollout)
+        started.pending.release()
         clock.lap("reward")
         return rollout.with_rewards(rewards)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from grpo_eqx.data.acted import Acted, as_text
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Group, Trajectory
@@ -32,6 +33,8 @@ class Rollout:
     """Work that sampling took."""
     routes: Routes | None = None
     """Experts that the sampler's routers chose, on the devices."""
+    acted: Acted | None = None
+    """Their dialogues, one group after the other, where completions act."""
 
     @functools.cached_property
     def lengths(self) -> Int[np.ndarray, "P G"]:
@@ -72,6 +75,14 @@ class Rollout:
         return [list(itertools.islice(texts, len(group))) for group in self.groups]
 
     @property
+    def shown_texts(self) -> list[list[str]]:
+        """Texts for people to read, `[P][G]`; in dialogues, calls and answers are in brackets."""
+        if self.acted is None:
+            return self.texts
+        texts = map(as_text, self.acted.messages)
+        return [list(itertools.islice(texts, len(group))) for group in self.groups]
+
+    @property
     def tagged_texts(self) -> list[list[str]]:
         """Texts as built-in rewards read them, `[P][G]`: with the layout's tags."""
         return self.tokenizer.with_tags(self.prompts, self.ids, self.texts)
@@ -90,14 +101,17 @@ class Rollout:
     def of_prompts(self, indices: Sequence[int] | Int[np.ndarray, " Q"]) -> "Rollout":
         """Returns the prompts at `indices` with their completions, in that order.
 
-        Counts and routes are left out.
+        Counts, of sampling and of calls, and routes are left out.
         """
+        G = len(self.groups[0])
+        numbers = [p * G + g for p in indices for g in range(G)]
         return Rollout(
             [self.prompts[i] for i in indices],
             [self.groups[i] for i in indices],
             self.tokenizer,
             None if self.indices is None else self.indices[indices],
             None if self.rewards is None else self.rewards.of_prompts(np.asarray(indices)),
+            acted=None if self.acted is None else self.acted.of(numbers),
         )
 
     def joined(self, other: "Rollout") -> "Rollout":
@@ -107,9 +121,12 @@ class Rollout:
             indices = np.concatenate([self.indices, other.indices])
         if self.rewards is not None and other.rewards is not None:
             rewards = self.rewards.joined(other.rewards)
+        acted = None
+        if self.acted is not None and other.acted is not None:
+            acted = self.acted.joined(other.acted)
         return Rollout(
             self.prompts + other.prompts, self.groups + other.groups, self.tokenizer,
-            indices, rewards, self.counts.plus(other.counts),
+            indices, rewards, self.counts.plus(other.counts), acted=acted,
         )  # fmt: skip
 
     def _of_each(self, value: Callable[[Trajectory], Any], dtype: type) -> np.ndarray:
@@ -129,7 +146,7 @@ def rewarded(runner: RewardRunner, rollout: Rollout) -> Rewards:
         if len(share) == 0:
             return np.zeros((0, 2 * len(runner.funcs), G))
         mine = rollout if len(share) == P else rollout.of_prompts(share)
-        own = runner(mine.prompts, mine.texts, mine.ids, mine.tagged_texts)
+        own = runner(mine.prompts, mine.texts, mine.ids, mine.tagged_texts, mine.acted)
         failed = np.zeros(own.each.shape) if own.failed is None else own.failed.astype(float)
         return np.concatenate([own.each, failed]).swapaxes(0, 1)
 

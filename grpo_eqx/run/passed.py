@@ -10,7 +10,7 @@ import optax
 
 from grpo_eqx.common.errors import UserError, listed
 from grpo_eqx.data.load import Data
-from grpo_eqx.data.tokenizer import ChatTokenizer
+from grpo_eqx.data.tokenizer import ChatTokenizer, Tools
 from grpo_eqx.loss_backends import LossBackend
 from grpo_eqx.models.interface import CausalLM
 from grpo_eqx.settings.config import GRPOConfig
@@ -30,6 +30,10 @@ class Passed:
     mesh: Mesh | None = None
     rollout_sharding: RolloutSharding | None = None
     loss_backend: LossBackend | None = None
+    tools: Tools = dataclasses.field(default_factory=dict)
+    """Schemas of functions that the model can call, by the environment of a problem."""
+    changes_prompts: bool = False
+    """Whether environments change prompts, which may then have up to `max_prompt_length` tokens."""
 
     def __post_init__(self) -> None:
         """Raises `UserError` for a model, optimizer or strategy that no run could use.
@@ -52,7 +56,7 @@ class Passed:
         objects = {
             "data" if field.name == "train_data" else field.name: getattr(self, field.name)
             for field in dataclasses.fields(self)
-            if field.name != "tokenizer"  # no setting
+            if field.name not in ("tokenizer", "tools", "changes_prompts")  # no settings
         }
         return {
             setting: type(x).__name__

@@ -8,7 +8,7 @@ import jax
 
 from grpo_eqx.checkpoint.run_moment import run_moment
 from grpo_eqx.common.errors import UserError
-from grpo_eqx.data.run_inputs import Inputs, hub_commits, load_inputs
+from grpo_eqx.data.run_inputs import Inputs, check_positions, hub_commits, load_inputs
 from grpo_eqx.distributed.exchange import assert_same_on_all_hosts, least, raise_on_all_hosts
 from grpo_eqx.models.config import ModelConfig
 from grpo_eqx.models.interface import CausalLM
@@ -43,13 +43,18 @@ class RunSpec:
     passed: Passed = dataclasses.field(default_factory=Passed)
     device_bytes: int | None = None
     """Memory of each device that all processes count on. `None`: as the devices say."""
+    acts: bool = False
+    """Whether completions may have several turns, as those that call tools."""
 
     @classmethod
-    def describe(cls, cfg: GRPOConfig, passed: Passed | None = None) -> "RunSpec":
+    def describe(
+        cls, cfg: GRPOConfig, passed: Passed | None = None, *, acts: bool = False
+    ) -> "RunSpec":
         """Describes the run of a config for planning; of a model only its `config.json` is needed.
 
         Problems are read for the lengths of prompts where they, and the model's tokenizer, are on
-        this machine. What is passed may be strategies and an optimizer.
+        this machine. What is passed may be strategies and an optimizer. With `acts`, completions
+        may have several turns.
         """
         cfg = cfg.resolved()
         model = find_config(cfg.model)
@@ -57,7 +62,7 @@ class RunSpec:
         prompts = lengths_for_plan(cfg, model)
         if prompts.num_train is not None:
             cfg = cfg.for_problems(prompts.num_train)
-        return cls(cfg, model, prompts, passed or Passed())
+        return cls(cfg, model, prompts, passed or Passed(), acts=acts)
 
     @classmethod
     def load(cls, cfg: GRPOConfig, passed: Passed) -> tuple["RunSpec", Inputs]:
@@ -81,8 +86,12 @@ class RunSpec:
                 passed.eval_data,
                 model_passed=passed.model is not None,
                 moment=moment,
+                tools=passed.tools,
             )
             inputs.check_belong_to(model, cfg)
+            if passed.changes_prompts:
+                prompt = "the longest prompt that an environment may make"
+                check_positions(cfg, model, prompt, cfg.max_prompt_length)
             return model, inputs
 
         model, inputs = raise_on_all_hosts(read)
@@ -90,9 +99,13 @@ class RunSpec:
             commits = {f"the commit of {name}": x for name, x in hub_commits(cfg).items()}
             assert_same_on_all_hosts(inputs.fingerprints() | commits)
         lengths = PromptLengths.of(inputs.train, inputs.heldout, cfg.max_prompt_length)
+        if passed.changes_prompts:
+            longest = cfg.max_prompt_length
+            lengths = lengths._replace(train=longest, heldout=longest)
         # Agreed on once: all processes must choose the same layouts, and plan on their own.
         memory = least(device_bytes(mesh)) if jax.process_count() > 1 else None
-        return cls(cfg.for_problems(len(inputs.train)), model, lengths, passed, memory), inputs
+        cfg = cfg.for_problems(len(inputs.train))
+        return cls(cfg, model, lengths, passed, memory, acts=bool(passed.tools)), inputs
 
     @property
     def passes(self) -> Passes:

@@ -1,13 +1,14 @@
 """The programs of a run, to be compiled before anything calls them."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from grpo_eqx.generation import Sampling
 from grpo_eqx.generation.local_sampler import GENERATE
 from grpo_eqx.generation.routes import Routes, shapes_of_routes
+from grpo_eqx.generation.turn_programs import PREFILL
 from grpo_eqx.run.initial_state import state_shapes
 from grpo_eqx.run.programs import Programs
 from grpo_eqx.run.spec import RunSpec
@@ -26,6 +27,10 @@ class RunProgram(NamedTuple):
     name: str
     lower: Callable[[], jax.stages.Lowered]
     arguments: tuple[str, ...]
+    beside: Callable[[], Any] = lambda: None
+    """Returns the shapes of what lies beside its arguments, and is not resident throughout."""
+    key: Hashable = None
+    """Key of a program of sampling in `Compiler.start`."""
 
 
 def run_programs(
@@ -39,8 +44,7 @@ def run_programs(
     - `prompt_width`: the width of the prompts that are sampled, by default that of the longest.
     """
     cfg, lengths, state = run.cfg, run.prompts, state_shapes(run, programs.updater)
-    sampler, scorer, updater = programs.sampler, programs.scorer, programs.updater
-    batch = run.rollout_shape
+    scorer, updater = programs.scorer, programs.updater
     routes = _routes(run, programs)
     yield RunProgram(
         UPDATE,
@@ -52,8 +56,7 @@ def run_programs(
         ),
         ("parameters", "optimizer_state"),
     )
-    width = prompt_width or lengths.train
-    yield RunProgram(GENERATE, lambda: sampler.lower(state.model, *batch, width), ("parameters",))
+    yield from _sampling(run, programs, *run.rollout_shape, prompt_width or lengths.train)
     if run.passes.num_scores(cfg)[SCORE] > 0:
         rows = _rows(run, programs, programs.rollout_rows)
         yield RunProgram(SCORE, lambda: scorer.lower(state.model, rows, routes), ("parameters",))
@@ -62,20 +65,47 @@ def run_programs(
         owner = "parameters" if state.reference is None else "reference_model"
         own = _rows(run, programs, programs.rollout_rows, replays=False)
         yield RunProgram(SCORE_REFERENCE, lambda: scorer.lower(reference, own, None), (owner,))
+    yield from _evaluations(run, programs)
 
-    def evaluate(name: str, num_samples: int, temperature: float) -> RunProgram:
-        rows = evaluation_rows(lengths.num_heldout, num_samples, sampler.mesh.size)
+
+def _evaluations(run: RunSpec, programs: Programs) -> Iterator[RunProgram]:
+    """Yields the programs of evaluations."""
+    cfg, lengths = run.cfg, run.prompts
+
+    def evaluate(name: str, num_samples: int, temperature: float) -> Iterator[RunProgram]:
+        rows = evaluation_rows(lengths.num_heldout, num_samples, programs.sampler.mesh.size)
         sampling = Sampling(temperature=temperature)
-        return RunProgram(
-            name,
-            lambda: sampler.lower(state.model, rows, num_samples, lengths.heldout, sampling),
-            ("parameters",),
-        )
+        for each in _sampling(run, programs, rows, num_samples, lengths.heldout, sampling):
+            yield each._replace(name=f"{name} {each.name}" if run.acts else name)
 
-    yield evaluate(EVALUATE, 1, 0.0)
+    yield from evaluate(EVALUATE, 1, 0.0)
     if cfg.num_generations_eval is not None:
         assert cfg.eval_temperature is not None  # resolved
-        yield evaluate(EVALUATE_SAMPLES, cfg.num_generations_eval, cfg.eval_temperature)
+        yield from evaluate(EVALUATE_SAMPLES, cfg.num_generations_eval, cfg.eval_temperature)
+
+
+def _sampling(
+    run: RunSpec,
+    programs: Programs,
+    num_prompts: int,
+    num_generations: int,
+    prompt_width: int,
+    sampling: Sampling | None = None,
+) -> Iterator[RunProgram]:
+    """Yields the programs that complete a batch, in the order of their use."""
+    sampler, model = programs.sampler, state_shapes(run, programs.updater).model
+    batch = num_prompts, num_generations, prompt_width, sampling or sampler.options.sampling
+    if not run.acts:
+        yield RunProgram(
+            GENERATE,
+            lambda: sampler.lower(model, *batch),
+            ("parameters",),
+            key=sampler.key(*batch),
+        )
+        return
+    for each in sampler.turns(num_prompts, num_generations).to_compile(model, *batch[2:]):
+        arguments = ("parameters",) if each.key.program == PREFILL else ()
+        yield RunProgram(each.key.program, each.lower, arguments, each.beside, each.key)
 
 
 def in_order_of_use(
@@ -90,16 +120,27 @@ def in_order_of_use(
     """
     first, *others = prompt_widths
     lowerings = {x.name: x.lower for x in run_programs(run, programs, prompt_width=first)}
-    sampler, batch = programs.sampler, run.rollout_shape
-    yield sampler.key(*batch, first), lowerings[GENERATE]
+    # Those of runs that do not act are compiled when they are called.
+    evaluations = _evaluations(run, programs) if run.acts and run.cfg.eval_steps else ()
+    of_evaluations = [(x.key, x.lower) for x in evaluations]
+    if run.cfg.eval_on_start:
+        yield from of_evaluations
+    yield from sampling_programs(run, programs, first)
     if run.passes.entropies and run.cfg.steps_per_generation > 1:
         lowerings[SCORE_SHARE] = _lower_share(run, programs)
     in_turn = SCORE, SCORE_REFERENCE, SCORE_SHARE, UPDATE
     yield from ((name, lowerings[name]) for name in in_turn if name in lowerings)
     for width in others:
-        more = run_programs(run, programs, prompt_width=width)
-        lower = next(x.lower for x in more if x.name == GENERATE)
-        yield sampler.key(*batch, width), lower
+        yield from sampling_programs(run, programs, width)
+    yield from of_evaluations  # begun already where the run starts with one
+
+
+def sampling_programs(
+    run: RunSpec, programs: Programs, prompt_width: int
+) -> Iterator[tuple[Hashable, Callable[[], jax.stages.Lowered]]]:
+    """Yields what a rollout calls, for `Compiler.start`."""
+    for each in _sampling(run, programs, *run.rollout_shape, prompt_width):
+        yield each.key, each.lower
 
 
 def _lower_share(run: RunSpec, programs: Programs) -> Callable[[], jax.stages.Lowered]:

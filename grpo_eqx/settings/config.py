@@ -81,6 +81,9 @@ class GRPOConfig:
     chat_template: str | None = None
     """File with a chat template (Jinja) in place of the tokenizer's own, or none: problems are
     texts that the model continues as they are. None: the tokenizer's own."""
+    chat_template_kwargs: tuple[str, ...] | Mapping[str, Any] = ()
+    """Variables of the chat template, each as NAME=VALUE with a value in JSON, such as
+    enable_thinking=false; in Python and files also a mapping."""
     max_prompt_length: PositiveInt = 1024
     """Maximum prompt length in tokens, including the chat template."""
     overlong_prompts: Literal["error", "drop", "truncate_left"] = "error"
@@ -124,6 +127,19 @@ class GRPOConfig:
     router_replay: bool = False
     """Train each token through the experts that the sampler chose for it, weighted by the trained
     router (R3); for models with experts."""
+
+    # Tools and environments
+    max_tool_calling_iterations: PositiveInt | None = None
+    """Turns of a completion that tools or its environment answer. None: as many as
+    max_completion_length has room for."""
+    tool_timeout: Seconds | None = None
+    """Seconds that a call of a tool or an environment may take. None: no limit."""
+    max_tool_response_length: PositiveInt | None = None
+    """Tokens of an answer; a longer answer is cut. None: no limit."""
+    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
+    """Part of a longer answer that is kept; middle: half of either end."""
+    tool_failures: Literal["answer", "stop"] = "answer"
+    """When a call raises or runs out of time: answer the model with the error, or stop the run."""
 
     # Rewards
     reward_funcs: tuple[str, ...] = ("correct",)

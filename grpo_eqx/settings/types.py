@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import enum
 import functools
+import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -127,8 +128,9 @@ def all_converted(
     """Returns values, by the names of a dataclass' fields, as the types of these.
 
     Converts what can mean one thing only, as values from YAML and JSON files do: `"1e-6"` to a
-    float, `8.0` to an integer, lists and single values to tuples, paths to strings, `"None"` to
-    `None`. Raises one `UserError` for all values that their types do not admit.
+    float, `8.0` to an integer, lists and single values to tuples, mappings to tuples of
+    `NAME=VALUE` in JSON, paths to strings, `"None"` to `None`. Raises one `UserError` for all
+    values that their types do not admit.
     """
     result = dict[str, Any]()
 
@@ -275,6 +277,8 @@ def _convert(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Annotated:
         return _convert(value, get_args(kind)[0])
     if get_origin(kind) is tuple:
+        if isinstance(value, Mapping):
+            value = [f"{name}={json.dumps(each)}" for name, each in value.items()]
         values = value if isinstance(value, list | tuple) else [value]
         return tuple(_convert(each, get_args(kind)[0]) for each in values)
     if kind not in _CONVERSIONS and kind is not NoneType and get_origin(kind) is not Literal:

@@ -46,7 +46,7 @@ def shapes_of(tree: Any, shardings: Any) -> Any:
     """Returns the shapes of arrays, or of their shapes, with their shardings."""
 
     def of(
-        x: jax.Array | jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding
+        x: jax.Array | np.ndarray | jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding
     ) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 

@@ -43,6 +43,7 @@ def completion_columns(
 
     - `step`: the step.
     - `prompts`, `groups`, `texts`: the prompts, and their completions in tokens and in text.
+      Lengths are of the tokens that the model wrote.
     - `rewards`, `advantages`: rewards and advantages of the completions.
     """
     group = advantages.shape[1]
@@ -59,7 +60,7 @@ def completion_columns(
         },
         "reward": rewards.total.reshape(-1).tolist(),
         "advantage": advantages.reshape(-1).tolist(),
-        "length": [len(each) for each in completions],
+        "length": [int(each.written.sum()) for each in completions],
         "truncated": [not each.is_finished for each in completions],
     }
 

@@ -108,6 +108,23 @@ _COMPLETIONS = (
         "no such ids.",
         "0",
     ),
+    Metric(
+        "tools/call_frequency", "calls",
+        "Calls of tools in a completion, on average; with `tools`.",
+        "above 0",
+    ),
+    Metric(
+        "tools/failure_frequency", "share",
+        "Share of the calls that raised, ran out of time, or named an unknown tool.",
+        "falls",
+    ),
+    Metric("tools/turns", "turns", "Turns of a completion that were answered, on average."),
+    Metric(
+        "tools/num_lost", "completions",
+        "Completions whose environment failed, which the loss leaves out.",
+        "0",
+    ),
+    Metric("time/tools/call_s", "s", "Seconds of a call of a tool, on average."),
     Metric("num_tokens", "tokens", "Tokens of all completions so far, each with its prompt."),
     Metric(
         "dynamic_sampling/num_generation_batches", "rollouts",

@@ -10,6 +10,7 @@ from typing import SupportsFloat
 import numpy as np
 from jaxtyping import Bool, Int
 
+from grpo_eqx.data.acted import ToolCounts
 from grpo_eqx.objective.advantages import all_equal
 from grpo_eqx.rewards import Rewards
 
@@ -87,6 +88,19 @@ def failure_metrics(rewards: Rewards) -> dict[str, float]:
         return {}
     pairs = zip(rewards.names, rewards.failed, strict=True)
     return {f"rewards/{name}/num_failed": float(failed.sum()) for name, failed in pairs}
+
+
+def tool_metrics(counts: ToolCounts | None) -> dict[str, float]:
+    """Returns how often completions call tools, and how often calls fail, under TRL's names."""
+    if counts is None:
+        return {}
+    return {
+        "tools/call_frequency": counts.calls / counts.completions,
+        "tools/failure_frequency": counts.failures / max(counts.calls, 1),
+        "tools/turns": counts.turns / counts.completions,
+        "tools/num_lost": counts.lost,
+        "time/tools/call_s": counts.seconds / max(counts.calls, 1),
+    }
 
 
 def completion_metrics(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tyro
 
-from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete
+from grpo_eqx.cli.flag_values import AS_SETTINGS, check_complete, refuse_assignments
 from grpo_eqx.common.errors import UserError
 
 
@@ -74,3 +74,9 @@ def test_complete_lines_pass(line: str) -> None:
 def test_what_is_missing_or_left_over_is_named(line: str, said: str) -> None:
     with pytest.raises(UserError, match=said):
         check_complete(line.split(), PLACEHOLDERS)
+
+
+def test_assignments_are_flags_without_dashes_except_for_variables_of_templates() -> None:
+    refuse_assignments(["--chat-template-kwargs", "a=1", "b=2", "--seed", "3"], ["seed"])
+    with pytest.raises(UserError, match="'seed=3' is not a flag: write --seed 3"):
+        refuse_assignments(["--words", "a", "seed=3"], ["seed"])

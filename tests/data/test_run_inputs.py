@@ -42,7 +42,7 @@ def generated(train: Any, prompts: Any, tokenizer: Any = TOKENIZER, **settings: 
     like = inputs.train.prompts[0]
     return [
         TOKENIZER.decode(ids)
-        for ids in encode_prompts(prompts, cfg, inputs.tokenizer, MODEL, like=like)
+        for ids in encode_prompts(prompts, cfg, inputs.tokenizer, MODEL, like=like)[1]
     ]
 
 
@@ -114,6 +114,39 @@ def test_a_template_may_be_for_the_held_out_problems_alone(tmp_path: Path) -> No
     assert TOKENIZER.decode(inputs.heldout.tokens[0]) == RENDERED
     with pytest.raises(UserError, match=r"chat_template is .*: it would do nothing"):
         inputs_of(TEXTS, BARE, chat_template=str(file))
+
+
+def test_a_template_has_variables(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_text(
+        "{% macro shown(message) %}{{ level }} {{ message.content }}{% endmacro %}"
+        "{{ shown(messages[0]) }}{% if think is defined and think is false %} no{% endif %}"
+    )
+    given: Any
+    for given in ({"level": "a 'b' {{", "think": False}, ("level=\"a 'b' {{\"", "think=false")):
+        inputs, _ = inputs_of(QUESTIONS, chat_template=str(file), chat_template_kwargs=given)
+        assert TOKENIZER.decode(inputs.train.tokens[0]) == "a 'b' {{ 1 + 1? no"
+    saved = inputs.tokenizer.tokenizer  # and whoever renders with it can say otherwise
+    assert saved.apply_chat_template([USER], tokenize=False, level=3) == "3 1 + 1? no"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "given", "said"),
+    [
+        (
+            TOKENIZER,
+            ("enable_thinking",),
+            "has 'enable_thinking': write NAME=VALUE with a value in",
+        ),
+        (TOKENIZER, ("enable_thinking=no",), "as in enable_thinking=false"),
+        (TOKENIZER, {"a b": 1}, "has 'a b=1'"),
+        (TOKENIZER, {"a": object()}, "has 'a': write NAME=VALUE"),
+        (BARE, {"a": 1}, "there is no single chat template: it would do nothing"),
+    ],
+)
+def test_variables_that_cannot_be_are_refused(tokenizer: Any, given: Any, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        inputs_of(TEXTS, tokenizer, chat_template_kwargs=given)
 
 
 @pytest.mark.parametrize("template", ["none", "a file"])

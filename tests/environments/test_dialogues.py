@@ -13,6 +13,7 @@ from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.environments.calls import Calls
 from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
+from grpo_eqx.environments.environment import Environment, Step
 from grpo_eqx.environments.tools import make_tools
 from tests.environments.templates import HERMES, tokenizer_with
 
@@ -72,7 +73,7 @@ def calls() -> Iterator[Calls]:
 def dialogues(calls: Calls) -> Callable[..., Dialogues]:
     def make(number: int = 1, tools: Mapping[str, Any] = TOOLS, **limits: Any) -> Dialogues:
         each = {n: Dialogue(tools) for n in range(number)}
-        return Dialogues(each, CHAT, calls, ToolLimits(**limits))
+        return Dialogues(each, (), CHAT, calls, ToolLimits(**limits))
 
     return make
 
@@ -266,3 +267,93 @@ def test_a_turn_that_was_cut_is_a_message(dialogues: Callable[..., Dialogues]) -
     trajectory = drawn(trajectory, "It is")
     made.dialogues[0].finish(trajectory, CHAT)
     assert made.dialogues[0].messages[-1] == {"role": "assistant", "content": "It is"}
+
+
+class Echo(Environment):
+    """Says what it was told, three times."""
+
+    def __init__(self, *steps: Any) -> None:
+        self.steps = list(steps)
+
+    def reset(self, **row: Any) -> None: ...
+
+    def step(self, text: str) -> Step:
+        result = self.steps.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        if isinstance(result, Step) and isinstance(result.observation, str):
+            return result._replace(observation=f"{text}? {result.observation}")
+        return result  # type: ignore[no-any-return]
+
+
+def test_an_environment_takes_turns_until_it_is_done(calls: Calls) -> None:
+    environment = Echo(Step("Lower.", 0.25), Step("Higher.", 0.25), Step(None, 1.0, done=True))
+    chat = ChatFormat(tokenizer_with(HERMES), has_tools=False)
+    dialogue = Dialogue(environment=environment, takes_turns=True)
+    made = Dialogues({0: dialogue}, (), chat, calls, ToolLimits())
+    trajectory, replies = speak(made, "5", "3", "4")
+    assert [reply is None for reply in replies] == [False, False, True]
+    dialogue.finish(trajectory, chat)
+    assert [(m["role"], m["content"]) for m in dialogue.messages] == [
+        ("assistant", "5"), ("user", "5? Lower."), ("assistant", "3"), ("user", "3? Higher."),
+        ("assistant", "4"),
+    ]  # fmt: skip
+    assert environment.get_reward() == 1.5
+    rendered = chat.tokenizer.template.render([USER, *dialogue.messages], opens=False)
+    read = [*trajectory.prompt_ids, *trajectory.ids.tolist()]
+    assert chat.tokenizer.tokenizer.decode(read) == rendered.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    ("result", "said"),
+    [
+        (ValueError("no such move"), r"step of Echo raised ValueError \(no such move\)"),
+        (3, r"raised TypeError \(3 is no Step: return Step\(observation, reward, done\)\)"),
+        (Step(None, 1.0), "is no Step"),
+        (Step(b"bytes", 1.0), "is no Step"),  # type: ignore[arg-type]
+        (Step("text", float("nan")), "is no Step"),
+        (Step("text", None), "is no Step"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_step_that_fails_loses_the_completion(calls: Calls, result: Any, said: str) -> None:
+    chat = ChatFormat(tokenizer_with(HERMES), has_tools=False)
+    dialogue = Dialogue(environment=Echo(result), takes_turns=True)
+    _, (reply,) = speak(Dialogues({0: dialogue}, (), chat, calls, ToolLimits()), "5")
+    assert reply is None
+    assert dialogue.is_lost
+    assert dialogue.counts.failures == dialogue.counts.lost == 1
+    dialogue = Dialogue(environment=Echo(result), takes_turns=True)
+    with pytest.raises(RunError, match=said):
+        speak(Dialogues({0: dialogue}, (), chat, calls, ToolLimits(failures="stop")), "5")
+
+
+def test_an_environment_in_which_a_call_may_still_run_is_left_alone() -> None:
+    released = threading.Event()
+
+    class Slow:
+        def wait(self) -> None:
+            """Waits."""
+            released.wait(20.0)
+
+        def answer(self) -> int:
+            """Answers."""
+            return 42
+
+    slow = Slow()
+    tools = {tool.name: tool for tool in make_tools([slow.wait, slow.answer])}
+    calls = Calls(timeout=0.05)
+    dialogue = Dialogue(tools, slow)
+    made = Dialogues({0: dialogue}, (), CHAT, calls, ToolLimits(timeout=0.05))
+    speak(made, call("answer"), call("answer") + call("wait") + call("answer"), call("answer"))
+    released.set()
+    calls.close()
+    answers = [m["content"] for m in dialogue.messages if m["role"] == "tool"]
+    late = "{'error': 'an earlier call still runs'}"
+    assert answers == ["42", "42", "{'error': 'took more than 0.05 s'}", late, late]
+    assert dialogue.is_lost
+
+
+def test_what_nothing_answers_ends_at_once(calls: Calls) -> None:
+    made = Dialogues({}, [0], CHAT, calls, ToolLimits())
+    _, replies = speak(made, call("multiply", a=1, b=2))
+    assert replies == [None]

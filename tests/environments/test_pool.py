@@ -1,12 +1,10 @@
 """Classes of environments are read once, and their instances used again."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from grpo_eqx import UserError
-from grpo_eqx.environments.calls import Calls
 from grpo_eqx.environments.pool import EnvironmentKind, Environments
 from grpo_eqx.environments.tools import make_tools
 
@@ -49,35 +47,35 @@ def double(x: int) -> int:
     return 2 * x
 
 
-@pytest.fixture
-def calls() -> Iterator[Calls]:
+@pytest.fixture(autouse=True)
+def none_made() -> None:
     Counter.made = []
-    runner = Calls(timeout=20.0)
-    yield runner
-    runner.close()
 
 
-def test_instances_are_used_again_and_closed_in_the_end(calls: Calls) -> None:
-    environments = Environments(Counter, [], calls)
-    kind = environments.kind_of({"start": 3})
-    first, second = environments.take(kind), environments.take(kind)
+def test_instances_are_used_again_and_closed_in_the_end() -> None:
+    environments = Environments(factory=Counter)
+    kind = environments.kinds[None]
+    first, second = kind.take(), kind.take()
     assert first is not second
-    environments.give_all_back()
-    assert {id(environments.take(kind)) for _ in range(2)} == {id(first), id(second)}
-    environments.close()
+    for each in (first, second):
+        environments.give_back(each)
+    assert {id(kind.take()) for _ in range(2)} == {id(first), id(second)}
+    environments.close()  # also what a completion still uses
     assert len(Counter.made) == 2
     assert all(each.is_closed for each in Counter.made)
 
 
-def test_one_in_which_a_call_still_runs_is_not_used_again(calls: Calls) -> None:
-    environments = Environments(Counter, [], calls)
-    kind = environments.kind_of({})
-    lost = environments.take(kind)
-    environments.give_all_back(lost=[id(lost)])
-    assert environments.take(kind) is not lost
+def test_a_lost_one_is_closed_and_not_used_again() -> None:
+    environments = Environments(factory=Counter)
+    kind = environments.kinds[None]
+    lost = kind.take()
+    environments.give_back(lost, is_lost=True)
+    assert kind.take() is not lost
+    environments.close()
+    assert lost.is_closed
 
 
-def test_its_tools_are_those_of_all_and_its_methods(calls: Calls) -> None:
+def test_its_tools_are_those_of_all_and_its_methods() -> None:
     kind = EnvironmentKind(Counter, make_tools([double]))
     environment = kind.take()
     tools = {tool.name: tool for tool in kind.tools_of(environment)}
@@ -88,7 +86,6 @@ def test_its_tools_are_those_of_all_and_its_methods(calls: Calls) -> None:
 
 
 def test_reset_gets_the_columns_that_it_takes() -> None:
-    Counter.made = []
     kind = EnvironmentKind(Counter)
     environment = kind.take()
     assert kind.reset_call(environment, {"start": 4, "other": 1}).arguments == {"start": 4}
@@ -101,20 +98,18 @@ def test_reset_gets_the_columns_that_it_takes() -> None:
     assert every.reset_call(every.take(), row).arguments == row
 
 
-def test_rows_name_one_of_several(calls: Calls) -> None:
+def test_rows_name_one_of_several() -> None:
     class Other(Counter):
         pass
 
-    environments = Environments({"one": Counter, "two": Other}, [], calls)
-    assert environments.kind_of({"environment": "two"}).cls is Other
-    with pytest.raises(UserError, match="column environment of a row is 'three': use one or two"):
-        environments.kind_of({"environment": "three"})
-    with pytest.raises(UserError, match="column environment of a row is None"):
-        environments.kind_of({})
+    environments = Environments(factory={"one": Counter, "two": Other})
+    kind = environments.kind_of({"environment": "two"})
+    assert kind is not None
+    assert kind.cls is Other
+    environments.check_columns(["start", "environment"])
 
 
 def test_columns_that_reset_needs_must_be_there() -> None:
-    Counter.made = []
     kind = EnvironmentKind(Counter)
     kind.check_columns(["start", "answer"])
     with pytest.raises(UserError, match="reset needs start, and the data has the columns answer"):
@@ -138,12 +133,12 @@ def fails() -> None:
         (type("Empty", (), {}), "environment Empty has no method reset: define one"),
     ],
 )
-def test_what_is_not_an_environment_is_refused(factory: Any, said: str, calls: Calls) -> None:
+def test_what_is_not_an_environment_is_refused(factory: Any, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        Environments(factory, [], calls)
+        Environments(factory=factory)
 
 
-def test_a_tool_and_a_method_of_one_name_are_refused(calls: Calls) -> None:
+def test_a_tool_and_a_method_of_one_name_are_refused() -> None:
     class Doubler(Counter):
         def double(self, x: int) -> int:
             """Doubles.
@@ -154,4 +149,4 @@ def test_a_tool_and_a_method_of_one_name_are_refused(calls: Calls) -> None:
             return 2 * x
 
     with pytest.raises(UserError, match="2 tools have the name double"):
-        Environments(Doubler, make_tools([double]), calls)
+        Environments([double], Doubler)

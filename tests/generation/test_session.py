@@ -22,6 +22,8 @@ from grpo_eqx.models.families.gemma3 import Gemma3Config
 from grpo_eqx.models.families.qwen2 import Qwen2Config
 from grpo_eqx.models.kv_cache import CACHE_BLOCK
 from grpo_eqx.sharding import ExplicitMesh
+from grpo_eqx.sharding.arrays import shapes_of
+from grpo_eqx.training.compilation import CompilationCounter
 
 VOCAB, EOS, P, G, LONGEST = 29, (3, 5, 6), 8, 2, 60
 SIZES: Mapping[str, Any] = {
@@ -39,13 +41,15 @@ SAMPLING = Sampling(temperature=0.9)
 
 
 def trajectories() -> list[Trajectory]:
+    """Prompts, after which every third completion begins with tokens of others."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(7, VOCAB, size=size).tolist() for size in (7, 4, 1, 9, 2, 5, 8, 3)]
-    return [
-        Trajectory(prompt, Address(5, row, sample))
-        for row, prompt in enumerate(prompts)
-        for sample in range(G)
-    ]
+    begun = []
+    for number in range(P * G):
+        each = Trajectory(prompts[number // G], Address(5, *divmod(number, G)))
+        given = rng.integers(VOCAB, size=rng.choice([1, 3, TOKENS_AT_ONCE + 3]))
+        begun.append(each if number % 3 else each.extended(given, version=7))
+    return begun
 
 
 def reply(number: int, turn: int) -> list[int] | None:
@@ -117,7 +121,8 @@ def one_at_a_time(model: Decoder) -> list[Trajectory]:
     keys = sample_keys(0, jnp.int32(5), jnp.arange(P), G).reshape(-1)
     done = []
     for number, each in enumerate(trajectories()):
-        ids, logps, written, turn, reason = list[int](), list[float](), list[bool](), 0, None
+        ids, logps = each.ids.tolist(), each.sampler_logps.tolist()
+        written, turn, reason = each.written.tolist(), 0, None
         while reason is None:
             context = np.zeros(width, np.int32)
             known = [*each.prompt_ids, *ids]
@@ -242,7 +247,8 @@ def test_tokens_carry_the_version_of_the_weights_that_drew_them() -> None:
     model, made = Decoder.init(CONFIGS["qwen2"], jax.random.key(0), std=0.3), sampler()
     for version in (7, 8):
         made.set_weights(model, version)
-        for each in made.submit(trajectories()).result().trajectories:
+        prompts = [Trajectory(each.prompt_ids, each.address) for each in trajectories()]
+        for each in made.submit(prompts).result().trajectories:
             assert each.versions.tolist() == [version] * len(each)
 
 
@@ -251,3 +257,28 @@ def test_devices_that_share_the_completions_of_a_prompt_change_nothing() -> None
     model = Decoder.init(CONFIGS["qwen2"], jax.random.key(0), std=0.3)
     found = sampled(model, 1, ExplicitMesh(dp=2, fsdp=2, tp=2), num_prompts=4)
     check_same(found, sampled(model, num_prompts=4), 1e-4)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("form", [None, CpuDecoding()], ids=["as_stored", "cpu"])
+@pytest.mark.parametrize("slots", [None, 8])
+@pytest.mark.parametrize(
+    "mesh", [ONE_DEVICE, ExplicitMesh(dp=2, fsdp=2, tp=2)], ids=["one device", "2,2,2"]
+)
+def test_it_calls_the_programs_that_are_compiled_from_shapes(
+    mesh: ExplicitMesh, slots: int | None, form: CpuDecoding | None
+) -> None:
+    model = Decoder.init(CONFIGS["qwen2"], jax.random.key(0), std=0.3)
+    sampled(model, None, mesh, max_num_seqs=slots, decoding_form=form)  # and what the host calls
+    made = sampler(mesh, max_num_seqs=slots, decoding_form=form)
+    on_devices = jax.device_put(model, model.shardings(made.mesh))
+    shapes = shapes_of(model, model.shardings(made.mesh))
+    names = []
+    for program in made.turns(P, G).to_compile(shapes, 9, SAMPLING):
+        names.append(program.key.program)
+        program.lower().compile()
+    assert names == ["prefill", "slots", "decode", "extend", *["admit"] * (slots is not None)]
+    made.set_weights(on_devices, 7)
+    counter = CompilationCounter()
+    made.submit(trajectories(), responder=Scripted()).result()
+    assert counter.metrics()["compile/num_programs"] == 0

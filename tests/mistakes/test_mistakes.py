@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from . import with_environments
+
 WORKER = Path(__file__).with_name("worker.py")
 PART = 160
 """Mistakes that one process makes."""
@@ -95,7 +97,6 @@ CONFIGS = {
     "overlong_buffer={'enable': True, 'len': 512}": "it is a share of max_completion_length",
     "lr_scheduler_kwargs={'min_lr': 0}": "lr_scheduler_type has no more settings; pass GRPOTrainer",
     "generation_kwargs={'temperature': 1}": "use temperature, top_k, top_p, min_p and stop_strings",
-    "chat_template_kwargs={'thinking': False}": "set them in a template, and use chat_template",
     "model_init_kwargs={'dtype': 'auto'}": "use model and dtype; parameters are float32",
     "gradient_checkpointing_kwargs={'x': 1}": "use remat (none, dots, full)",
     "optimizer={'kind': 'sgd'}": "use adamw or lion; pass an optax transformation to GRPOTrainer",
@@ -314,9 +315,6 @@ SCRIPTS = {
         "problem 1: prompt is the JSON text of a list of messages: make it a list, as json.loads"
     ),
     "trainer(train_data=[{'prompt': np.array(TALK[:1])}])": "make it a list of messages, as its",
-    "trainer(tools=[], environment_factory=print)": (
-        "GRPOTrainer has no argument tools: completions are single turns of text, without tools."
-    ),
     "trainer(train_data=3)": "train_data is of type int: pass a datasets.Dataset",
     "trainer(train_data={'question': ['x'], 'answer': [1]})": "pass datasets.Dataset.from_dict(",
     "trainer(train_data=[{'messages': [{'role': 'user', 'content': 'x'}]}])": "rename messages to",
@@ -628,6 +626,7 @@ TABLE = [
     *(("script", f"GRPOConfig({name}=1)", said) for name, said in OF_OTHERS.items()),
     *(("command", text, said) for text, said in COMMANDS.items()),
     *(("script", text, said) for text, said in SCRIPTS.items()),
+    *(("script", text, said) for text, said in with_environments.SCRIPTS.items()),
 ]
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from grpo_eqx.planner.advice import advice
-from grpo_eqx.planner.plan import Found, Plan
+from grpo_eqx.planner.plan import Asked, Found, Plan
 from grpo_eqx.tracking.device_peaks import DevicePeaks
 
 
@@ -56,8 +56,8 @@ def test_micro_batches_are_not_to_be_larger_than_what_fills_them(plan_of, with_m
     number = plan.programs["update"].trips.number
     assert [number(length) for length in (48, 24, 12)] == [4, 2, 1]
     assert "--compare 2 4 8 has" in advice("update", "links", plan)
-    assert "--compare 2 4 has" in advice("update", "links", plan.asked(24, None))
-    assert advice("update", "links", plan.asked(12, None)) is None
+    assert "--compare 2 4 has" in advice("update", "links", plan.for_asked(Asked(24)))
+    assert advice("update", "links", plan.for_asked(Asked(12))) is None
 
 
 def test_no_micro_batch_is_to_be_larger_than_a_device_s_share(plan_of, with_memory) -> None:

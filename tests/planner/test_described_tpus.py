@@ -6,7 +6,10 @@ import pytest
 
 from grpo_eqx.common.errors import UserError
 from grpo_eqx.planner.devices import find_target
+from grpo_eqx.planner.make_plan import SAMPLING, make_plan
 from grpo_eqx.planner.plan_run import plan_run
+from grpo_eqx.planner.step_time import Rates
+from grpo_eqx.tracking.device_links import link_rates
 
 pytestmark = pytest.mark.topology
 
@@ -41,6 +44,28 @@ def test_a_small_model_fits(
     for time in plan.step_time.programs.values():
         assert all("counted once" not in part.where for part in time.parts)
         assert time.seconds.links.least > 0
+
+
+def test_turns_send_as_much_for_a_token_as_a_single_turn(tiny_run, said) -> None:
+    """Besides how many turns have ended. And they take little more memory."""
+    run = tiny_run(prompts_per_step=16, rollout_sharding="tensor:2")
+    target = find_target("v6e:2x4")
+    single, turns = (
+        make_plan(each, target, said.append, only=SAMPLING)
+        for each in (run, dataclasses.replace(run, acts=True))
+    )
+    rates = Rates(single.peaks, link_rates(single.device_kind))
+    of_token = [
+        sum(part.work.received.values())
+        for program in (single.programs["generate"], turns.programs["decode"])
+        for part in program.time(single.expected, rates).parts
+        if part.where == "each token"
+    ]
+    assert 1000 < of_token[0] <= of_token[1] <= of_token[0] + 16
+    assert turns.peak_bytes < 1.1 * single.peak_bytes
+    assert all(
+        "counted once" not in part.where for part in turns.step_time.programs["decode"].parts
+    )
 
 
 def test_what_the_compiler_refuses_is_an_answer(tiny_run, said) -> None:

@@ -1,6 +1,7 @@
 """A plan compiles what a run executes, and adds what lies beside it."""
 
 import dataclasses
+import json
 import re
 from pathlib import Path
 
@@ -13,9 +14,11 @@ from grpo_eqx.loss_backends import DenseLoss
 from grpo_eqx.models.cost import token_flops, update_flops
 from grpo_eqx.planner import plan_config
 from grpo_eqx.planner.devices import local_target
-from grpo_eqx.planner.make_plan import make_plan
+from grpo_eqx.planner.make_plan import SAMPLING, make_plan
+from grpo_eqx.planner.plan import Asked, Plan
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates
+from grpo_eqx.planner.trips import Expected
 from grpo_eqx.planner.work import work_levels
 from grpo_eqx.run.programs import make_programs
 from grpo_eqx.run.to_compile import run_programs
@@ -126,6 +129,26 @@ def test_the_largest_arrays_are_named_with_their_source(tiny_run, one_device) ->
 
 
 @pytest.mark.slow
+def test_turns_are_planned_with_what_a_session_holds(tiny_run, one_device) -> None:
+    run = dataclasses.replace(tiny_run(max_num_seqs=8), acts=True)
+    plan = make_plan(run, one_device, quiet, only=[*SAMPLING, "evaluate"])
+    names = ["prefill", "slots", "decode", "extend", "admit"]
+    assert list(plan.programs) == [*names, *(f"evaluate {name}" for name in names[:-1])]
+    assert list(plan.training) == names
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+    resident = sum(plan.resident.values())
+    beside = {name: each.elsewhere_bytes - resident for name, each in plan.training.items()}
+    assert beside["prefill"] == -plan.resident["parameters"]
+    assert beside["slots"] == beside["admit"] > beside["decode"] == beside["extend"] > 0
+    asked = plan.for_asked(Asked(96, expected_turns=3, expected_observation_length=20))
+    times = {name: each.time(asked.expected, RATES).parts for name, each in asked.training.items()}
+    where = {name: {part.where: part.repeats.least for part in times[name]} for name in names}
+    assert where["decode"]["each token"] == 2 * (96 - 40)
+    assert where["extend"]["each read"] == 16 * 4
+    assert not any("counted once" in each for parts in where.values() for each in parts)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["generate", "update"])
 def test_loops_are_known_in_whatever_file_they_are_written(tiny_run, one_device, name) -> None:
     """In files of other names, on other lines, in functions that the code now calls for them."""
@@ -138,8 +161,8 @@ def test_loops_are_known_in_whatever_file_they_are_written(tiny_run, one_device,
         work_levels(each, lambda _: (Route("ici", 1), 0)) for each in (text, _moved(text))
     )
     assert {x.source.partition(":")[0] for level in elsewhere for x in level.loops} == {"moved.py"}
-    expected = trips.repeats(here, 64)
-    assert list(trips.repeats(elsewhere, 64).values()) == list(expected.values())
+    expected = trips.repeats(here, Expected(64))
+    assert list(trips.repeats(elsewhere, Expected(64)).values()) == list(expected.values())
     assert all("counted once" not in each.where for each in expected.values())
     assert len(expected) > 3
 
@@ -199,7 +222,9 @@ RATES = Rates(DevicePeaks(1e12, 1e11), None)
 
 def flops_of(program, length: int = 128) -> float:
     """FLOPs of a program in a step, on one device."""
-    return sum(part.work.flops * part.repeats.least for part in program.time(length, RATES).parts)
+    return sum(
+        part.work.flops * part.repeats.least for part in program.time(Expected(length), RATES).parts
+    )
 
 
 @pytest.mark.slow
@@ -208,7 +233,7 @@ def test_times_count_every_pass(tiny_run, one_device) -> None:
     two = make_plan(tiny_run(beta=0.1, num_iterations=2), one_device, quiet).programs
     assert [one[name].runs for name in ("generate", "score_reference", "update")] == [1, 1, 1]
     assert (two["score"].runs, two["update"].runs) == (1, 2)
-    assert one["evaluate"].time(128, RATES) is None
+    assert one["evaluate"].time(Expected(128), RATES) is None
     # All of a scoring's products are an update's too, which has as many again for each gradient.
     assert flops_of(one["update"]) == pytest.approx(3 * flops_of(one["score_reference"]), rel=0.2)
     assert flops_of(two["update"]) == pytest.approx(2 * flops_of(one["update"]), rel=1e-3)
@@ -219,7 +244,7 @@ def test_an_update_does_the_flops_of_the_model(tiny_run, one_device, remat, pass
     """And those of what is recomputed; of attention those of whole blocks, hidden keys included."""
     run = tiny_run(remat=remat, micro_batch_size_per_device=16, loss_backend="dense")
     plan = make_plan(run, one_device, quiet, only=["update"])
-    parts = plan.programs["update"].time(128, RATES).parts
+    parts = plan.programs["update"].time(Expected(128), RATES).parts
     counted = {part.where: part.work.flops * part.repeats.least for part in parts}
     attention = counted.pop("each pair of blocks")
     prompts, completions = np.full(4, 15), np.full((4, 4), 128)  # a prompt's last token is an input
@@ -237,7 +262,7 @@ def test_decoding_does_the_flops_of_the_model(tiny_run, one_device) -> None:
     """And those of attention to the whole prompt, and to a whole block of the completion."""
     run = tiny_run()
     plan = make_plan(run, one_device, quiet, only=["generate"])
-    parts = plan.programs["generate"].time(128, RATES).parts
+    parts = plan.programs["generate"].time(Expected(128), RATES).parts
     (token,) = (part for part in parts if part.where == "each token")
     model, keys = run.model, 16 + 128
     attention = 4 * model.num_hidden_layers * model.num_attention_heads * model.head_size * keys

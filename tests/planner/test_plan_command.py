@@ -19,7 +19,7 @@ def asked(plan_of, with_memory, monkeypatch) -> list:
     1000 on local, and 2000 elsewhere."""
     questions = []
 
-    def ask(cfg, topology, say, setting, *, help_if_not, evaluates):
+    def ask(cfg, topology, say, setting, *, acts, help_if_not, evaluates):
         questions.append((cfg, topology, setting))
         say("compiling update")
         return plan_of({"update": 100 if topology == "local" else 2000}, with_memory(1000))
@@ -175,6 +175,19 @@ def test_times_and_costs_are_for_the_lengths_and_prices_asked_for(
             "error: compare has tensor:2, which is planned for the devices of this machine, beside "
             "v6e-8: name the devices for it with --topology",
         ),
+        (
+            ["--expected-observation-length", "8"],
+            "error: expected_observation_length is 8, and expected_turns is 1: set expected_turns",
+        ),
+        (
+            ["--expected-turns", "3"],
+            "error: expected_turns is 3: set expected_observation_length, the tokens that the",
+        ),
+        (
+            ["--expected-turns", "4", "--expected-observation-length", "15"],
+            "error: expected_turns is 4 and expected_observation_length is 15, which leaves no "
+            "token for each turn in completions of 48: lower one of them.",
+        ),
         (["--expected-completion-length", "0"], "error: expected_completion_length is 0: it must"),
         (["--price-per-device-hour", "0"], "error: price_per_device_hour is 0.0: it must be above"),
         (["--num-generations", "1"], "error: num_generations is 1: it must be at least 2"),
@@ -185,6 +198,21 @@ def test_mistakes_are_one_line(asked, monkeypatch, capsys, arguments, message) -
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(message)
     assert asked == []
+
+
+def test_turns_are_planned_where_they_are_expected(asked, monkeypatch, capsys) -> None:
+    answered, acts = planning_process.ask, []
+
+    def ask(*question, **how):
+        acts.append(how["acts"])
+        return answered(*question, **how)
+
+    monkeypatch.setattr(planning_process, "ask", ask)
+    plan(monkeypatch)
+    assert plan(monkeypatch, "--expected-turns", "3", "--expected-observation-length", "8") == 0
+    assert acts == [False, True]
+    words = " ".join(capsys.readouterr().out.split())
+    assert "With completions of 48 tokens in 3 turns, between which the model reads 8" in words
 
 
 def test_help_begins_with_what_a_plan_is_for(monkeypatch, capsys) -> None:

@@ -1,6 +1,7 @@
 """How often open loops run."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,15 @@ from grpo_eqx.models.attention import CACHE_BLOCKS
 from grpo_eqx.models.causal_attention import BlockedAttention, BlockSizes
 from grpo_eqx.models.causal_attention.base import Inputs
 from grpo_eqx.models.causal_attention.blocked import BLOCK_PAIRS, QUERY_BLOCKS, BlockCounts
-from grpo_eqx.planner.trips import Decoding, MicroBatches, Range, Trips, open_loops
+from grpo_eqx.planner.trips import (
+    Decoding,
+    Expected,
+    MicroBatches,
+    Range,
+    Trips,
+    Turns,
+    open_loops,
+)
 from grpo_eqx.planner.work import ATTENTION, Level, Loop, Work, work_levels
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.training.micro_batches import RowShape
@@ -33,9 +42,11 @@ LAYERS = Loop("layers", 4, "decoder.py:226")
 BLOCKS = loop("blocks", CACHE_BLOCKS)
 
 
-def repeats(trips: Trips, *paths: tuple[Loop, ...], length: int) -> list[Range]:
+def repeats(
+    trips: Trips, *paths: tuple[Loop, ...], length: int, turns: int = 1, observation: int = 0
+) -> list[Range]:
     levels = [Level(path, Work()) for path in paths]
-    found = trips.repeats(levels, length)
+    found = trips.repeats(levels, Expected(length, turns, observation))
     return [found[tuple(each for each in path if each.trips is None)].times for path in paths]
 
 
@@ -75,6 +86,35 @@ def test_slots_that_are_refilled_decode_in_turns() -> None:
     assert last == Range(256, 512)
 
 
+def turns(program: str, num_slots: int) -> Turns:
+    return Turns(program=program, decoding=decoding(num_slots), num_readers=num_slots // 8)
+
+
+def test_a_session_decodes_what_it_does_not_read() -> None:
+    """Four turns, between which 40 tokens are read, in three reads."""
+    decode, own = turns("decode", 64), {"length": 256, "turns": 4, "observation": 40}
+    assert Trips.from_json(json.loads(json.dumps(decode.to_json()))) == decode
+    pauses, tokens, blocks = repeats(decode, (), (TOKENS,), (TOKENS, LAYERS, BLOCKS), **own)
+    assert tokens == Range(256 - 120, 512 - 120)
+    assert blocks == Range(136 * 1.5, 392 * 4)
+    assert pauses == Range(5, 392 / 32 + 64 * 4 / 4)
+    reads, blocks = repeats(turns("extend", 64), (), (LAYERS, BLOCKS), **own)
+    assert reads == Range(64 * 9 / 8, 64 * 9 / 4)
+    assert blocks == Range(72 * 1.5, 144 * 4)
+    (prefill,) = repeats(turns("prefill", 64), (), **own)
+    assert prefill == Range(1, 1)
+
+
+def test_slots_of_a_session_take_one_completion_after_the_other() -> None:
+    own = {"length": 256, "turns": 4, "observation": 40}
+    (tokens,) = repeats(turns("decode", 16), (TOKENS,), **own)
+    assert tokens == Range(4 * 136, 4 * 392)
+    (refills,) = repeats(turns("admit", 16), (), **own)
+    assert refills == Range(3, 48)
+    (reads,) = repeats(turns("extend", 16), (), length=256)
+    assert reads == Range(0, 0)  # a single turn
+
+
 def test_prompts_attend_in_blocks() -> None:
     path = (LAYERS, loop("blocks", QUERY_BLOCKS))
     inner = (*path, loop("pairs", BLOCK_PAIRS))
@@ -93,7 +133,7 @@ def test_the_loops_of_each_pass_are_over_wide_blocks_and_then_the_others() -> No
     assert Trips.from_json(trips.to_json()) == trips
     blocks = [(LAYERS, loop(name, QUERY_BLOCKS)) for name in "abcd"]
     paths = [each for path in blocks for each in (path, (*path, loop("p", BLOCK_PAIRS)))]
-    found = trips.repeats([Level(path, Work()) for path in paths], 8)
+    found = trips.repeats([Level(path, Work()) for path in paths], Expected(8))
     assert [(each.where, each.times.least) for each in found.values()] == 2 * [
         ("prompts' wide block of queries", 1),
         ("prompts' wide pair of blocks", 1),
@@ -104,7 +144,7 @@ def test_the_loops_of_each_pass_are_over_wide_blocks_and_then_the_others() -> No
 
 def test_a_loop_that_nothing_is_known_of_counts_once() -> None:
     unknown = Loop("while.7", None, "mine.py:3")
-    found = decoding(64).repeats([Level((TOKENS, unknown), Work())], 256)[TOKENS, unknown]
+    found = decoding(64).repeats([Level((TOKENS, unknown), Work())], Expected(256))[TOKENS, unknown]
     assert found.times == Range(256, 512)
     assert found.where == "loop at mine.py:3, counted once"
 
@@ -167,7 +207,7 @@ def test_pairs_of_wide_blocks_are_counted_as_such() -> None:
         rows=rows, num_prompts=1, num_generations=4, prompt_length=90,
         attention_blocks=BlockSizes(size, size, per_wide),
     )  # fmt: skip
-    found = trips.repeats(levels, 40)
+    found = trips.repeats(levels, Expected(40))
     flops = sum(level.work.flops * found[open_loops(level.loops)].times.least for level in levels)
     wider, narrow = BlockCounts.by_width(visible, size, per_wide)
     assert wider.pairs > 0

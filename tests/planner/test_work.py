@@ -11,7 +11,7 @@ from grpo_eqx.generation.engine import TOKENS
 from grpo_eqx.models.causal_attention import BlockSizes
 from grpo_eqx.planner.routes import Route
 from grpo_eqx.planner.step_time import Rates, program_time
-from grpo_eqx.planner.trips import Decoding
+from grpo_eqx.planner.trips import Decoding, Expected
 from grpo_eqx.planner.work import Level, Loop, Work, work_levels
 from grpo_eqx.sharding import parse_mesh
 from grpo_eqx.tracking.device_links import LinkRates
@@ -315,7 +315,7 @@ def test_more_work_never_takes_less_time(levels, more, length) -> None:
 
     def time(extra: Work):
         made = [Level(path, work + extra * float(i == 0)) for i, (path, work) in enumerate(levels)]
-        return program_time(made, DECODING, 1, length, rates).total
+        return program_time(made, DECODING, 1, Expected(length), rates).total
 
     before, after = time(Work()), time(more)
     assert before.least <= before.most
@@ -335,9 +335,9 @@ def test_the_loop_that_receives_most_is_named() -> None:
         level(1.0, tokens, Loop("layers", 4, "decoder.py:2")),
         level(2.0, tokens, Loop("mine", 20, "mine.py:3"), Loop("ring", 4, "layers.py:4")),
     ]
-    time = program_time(levels, DECODING, 1, 16, rates)
+    time = program_time(levels, DECODING, 1, Expected(16), rates)
     assert time is not None
     assert time.received_most == ("mine.py:3", pytest.approx(32 * 160 / (500 + 32 * 164)))
-    nothing = program_time([Level((), Work(flops=1.0))], DECODING, 1, 16, rates)
+    nothing = program_time([Level((), Work(flops=1.0))], DECODING, 1, Expected(16), rates)
     assert nothing is not None
     assert nothing.received_most is None

@@ -67,6 +67,8 @@ def test_names_that_nothing_can_be_logged_under_are_refused(name: Any) -> None:
 
 def test_the_name_of_the_penalty_is_taken_also_in_a_dict() -> None:
     cfg = GRPOConfig(overlong_buffer=0.5).resolved()
-    with pytest.raises(UserError, match="soft_overlong, which is that of a penalty of this run"):
+    with pytest.raises(
+        UserError, match="soft_overlong, which is that of a penalty or an environment of"
+    ):
         make_rewards(cfg, {"soft_overlong": score})
     assert list(make_rewards(cfg, {"mine": score}).funcs) == ["mine", "soft_overlong"]

@@ -53,6 +53,29 @@ def test_entropies_of_shares_are_a_program_of_their_own() -> None:
     assert others == ["score", "score_share", "update"]
 
 
+def test_completions_of_several_turns_are_sampled_by_programs_of_their_own() -> None:
+    run = RunSpec.describe(GRPOConfig(**SMALL, max_num_seqs=8), acts=True)
+    programs = make_programs(run, run.mesh(jax.devices()[:1]))
+    of_rollouts = ["prefill", "slots", "decode", "extend", "admit"]
+    of_evaluations = [f"evaluate {name}" for name in of_rollouts]
+    names = [each.name for each in run_programs(run, programs)]
+    assert names == ["update", *of_rollouts, *of_evaluations]
+
+
+@pytest.mark.parametrize("on_start", [False, True])
+def test_programs_of_turns_are_compiled_in_the_order_of_their_use(on_start: bool) -> None:
+    cfg = GRPOConfig(**SMALL, eval_steps=5, eval_on_start=on_start, eval_problems=4)
+    run = RunSpec.describe(cfg, acts=True)
+    programs = make_programs(run, run.mesh(jax.devices()[:1]))
+    keys = list(map(str, dict(in_order_of_use(run, programs, (16, 24)))))
+    first, second, evaluation = (
+        [f"{name} (prompts of {width} tokens)" for name in ("prefill", "slots", "decode", "extend")]
+        for width in (16, 24, run.prompts.heldout)
+    )
+    steps = [*first, "update", *second]
+    assert keys == (evaluation + steps if on_start else steps + evaluation)
+
+
 NUMBERS: dict[str, Any] = {
     "steps": 77,
     "learning_rate": 3e-3,

@@ -102,9 +102,8 @@ UNEXPECTED = "got an unexpected keyword argument"
             "penalti is an unknown setting: did you mean penalty?",
         ),
         (
-            f"GRPOTrainer.__init__() {UNEXPECTED} 'tools'",
-            "GRPOTrainer has no argument tools: completions are single turns of text, without "
-            "tools.",
+            f"GRPOTrainer.__init__() {UNEXPECTED} 'data_collator'",
+            "GRPOTrainer has no argument data_collator: prompts are padded by themselves.",
         ),
         (
             f"GRPOTrainer.__init__() {UNEXPECTED} 'learning_rate'",

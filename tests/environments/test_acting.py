@@ -1,0 +1,135 @@
+"""A run whose completions call tools."""
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
+from grpo_eqx.environments.chat_format import ChatFormat, Parsed
+from tests.environments.templates import FORGETS_CALLS, HERMES
+
+PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
+
+
+def multiply(a: int, b: int) -> int:
+    """Multiplies.
+
+    Args:
+        a: A number.
+        b: Another.
+    """
+    return a * b
+
+
+async def add(a: int, b: int) -> int:
+    """Adds.
+
+    Args:
+        a: A number.
+        b: Another.
+    """
+    await asyncio.sleep(0)
+    return a + b
+
+
+@pytest.fixture
+def settings(tmp_path: Path, small_model: Path) -> dict[str, Any]:
+    (tmp_path / "template.jinja").write_text(HERMES)
+    return {
+        "model": str(small_model), "data": str(PROBLEMS), "steps": 2, "prompts_per_step": 8,
+        "num_generations": 4, "max_completion_length": 120, "eval_problems": 8, "eval_steps": 1,
+        "chat_template": str(tmp_path / "template.jinja"), "output_dir": tmp_path / "run",
+        "max_prompt_length": 800, "log_completions_steps": 1,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def calls_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reads calls in whatever an untrained model writes."""
+    parse = ChatFormat.parse
+
+    def made_up(self: ChatFormat, ids: Any, prefix: Any, tools: Any) -> Parsed:
+        parsed = parse(self, ids, prefix, tools)
+        names = [["multiply"], ["add"], ["multiply", "add"], ["lost"], []][sum(ids) % 5]
+        calls = [{"name": name, "arguments": {"a": len(ids), "b": 2}} for name in names]
+        functions = [{"type": "function", "function": call} for call in calls]
+        return Parsed({**parsed.message, **({"tool_calls": functions} if calls else {})})
+
+    monkeypatch.setattr(ChatFormat, "parse", made_up)
+
+
+def trained(settings: dict[str, Any], **changes: Any) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The dialogues that rewards saw, and the metrics of the steps."""
+    seen: list[Any] = []
+
+    def reward(completions: list[Any], **columns: Any) -> list[float]:
+        seen.extend(completions)
+        return [float(len(messages) % 3) for messages in completions]
+
+    trainer = GRPOTrainer(
+        GRPOConfig(**{**settings, **changes}), reward_funcs=reward, tools=[multiply, add],
+        eval_func=reward,
+    )  # fmt: skip
+    trainer.fit()
+    lines = (settings["output_dir"] / "metrics.jsonl").read_text().splitlines()
+    return seen, [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+def test_calls_are_answered_and_rewards_see_whole_dialogues(
+    settings: dict[str, Any], calls_often: None
+) -> None:
+    seen, metrics = trained(settings)
+    roles = {tuple(message["role"] for message in messages) for messages in seen}
+    assert max(map(len, roles)) > 2
+    assert all(own[0] == "assistant" for own in roles)
+    answers = [m for messages in seen for m in messages if m["role"] == "tool"]
+    assert {message["name"] for message in answers} == {"multiply", "add", "lost"}
+    for messages in seen:
+        for before, after in itertools.pairwise(messages):
+            if after["role"] == "tool" and before["role"] == "assistant":
+                call = before["tool_calls"][0]["function"]
+                a = call["arguments"]["a"]
+                expected = {"multiply": str(2 * a), "add": str(2 + a)}
+                assert after["content"] == expected.get(call["name"], after["content"])
+    steps = [line for line in metrics if "loss" in line]
+    assert any(line["tools/failure_frequency"] > 0 for line in steps)
+    for line in steps:
+        assert line["tools/call_frequency"] > 0
+        assert 0 <= line["tools/failure_frequency"] < 1
+        assert np.isfinite(line["loss"])
+    for name in ("prefill", "decode", "extend"):  # of rollouts and of evaluations
+        assert steps[-1][f"compile/num_shapes/{name}"] == 2
+    assert "compile/num_shapes/generate" not in steps[-1]
+
+
+@pytest.mark.slow
+def test_a_limit_on_turns_ends_dialogues(settings: dict[str, Any], calls_often: None) -> None:
+    seen, _ = trained(settings, max_tool_calling_iterations=1, steps=1)
+    turns = [sum(m["role"] == "assistant" for m in messages) for messages in seen]
+    assert max(turns) == 2
+
+
+def test_templates_without_tools_are_refused(settings: dict[str, Any]) -> None:
+    Path(settings["chat_template"]).write_text(FORGETS_CALLS)
+    with pytest.raises(UserError, match="leaves out the model's calls"):
+        GRPOTrainer(GRPOConfig(**settings), tools=[multiply])
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tool_timeout": 3.0}, "tool_timeout is 3.0, and no tools or environments are passed: it"),
+        ({"max_tool_calling_iterations": 2}, "max_tool_calling_iterations is 2, and no tools"),
+    ],
+)
+def test_settings_of_tools_need_tools(
+    settings: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        GRPOTrainer(GRPOConfig(**settings, **changes))
