@@ -22,7 +22,7 @@ from grpo_eqx.checkpoint.same_run import RunFacts
 from grpo_eqx.common.choices import LOCAL, Searchable
 from grpo_eqx.common.clean_text import print_clean
 from grpo_eqx.common.errors import UserError, near
-from grpo_eqx.data.acted import Acted
+from grpo_eqx.data.acted import Acted, as_text
 from grpo_eqx.data.batches import PromptBatches
 from grpo_eqx.data.load import Data
 from grpo_eqx.data.prompts import Seeds
@@ -66,7 +66,6 @@ from grpo_eqx.planner.plan_run import plan_run
 from grpo_eqx.planner.search import fitting
 from grpo_eqx.rewards import RewardFunc, gsm8k
 from grpo_eqx.rewards.make_rewards import RewardFuncs, make_rewards
-from grpo_eqx.rewards.outcomes import ENVIRONMENTS
 from grpo_eqx.rewards.signatures import check_signatures, note_on_unpassed
 from grpo_eqx.rollout.collector import RolloutCollector
 from grpo_eqx.rollout.rollout import Rollout
@@ -194,6 +193,7 @@ class GRPOTrainer:
         train_data = one_of(train_dataset=train_dataset, train_data=train_data)
         eval_data = one_of(eval_dataset=eval_dataset, eval_data=eval_data)
         given = as_config(cfg, model, train_data, eval_data)
+        join_run(given, callbacks)  # before a user's class may touch devices
         self._environments = Environments(tools, environment_factory, given.tool_timeout)
         if self._environments.make_prompts and given.data == EMBEDDED_DATA and train_data is None:
             self._environments.check_rewarded(reward_funcs)
@@ -210,7 +210,6 @@ class GRPOTrainer:
             tools=self._environments.schemas,
             changes_prompts=bool(self._environments.kinds),
         )
-        join_run(given, callbacks)
         self._watchdog = Watchdog(given.hang_timeout)
         cache = use_compilation_cache()
         architecture = None if passed.model is None else passed.model.config.to_json()
@@ -298,7 +297,7 @@ class GRPOTrainer:
             self._run.model, self.evaluation_names, without_token,
         )  # fmt: skip
         is_loaded = passed.model is None and cfg.model != EMBEDDED_MODEL
-        if is_loaded and will_train(cfg, self._facts(cfg)):
+        if is_loaded and not passed.changes_prompts and will_train(cfg, self._facts(cfg)):
             # While the weights load. Only what the first step waits for: a trainer may never be
             # fitted.
             self.programs.compiler.start(
@@ -322,11 +321,12 @@ class GRPOTrainer:
         if any(func in built_in for func in funcs.values()):
             gsm8k.check_answers(problems)
             scorer.check_answers(self.heldout.prompts)
-        self._environments.check_columns(problems[0].columns)
-        passed = [ENVIRONMENTS] * bool(self._environments.kinds)
-        check_signatures(funcs, [*problems[0].columns, *passed])
+        for each in (problems[0], self.heldout.prompts[0]):
+            self._environments.check_columns(each.columns)
+        acts, workers = bool(self._environments.kinds), self.cfg.reward_workers
+        check_signatures(funcs, problems[0].columns, environments=acts, workers=workers)
         self._notes += (note_on_unpassed(funcs, problems[0].columns),)
-        scorer.check_signatures([*self.heldout.prompts[0].columns, *passed])
+        scorer.check_signatures(self.heldout.prompts[0].columns, environments=acts)
 
     @explains_lost_hosts
     @explains_out_of_memory
@@ -451,8 +451,8 @@ class GRPOTrainer:
             if record.wants_completions(self.state.step):
                 record.completions(
                     completion_columns(
-                        self.state.step, kept.prompts, kept.shown_texts, kept.groups, kept.rewards,
-                        advantages,
+                        self.state.step, kept.shown_prompts, kept.shown_texts, kept.groups,
+                        kept.rewards, advantages,
                     ),
                     token_columns(kept.groups, self.tokenizer),
                 )  # fmt: skip
@@ -519,6 +519,8 @@ class GRPOTrainer:
         )  # fmt: skip
         if not tokens:
             return []
+        for problem in problems:
+            self._environments.check_columns(problem.columns)
         with self._watchdog, self._acting or contextlib.nullcontext():
             sampler = self._acting or self.sampler
             sampler.set_weights(self.state.model, self.state.step)
@@ -527,8 +529,11 @@ class GRPOTrainer:
                 batch_size=evaluation_rows(len(tokens), 1, self.mesh.size),
                 max_prompt_length=self.cfg.max_prompt_length, track=_TRACK,
             )  # fmt: skip
-            ids = [group[0].ids.tolist() for part in parts for group in part.groups]
-            return self.tokenizer.decode_completions(ids)
+            ids, texts = list[list[int]](), list[str]()
+            for groups, acted in parts:
+                ids += [group[0].ids.tolist() for group in groups]
+                texts += [] if acted is None else map(as_text, acted.messages)
+            return texts or self.tokenizer.decode_completions(ids)
 
     def plan(self, topology: str = LOCAL, search: Searchable | None = None) -> Plan:
         """Plans whether this run fits a described TPU slice, or the devices at hand.
@@ -668,7 +673,12 @@ class GRPOTrainer:
         self._watchdog.progress("reading the checkpoint")
 
     def _prompt_widths(self, next_batch: int = 0) -> list[int]:
-        """Returns the widths of prompts, first that of the next batch."""
+        """Returns the widths of prompts, first that of the next batch.
+
+        Where environments decide, it is that of the prompt that was tried.
+        """
+        if self._acting is not None and self._acting.width_of_trial is not None:
+            return [self._acting.width_of_trial]
         width = self.prompts.width(self.prompts.indices(next_batch))
         return sorted(self.prompts.widths, key=lambda x: x != width)
 
@@ -676,11 +686,14 @@ class GRPOTrainer:
         """Calls the reward functions once, on a completion of the first problem."""
         text = "The answer is 42."
         ids = self.tokenizer.tokenizer(text, add_special_tokens=False)["input_ids"]
-        problem, acted = self.prompts.data.prompts[0], None
-        if self._acting is not None:
+        problem = self.prompts.data.prompts[0]
+        if self._acting is None:
+            self.rewards.try_out(problem, text, ids)
+            return
+        with self._acting.trial(problem) as start:
             messages = [{"role": "assistant", "content": text}]
-            acted = Acted([messages], [self._acting.trial(problem)], [False])
-        self.rewards.try_out(problem, text, ids, acted)
+            acted = Acted([start.content], [messages], [start.dialogue.environment], [False])
+            self.rewards.try_out(problem, text, ids, acted)
 
     @explains_out_of_memory
     def _initial_state(self) -> TrainState:

@@ -20,6 +20,8 @@ class ToolCounts(NamedTuple):
     """Completions whose environment failed."""
     seconds: float
     """Seconds of all calls, which may overlap."""
+    waited: float = 0.0
+    """Seconds in which no completion decoded, because all waited for calls."""
 
     def plus(self, other: "ToolCounts") -> "ToolCounts":
         """Adds the calls of other completions."""
@@ -30,6 +32,8 @@ class ToolCounts(NamedTuple):
 class Acted:
     """Dialogues of completions, one after the other."""
 
+    prompts: Sequence[str | Conversation]
+    """Content of each completion's prompt, with what its environment added."""
     messages: Sequence[Conversation]
     """Messages of each completion, all of those after the prompt."""
     environments: Sequence[Any]
@@ -43,6 +47,7 @@ class Acted:
         """Returns the dialogues of some completions."""
         own = list(numbers)
         return Acted(
+            [self.prompts[n] for n in own],
             [self.messages[n] for n in own],
             [self.environments[n] for n in own],
             [self.lost[n] for n in own],
@@ -54,6 +59,7 @@ class Acted:
         if self.counts is not None and other.counts is not None:
             counts = self.counts.plus(other.counts)
         return Acted(
+            [*self.prompts, *other.prompts],
             [*self.messages, *other.messages],
             [*self.environments, *other.environments],
             [*self.lost, *other.lost],

@@ -3,6 +3,7 @@
 import copy
 import json
 import os
+import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -294,12 +295,13 @@ def _with_template(
                 "chat_template_kwargs is set, and there is no single chat template: it would do "
                 "nothing; leave it out, or set chat_template to a file."
             )
-        start = "".join(map(_assignment, variables))
-        chat.tokenizer.chat_template = start + chat.tokenizer.chat_template
+        template = chat.tokenizer.chat_template
+        start = "".join(_assignment(each, template) for each in variables)
+        chat.tokenizer.chat_template = start + template
     return chat
 
 
-def _assignment(variable: str) -> str:
+def _assignment(variable: str, template: str) -> str:
     """Returns the statement of a template that sets a variable, unless its caller does."""
     name, _, text = variable.partition("=")
     try:
@@ -308,8 +310,12 @@ def _assignment(variable: str) -> str:
         value = None
     if not name.isidentifier() or value is None:
         raise UserError(
-            f"chat_template_kwargs has {variable!r}: write NAME=VALUE with a value in JSON, as in "
-            f"enable_thinking=false."
+            f"chat_template_kwargs has {variable!r}: write NAME=VALUE with a value in JSON, but "
+            f"null, as in enable_thinking=false."
+        )
+    if not re.search(rf"\b{name}\b", template):
+        raise UserError(
+            f"chat_template_kwargs has {name}, which the chat template does not read: leave it out."
         )
     # A default, which whoever renders with the saved template can replace.
     return f"{{% if {name} is not defined %}}{{% set {name} = {json.dumps(value)} %}}{{% endif %}}"

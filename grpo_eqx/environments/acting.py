@@ -1,26 +1,25 @@
 """A sampler whose completions call tools and act in environments."""
 
+import contextlib
 import dataclasses
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 
-from grpo_eqx.common.errors import RunError, UserError, class_name, first_line
-from grpo_eqx.common.plain_data import brief
-from grpo_eqx.common.process_state import warn
+from grpo_eqx.common.errors import RunError, UserError
 from grpo_eqx.data.acted import Acted, ToolCounts
 from grpo_eqx.data.batches import padded_length
 from grpo_eqx.data.prompts import Prompt
-from grpo_eqx.data.tokenizer import ENVIRONMENT, ChatTokenizer
+from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.distributed.exchange import gather_bytes, own_share, raise_on_all_hosts
-from grpo_eqx.environments.calls import Outcome
 from grpo_eqx.environments.chat_format import ChatFormat
-from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
-from grpo_eqx.environments.pool import EnvironmentKind, Environments
+from grpo_eqx.environments.dialogues import Dialogues, ToolLimits
+from grpo_eqx.environments.pool import Environments
+from grpo_eqx.environments.starts import Start, started, with_one_prompt
 from grpo_eqx.generation.sampler import PendingSamples, Responder, Sampled, Sampler
 from grpo_eqx.generation.sampling import Sampling
 from grpo_eqx.models.interface import CausalLM
@@ -56,9 +55,15 @@ class ActingSampler(Sampler):
         self._sampler, self._limits, self._environments = sampler, limits, environments
         self._tokenizer, self._max_prompt_length = tokenizer, max_prompt_length
         self._max_completion_length = max_completion_length
-        self._chat = ChatFormat(tokenizer, has_tools=any(environments.schemas.values()))
+        self._chat = ChatFormat(
+            tokenizer,
+            has_tools=any(environments.schemas.values()),
+            has_users=any(kind.takes_turns for kind in environments.kinds.values()),
+        )
         self._last: PendingSamples | None = None
         self._depth = 0
+        self.width_of_trial: int | None = None
+        """Width of the prompt that an environment made when it was tried."""
 
     def set_weights(self, model: CausalLM, version: int) -> None:
         self._sampler.set_weights(model, version)
@@ -74,38 +79,33 @@ class ActingSampler(Sampler):
     ) -> PendingSamples:
         assert problems is not None, "environments are reset for problems"
         assert responder is None, "tools and environments respond"
-        if self._last is not None:
-            self._last.result()  # two batches would hold two caches
-        groups = itertools.groupby(range(len(trajectories)), lambda n: trajectories[n].address[:2])
-        of_prompts = [list(numbers) for _, numbers in groups]
-        share = range(len(of_prompts))[own_share(len(of_prompts))]
-        mine = {n: problems[p] for p in share for n in of_prompts[p]}
-        own = {n: problem for n, problem in mine.items() if problem is not None}
-        begun, prompts = raise_on_all_hosts(lambda: self._begun(own))
-        changed = _everyones(prompts)
-        trajectories = [
-            dataclasses.replace(each, prompt_ids=changed.get(n, each.prompt_ids))
-            for n, each in enumerate(trajectories)
-        ]
-        trajectories = [
-            each
-            for group in of_prompts
-            for each in with_one_prompt([trajectories[n] for n in group])
-        ]
+        last, self._last = self._last, None
+        if last is not None:
+            last.result()  # two batches would hold two caches
+        numbers = range(len(trajectories))
+        by_prompt = itertools.groupby(numbers, lambda n: trajectories[n].address[:2])
+        of_prompts = [list(group) for _, group in by_prompt]
+        mine, silent = _own_groups(of_prompts, [each is not None for each in problems])
+        own = {n: problem for p in mine for n in of_prompts[p] if (problem := problems[p])}
+        groups, stops = [of_prompts[p] for p in mine], self._limits.failures == "stop"
+        starts = raise_on_all_hosts(lambda: self._started(groups, own, stops=stops))
+        trajectories = _with_prompts(trajectories, of_prompts, starts)
         self._check_room(trajectories)
-        for n, dialogue in begun.items():
-            dialogue.num_read = len(trajectories[n])
-        longest = max(len(each.prompt_ids) for each in trajectories)
-        if prompt_width is not None and longest > prompt_width:
+        for n, start in starts.items():
+            start.dialogue.num_read = len(trajectories[n])
+        if self._environments.kinds:
+            longest = max(len(each.prompt_ids) for each in trajectories)
             prompt_width = padded_length(longest, self._max_prompt_length)
         dialogues = Dialogues(
-            begun, mine.keys() - own.keys(), self._chat, self._environments.calls, self._limits,
-            jax.process_count(),
+            {n: start.dialogue for n, start in starts.items()},
+            [n for p in silent for n in of_prompts[p]],
+            self._chat, self._environments.calls, self._limits, jax.process_count(),
         )  # fmt: skip
         pending = self._sampler.submit(
             trajectories, sampling, prompt_width=prompt_width, responder=dialogues
         )
-        self._last = _PendingDialogues(pending, dialogues, self._chat, self._environments)
+        contents = {n: start.content for n, start in starts.items()}
+        self._last = _PendingDialogues(pending, dialogues, contents, self._chat, self._environments)
         return self._last
 
     def __enter__(self) -> "ActingSampler":
@@ -118,64 +118,27 @@ class ActingSampler(Sampler):
             self._last = None
             self._environments.close()
 
-    def trial(self, problem: Prompt) -> Any:
-        """Returns an environment that was reset for a problem, or `None`; raises what it raises."""
-        (dialogue,) = self._begun({0: problem})[0].values()
-        return dialogue.environment
+    @contextlib.contextmanager
+    def trial(self, problem: Prompt) -> Iterator[Start]:
+        """Starts a completion of a problem, which ends with the block.
 
-    def _begun(
-        self, problems: Mapping[int, Prompt]
-    ) -> tuple[dict[int, Dialogue], dict[int, list[int]]]:
-        """Resets an environment for each completion.
-
-        **Returns:** the dialogues, and the prompts that environments have changed.
+        Raises `RunError` where its environment fails.
         """
-        kinds = {n: self._environments.kind_of(each.columns) for n, each in problems.items()}
-        with_kind = {n: kind for n, kind in kinds.items() if kind is not None}
-        dialogues = {n: self._dialogue(kind) for n, kind in kinds.items()}
-        rows = {n: _row(problems[n], self._environments.is_named) for n in with_kind}
-        calls = [
-            kind.reset_call(dialogues[n].environment, rows[n]) for n, kind in with_kind.items()
-        ]
-        outcomes = self._environments.calls.together(calls).result() if calls else []
-        prompts = {}
-        for (n, kind), outcome in zip(with_kind.items(), outcomes, strict=True):
-            changed = self._reset(kind, dialogues[n], problems[n], outcome)
-            if changed is not None:
-                prompts[n] = changed
-        ids = self._tokenized(list(prompts.values()))
-        return dialogues, dict(zip(prompts, ids, strict=True))
+        start = self._started([[0]], {0: problem}, stops=True)[0]
+        if start.ids is not None:
+            self.width_of_trial = padded_length(len(start.ids), self._max_prompt_length)
+        try:
+            yield start
+        finally:
+            self._environments.give_back(start.dialogue.environment)
 
-    def _dialogue(self, kind: EnvironmentKind | None) -> Dialogue:
-        if kind is None:
-            return Dialogue({tool.name: tool for tool in self._environments.tools})
-        environment = kind.take()
-        if kind.takes_turns:
-            environment.total_reward = 0.0
-        tools = {tool.name: tool for tool in kind.tools_of(environment)}
-        return Dialogue(tools, environment, takes_turns=kind.takes_turns)
-
-    def _reset(
-        self, kind: EnvironmentKind, dialogue: Dialogue, problem: Prompt, outcome: Outcome
-    ) -> Prompt | None:
-        """Returns the prompt with what `reset` returned, if anything.
-
-        An environment that fails is lost, unless failures stop the run.
-        """
-        if outcome.error is None:
-            return with_observation(problem, outcome.result, kind.cls.__name__)
-        said = (
-            f"reset of environment {kind.cls.__name__} raised {class_name(outcome.error)} "
-            f"({first_line(outcome.error)})"
-        )
-        if self._limits.failures == "stop":
-            raise RunError(
-                f"{said}: fix it, or set tool_failures to answer, which leaves the completion out."
-            ) from outcome.error
-        warn(f"{said}: its completion is left out")
-        dialogue.is_lost = True
-        dialogue.num_failures += 1
-        return None
+    def _started(
+        self, groups: Sequence[Sequence[int]], problems: Mapping[int, Prompt], *, stops: bool
+    ) -> dict[int, Start]:
+        return started(
+            self._environments, groups, problems, self._tokenizer,
+            max_prompt_length=self._max_prompt_length, stops=stops,
+        )  # fmt: skip
 
     def _check_room(self, trajectories: Sequence[Trajectory]) -> None:
         """Raises `RunError` for completions that begin with too many tokens."""
@@ -187,16 +150,6 @@ class ActingSampler(Sampler):
                 f"max_completion_length is {self._max_completion_length}: raise it, or return the "
                 f"same prompt for the same row."
             )
-
-    def _tokenized(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        ids = self._tokenizer.encode_prompts(prompts) if prompts else []
-        longest = max(map(len, ids), default=0)
-        if longest > self._max_prompt_length:
-            raise RunError(
-                f"a prompt with what reset returned has {longest} tokens, and max_prompt_length is "
-                f"{self._max_prompt_length}: raise it, or return less."
-            )
-        return ids
 
 
 def make_acting(
@@ -234,65 +187,31 @@ def make_acting(
     return None
 
 
-def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
-    """Returns a prompt with what `reset` returned.
+def _own_groups(
+    of_prompts: Sequence[Sequence[int]], is_real: Sequence[bool]
+) -> tuple[list[int], list[int]]:
+    """Returns the prompts whose completions this process answers, and those that it ends at once.
 
-    **Arguments:**
-
-    - `problem`: the prompt.
-    - `observed`: a text, or a list of content blocks, which are appended to the last message, as in
-      TRL; messages, which replace the prompt; or `None`.
-    - `name`: name of the environment's class.
-
-    Raises `RunError` for anything else, and for a prompt that stays empty.
+    The former are its share of the real ones, which it also rewards.
     """
-    if observed is None and problem.content:
-        return problem
-    if isinstance(observed, list) and observed and all(isinstance(x, Mapping) for x in observed):
-        if all(isinstance(x.get("content"), str) and "role" in x for x in observed):
-            return dataclasses.replace(problem, content=observed)
-        if all(x.get("type") == "text" and isinstance(x.get("text"), str) for x in observed):
-            observed = "".join(x["text"] for x in observed)
-    if not isinstance(observed, str):
-        raise RunError(
-            f"reset of environment {name} returned {brief(observed)}: return a text, which is "
-            f"appended to the prompt, messages, which replace it, or, where data have a prompt, "
-            f"None."
-        )
-    if isinstance(problem.content, str):
-        return dataclasses.replace(problem, content=problem.content + observed)
-    *before, last = problem.content
-    return dataclasses.replace(
-        problem, content=[*before, {**last, "content": last["content"] + observed}]
-    )
+    real = [p for p in range(len(of_prompts)) if is_real[p]]
+    filling = [p for p in range(len(of_prompts)) if not is_real[p]]
+    is_last = jax.process_index() == jax.process_count() - 1
+    return real[own_share(len(real))], filling if is_last else []
 
 
-def with_one_prompt(group: Sequence[Trajectory]) -> list[Trajectory]:
-    """Returns completions of one problem with the tokens that their prompts begin with as prompt.
-
-    Where environments have made different prompts of it, what is left of each begins the
-    completion, as tokens that the model did not write.
-    """
-    first, last = (pick(list(each.prompt_ids) for each in group) for pick in (min, max))
-    if first == last:
-        return list(group)
-    # What the first and the last in order have in common, all have. A completion needs an input.
-    number = next(
-        (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first)
-    )
-    number = max(1, number)
-    return [
-        dataclasses.replace(each, prompt_ids=each.prompt_ids[:number]).extended(
-            each.prompt_ids[number:]
-        )
-        for each in group
+def _with_prompts(
+    trajectories: Sequence[Trajectory],
+    of_prompts: Sequence[Sequence[int]],
+    starts: Mapping[int, Start],
+) -> list[Trajectory]:
+    """Returns trajectories with the prompts that the environments of all processes have made."""
+    changed = _everyones({n: x.ids for n, x in starts.items() if x.ids is not None})
+    own = [
+        dataclasses.replace(each, prompt_ids=changed.get(n, each.prompt_ids))
+        for n, each in enumerate(trajectories)
     ]
-
-
-def _row(problem: Prompt, is_named: bool) -> dict[str, Any]:
-    """Returns what `reset` gets: all columns, but for the one that names an environment."""
-    columns = {k: x for k, x in problem.columns.items() if not (is_named and k == ENVIRONMENT)}
-    return {"prompt": problem.content, **columns}
+    return [each for group in of_prompts for each in with_one_prompt([own[n] for n in group])]
 
 
 def _everyones(own: Mapping[int, Any]) -> dict[int, Any]:
@@ -308,11 +227,12 @@ class _PendingDialogues(PendingSamples):
         self,
         pending: PendingSamples,
         dialogues: Dialogues,
+        contents: Mapping[int, Any],
         chat: ChatFormat,
         environments: Environments,
     ):
-        self._pending, self._dialogues, self._chat = pending, dialogues, chat
-        self._environments = environments
+        self._pending, self._dialogues, self._contents = pending, dialogues, contents
+        self._chat, self._environments = chat, environments
         self._result: Sampled | None = None
 
     def result(self) -> Sampled:
@@ -322,21 +242,27 @@ class _PendingDialogues(PendingSamples):
 
     def release(self) -> None:
         for dialogue in self._dialogues.dialogues.values():
-            if dialogue.environment is not None:
-                self._environments.give_back(dialogue.environment, is_lost=dialogue.is_lost)
+            lose, give_back = self._environments.lose, self._environments.give_back
+            (lose if dialogue.is_lost else give_back)(dialogue.environment)
 
     def _finished(self) -> Sampled:
         sampled = self._pending.result()
         number, own = len(sampled.trajectories), self._dialogues.dialogues
         made = _everyones(raise_on_all_hosts(lambda: self._read(sampled.trajectories)))
-        counts = ToolCounts(*map(sum, zip(*(x for _, x in made.values()), strict=True)))
-        messages = [made[n][0] if n in made else [] for n in range(number)]
-        environments = [own[n].environment if n in own else None for n in range(number)]
-        lost = [n in made and ToolCounts(*made[n][1]).lost > 0 for n in range(number)]
-        return sampled._replace(acted=Acted(messages, environments, lost, counts))
+        counts = ToolCounts(*map(sum, zip(*(x for _, x, _ in made.values()), strict=True)))
+        counts = counts._replace(waited=self._dialogues.waited)
+        acted = Acted(
+            [made[n][2] if n in made else "" for n in range(number)],
+            [made[n][0] if n in made else [] for n in range(number)],
+            [own[n].environment if n in own else None for n in range(number)],
+            [n in made and ToolCounts(*made[n][1]).lost > 0 for n in range(number)],
+            counts,
+        )
+        return sampled._replace(acted=acted)
 
     def _read(self, trajectories: Sequence[Trajectory]) -> dict[int, Any]:
-        """Returns the messages and the counts of this process's dialogues."""
-        for number, dialogue in self._dialogues.dialogues.items():
+        """Returns messages, counts and prompts of this process's dialogues."""
+        own = self._dialogues.dialogues
+        for number, dialogue in own.items():
             dialogue.finish(trajectories[number], self._chat)
-        return {n: (each.messages, each.counts) for n, each in self._dialogues.dialogues.items()}
+        return {n: (each.messages, each.counts, self._contents[n]) for n, each in own.items()}

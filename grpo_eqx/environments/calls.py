@@ -8,12 +8,14 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from grpo_eqx.common.event_loop import LoopThread
+from grpo_eqx.common.errors import RunError
+from grpo_eqx.common.event_loop import GRACE, LoopThread
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.rewards.contract import reason_of
 
+_T = TypeVar("_T")
 MOST_THREADS = 256
 """Plain functions that run at a time; others wait for their turn."""
 LONGEST_CLOSE = 30.0
@@ -64,27 +66,37 @@ class Calls:
         """Starts calls one after the other, as those that change one environment."""
         return self._loop.run(self._chained(calls))
 
+    def result(self, running: concurrent.futures.Future[_T]) -> _T:
+        """Waits for calls; raises `RunError` if one of them blocks the event loop."""
+        while True:
+            with contextlib.suppress(concurrent.futures.TimeoutError):
+                return running.result(GRACE)
+            if not running.done():
+                self.check_loop()
+
     async def awaited(self, calls: Sequence[Call]) -> list[Outcome]:
         """Runs calls beside each other, and awaits their outcomes in another event loop."""
-        return await asyncio.wrap_future(self.together(calls))
+        return await asyncio.to_thread(self.result, self.together(calls))
 
-    def close_all(self, objects: Sequence[Any], *, waits: bool = True) -> None:
-        """Calls `close` of those objects that have it, and warns of each that fails.
+    def check_loop(self) -> None:
+        """Raises `RunError` where a call blocks the event loop, so that no other can go on."""
+        try:
+            self._loop.run(asyncio.sleep(0)).result(GRACE)
+        except concurrent.futures.TimeoutError:
+            raise RunError(
+                "an async tool or environment blocks its event loop, so that no call can go on: "
+                "await whatever it waits for, or make it a plain function, which runs in a thread."
+            ) from None
 
-        **Arguments:**
-
-        - `objects`: the objects.
-        - `waits`: whether to wait for them.
-        """
+    def close_all(self, objects: Sequence[Any]) -> concurrent.futures.Future[list[Outcome]]:
+        """Starts to call `close` of those objects that have it; warns of each that fails."""
         closing = [
             Call(each.close, {}) for each in objects if callable(getattr(each, "close", None))
         ]
-        if closing:
-            seconds = LONGEST_CLOSE if self.timeout is None else self.timeout
-            running = self._loop.run(self._gathered(closing, seconds))
-            running.add_done_callback(_warn_of_failures)
-            if waits:
-                concurrent.futures.wait([running])
+        seconds = LONGEST_CLOSE if self.timeout is None else self.timeout
+        running = self._loop.run(self._gathered(closing, seconds))
+        running.add_done_callback(_warn_of_failures)
+        return running
 
     def close(self) -> None:
         """Ends the event loop and its tasks. The next call starts it again."""

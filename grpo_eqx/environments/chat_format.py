@@ -170,27 +170,29 @@ class Parsed(NamedTuple):
 class ChatFormat:
     """The format of a tokenizer's chat template."""
 
-    def __init__(self, tokenizer: ChatTokenizer, *, has_tools: bool = True):
+    def __init__(
+        self, tokenizer: ChatTokenizer, *, has_tools: bool = True, has_users: bool = False
+    ):
         """**Arguments:**
 
         - `tokenizer`: the tokenizer.
-        - `has_tools`: whether the model calls tools; otherwise turns are texts, which messages of
-          the user answer.
+        - `has_tools`: whether tools answer turns.
+        - `has_users`: whether messages of the user answer turns, as in games.
 
-        Raises `UserError` for a template in which the dialogues cannot be written.
+        Raises `UserError` for a template in which such dialogues cannot be written.
         """
         self.tokenizer, self._response = tokenizer, None
         self._content = ""
         """Content of made-up turns."""
-        if not has_tools:
+        if has_users:
             self._check_prefix({"role": "assistant"}, {"role": "user", "content": "probe_answer"})
-            return
-        self._check_tools()
-        self._check_prefix(_turn(_NAME, _PROBE), _ANSWER)
-        own = getattr(tokenizer.tokenizer, "response_template", None)
-        self._response = self._found() if own is None else own
+        if has_tools:
+            self._check_tools()
+            self._check_prefix(_turn(_NAME, _PROBE), _ANSWER)
+            own = getattr(tokenizer.tokenizer, "response_template", None)
+            self._response = self._found() if own is None else own
 
-    def suffix_ids(self, messages: Sequence[Message]) -> list[int]:
+    def suffix_ids(self, messages: Sequence[Message], *, with_end: bool = False) -> list[int]:
         """Returns what follows the end token of a turn: answers, and the start of the next turn.
 
         As TRL computes it: a made-up dialogue that ends with a call is cut, behind its last end
@@ -199,6 +201,7 @@ class ChatFormat:
         **Arguments:**
 
         - `messages`: the answers, of role `tool` or `user`.
+        - `with_end`: whether the end token comes first, for a turn that has none.
         """
         first = messages[0]
         turn: Message = {"role": "assistant"}
@@ -215,7 +218,11 @@ class ChatFormat:
             before = [*before, whole[len(before)]]  # which the model has written
         if whole[: len(before)] != before:
             raise UserError(_REWRITES)
-        return whole[len(before) :]
+        return whole[len(before) - (with_end and before[-1] in ends) :]
+
+    def ends(self, turn: Sequence[int]) -> bool:
+        """Returns whether a turn, in tokens, has an end token."""
+        return bool(turn) and turn[-1] in self.tokenizer.eos_ids
 
     def parse(self, ids: Sequence[int], prefix: Sequence[int], tools: Sequence[Schema]) -> Parsed:
         """Reads a turn; what cannot be read as calls is plain text.
@@ -227,20 +234,20 @@ class ChatFormat:
         - `tools`: schemas of the tools, which give arguments their types.
         """
         tokenizer = self.tokenizer.tokenizer
-        if self._response is None:
-            return Parsed({"role": "assistant", "content": self._text(ids)})
         if not ids:
             return Parsed({"role": "assistant", "content": ""})
+        assert self._response is not None, "there are tools"
         try:
             message = self._message(self._response, list(ids), list(prefix), tools)
         except Exception:  # whatever the model may write
-            return Parsed({"role": "assistant", "content": self._text(ids)})
+            return Parsed({"role": "assistant", "content": self.text(ids)})
         content = message.get("content") or ""
         for end in tokenizer.convert_ids_to_tokens(list(self.tokenizer.eos_ids)):
             content = content.removesuffix(end)
         return Parsed({**message, "content": content})
 
-    def _text(self, ids: Sequence[int]) -> str:
+    def text(self, ids: Sequence[int]) -> str:
+        """Returns the text of a turn."""
         return str(self.tokenizer.tokenizer.decode(list(ids), skip_special_tokens=True))
 
     def _ids(self, messages: Conversation, *, opens: bool) -> list[int]:
@@ -359,6 +366,7 @@ def _checked(calls: Any) -> list[Message]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError("a call has no name")
+        function["name"].encode()  # half a character could not be answered
         if function.get("arguments") is None:
             function["arguments"] = {}
     return flat

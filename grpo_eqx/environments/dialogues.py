@@ -1,18 +1,22 @@
 """Dialogues of completions with tools: calls are run, and answered in the template's format."""
 
 import concurrent.futures
+import contextlib
+import copy
 import dataclasses
 import inspect
 import json
 import math
 import numbers
 import queue
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from grpo_eqx.common.errors import RunError, class_name, first_line
 from grpo_eqx.common.event_loop import GRACE
 from grpo_eqx.common.plain_data import brief
+from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.acted import ToolCounts
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.distributed.exchange import gather_bytes, raise_on_all_hosts
@@ -73,6 +77,8 @@ class Dialogue:
     num_failures: int = 0
     seconds: float = 0.0
     """Seconds of all calls."""
+    is_open: bool = False
+    """Whether the last turn has no end token, as one that a stop string ended."""
     is_lost: bool = False
     """Whether the environment failed, so that the completion cannot be rewarded."""
 
@@ -90,10 +96,14 @@ class Dialogue:
     def read(self, trajectory: Trajectory, chat: ChatFormat) -> list[Message]:
         """Adds the turn that has just ended, and returns its calls."""
         before = [*trajectory.prompt_ids, *trajectory.ids[: self.num_read].tolist()]
-        schemas = [tool.schema for tool in self.tools.values()]
-        parsed = chat.parse(trajectory.ids[self.num_read :].tolist(), before, schemas)
-        self.messages.append(parsed.message)
+        ids = trajectory.ids[self.num_read :].tolist()
         self.num_read = len(trajectory)
+        self.is_open = not chat.ends(ids)
+        if self.takes_turns:
+            self.messages.append({"role": "assistant", "content": chat.text(ids)})
+            return []
+        parsed = chat.parse(ids, before, [tool.schema for tool in self.tools.values()])
+        self.messages.append(parsed.message)
         return parsed.calls
 
     @property
@@ -112,7 +122,7 @@ class Dialogue:
         """
         if self.takes_turns:
             return [Call(self.environment.step, {"text": self.messages[-1]["content"]})]
-        return [_call(each, self.tools.get(each["name"]), self.is_lost) for each in asked]
+        return [_call(each, self.tools.get(each["name"])) for each in asked]
 
 
 class Dialogues(Responder):
@@ -139,7 +149,9 @@ class Dialogues(Responder):
         self.dialogues, self._silent, self._chat = dialogues, silent, chat
         self._calls, self._limits = calls, limits
         self._num_processes = num_processes
-        self._most_calls = 1
+        self._has_warned = False
+        self.waited = 0.0
+        """Seconds in which all completions waited for calls."""
         self._ready: queue.SimpleQueue[tuple[int, _Turn | BaseException | None]]
         self._ready = queue.SimpleQueue()
 
@@ -156,12 +168,11 @@ class Dialogues(Responder):
     def _start(self, number: int, dialogue: Dialogue, asked: Sequence[Message]) -> None:
         """Starts the calls of a turn; their answers become ready."""
         most, calls = self._limits.max_iterations, dialogue.calls_of(asked)
-        if not calls or (most is not None and dialogue.num_turns >= most):
+        if not calls or dialogue.is_lost or (most is not None and dialogue.num_turns >= most):
             self._ready.put((number, None))
             return
         dialogue.num_turns += 1
         dialogue.num_calls += len(calls)
-        self._most_calls = max(self._most_calls, len(calls))
         is_shared = dialogue.environment is None
         running = (self._calls.together if is_shared else self._calls.in_order)(calls)
 
@@ -174,33 +185,37 @@ class Dialogues(Responder):
         running.add_done_callback(note)
 
     def replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
-        if self._num_processes == 1:
-            return self._own(self._patience() if wait else 0.0)
-        while True:
-            own = raise_on_all_hosts(lambda: self._own(_BETWEEN_EXCHANGES if wait else 0.0))
-            everyone = [json.loads(part) for part in gather_bytes(json.dumps(own).encode())]
-            together = [(number, ids) for each in everyone for number, ids in each]
-            if together or not wait:
-                return together
+        start = time.monotonic()
+        try:
+            return self._replies(wait)
+        finally:
+            self.waited += (time.monotonic() - start) * wait
 
-    def _own(self, seconds: float | None) -> list[tuple[int, list[int] | None]]:
+    def _replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
+        checked = time.monotonic()
+        while True:
+            if self._num_processes == 1:
+                found: list[Any] = self._own(GRACE if wait else 0.0)
+            else:
+                own = raise_on_all_hosts(lambda: self._own(_BETWEEN_EXCHANGES if wait else 0.0))
+                everyone = [json.loads(part) for part in gather_bytes(json.dumps(own).encode())]
+                found = [reply for each in everyone for reply in each]
+            if found or not wait:
+                return [(number, ids) for number, ids in found]
+            if time.monotonic() - checked >= GRACE:
+                raise_on_all_hosts(self._calls.check_loop)
+                checked = time.monotonic()
+
+    def _own(self, seconds: float) -> list[tuple[int, list[int] | None]]:
         """Returns the replies that are there, after waiting for the first.
 
         They are rendered here, not where calls end: templates are rendered by one thread alone.
         """
         found = []
-        try:
-            found.append(
-                self._ready.get_nowait() if seconds == 0 else self._ready.get(timeout=seconds)
-            )
+        with contextlib.suppress(queue.Empty):
+            found.append(self._ready.get(timeout=seconds) if seconds else self._ready.get_nowait())
             while True:
                 found.append(self._ready.get_nowait())
-        except queue.Empty:
-            if not found and self._num_processes == 1 and seconds != 0:
-                raise RunError(
-                    "an async tool blocks its event loop, so that no call can go on: await "
-                    "whatever it waits for, or make it a plain function, which runs in a thread."
-                ) from None
         replies = []
         for number, turn in found:
             if isinstance(turn, BaseException):
@@ -209,26 +224,30 @@ class Dialogues(Responder):
             replies.append((number, reply))
         return replies
 
-    def _patience(self) -> float | None:
-        """Returns the seconds within which some turn's calls must end."""
-        timeout = self._limits.timeout
-        return None if timeout is None else timeout * self._most_calls + GRACE
-
     def _reply(self, dialogue: Dialogue, turn: "_Turn") -> list[int] | None:
         """Adds the answers to a dialogue, and returns them as the model reads them."""
-        for outcome in turn.outcomes:
-            dialogue.seconds += outcome.seconds
-            if dialogue.environment is not None and isinstance(outcome.error, StillRunsError):
-                dialogue.is_lost = True
-        answers = (
-            self._observed(dialogue, turn) if dialogue.takes_turns else self._told(dialogue, turn)
-        )
-        if not answers:
+        dialogue.seconds += sum(outcome.seconds for outcome in turn.outcomes)
+        answers = (self._observed if dialogue.takes_turns else self._told)(dialogue, turn)
+        late = [x.error for x in turn.outcomes if isinstance(x.error, StillRunsError)]
+        if dialogue.environment is not None and late:
+            self._lose(dialogue, "a call of", late[0])
+        if not answers or dialogue.is_lost:
             return None
-        ids = self._chat.suffix_ids(answers)
+        ids = self._chat.suffix_ids(answers, with_end=dialogue.is_open)
         dialogue.messages += answers
         dialogue.num_read += len(ids)
         return ids
+
+    def _lose(self, dialogue: Dialogue, what: str, error: BaseException) -> None:
+        """Gives an environment up, with a warning for the first of a batch."""
+        if not dialogue.is_lost and not self._has_warned:
+            self._has_warned = True
+            name = class_name(dialogue.environment)
+            warn(
+                f"{what} environment {name} failed ({first_line(error)}): its completion is left "
+                f"out; tools/num_lost counts them"
+            )
+        dialogue.is_lost = True
 
     def _told(self, dialogue: Dialogue, turn: "_Turn") -> list[Message]:
         """Returns the answers of tools; an error is an answer, too."""
@@ -241,7 +260,7 @@ class Dialogues(Responder):
                 error = failed
             if error is not None:
                 self._count_failure(dialogue, f"tool {call['name']}", error)
-                content = str({"error": str(error)})
+                content = str({"error": _said(error)})
             answers.append({"role": "tool", "name": call["name"], "content": self._cut(content)})
         return answers
 
@@ -252,11 +271,11 @@ class Dialogues(Responder):
         if error is None and not _is_step(step):
             error = TypeError(f"{brief(step)} is no Step: return Step(observation, reward, done)")
         if error is not None:
-            dialogue.is_lost = True
             self._count_failure(dialogue, f"step of {class_name(dialogue.environment)}", error)
+            self._lose(dialogue, "step of", error)
             return []
         dialogue.environment.total_reward += step.reward
-        if step.done:
+        if step.done or dialogue.num_turns == self._limits.max_iterations:
             return []
         return [{"role": "user", "content": self._cut(step.observation)}]
 
@@ -265,7 +284,7 @@ class Dialogues(Responder):
         dialogue.num_failures += 1
         if self._limits.failures == "stop" and not isinstance(error, _MistakeError):
             raise RunError(
-                f"{caller} raised {type(error).__name__} ({first_line(error)}): fix it, or set "
+                f"{caller} raised {class_name(error)} ({first_line(error)}): fix it, or set "
                 f"tool_failures to answer, which goes on without it."
             ) from error
 
@@ -321,25 +340,24 @@ def _is_step(value: object) -> bool:
     )
 
 
-def _call(call: Message, tool: Tool | None, is_busy: bool) -> Call:
-    """Returns the call of a tool; of one that the model calls wrongly, one that says so.
+def _said(error: BaseException) -> str:
+    """Returns the text of an error, whose class may fail to give one."""
+    try:
+        return str(error)
+    except Exception:
+        return first_line(error)
 
-    **Arguments:**
 
-    - `call`: name and arguments.
-    - `tool`: the tool of that name, if there is one.
-    - `is_busy`: whether an earlier call may still run in the environment.
-    """
+def _call(call: Message, tool: Tool | None) -> Call:
+    """Returns the call of a tool; of one that the model calls wrongly, one that says so."""
 
     def mistaken(text: str) -> None:
         raise _MistakeError(text)
 
-    if is_busy:
-        return Call(mistaken, {"text": "an earlier call still runs"})
     if tool is None:
         return Call(mistaken, {"text": f"Tool {call['name']} not found."})
     try:
         inspect.signature(tool.func).bind(**call["arguments"])
     except TypeError as error:
         return Call(mistaken, {"text": f"{call['name']}() {first_line(error)}"})
-    return Call(tool.func, call["arguments"])
+    return Call(tool.func, copy.deepcopy(call["arguments"]))

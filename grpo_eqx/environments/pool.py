@@ -1,13 +1,17 @@
 """Environments of a run: classes, as TRL's `environment_factory` takes them, and instances."""
 
 import inspect
+import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
-from grpo_eqx.common.errors import UserError, class_name, listed
+from grpo_eqx.common.errors import RunError, UserError, class_name, first_line, listed
 from grpo_eqx.common.plain_data import brief
+from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.tokenizer import ENVIRONMENT, Tools
-from grpo_eqx.environments.calls import Call, Calls
+from grpo_eqx.environments.calls import Call, Calls, Outcome, StillRunsError
 from grpo_eqx.environments.environment import Environment
 from grpo_eqx.environments.tools import Schema, Tool, check_names, make_tools, methods_as_tools
 from grpo_eqx.rewards import RewardFunc
@@ -33,7 +37,8 @@ class EnvironmentKind:
         self._factory, self._shared = factory, list(tools)
         self.made: list[Any] = []
         """All instances, but for lost ones."""
-        first = self._made()
+        self._lock = threading.Lock()
+        first = self.make()
         self._free = [first]
         self.cls = type(first)
         self.takes_turns = isinstance(first, Environment)
@@ -51,23 +56,46 @@ class EnvironmentKind:
                 f"pass no tools, or define a class whose methods are tools, which is no subclass "
                 f"of Environment."
             )
-        self.schemas: list[Schema] = [tool.schema for tool in self.tools_of(first)]
+        own = [] if self.takes_turns else methods_as_tools(first, _NOT_TOOLS)
+        check_names([*self._shared, *own])
+        self._methods = {tool.name: tool.schema for tool in own}
+
+    @property
+    def schemas(self) -> list[Schema]:
         """Schemas of its tools, which prompts describe."""
+        return [*(tool.schema for tool in self._shared), *self._methods.values()]
 
-    def tools_of(self, environment: object) -> list[Tool]:
-        """Returns the tools of an instance: those of all, and its own public methods.
+    def tools_of(self, environment: object) -> dict[str, Tool]:
+        """Returns the tools of an instance: those of all, and its own public methods."""
+        own = [Tool(x, getattr(environment, x), schema) for x, schema in self._methods.items()]
+        return {tool.name: tool for tool in [*self._shared, *own]}
 
-        Raises `UserError` for a method that cannot be a tool, and for two tools of one name.
-        """
-        if self.takes_turns:
-            return []
-        tools = [*self._shared, *methods_as_tools(environment, _NOT_TOOLS)]
-        check_names(tools)
-        return tools
+    def take(self) -> Any | None:
+        """Returns an instance that no completion uses, if there is one."""
+        return self._free.pop() if self._free else None
 
-    def take(self) -> Any:
-        """Returns an instance that no completion uses."""
-        return self._free.pop() if self._free else self._made()
+    def make(self) -> Any:
+        """Makes an instance, for one completion; raises `UserError` if that fails."""
+        try:
+            environment = self._factory()
+        except Exception as error:
+            raise UserError(
+                f"environment_factory {brief(self._factory)} raised {class_name(error)}: "
+                f"{first_line(error)}: pass a class, or a function, that needs no arguments."
+            ) from error
+        if environment is None or inspect.isclass(environment):
+            raise UserError(
+                f"environment_factory {brief(self._factory)} returned {brief(environment)}: return "
+                f"an environment."
+            )
+        with self._lock:
+            if any(each is environment for each in self.made):
+                raise UserError(
+                    f"environment_factory {brief(self._factory)} returned the same environment "
+                    f"twice: return a new one for each completion."
+                )
+            self.made.append(environment)
+        return environment
 
     def give_back(self, environment: Any) -> None:
         """Takes an instance back, to be reset and used again."""
@@ -106,22 +134,6 @@ class EnvironmentKind:
         own = {name: value for name, value in row.items() if takes_all or name in names}
         return Call(environment.reset, own)
 
-    def _made(self) -> Any:
-        try:
-            environment = self._factory()
-        except Exception as error:
-            raise UserError(
-                f"environment_factory {brief(self._factory)} raised {class_name(error)}: {error}: "
-                f"pass a class, or a function, that needs no arguments."
-            ) from error
-        if environment is None or inspect.isclass(environment):
-            raise UserError(
-                f"environment_factory {brief(self._factory)} returned {brief(environment)}: return "
-                f"an environment."
-            )
-        self.made.append(environment)
-        return environment
-
 
 class Environments:
     """The tools and the environments of a run, and what calls them."""
@@ -151,6 +163,14 @@ class Environments:
                     f"environment_factory=MyEnvironment."
                 )
         self.kinds = {name: EnvironmentKind(each, self.tools) for name, each in factories.items()}
+        self._closing: list[Future[list[Outcome]]] = []
+        """Lost environments that are being closed."""
+        for name, count in Counter(cls.__name__ for cls in self._rewarding).items():
+            if count > 1:
+                raise UserError(
+                    f"{count} classes of environments have the name {name}, under which their "
+                    f"rewards are logged: give each a name of its own."
+                )
 
     def __bool__(self) -> bool:
         """Returns whether completions of the run act at all."""
@@ -171,12 +191,12 @@ class Environments:
     @property
     def own_rewards(self) -> dict[str, RewardFunc]:
         """Reward functions that call `get_reward`, by the classes of environments that have it."""
-        return {cls.__name__: _OwnReward(self.calls, cls) for cls in self._rewarding}
+        return {cls.__name__: _OwnReward(self, cls) for cls in self._rewarding}
 
     @property
     def own_score(self) -> RewardFunc | None:
         """Function that calls `get_reward` of all environments that have it, if any has."""
-        return _OwnReward(self.calls, *self._rewarding) if self._rewarding else None
+        return _OwnReward(self, *self._rewarding) if self._rewarding else None
 
     def check_rewarded(self, reward_funcs: object) -> None:
         """Raises `UserError` where nothing rewards completions of prompts that `reset` makes."""
@@ -200,44 +220,69 @@ class Environments:
         for kind in self.kinds.values():
             kind.check_columns([x for x in columns if not (self.is_named and x == ENVIRONMENT)])
 
-    def give_back(self, environment: Any, *, is_lost: bool = False) -> None:
-        """Takes an instance back.
+    def take(self, kinds: Sequence[EnvironmentKind]) -> list[Outcome]:
+        """Returns an environment for each completion, or why none could be made.
 
         **Arguments:**
 
-        - `environment`: the instance.
-        - `is_lost`: whether it failed. It is closed then, and not used again.
+        - `kinds`: the kind of each.
         """
-        (kind,) = (x for x in self.kinds.values() if any(own is environment for own in x.made))
-        if is_lost:
-            kind.remove(environment)
-            self.calls.close_all([environment], waits=False)
-        else:
+        free = [kind.take() for kind in kinds]
+        missing = [i for i, environment in enumerate(free) if environment is None]
+        made = self.calls.result(self.calls.together([Call(kinds[i].make, {}) for i in missing]))
+        outcomes = [Outcome(environment) for environment in free]
+        for i, outcome in zip(missing, made, strict=True):
+            outcomes[i] = outcome
+        return outcomes
+
+    def give_back(self, environment: Any) -> None:
+        """Takes an instance back, to be used again, unless it is lost."""
+        if (kind := self._kind_that_made(environment)) is not None:
             kind.give_back(environment)
+
+    def lose(self, environment: Any) -> None:
+        """Takes an instance out that has failed, and begins to close it."""
+        if (kind := self._kind_that_made(environment)) is not None:
+            kind.remove(environment)
+            self._closing.append(self.calls.close_all([environment]))
 
     def close(self) -> None:
         """Calls `close` of every instance that has it, and ends the event loop."""
         everything = [each for kind in self.kinds.values() for each in kind.made]
         for kind in self.kinds.values():
             kind.remove(*kind.made)
-        self.calls.close_all(everything)
+        closing = [*self._closing, self.calls.close_all(everything)]
+        self._closing = []
+        try:
+            for each in closing:
+                self.calls.result(each)
+        except RunError as error:  # the run may be about to say so
+            warn(f"environments were not closed: {error}")
         self.calls.close()
+
+    def _kind_that_made(self, environment: Any) -> EnvironmentKind | None:
+        kinds = self.kinds.values()
+        return next((x for x in kinds if any(own is environment for own in x.made)), None)
 
 
 class _OwnReward:
     """Reward function of classes of environments: what their `get_reward` returns."""
 
-    def __init__(self, calls: Calls, *classes: type):
-        self._calls, self._classes = calls, classes
+    def __init__(self, environments: Environments, *classes: type):
+        self._environments, self._classes = environments, classes
         self.__name__ = "_".join(cls.__name__ for cls in classes)
 
-    async def __call__(self, environments: Sequence[Any], **columns: Any) -> list[float | None]:
-        """Returns the rewards of environments of exactly these classes, and `None` for others."""
+    async def __call__(self, environments: Sequence[Any], **columns: Any) -> list[Any]:
+        """Returns the rewards of environments of exactly these classes, and `None` for others.
+
+        What `get_reward` raises is returned in place of its reward. An environment in which it runs
+        out of time is lost.
+        """
         own = [i for i, each in enumerate(environments) if type(each) in self._classes]
-        outcomes = await self._calls.awaited([Call(environments[i].get_reward, {}) for i in own])
-        rewards: list[float | None] = [None] * len(environments)
-        for i, outcome in zip(own, outcomes, strict=True):
-            if outcome.error is not None:
-                raise outcome.error
-            rewards[i] = outcome.result
+        calls = [Call(environments[i].get_reward, {}) for i in own]
+        rewards: list[Any] = [None] * len(environments)
+        for i, outcome in zip(own, await self._environments.calls.awaited(calls), strict=True):
+            rewards[i] = outcome.result if outcome.error is None else outcome.error
+            if isinstance(outcome.error, StillRunsError):
+                self._environments.lose(environments[i])
         return rewards

@@ -88,12 +88,21 @@ class Grader:
         """Names of the functions whose means are reported."""
         return list(self._metrics)
 
-    def check_signatures(self, columns: Collection[str]) -> None:
-        """Raises `UserError` for a function that cannot be called with the problems' columns."""
-        if self.func is not gsm8k.correct:  # checks its columns when it is used
-            check_signatures(self._solved.funcs, columns)
+    def check_signatures(self, columns: Collection[str], *, environments: bool = False) -> None:
+        """Raises `UserError` for a function that cannot be called with the problems' columns.
+
+        **Arguments:**
+
+        - `columns`: the columns.
+        - `environments`: whether completions have environments.
+        """
+        workers = self._solved.limits.workers
+        funcs = dict[str, RewardFunc]()
         for name, runner in self._metrics.items():
-            check_signatures(dict.fromkeys([name], *runner.funcs.values()), columns)
+            (funcs[name],) = runner.funcs.values()
+        if self.func is not gsm8k.correct:  # checks its columns when it is used
+            funcs = {**self._solved.funcs, **funcs}
+        check_signatures(funcs, columns, environments=environments, workers=workers)
 
     def check_answers(self, prompts: Sequence[Prompt]) -> None:
         """Raises `UserError` for problems without the answers that `eval_func` compares with."""

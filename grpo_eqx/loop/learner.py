@@ -164,8 +164,7 @@ class Learner:
 
     def _counts(self, rollout: Rollout) -> Bool[np.ndarray, "P G"]:
         """Returns True for completions that the loss counts."""
-        assert rollout.rewards is not None
-        kept = ~rollout.rewards.dropped
+        kept = ~rollout.left_out
         return kept & rollout.finished if self._cfg.mask_truncated_completions else kept
 
 

@@ -39,7 +39,8 @@ def read_rewards(returned: Any, count: int, *, first: int = 0) -> list[Reading] 
     """Reads what a function returned for `count` completions.
 
     Allowed is a list, a tuple or an array of any library, with a number or `None` for each
-    completion. A number that is not a finite float counts as a failure on its completion.
+    completion. An exception, or a number that is not a finite float, counts as a failure on its
+    completion.
 
     **Arguments:**
 
@@ -119,6 +120,8 @@ def _reading(reward: Any, index: int) -> Reading:
             value = _as_python(value)
         if value is None:
             return None
+        if isinstance(value, BaseException):
+            return reason_of(value)
         if isinstance(value, _TEXTS) or (_is_array(value) and not _holds_numbers(value)):
             raise TypeError("neither a text nor a complex array is a number")
         number = float(value)

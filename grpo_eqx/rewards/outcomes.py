@@ -50,12 +50,13 @@ class Samples:
             text if isinstance(row.content, str) else [{"role": "assistant", "content": text}]
             for row, text in zip(rows, texts, strict=True)
         ]
-        environments = None
+        environments, contents = None, [row.content for row in rows]
         if acted is not None:
+            contents = list(acted.prompts)
             answers = [list(own) for own in acted.messages]
             if any(each is not None for each in acted.environments):
                 environments = list(acted.environments)
-        return cls([row.content for row in rows], answers, columns, environments)
+        return cls(contents, answers, columns, environments)
 
     def __len__(self) -> int:
         return len(self.completions)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from grpo_eqx.common.errors import UserError, did_you_mean
+from grpo_eqx.rewards.limits import is_plain
 from grpo_eqx.rewards.outcomes import ENVIRONMENTS
 
 _ALWAYS = "prompts", "completions", "completion_ids"
@@ -21,19 +22,28 @@ _OF_TRL = "trainer_state", "log_extra", "log_metric"
 """Arguments that TRL passes, and grpo_eqx does not."""
 
 
-def check_signatures(funcs: Mapping[str, Callable[..., Any]], columns: Collection[str]) -> None:
+def check_signatures(
+    funcs: Mapping[str, Callable[..., Any]],
+    columns: Collection[str],
+    *,
+    environments: bool = False,
+    workers: int = 0,
+) -> None:
     """Raises `UserError` for a function that cannot be called with the problems' columns by name.
 
     **Arguments:**
 
     - `funcs`: the functions by name.
     - `columns`: the columns of the problems.
+    - `environments`: whether completions have environments, which functions get, too.
+    - `workers`: number of workers, which call plain functions, without environments.
     """
     for name, func in funcs.items():
         if inspect.isclass(func):
             raise UserError(f"reward function {name} is a class: pass an object of it, {name}().")
         if (parameters := _parameters_of(func)) is not None:
-            _check(name, parameters, columns)
+            are_passed = environments and not (workers and is_plain(func))
+            _check(name, parameters, [*columns, *[ENVIRONMENTS] * are_passed])
 
 
 def note_on_unpassed(

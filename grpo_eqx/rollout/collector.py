@@ -185,7 +185,7 @@ class RolloutCollector:
             rewards.total, rewards.each, rewards.weights, self.cfg.multi_objective_aggregation
         )
         if self.cfg.mask_truncated_completions:
-            return informative & (rollout.finished & ~rewards.dropped).any(axis=1)
+            return informative & (rollout.finished & ~rollout.left_out).any(axis=1)
         return informative
 
     def _replaced(self, kept: Rollout, fresh: Rollout) -> Rollout:

@@ -51,6 +51,15 @@ class Rollout:
         """True where the completion ended by itself."""
         return self._of_each(lambda x: x.is_finished, bool)
 
+    @property
+    def left_out(self) -> Bool[np.ndarray, "P G"]:
+        """True for completions without a part in the loss: a reward or an environment failed."""
+        assert self.rewards is not None
+        dropped = self.rewards.dropped
+        return (
+            dropped if self.acted is None else dropped | np.reshape(self.acted.lost, dropped.shape)
+        )
+
     @functools.cached_property
     def prompt_lengths(self) -> Int[np.ndarray, " P"]:
         """Number of tokens in each prompt."""
@@ -73,6 +82,17 @@ class Rollout:
         ids = [ids for group in self.ids for ids in group]
         texts = iter(self.tokenizer.decode_completions(ids))
         return [list(itertools.islice(texts, len(group))) for group in self.groups]
+
+    @property
+    def shown_prompts(self) -> list[Prompt]:
+        """Prompts for people to read, with what the environment of the first completion added."""
+        if self.acted is None:
+            return self.prompts
+        contents = self.acted.prompts[:: len(self.groups[0])]
+        return [
+            dataclasses.replace(prompt, content=content)
+            for prompt, content in zip(self.prompts, contents, strict=True)
+        ]
 
     @property
     def shown_texts(self) -> list[list[str]]:

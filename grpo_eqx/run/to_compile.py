@@ -120,8 +120,10 @@ def in_order_of_use(
     """
     first, *others = prompt_widths
     lowerings = {x.name: x.lower for x in run_programs(run, programs, prompt_width=first)}
-    # Those of runs that do not act are compiled when they are called.
-    evaluations = _evaluations(run, programs) if run.acts and run.cfg.eval_steps else ()
+    # Those of runs that do not act are compiled when they are called, and those of prompts whose
+    # lengths environments decide.
+    is_known = run.acts and not run.passed.changes_prompts
+    evaluations = _evaluations(run, programs) if is_known and run.cfg.eval_steps else ()
     of_evaluations = [(x.key, x.lower) for x in evaluations]
     if run.cfg.eval_on_start:
         yield from of_evaluations

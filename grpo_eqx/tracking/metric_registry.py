@@ -125,6 +125,11 @@ _COMPLETIONS = (
         "0",
     ),
     Metric("time/tools/call_s", "s", "Seconds of a call of a tool, on average."),
+    Metric(
+        "time/tools/wait_s", "s",
+        "Seconds of the rollout in which no completion decoded, because all waited for calls.",
+        "a small part of `step_time`",
+    ),
     Metric("num_tokens", "tokens", "Tokens of all completions so far, each with its prompt."),
     Metric(
         "dynamic_sampling/num_generation_batches", "rollouts",

@@ -100,6 +100,7 @@ def tool_metrics(counts: ToolCounts | None) -> dict[str, float]:
         "tools/turns": counts.turns / counts.completions,
         "tools/num_lost": counts.lost,
         "time/tools/call_s": counts.seconds / max(counts.calls, 1),
+        "time/tools/wait_s": counts.waited,
     }
 
 

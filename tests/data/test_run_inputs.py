@@ -140,6 +140,8 @@ def test_a_template_has_variables(tmp_path: Path) -> None:
         ),
         (TOKENIZER, ("enable_thinking=no",), "as in enable_thinking=false"),
         (TOKENIZER, {"a b": 1}, "has 'a b=1'"),
+        (TOKENIZER, {"message": None}, "a value in JSON, but null"),
+        (TOKENIZER, {"enable_thnking": False}, "has enable_thnking, which the chat template does"),
         (TOKENIZER, {"a": object()}, "has 'a': write NAME=VALUE"),
         (BARE, {"a": 1}, "there is no single chat template: it would do nothing"),
     ],

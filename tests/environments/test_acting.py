@@ -12,6 +12,7 @@ import pytest
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.environments.chat_format import ChatFormat, Parsed
 from tests.environments.templates import FORGETS_CALLS, HERMES
+from tests.tracking.test_metric_registry import OF_TOOLS
 
 PROBLEMS = Path(__file__).parents[1] / "problems.jsonl"
 
@@ -98,6 +99,7 @@ def test_calls_are_answered_and_rewards_see_whole_dialogues(
                 expected = {"multiply": str(2 * a), "add": str(2 + a)}
                 assert after["content"] == expected.get(call["name"], after["content"])
     steps = [line for line in metrics if "loss" in line]
+    assert all(line.keys() >= OF_TOOLS for line in steps)
     assert any(line["tools/failure_frequency"] > 0 for line in steps)
     for line in steps:
         assert line["tools/call_frequency"] > 0

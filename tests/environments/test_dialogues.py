@@ -10,6 +10,8 @@ import pytest
 
 from grpo_eqx.common.errors import RunError
 from grpo_eqx.data.trajectory import Address, Trajectory
+from grpo_eqx.environments import calls as calls_module
+from grpo_eqx.environments import dialogues as dialogues_module
 from grpo_eqx.environments.calls import Calls
 from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.dialogues import Dialogue, Dialogues, ToolLimits
@@ -288,7 +290,7 @@ class Echo(Environment):
 
 def test_an_environment_takes_turns_until_it_is_done(calls: Calls) -> None:
     environment = Echo(Step("Lower.", 0.25), Step("Higher.", 0.25), Step(None, 1.0, done=True))
-    chat = ChatFormat(tokenizer_with(HERMES), has_tools=False)
+    chat = ChatFormat(tokenizer_with(HERMES), has_tools=False, has_users=True)
     dialogue = Dialogue(environment=environment, takes_turns=True)
     made = Dialogues({0: dialogue}, (), chat, calls, ToolLimits())
     trajectory, replies = speak(made, "5", "3", "4")
@@ -316,7 +318,7 @@ def test_an_environment_takes_turns_until_it_is_done(calls: Calls) -> None:
     ],
 )
 def test_a_step_that_fails_loses_the_completion(calls: Calls, result: Any, said: str) -> None:
-    chat = ChatFormat(tokenizer_with(HERMES), has_tools=False)
+    chat = ChatFormat(tokenizer_with(HERMES), has_tools=False, has_users=True)
     dialogue = Dialogue(environment=Echo(result), takes_turns=True)
     _, (reply,) = speak(Dialogues({0: dialogue}, (), chat, calls, ToolLimits()), "5")
     assert reply is None
@@ -344,13 +346,71 @@ def test_an_environment_in_which_a_call_may_still_run_is_left_alone() -> None:
     calls = Calls(timeout=0.05)
     dialogue = Dialogue(tools, slow)
     made = Dialogues({0: dialogue}, (), CHAT, calls, ToolLimits(timeout=0.05))
-    speak(made, call("answer"), call("answer") + call("wait") + call("answer"), call("answer"))
+    _, replies = speak(made, call("answer"), call("answer") + call("wait") + call("answer"))
     released.set()
     calls.close()
-    answers = [m["content"] for m in dialogue.messages if m["role"] == "tool"]
-    late = "{'error': 'an earlier call still runs'}"
-    assert answers == ["42", "42", "{'error': 'took more than 0.05 s'}", late, late]
+    assert [reply is None for reply in replies] == [False, True]
     assert dialogue.is_lost
+    assert dialogue.num_failures == 2
+    assert dialogue.messages[-1]["role"] == "assistant"  # nothing was read of it
+
+
+def test_a_turn_without_its_end_token_gets_it(calls: Calls) -> None:
+    """As one that a stop string ended."""
+    dialogue = Dialogue(TOOLS)
+    made = Dialogues({0: dialogue}, (), CHAT, calls, ToolLimits())
+    trajectory = drawn(begun(), call("multiply", a=6, b=7))
+    made.take(0, trajectory)
+    ((_, reply),) = made.replies(wait=True)
+    assert reply is not None
+    read = CHAT.tokenizer.tokenizer.decode([*trajectory.prompt_ids, *trajectory.ids, *reply])
+    rendered = CHAT.tokenizer.template.render([USER, *dialogue.messages])
+    assert read == rendered
+
+
+def test_a_blocked_event_loop_is_said(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls_module, "GRACE", 0.2)
+    monkeypatch.setattr(dialogues_module, "GRACE", 0.2)
+    released = threading.Event()
+
+    async def block() -> None:
+        """Blocks."""
+        released.wait(20.0)
+
+    tools = {tool.name: tool for tool in make_tools([block])}
+    made = Dialogues({0: Dialogue(tools)}, (), CHAT, calls, ToolLimits())
+    with pytest.raises(RunError, match="blocks its event loop, so that no call can go on: await"):
+        speak(made, call("block"))
+    released.set()
+
+
+@pytest.mark.parametrize("name", ["\\ud800", "multiply"])
+def test_whatever_the_model_writes_a_run_goes_on(
+    dialogues: Callable[..., Dialogues], name: str
+) -> None:
+    made = dialogues()
+    asked = (
+        f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": "\\ud800", "b": 2}}}}\n</tool_call>'
+    )
+    _, (reply,) = speak(made, asked)
+    assert (reply is None) == (name != "multiply")
+
+
+def test_tools_get_arguments_of_their_own(dialogues: Callable[..., Dialogues]) -> None:
+    def sort(numbers: list[int]) -> list[int]:
+        """Sorts.
+
+        Args:
+            numbers: What.
+        """
+        numbers.sort()
+        return numbers
+
+    made = dialogues(1, {tool.name: tool for tool in make_tools([sort])})
+    speak(made, call("sort", numbers=[2, 1]))
+    first, answer = made.dialogues[0].messages
+    assert first["tool_calls"][0]["function"]["arguments"] == {"numbers": [2, 1]}
+    assert answer["content"] == "[1, 2]"
 
 
 def test_what_nothing_answers_ends_at_once(calls: Calls) -> None:

@@ -7,15 +7,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from grpo_eqx import GRPOConfig, GRPOTrainer, UserError
 from grpo_eqx.common.errors import RunError
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.trajectory import Address, Trajectory
-from grpo_eqx.environments.acting import with_observation, with_one_prompt
+from grpo_eqx.distributed.exchange import own_share
+from grpo_eqx.environments.acting import _own_groups
 from grpo_eqx.environments.environment import Environment, Step
-from tests.environments.templates import FORGETS_CALLS
+from grpo_eqx.environments.pool import Environments
+from grpo_eqx.environments.starts import started, with_observation, with_one_prompt
+from tests.environments.templates import FORGETS_CALLS, HERMES, tokenizer_with
 from tests.environments.test_acting import calls_often, settings
 
 __all__ = ["calls_often", "settings"]
@@ -34,6 +38,7 @@ class Counter:
         await asyncio.sleep(0)
         self.value = 0
         self.rows.append(row)
+        row["answer"] += "!"  # of a copy
         return f" Answer {row['answer']}."
 
     def multiply(self, a: int, b: int) -> int:
@@ -94,7 +99,7 @@ def test_each_completion_has_an_environment_of_its_own(
         # In a last turn, answers may not have fit, or it was cut before its calls were run.
         assert len(answers) <= value <= asked.count("multiply")
         assert answers == [str(i) for i in range(1, len(answers) + 1)]
-    assert any(value > 1 for _, value, _ in seen)
+    assert any(value > 0 for _, value, _ in seen)
     for line in steps_of(settings):
         assert line["rewards/Counter/mean"] > 0
         assert line["reward"] == pytest.approx(line["rewards/Counter/mean"])
@@ -103,6 +108,8 @@ def test_each_completion_has_an_environment_of_its_own(
     assert all(each.is_closed for each in Counter.made)
     rows = [row for each in Counter.made for row in each.rows]
     assert all({"prompt", "answer"} <= row.keys() for row in rows)
+    assert all(row["answer"].count("!") == 1 for row in rows)
+    assert all(" Answer " in prompt for prompt, _, _ in seen)
 
 
 class Guess(Environment):
@@ -260,6 +267,38 @@ def test_a_run_with_different_prompts_of_a_problem(
     (line,) = steps_of(settings)
     assert 0 < line["completions/mean_length"] < 120
     assert line["completions/max_length"] < 120  # a prompt's own part does not count
+
+
+def test_processes_answer_what_they_reward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where a batch is filled up: rewards are shared by the real problems."""
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    of_prompts, is_real = [[0, 1], [2, 3], [4, 5], [6, 7]], [True, True, True, False]
+    for process, expected in enumerate([([0], []), ([1, 2], [3])]):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        assert _own_groups(of_prompts, is_real) == expected
+        assert expected[0] == [0, 1, 2][own_share(3)]
+
+
+def test_a_lost_completion_has_the_prompt_of_its_group() -> None:
+    numbers = itertools.count()
+
+    class Flaky(Counter):
+        def reset(self, **row: Any) -> str:  # type: ignore[override]
+            if next(numbers) == 0:
+                raise OSError("no container")
+            return " Now."
+
+    environments = Environments(factory=Flaky)
+    tokenizer = tokenizer_with(HERMES)
+    problems = {n: Prompt("2 + 2?", {}) for n in range(4)}
+    starts = started(
+        environments, [[0, 1], [2, 3]], problems, tokenizer, max_prompt_length=99, stops=False
+    )
+    environments.close()
+    assert [start.dialogue.is_lost for start in starts.values()].count(True) == 1
+    assert {start.content for start in starts.values()} == {"2 + 2? Now."}
+    (ids,) = tokenizer.encode_prompts([Prompt("2 + 2? Now.", {})])
+    assert all(start.ids == ids for start in starts.values())
 
 
 def test_mistakes_are_said_before_anything_is_sampled(settings: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Classes of environments are read once, and their instances used again."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -54,12 +55,13 @@ def none_made() -> None:
 
 def test_instances_are_used_again_and_closed_in_the_end() -> None:
     environments = Environments(factory=Counter)
-    kind = environments.kinds[None]
-    first, second = kind.take(), kind.take()
+    kinds = [environments.kinds[None]] * 2
+    first, second = (outcome.result for outcome in environments.take(kinds))
     assert first is not second
     for each in (first, second):
         environments.give_back(each)
-    assert {id(kind.take()) for _ in range(2)} == {id(first), id(second)}
+    again = {id(outcome.result) for outcome in environments.take(kinds)}
+    assert again == {id(first), id(second)}
     environments.close()  # also what a completion still uses
     assert len(Counter.made) == 2
     assert all(each.is_closed for each in Counter.made)
@@ -67,18 +69,38 @@ def test_instances_are_used_again_and_closed_in_the_end() -> None:
 
 def test_a_lost_one_is_closed_and_not_used_again() -> None:
     environments = Environments(factory=Counter)
-    kind = environments.kinds[None]
-    lost = kind.take()
-    environments.give_back(lost, is_lost=True)
-    assert kind.take() is not lost
+    kinds = [environments.kinds[None]]
+    (lost,) = environments.take(kinds)
+    environments.lose(lost.result)
+    environments.give_back(lost.result)
+    assert environments.take(kinds)[0].result is not lost.result
     environments.close()
-    assert lost.is_closed
+    assert lost.result.is_closed
+
+
+def test_one_that_cannot_be_made_is_an_error_of_its_completion() -> None:
+    numbers = itertools.count()
+
+    def fails_at_last() -> Counter:
+        if next(numbers) == 2:
+            raise OSError("no container")
+        return Counter()
+
+    environments = Environments(factory=fails_at_last)
+    outcomes = environments.take([environments.kinds[None]] * 3)
+    assert [outcome.error is None for outcome in outcomes] == [True, True, False]
+    assert "no container" in str(outcomes[2].error)
+    shared = Counter()
+    (_, second) = (one := Environments(factory=lambda: shared)).take([one.kinds[None]] * 2)
+    assert "returned the same environment twice" in str(second.error)
+    environments.close()
+    one.close()
 
 
 def test_its_tools_are_those_of_all_and_its_methods() -> None:
     kind = EnvironmentKind(Counter, make_tools([double]))
     environment = kind.take()
-    tools = {tool.name: tool for tool in kind.tools_of(environment)}
+    tools = kind.tools_of(environment)
     assert set(tools) == {"double", "increase"}
     kind.reset_call(environment, {"start": 4, "other": 1}).func(start=4)
     assert tools["increase"].func(by=2) == 6

@@ -109,5 +109,11 @@ SCRIPTS = {
     ),
     "trainer(chat_template_kwargs={'enable thinking': False})": "write NAME=VALUE with a value in",
     "trainer(chat_template_kwargs=['enable_thinking'])": "as in enable_thinking=false",
+    "trainer(chat_template_kwargs={'thinking': False})": "which the chat template does not read",
+    f"{_SHELF}Other = type('Shelf', (Shelf,), {{}})\n"
+    "Shelf.get_reward = lambda self: 1.0\n"
+    "trainer(environment_factory={'a': Shelf, 'b': Other})": (
+        "2 classes of environments have the name Shelf, under which their rewards are logged"
+    ),
 }
 """Scripts, and a part of the sentence that answers each."""

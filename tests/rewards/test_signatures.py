@@ -69,3 +69,19 @@ def test_what_trl_would_pass_is_named() -> None:
     note = note_on_unpassed({"score": score, "logs": logs}, ["answer"])
     assert note is not None
     assert note.startswith("note: TRL would pass log_metric to logs, and grpo_eqx does not")
+
+
+def test_environments_are_not_in_workers() -> None:
+    def in_a_game(environments: list[Any], **columns: Any) -> list[float]:
+        raise NotImplementedError
+
+    async def awaited(environments: list[Any], **columns: Any) -> list[float]:
+        raise NotImplementedError
+
+    funcs = {"f": in_a_game, "g": awaited}
+    check_signatures(funcs, ["answer"], environments=True)
+    check_signatures({"g": awaited}, ["answer"], environments=True, workers=1)
+    with pytest.raises(UserError, match="leave reward_workers at 0 or write the function as async"):
+        check_signatures(funcs, ["answer"], environments=True, workers=1)
+    with pytest.raises(UserError, match="f asks for environments, which it does not get: pass env"):
+        check_signatures(funcs, ["answer"])

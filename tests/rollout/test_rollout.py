@@ -1,13 +1,17 @@
 """A rollout's completions on the host."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from grpo_eqx.data.acted import Acted
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Address, Trajectory
 from grpo_eqx.generation import SamplingCounts
 from grpo_eqx.models.pretrained import model_folder
+from grpo_eqx.rewards import Rewards
 from grpo_eqx.rollout.rollout import Rollout
 
 
@@ -64,3 +68,18 @@ def test_prompts_are_joined_and_chosen_with_all_that_belongs_to_them(
     assert both.prompts == rollout.prompts[::-1]
     assert both.indices is not None
     assert both.indices.tolist() == [1, 0]
+
+
+def test_lost_completions_have_no_part_in_the_loss(tokenizer: ChatTokenizer) -> None:
+    each = np.zeros((1, 2, 3))
+    failed = np.array([[[True, False, False], [False, False, False]]])
+    rewards = Rewards.of(["judge"], each, [1.0], failed)
+    dialogues = [[{"role": "assistant", "content": f"turn {n}"}] for n in range(6)]
+    contents = [f"made {n}" for n in range(6)]
+    acted = Acted(contents, dialogues, [None] * 6, [False, False, True, False, True, False])
+    rollout = dataclasses.replace(rollout_of(LENGTHS, ALL, tokenizer), rewards=rewards, acted=acted)
+    assert rollout.left_out.tolist() == [[True, False, True], [False, True, False]]
+    chosen = rollout.of_prompts([1])
+    assert chosen.left_out.tolist() == [[False, True, False]]
+    assert chosen.shown_texts == [["turn 3", "turn 4", "turn 5"]]
+    assert [prompt.text for prompt in rollout.shown_prompts] == ["made 0", "made 3"]

@@ -42,6 +42,11 @@ OF_EXPERTS = {"moe/max_vio", "moe/unused_experts", "moe/routing_agreement"}
 """Metrics of models with experts, which another test runs."""
 OF_IDS_WITHOUT_TOKEN = {"completions/num_ids_without_token"}
 """Metrics of models with ids that the tokenizer lacks, which another test runs."""
+OF_TOOLS = {
+    "tools/call_frequency", "tools/failure_frequency", "tools/turns", "tools/num_lost",
+    "time/tools/call_s", "time/tools/wait_s",
+}  # fmt: skip
+"""Metrics of completions that act, which another test runs."""
 OF_ACCELERATORS = {
     "perf/mfu/update", "perf/bandwidth_utilization/rollout",
     "memory/train/bytes_in_use_max_gib", "memory/train/peak_bytes_in_use_max_gib",
@@ -116,6 +121,6 @@ def test_a_run_with_much_on_logs_entries_only_and_no_entry_is_logged_by_none(
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     logged = {name for row in rows for name in row}
     assert [name for name in sorted(logged) if find_metric(name) is None] == []
-    elsewhere = OF_ACCELERATORS | OF_EXPERTS | OF_IDS_WITHOUT_TOKEN
+    elsewhere = OF_ACCELERATORS | OF_EXPERTS | OF_IDS_WITHOUT_TOKEN | OF_TOOLS
     used = Counter(find_metric(name) for name in logged | known_before_runs | elsewhere)
     assert [metric.name for metric in METRICS if metric not in used] == []

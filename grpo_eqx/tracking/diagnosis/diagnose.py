@@ -12,6 +12,7 @@ from grpo_eqx.tracking.diagnosis import (
     machine,
     policy,
     rewards,
+    tools,
 )
 from grpo_eqx.tracking.diagnosis.history import History, Row
 from grpo_eqx.tracking.diagnosis.rule import Finding, Rule
@@ -20,7 +21,8 @@ from grpo_eqx.tracking.metrics_file import is_of_step
 RULES: tuple[Rule, ...] = (
     rewards.NONE, rewards.NEVER_FIRES, rewards.ALWAYS_FIRES, rewards.SUM_IS_CONSTANT,
     rewards.TOO_LARGE, rewards.FELL, groups.WITHOUT_VARIANCE, lengths.TRUNCATED, lengths.EXPLODED,
-    policy.WITHOUT_TOKEN, policy.ENTROPY_COLLAPSED, policy.ENTROPY_EXPLODED,
+    tools.NEVER_CALLED, tools.CALLS_FAIL, tools.SLOW, policy.WITHOUT_TOKEN,
+    policy.ENTROPY_COLLAPSED, policy.ENTROPY_EXPLODED,
     evaluations.EVALUATION_FALLS, policy.SAMPLER_GAP, policy.KL_BLEW_UP, policy.RATIOS_CLIPPED,
     gradients.SPIKES, gradients.IS_ZERO, gradients.SKIPPED, gradients.LOSS_NEAR_0, machine.PADDING,
     machine.IDLE_SLOTS, machine.IMBALANCE, machine.COMPILES,

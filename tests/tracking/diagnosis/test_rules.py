@@ -117,6 +117,25 @@ CASES = [
         "100% of the completions of steps 1 to 3 were cut off",
     ),
     Case(
+        "tools_never_called",
+        {"tools/call_frequency": 0.0},
+        {"tools/call_frequency": alternating(0.0, 1 / 128, 3)},
+        "No completion of steps 1 to 3 called a tool.",
+    ),
+    Case(
+        "tools_fail",
+        {"tools/call_frequency": 1.5, "tools/failure_frequency": from_step(5, 0.95, 0.1)},
+        {"tools/call_frequency": 1.5, "tools/failure_frequency": alternating(0.89, 1.0, 3)},
+        "67% of the calls of steps 4 to 6 failed",
+    ),
+    Case(
+        "tools_slow",
+        {"time/tools/wait_s": 15.0, "time/tools/call_s": 2.5, "step_time": 25.0},
+        {"time/tools/wait_s": 12.0, "time/tools/call_s": 2.5, "step_time": 25.0},
+        "For 60% of the time of steps 1 to 3, no completion decoded, because all waited for calls, "
+        "which took 2.5 s on average.",
+    ),
+    Case(
         "ids_without_token",
         {"completions/num_ids_without_token": from_step(5, 129.0, 0.0)},
         {"completions/num_ids_without_token": 0.0},
