@@ -114,13 +114,17 @@ class Writer:
         two = [Call("first", {}), Call("second", {})]
         self.most = None if "second" in self._rendered(Turn(calls=two), 2) else 1
         """Limit on the calls of a turn that the template writes."""
+        text = self._rendered(Turn("So."), 1)
+        self.end_of_text = next((end for end in ends if end in text), ends[1])
 
     def __call__(self, turn: Turn) -> str:
         """What the model would write for a turn, with its end token."""
         text = self._rendered(turn, self.most or len(turn.calls))
         last = max((text.rfind(end) + len(end) for end in self.ends if end in text), default=0)
         end = self.ends[-1] if turn.calls else self.ends[1]
-        return turn.change(text[:last] if last else text + end)
+        changed = turn.change(text[:last] if last else text + end)
+        # A turn goes on until its end: ours would add one that is missing.
+        return changed if changed.endswith(tuple(self.ends)) else changed + self.end_of_text
 
     def _rendered(self, turn: Turn, most: int) -> str:
         functions = [{"name": c.name, "arguments": c.arguments} for c in turn.calls[:most]]
