@@ -6,7 +6,7 @@ All processes must call these functions, in the same order.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import jax
 import numpy as np
@@ -31,6 +31,13 @@ def gather_bytes(own: bytes) -> list[bytes]:
     padded[: len(own)] = np.frombuffer(own, np.uint8)
     received = _allgather(padded)
     return [row[:n].tobytes() for row, n in zip(received, lengths, strict=True)]
+
+
+def gather_json(own: Any) -> list[Any]:
+    """Gathers the values of every process, which must be valid JSON data, in their order."""
+    if jax.process_count() == 1:
+        return [own]
+    return [json.loads(part) for part in gather_bytes(json.dumps(own).encode())]
 
 
 def least(own: int) -> int:
@@ -79,8 +86,7 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
     said = "" if failure is None else f"{type(failure).__name__}: {failure}"[:_LONGEST_MESSAGE]
     of_input = isinstance(failure, UserError) and not isinstance(failure, RunError)
     # Every process learns whether any failed, so that none goes on to wait for the failed one.
-    own = json.dumps([said, of_input]).encode()
-    everyone = [json.loads(each) for each in gather_bytes(own)]
+    everyone = gather_json([said, of_input])
     if failure is not None:
         raise failure
     for index, (message, is_of_input) in enumerate(everyone):
@@ -92,7 +98,7 @@ def raise_on_all_hosts(work: Callable[[], T]) -> T:
 
 def assert_same_on_all_hosts(facts: Mapping[str, str]) -> None:
     """Raises `UserError`, with the fact and both values, unless all processes have equal facts."""
-    everyone = [json.loads(said) for said in gather_bytes(json.dumps(dict(facts)).encode())]
+    everyone = gather_json(dict(facts))
     if difference := disagreement(dict(enumerate(everyone)), {}):
         raise UserError(difference)
 

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from grpo_eqx.data.batches import padded_length
 from grpo_eqx.data.prompts import Prompt
 from grpo_eqx.data.tokenizer import ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
-from grpo_eqx.distributed.exchange import gather_bytes, own_share, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import gather_json, own_share, raise_on_all_hosts
 from grpo_eqx.environments.chat_format import ChatFormat
 from grpo_eqx.environments.dialogues import Dialogues, ToolLimits
 from grpo_eqx.environments.pool import Environments
@@ -99,7 +98,7 @@ class ActingSampler(Sampler):
         dialogues = Dialogues(
             {n: start.dialogue for n, start in starts.items()},
             [n for p in silent for n in of_prompts[p]],
-            self._chat, self._environments.calls, self._limits, jax.process_count(),
+            self._chat, self._environments.calls, self._limits,
         )  # fmt: skip
         pending = self._sampler.submit(
             trajectories, sampling, prompt_width=prompt_width, responder=dialogues
@@ -216,8 +215,7 @@ def _with_prompts(
 
 def _everyones(own: Mapping[int, Any]) -> dict[int, Any]:
     """Returns what all processes have, by number."""
-    parts = [json.loads(part) for part in gather_bytes(json.dumps(own).encode())]
-    return {int(number): each for part in parts for number, each in part.items()}
+    return {int(number): each for part in gather_json(own) for number, each in part.items()}
 
 
 class _PendingDialogues(PendingSamples):

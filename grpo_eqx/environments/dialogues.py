@@ -5,7 +5,6 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-import json
 import math
 import numbers
 import queue
@@ -13,15 +12,17 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
+import jax
+
 from grpo_eqx.common.errors import RunError, class_name, first_line
 from grpo_eqx.common.event_loop import GRACE
 from grpo_eqx.common.plain_data import brief
 from grpo_eqx.common.process_state import warn
 from grpo_eqx.data.acted import ToolCounts
 from grpo_eqx.data.trajectory import Trajectory
-from grpo_eqx.distributed.exchange import gather_bytes, raise_on_all_hosts
+from grpo_eqx.distributed.exchange import gather_json, raise_on_all_hosts
 from grpo_eqx.environments.calls import Call, Calls, Outcome, StillRunsError
-from grpo_eqx.environments.chat_format import ChatFormat, Message
+from grpo_eqx.environments.chat_format import ChatFormat, Message, joined_blocks
 from grpo_eqx.environments.environment import Step
 from grpo_eqx.environments.tools import Tool
 from grpo_eqx.generation.sampler import Responder
@@ -135,7 +136,6 @@ class Dialogues(Responder):
         chat: ChatFormat,
         calls: Calls,
         limits: ToolLimits,
-        num_processes: int = 1,
     ):
         """**Arguments:**
 
@@ -144,11 +144,9 @@ class Dialogues(Responder):
         - `chat`: format of the turns.
         - `calls`: runs the calls.
         - `limits`: the limits.
-        - `num_processes`: number of processes of the run.
         """
         self.dialogues, self._silent, self._chat = dialogues, silent, chat
         self._calls, self._limits = calls, limits
-        self._num_processes = num_processes
         self._has_warned = False
         self.waited = 0.0
         """Seconds in which all completions waited for calls."""
@@ -193,13 +191,10 @@ class Dialogues(Responder):
 
     def _replies(self, wait: bool) -> Sequence[tuple[int, Sequence[int] | None]]:
         checked = time.monotonic()
+        seconds = GRACE if jax.process_count() == 1 else _BETWEEN_EXCHANGES
         while True:
-            if self._num_processes == 1:
-                found: list[Any] = self._own(GRACE if wait else 0.0)
-            else:
-                own = raise_on_all_hosts(lambda: self._own(_BETWEEN_EXCHANGES if wait else 0.0))
-                everyone = [json.loads(part) for part in gather_bytes(json.dumps(own).encode())]
-                found = [reply for each in everyone for reply in each]
+            own = raise_on_all_hosts(lambda: self._own(seconds if wait else 0.0))
+            found = [reply for each in gather_json(own) for reply in each]
             if found or not wait:
                 return [(number, ids) for number, ids in found]
             if time.monotonic() - checked >= GRACE:
@@ -255,7 +250,7 @@ class Dialogues(Responder):
         for call, outcome in zip(turn.asked, turn.outcomes, strict=True):
             content, error = "", outcome.error
             try:
-                content = _text(outcome.result)
+                content = str(joined_blocks(outcome.result))
             except Exception as failed:  # such as of an integer that is too long for Python
                 error = failed
             if error is not None:
@@ -301,21 +296,6 @@ class Dialogues(Responder):
         first = {"left": most, "middle": most // 2, "right": 0}[self._limits.truncate_side]
         parts = [ids[:first], ids[len(ids) - (most - first) :]]
         return "...".join(tokenizer.decode(part) for part in parts)
-
-
-def _text(result: object) -> str:
-    """Returns the text of a tool's result; of a list of blocks with text, their texts."""
-    if isinstance(result, list) and result and all(map(_is_text_block, result)):
-        return "".join(block["text"] for block in result)
-    return str(result)
-
-
-def _is_text_block(block: object) -> bool:
-    return (
-        isinstance(block, dict)
-        and block.get("type") == "text"
-        and isinstance(block.get("text"), str)
-    )
 
 
 class _Turn(NamedTuple):

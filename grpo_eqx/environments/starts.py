@@ -12,6 +12,7 @@ from grpo_eqx.data.prompts import Conversation, Prompt
 from grpo_eqx.data.tokenizer import ENVIRONMENT, ChatTokenizer
 from grpo_eqx.data.trajectory import Trajectory
 from grpo_eqx.environments.calls import Outcome
+from grpo_eqx.environments.chat_format import joined_blocks
 from grpo_eqx.environments.dialogues import Dialogue
 from grpo_eqx.environments.pool import EnvironmentKind, Environments
 
@@ -144,11 +145,9 @@ def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
     """
     if observed is None and problem.content:
         return problem
-    if isinstance(observed, list) and observed and all(isinstance(x, Mapping) for x in observed):
-        if all(isinstance(x.get("content"), str) and "role" in x for x in observed):
-            return dataclasses.replace(problem, content=observed)
-        if all(x.get("type") == "text" and isinstance(x.get("text"), str) for x in observed):
-            observed = "".join(x["text"] for x in observed)
+    if isinstance(observed, list) and observed and all(map(_is_message, observed)):
+        return dataclasses.replace(problem, content=observed)
+    observed = joined_blocks(observed)
     if not isinstance(observed, str):
         raise RunError(
             f"reset of environment {name} returned {brief(observed)}: return a text, which is "
@@ -161,6 +160,10 @@ def with_observation(problem: Prompt, observed: Any, name: str) -> Prompt:
     return dataclasses.replace(
         problem, content=[*before, {**last, "content": last["content"] + observed}]
     )
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("content"), str) and "role" in value
 
 
 def with_one_prompt(group: Sequence[Trajectory]) -> list[Trajectory]:
